@@ -1,0 +1,76 @@
+# Every target sets itself up: a clone, Python >= 3.11 and make are enough (and Java 17 for Spark).
+#   make serve ARGS="--port 9000"      what follows ARGS is passed on
+#   make test PYTHON=python3.12        the interpreter that .venv is made with
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.SUFFIXES:
+
+# Spark's workers take any python3 of the PATH unless told; ours has the data source.
+export PYSPARK_PYTHON ?= $(CURDIR)/$(BIN)/python
+
+.PHONY: help
+help:  ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: serve
+serve: $(VENV)/.has-runtime  ## Run one broker on ./data; ARGS are those of `tidelog serve`
+	$(BIN)/tidelog serve --store ./data $(ARGS)
+
+.PHONY: demo
+demo: java $(VENV)/.has-demo  ## Produce, consume and query a real data set, with Spark
+	$(BIN)/python -m service.demo $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.has-all  ## Run the tests; ARGS are those of pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.has-all  ## Check lint, format, types and layers: all of them, even when one fails
+	@failed=0; \
+	for check in "ruff check" "ruff format --check" mypy "lint-imports --no-logo"; do \
+		echo "$$check"; $(BIN)/$$check || failed=1; \
+	done; \
+	exit $$failed
+
+.PHONY: bench
+bench: $(VENV)/.has-all  ## Measure; ARGS are those of the bench
+	$(BIN)/python -m tests.bench $(ARGS)
+
+.PHONY: format
+format: $(VENV)/.has-all  ## Rewrite the code as lint wants it, where that is safe
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+.PHONY: clean
+clean:  ## Remove caches and build leftovers; .venv and ./data stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf spark-warehouse metastore_db derby.log
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: java
+java:
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	major=$$("$$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p'); \
+	[ "$${major:-0}" -ge 17 ] || { echo "Java 17 is needed for Spark (on the PATH, or JAVA_HOME)" >&2; exit 1; }
+
+# The stamps of what .venv holds, older than pyproject.toml when that has changed since. Two makes in two
+# terminals take turns: they lock pyproject.toml where there is a flock (Linux).
+EXTRAS_runtime :=
+EXTRAS_demo := [demo,spark]
+EXTRAS_all := [demo,dev,spark]
+LOCKED := $(if $(shell command -v flock),flock pyproject.toml)
+
+$(VENV)/.has-%: pyproject.toml
+	@[ -x $(BIN)/python ] || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/it" >&2; exit 1; }
+	@echo "setting up $(VENV) ($*)"
+	@$(LOCKED) sh -ec '[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV); \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRAS_$*)"'
+	@touch $@

@@ -1,0 +1,154 @@
+"""The hot routes as the API's documentation shows them. They are served by `hotpath`, before the
+application is asked: no handler below is ever called."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Header, Path, Query
+
+_PRODUCE_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "One entry a record, in the request's order. `offset` is null with acks=1 "
+        "and 0. An Arrow request is answered with one range a partition.",
+        "content": {
+            "application/vnd.kafka.v2+json": {
+                "example": {
+                    "offsets": [{"partition": 0, "offset": 42, "error_code": None, "error": None}],
+                    "key_schema_id": None,
+                    "value_schema_id": None,
+                }
+            },
+        },
+    },
+    204: {"description": "With `async=true`: taken, not answered for."},
+    400: {"description": "Not JSON, bad base64, a wrong type."},
+    404: {"description": "40401 unknown topic, 40402 unknown partition."},
+    413: {"description": "The body, or a record, is over its bound."},
+    415: {"description": "A Content-Type that is none of ours."},
+    422: {"description": "No records; or the Idempotency-Key was used for another body."},
+    429: {"description": "The buffer is full: come back after `Retry-After` seconds."},
+    503: {"description": "Definitely not written. Try again."},
+    504: {"description": "Not known whether it was written: retry with the same Idempotency-Key."},
+}
+_FETCH_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Records in offset order. Headers `Tidelog-Next-Offset`, "
+        "`Tidelog-High-Watermark` and `Tidelog-Log-Start-Offset` say where to go on.",
+        "content": {
+            "application/vnd.kafka.json.v2+json": {
+                "example": [
+                    {
+                        "topic": "flights",
+                        "key": "N14228",
+                        "value": {"delay": 2},
+                        "partition": 0,
+                        "offset": 42,
+                        "timestamp": 1357034400000,
+                    }
+                ]
+            },
+            "application/vnd.kafka.binary.v2+json": {},
+            "application/vnd.kafka.text.v2+json": {},
+            "application/vnd.apache.arrow.stream": {},
+            "application/x-ndjson": {},
+            "text/event-stream": {},
+        },
+    },
+    400: {"description": "40002 offset out of range (the message has the range), bad parameter."},
+    404: {"description": "40401 unknown topic, 40402 unknown partition."},
+    406: {"description": "An Accept that is none of ours."},
+    422: {"description": "A record that does not decode in the format asked for."},
+    500: {"description": "A corrupt object, named: this partition's reads fail, others go on."},
+    503: {"description": "The store does not answer, or too many fetches at once."},
+}
+_RECORDS_EXAMPLE = {"records": [{"key": "N14228", "value": {"delay": 2}}]}
+
+TopicName = Annotated[str, Path(description="name of the topic")]
+PartitionNumber = Annotated[int, Path(description="number of the partition", ge=0)]
+ProduceBody = Annotated[
+    dict[str, Any],
+    Body(media_type="application/vnd.kafka.json.v2+json", examples=[_RECORDS_EXAMPLE]),
+]
+AcksParameter = Annotated[
+    str,
+    Query(description="`all`: in object storage, with offsets; `1`: on this broker's disk; `0`"),
+]
+KeyHeader = Annotated[
+    str | None,
+    Header(description="a retry with the same key and body gets the first answer, on any broker"),
+]
+
+
+def documented_routes() -> APIRouter:
+    """Declarations for OpenAPI."""
+    router = APIRouter(tags=["records"])
+
+    @router.post("/topics/{topic}", responses=_PRODUCE_ANSWER)
+    async def produce(
+        topic: TopicName,
+        body: ProduceBody,
+        acks: AcksParameter = "all",
+        idempotency_key: KeyHeader = None,
+    ) -> None:
+        """Produce records; partitions by `partition`, else by key (murmur2), else sticky."""
+        raise AssertionError("served by hotpath")
+
+    @router.post("/topics/{topic}/partitions/{partition}", responses=_PRODUCE_ANSWER)
+    async def produce_to_partition(
+        topic: TopicName,
+        partition: PartitionNumber,
+        body: ProduceBody,
+        acks: AcksParameter = "all",
+        idempotency_key: KeyHeader = None,
+    ) -> None:
+        """Produce records to one partition; a record's own `partition` wins."""
+        raise AssertionError("served by hotpath")
+
+    @router.get("/topics/{topic}/partitions/{partition}/records", responses=_FETCH_ANSWER)
+    async def fetch(
+        topic: TopicName,
+        partition: PartitionNumber,
+        offset: Annotated[str, Query(description="an offset, `earliest` or `latest`")] = "earliest",
+        timestamp: Annotated[
+            int | None, Query(description="ms: from the first at or after")
+        ] = None,
+        timeout: Annotated[int, Query(description="ms to wait at the end")] = 0,  # noqa: ASYNC109
+        max_bytes: Annotated[
+            int | None, Query(description="of keys and values; one at least")
+        ] = None,
+        follow: Annotated[bool, Query(description="with NDJSON: do not end")] = False,
+        format: Annotated[str, Query(description="json, binary or text inside lines")] = "json",
+    ) -> None:
+        """Fetch records of both tiers from an offset on; no consumer instance needed."""
+        raise AssertionError("served by hotpath")
+
+    for base in ("/v3", "/kafka/v3"):
+        router.add_api_route(
+            base + "/clusters/{cluster_id}/topics/{topic}/records",
+            _produce_v3,
+            methods=["POST"],
+            summary="Produce a stream of concatenated JSON records",
+            include_in_schema=base == "/v3",
+        )
+        router.add_api_route(
+            base + "/clusters/{cluster_id}/topics/{topic}/records:batch",
+            _produce_v3_batch,
+            methods=["POST"],
+            status_code=207,
+            summary="Produce up to ten records, with an answer each",
+            include_in_schema=base == "/v3",
+        )
+    return router
+
+
+async def _produce_v3(
+    cluster_id: str, topic: TopicName, body: dict[str, Any], idempotency_key: KeyHeader = None
+) -> None:
+    """Reports are sent in the records' order while records still come."""
+    raise AssertionError("served by hotpath")
+
+
+async def _produce_v3_batch(
+    cluster_id: str, topic: TopicName, body: dict[str, Any], idempotency_key: KeyHeader = None
+) -> None:
+    """207 with `successes` and `failures` by entry id."""
+    raise AssertionError("served by hotpath")

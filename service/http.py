@@ -1,0 +1,138 @@
+"""What a hot handler needs of HTTP and no more: a call's headers, query and body, and its
+answer."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl
+
+from storage.errors import InvalidRequest, RecordTooLarge
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON_V2 = b"application/vnd.kafka.v2+json"
+JSON = b"application/json"
+ARROW = b"application/vnd.apache.arrow.stream"
+NDJSON = b"application/x-ndjson"
+EVENT_STREAM = b"text/event-stream"
+
+
+class InvalidParameter(InvalidRequest):
+    """A query parameter or header that cannot be used."""
+
+    status = 400
+    code = 40002
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The Content-Type is none that this route takes."""
+
+    status = 415
+    code = 415
+
+
+class NotAcceptable(InvalidRequest):
+    """The Accept header names nothing that this route gives."""
+
+    status = 406
+    code = 40601
+
+
+class Answer(NamedTuple):
+    """A whole response. `records` is counted, not sent."""
+
+    status: int
+    body: bytes
+    media_type: bytes = JSON_V2
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    records: int = 0
+
+
+class Call:
+    """One request being served."""
+
+    __slots__ = ("body_bytes", "headers", "receive", "scope", "send", "status")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.body_bytes = 0
+        self.status = 0
+
+    def query(self) -> dict[str, str]:
+        """The query's parameters; the last of a repeated one wins."""
+        raw: bytes = self.scope["query_string"]
+        if not raw:
+            return {}
+        return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True))
+
+    async def body(self, bytes_max: int) -> bytes:
+        """The whole body. Raises RecordTooLarge without reading more than the bound (I10)."""
+        declared = self.headers.get(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > bytes_max:
+            raise _too_large(int(declared), bytes_max)
+        message = await self.receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            parts = [body]
+            size = len(body)
+            while message.get("more_body"):
+                message = await self.receive()
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > bytes_max:
+                    raise _too_large(size, bytes_max)
+            body = b"".join(parts)
+        elif len(body) > bytes_max:
+            raise _too_large(len(body), bytes_max)
+        self.body_bytes = len(body)
+        return body
+
+    async def answer(self, answer: Answer) -> None:
+        self.status = answer.status
+        headers = [
+            (b"content-type", answer.media_type),
+            (b"content-length", str(len(answer.body)).encode()),
+            *answer.headers,
+        ]
+        await self.send(
+            {"type": "http.response.start", "status": answer.status, "headers": headers}
+        )
+        await self.send({"type": "http.response.body", "body": answer.body})
+
+    async def start_stream(
+        self, media_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        """Begin a response of unknown length; `chunk` continues and `end` ends it."""
+        self.status = 200
+        start = [(b"content-type", media_type), (b"cache-control", b"no-store"), *headers]
+        await self.send({"type": "http.response.start", "status": 200, "headers": start})
+
+    async def chunk(self, body: bytes) -> None:
+        await self.send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self) -> None:
+        await self.send({"type": "http.response.body", "body": b""})
+
+
+def integer(name: str, text: str, low: int, high: int) -> int:
+    """A query parameter's whole number; raises InvalidParameter that says what would be right."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise InvalidParameter(f"parameter {name}={text!r} is not a whole number") from None
+    if not low <= value <= high:
+        raise InvalidParameter(f"parameter {name}={value} must be {low} to {high}")
+    return value
+
+
+def media_type(header: bytes) -> bytes:
+    """The media type without parameters, lower case."""
+    return header.partition(b";")[0].strip().lower()
+
+
+def _too_large(size: int, bytes_max: int) -> RecordTooLarge:
+    return RecordTooLarge(f"request body of {size} bytes or more is over the limit of {bytes_max}")

@@ -1,0 +1,283 @@
+"""Produce: a request's body becomes columns, columns become parts, parts become part of the log.
+
+Everything is checked before anything is handed to the log: a request that is refused here has
+written nothing (I6). The answer's order is the request's order.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from typing import cast
+
+import msgspec
+import pyarrow as pa
+
+from service import wire_arrow, wire_in, wire_out
+from service.http import (
+    ARROW,
+    JSON_V2,
+    Answer,
+    Call,
+    InvalidParameter,
+    UnsupportedMediaType,
+    media_type,
+)
+from service.settings import Settings
+from service.telemetry import HttpCounters
+from storage import chunk as chunks
+from storage.chunk import Rows
+from storage.entry import IdempotencyKey
+from storage.errors import (
+    CommitUnknown,
+    InvalidRequest,
+    LogError,
+    RecordTooLarge,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from storage.log import Log
+from storage.model import Placement
+from storage.partitioner import NoSuchPartition, Split, Sticky, split
+from storage.state import Topic
+from storage.writer import Acks
+
+KEY_LENGTH_MAX = 255
+UNPACKED_FACTOR_MAX = 4
+"""An Arrow body may unpack to so many times the bound of a body (I10)."""
+ACKS = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LOCAL, "0": Acks.NONE}
+FORMATS: dict[bytes, str] = {
+    b"": "binary",
+    JSON_V2: "binary",
+    b"application/json": "binary",
+    b"application/vnd.kafka+json": "binary",
+    b"application/vnd.kafka.v1+json": "binary",
+    b"application/octet-stream": "binary",
+    ARROW: "arrow",
+    **{
+        f"application/vnd.kafka.{name}{version}+json".encode(): name
+        for name in ("json", "binary", "text", "avro", "jsonschema", "protobuf")
+        for version in (".v2", ".v1", "")
+    },
+}
+SCHEMA_FORMATS = frozenset({"avro", "jsonschema", "protobuf"})
+
+
+class SchemaMissing(wire_in.InvalidBody):
+    """A schema'd body without a schema."""
+
+
+class NoSchemaRegistry(InvalidRequest):
+    """A schema'd body: tidelog keeps bytes, it has no registry to encode them with."""
+
+    status = 408
+    code = 40801
+
+
+class Produce:
+    """The v2 produce routes. One per broker."""
+
+    def __init__(self, broker: Log, settings: Settings, counters: HttpCounters) -> None:
+        self._log = broker
+        self._settings = settings
+        self._counters = counters
+        self._timeout_s = settings.produce_timeout_ms / 1000
+        seed = int.from_bytes(broker.clock.new_id()[:8], "little")
+        self.sticky = Sticky(seed)
+
+    async def serve(self, call: Call, topic_name: str, partition: str | None) -> Answer:
+        """POST /topics/{topic} and /topics/{topic}/partitions/{partition}."""
+        format_name = FORMATS.get(media_type(call.headers.get(b"content-type", b"")))
+        if format_name is None:
+            given = call.headers[b"content-type"].decode("latin-1")
+            raise UnsupportedMediaType(f"HTTP 415 Unsupported Media Type: {given}")
+        body = await call.body(self._settings.request_bytes_max)
+        query = call.query()
+        acks = _acks(query)
+        topic = await self.topic(topic_name)
+        number = None if partition is None else _partition(topic, partition)
+        produced = self._decode(body, format_name)
+        key = _idempotency_key(call, topic, number, body)
+        parts = self.split(topic, produced, number, key)
+        placements = await self.append(topic, produced, parts, acks, key, len(body))
+        if key is not None and placements is not None and not _fits(parts, placements):
+            parts = self._split_as_first(topic, produced, number, key)
+        self._counters.add_records_in(produced.count, len(body))
+        if query.get("async") == "true":
+            return Answer(204, b"")
+        if format_name == "arrow":
+            return Answer(200, _ranges(parts, _placed(parts, placements)))
+        placed = _placed(parts, placements)
+        return Answer(200, wire_out.encode_placements(placed, parts, produced.count))
+
+    async def append(
+        self,
+        topic: Topic,
+        produced: wire_in.Produced,
+        parts: Split,
+        acks: Acks,
+        key: IdempotencyKey | None,
+        size: int,
+    ) -> list[Placement] | None:
+        """Hand checked records to the log; None when their offsets are not known yet."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._log.append(
+                    topic, parts.parts, size=size, is_json=produced.is_json, acks=acks, key=key
+                )
+        except TimeoutError:
+            raise CommitUnknown(
+                f"the outcome is not known after {self._settings.produce_timeout_ms} ms: the "
+                "records may or may not be in the log; retry with the same Idempotency-Key"
+            ) from None
+
+    async def topic(self, name: str) -> Topic:
+        """The topic, from a fresh look at the WAL before it is said not to exist."""
+        try:
+            return self._log.state.topic(name)
+        except UnknownTopic:
+            await self._log.wal.refresh()
+        if name not in self._log.state.topics and self._settings.auto_create_topics:
+            with contextlib.suppress(TopicExists):  # by another broker, just now
+                await self._log.create_topic(name, self._settings.default_partitions, {})
+        return self._log.state.topic(name)
+
+    def _decode(self, body: bytes, format_name: str) -> wire_in.Produced:
+        now_ms = self._log.clock.now_ms()
+        if format_name == "arrow":
+            bytes_max = self._settings.request_bytes_max * UNPACKED_FACTOR_MAX
+            return wire_arrow.decode_arrow(body, now_ms, bytes_max=bytes_max)
+        if format_name in SCHEMA_FORMATS:
+            raise _schema_error(body)
+        return wire_in.decode_json(body, cast("wire_in.Format", format_name), now_ms)
+
+    def split(
+        self,
+        topic: Topic,
+        produced: wire_in.Produced,
+        number: int | None,
+        key: IdempotencyKey | None,
+    ) -> Split:
+        """The records by partition, checked. A keyed request is parted by nothing but its content
+        and the number of partitions: a retry gets the same parts, on any broker."""
+        check_sizes(produced.rows, self._log.state.config(topic).max_message_bytes)
+        sticky, count = self.sticky, len(topic.partitions)
+        if key is not None:
+            sticky = Sticky(int.from_bytes(key.fingerprint[:8], "little"))
+            count = key.partitions
+        try:
+            return split(produced.rows, produced.partitions, count, sticky, otherwise=number)
+        except NoSuchPartition as error:
+            raise UnknownPartition(topic.name, error.partition, error.count) from error
+
+    def _split_as_first(
+        self, topic: Topic, produced: wire_in.Produced, number: int | None, key: IdempotencyKey
+    ) -> Split:
+        """The topic has grown since the request was first made: part it as it was then."""
+        known = self._log.state.remembered(key.key)
+        return self.split(topic, produced, number, key if known is None else known.claim)
+
+
+def check_sizes(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
+    """Raises RecordTooLarge for the first record whose key and value are over max.message.bytes."""
+    if isinstance(rows, Rows):
+        for index, (key, value) in enumerate(zip(rows.keys, rows.values, strict=True)):
+            size = len(key or b"") + len(value or b"")
+            if size > bytes_max:
+                raise _record_too_large(index, size, bytes_max)
+        return
+    if rows.nbytes <= bytes_max:
+        return
+    sizes = chunks.sizes(rows)
+    index = int(sizes.argmax())
+    if sizes[index] > bytes_max:
+        raise _record_too_large(index, int(sizes[index]), bytes_max)
+
+
+def _record_too_large(index: int, size: int, bytes_max: int) -> RecordTooLarge:
+    return RecordTooLarge(
+        f"record {index} has {size} bytes of key and value, the topic's max.message.bytes is "
+        f"{bytes_max}"
+    )
+
+
+def _acks(query: dict[str, str]) -> Acks:
+    if query.get("async") == "true":
+        return Acks.NONE  # Strimzi's fire and forget
+    text = query.get("acks", "all")
+    if text not in ACKS:
+        raise InvalidParameter(f"parameter acks={text!r} must be all, 1 or 0")
+    return ACKS[text]
+
+
+def _partition(topic: Topic, text: str) -> int:
+    count = len(topic.partitions)
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) >= count:
+        number = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else text
+        raise UnknownPartition(topic.name, number, count)  # type: ignore[arg-type]
+    return int(text)
+
+
+def _idempotency_key(
+    call: Call, topic: Topic, number: int | None, body: bytes
+) -> IdempotencyKey | None:
+    """The request's key and what it stands for: topic, partition and every byte of the body."""
+    key = client_key(call)
+    if key is None:
+        return None
+    return IdempotencyKey(key, fingerprint(topic.topic_id, number, body), len(topic.partitions))
+
+
+def client_key(call: Call) -> str | None:
+    """The Idempotency-Key header (IETF draft: a quoted string; bare ones are taken too)."""
+    header = call.headers.get(b"idempotency-key")
+    if header is None:
+        return None
+    key = header.decode("latin-1").strip('"')
+    if not 1 <= len(key) <= KEY_LENGTH_MAX or not key.isprintable():
+        raise InvalidParameter(
+            f"Idempotency-Key must be 1 to {KEY_LENGTH_MAX} printable characters, not {len(key)}"
+        )
+    return key
+
+
+def fingerprint(topic_id: str, number: int | None, body: bytes) -> bytes:
+    """16 bytes that another request will not have."""
+    digest = hashlib.blake2b(f"{topic_id}/{number}/".encode(), digest_size=16)
+    digest.update(body)
+    return digest.digest()
+
+
+def _fits(parts: Split, placements: list[Placement]) -> bool:
+    return [number for number, _ in parts.parts] == [place.partition for place in placements]
+
+
+def _placed(parts: Split, placements: list[Placement] | None) -> list[tuple[int, int | None]]:
+    """Partition and base offset of each part; the offset is None while it is not known."""
+    if placements is None:
+        return [(partition, None) for partition, _ in parts.parts]
+    return [(placement.partition, placement.base_offset) for placement in placements]
+
+
+def _ranges(parts: Split, placed: list[tuple[int, int | None]]) -> bytes:
+    """The answer to columns is columns' size: one range a partition, not one line a record."""
+    said = [
+        {"partition": partition, "base_offset": base, "count": chunks.count(rows)}
+        for (partition, base), (_, rows) in zip(placed, parts.parts, strict=True)
+    ]
+    return msgspec.json.encode({"partitions": said})
+
+
+def _schema_error(body: bytes) -> LogError:
+    """What the proxies answer to a body of a format that needs a schema registry."""
+    try:
+        given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return wire_in.BadBody("the body is not a JSON object")
+    named = {name for name, value in given.items() if bytes(value) != b"null"}
+    if not named & {"value_schema", "value_schema_id"}:
+        return SchemaMissing("Value schema is missing: give value_schema or value_schema_id", 42202)
+    has_keys = b'"key"' in bytes(given.get("records", b""))
+    if has_keys and not named & {"key_schema", "key_schema_id"}:
+        return SchemaMissing("Key schema is missing: give key_schema or key_schema_id", 42201)
+    return NoSchemaRegistry("no schema registry: tidelog takes json, binary, text and arrow")

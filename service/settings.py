@@ -1,0 +1,247 @@
+"""Settings: values with a unit, a default and a reason. The only reader of the environment.
+
+Each field is a flag of `tidelog serve` (`--flush-interval-ms`), a variable (`TIDELOG_FLUSH_INTERVAL_MS`)
+and a row of the README's table. Flags win over variables, variables over defaults. Unknown keys,
+values out of range and impossible relations stop the start with one line.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.errors import LogError
+
+if TYPE_CHECKING:
+    # The CLI shows and parses settings: the log, and Arrow below it, are loaded by who runs one.
+    from storage.log import LogSettings
+    from storage.s3 import S3Options
+
+PREFIX = "TIDELOG_"
+SERVER_VARIABLE = "TIDELOG_URL"
+"""The one variable that is the client's, not a broker's."""
+MIB = 1024 * 1024
+WAL_RETENTION_FACTOR_MIN = 4
+
+
+class BadSettings(LogError):
+    """The settings cannot be used; the message says which and why."""
+
+
+def _setting(
+    default: Any, doc: str, *, low: int | None = None, high: int | None = None, words: str = ""
+) -> Any:
+    checks = {"doc": doc, "low": low, "high": high, "words": words.split()}
+    return dataclasses.field(default=default, metadata=checks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All of a broker's settings. Sizes are bytes, times ms, as the names say."""
+
+    store: str = _setting(
+        "file://./tidelog-data",
+        "where the log lives: `file:///path`, `s3://bucket/prefix` or `memory://`",
+    )
+    host: str = _setting("127.0.0.1", "address to listen on")
+    port: int = _setting(
+        8082, "port to listen on (Confluent's REST proxy uses the same)", low=0, high=65535
+    )
+    broker_id: str = _setting("", "name of this broker in logs and entries; empty draws one")
+    cluster_id: str = _setting(
+        "", "the cluster that must live in the store; empty takes what is there, or founds one"
+    )
+    hot_dir: str = _setting(
+        "",
+        "local folder that makes acks=1 durable; empty: `.hot` in a file store, else `~/.local/state/tidelog/<store>`",
+    )
+    default_partitions: int = _setting(
+        1, "partitions of a topic created without a number", low=1, high=10_000
+    )
+    auto_create_topics: bool = _setting(False, "whether a produce to an unknown topic creates it")
+    flush_interval_ms: int = _setting(
+        0,
+        "least time between the starts of two flushes; 0 flushes whenever the PUT before has ended, 250 costs about $52 a month on S3 Standard",
+        low=0,
+        high=60_000,
+    )
+    flush_bytes: int = _setting(
+        8 * MIB, "an open hot segment of this size does not wait for the interval", low=1024
+    )
+    flush_bytes_max: int = _setting(
+        64 * MIB, "one WAL entry carries about this at most", low=1024, high=1024 * MIB
+    )
+    buffer_bytes: int = _setting(
+        256 * MIB, "produced bytes that may wait for their commit; beyond it 429", low=1024
+    )
+    wal_codec: str = _setting(
+        "auto",
+        "packs chunks of 16 KiB and more in the WAL: auto is lz4 on S3 and none on a folder",
+        words="auto none lz4 zstd",
+    )
+    request_bytes_max: int = _setting(
+        64 * MIB, "largest request body; beyond it 413", low=1024, high=1024 * MIB
+    )
+    produce_timeout_ms: int = _setting(
+        30_000, "a produce whose outcome is still unknown answers 504 after this", low=100
+    )
+    fetch_bytes: int = _setting(1 * MIB, "max_bytes of a fetch that does not say", low=1)
+    fetch_bytes_max: int = _setting(64 * MIB, "most that one fetch returns", low=1024)
+    fetch_wait_ms_max: int = _setting(30_000, "longest long poll", low=0, high=600_000)
+    fetch_bytes_in_flight: int = _setting(
+        256 * MIB, "bytes of fetches being answered at once; beyond it 503", low=1024
+    )
+    tail_cache_bytes: int = _setting(256 * MIB, "memory for the newest records", low=0)
+    chunk_cache_bytes: int = _setting(64 * MIB, "memory for WAL chunks read back", low=0)
+    segment_cache_bytes: int = _setting(
+        256 * MIB, "memory for row groups of Parquet segments", low=0
+    )
+    footer_cache_bytes: int = _setting(32 * MIB, "memory for footers of Parquet segments", low=0)
+    cold_reads_max: int = _setting(8, "reads of segments under way at once", low=1, high=1024)
+    sealing: bool = _setting(True, "whether this broker seals tails into tables")
+    seal_check_interval_ms: int = _setting(1000, "how often tails are looked at", low=10)
+    tail_runs_max: int = _setting(
+        10_000, "a tail of more pieces is sealed whatever its size and age", low=10
+    )
+    wal_view_age_max_ms: int = _setting(
+        600_000, "a view of the WAL that was not refreshed for so long is void", low=1000
+    )
+    wal_retention_ms: int = _setting(
+        3_600_000,
+        "how long WAL entries are kept at least; several times the view's age, or a sleeping broker could write into the past",
+        low=4000,
+    )
+    checkpoint_entries: int = _setting(1000, "entries between two checkpoints", low=1)
+    checkpoint_interval_ms: int = _setting(10_000, "least time between two checkpoints", low=0)
+    poll_interval_ms: int = _setting(
+        1000, "how often an idle broker looks for entries of others", low=10, high=60_000
+    )
+    s3_endpoint: str = _setting("", "URL of an S3 server that is not AWS")
+    s3_region: str = _setting("", "region; empty takes the AWS chain's, else us-east-1")
+    s3_path_style: str = _setting(
+        "auto",
+        "bucket in the path instead of the host name; auto: exactly where an endpoint is given",
+        words="auto true false",
+    )
+    log_level: str = _setting("info", "least level of log lines", words="debug info warning error")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(field, getattr(self, field.name))
+        if self.wal_retention_ms < WAL_RETENTION_FACTOR_MIN * self.wal_view_age_max_ms:
+            raise BadSettings(
+                f"wal_retention_ms ({self.wal_retention_ms}) must be at least "
+                f"{WAL_RETENTION_FACTOR_MIN} times wal_view_age_max_ms ({self.wal_view_age_max_ms})"
+            )
+        if self.flush_bytes > self.flush_bytes_max:
+            raise BadSettings(
+                f"flush_bytes ({self.flush_bytes}) must not be over flush_bytes_max "
+                f"({self.flush_bytes_max})"
+            )
+        if self.request_bytes_max > self.buffer_bytes:
+            raise BadSettings(
+                f"request_bytes_max ({self.request_bytes_max}) must not be over buffer_bytes "
+                f"({self.buffer_bytes}): such a request could never be taken"
+            )
+
+    @property
+    def s3(self) -> "S3Options":
+        from storage.s3 import S3Options
+
+        return S3Options(
+            endpoint_url=self.s3_endpoint or None,
+            region=self.s3_region or None,
+            path_style=None if self.s3_path_style == "auto" else self.s3_path_style == "true",
+        )
+
+    def log_settings(self) -> "LogSettings":
+        """The parts that the log itself needs."""
+        from storage.log import LogSettings
+        from storage.reader import ReaderSettings
+        from storage.sealer import SealerSettings
+        from storage.wal import WalSettings
+        from storage.writer import WriterSettings
+
+        codec = self.wal_codec
+        if codec == "auto":
+            codec = "lz4" if self.store.startswith("s3://") else "none"
+        return LogSettings(
+            wal=WalSettings(
+                view_age_max_s=self.wal_view_age_max_ms / 1000,
+                checkpoint_entries=self.checkpoint_entries,
+                checkpoint_interval_s=self.checkpoint_interval_ms / 1000,
+            ),
+            writer=WriterSettings(
+                flush_bytes=self.flush_bytes,
+                flush_bytes_max=self.flush_bytes_max,
+                flush_interval_ms=self.flush_interval_ms,
+                buffer_bytes_max=self.buffer_bytes,
+                codec="" if codec == "none" else codec,
+            ),
+            reader=ReaderSettings(
+                chunk_cache_bytes=self.chunk_cache_bytes,
+                segment_cache_bytes=self.segment_cache_bytes,
+                footer_cache_bytes=self.footer_cache_bytes,
+                cold_reads_max=self.cold_reads_max,
+            ),
+            sealer=SealerSettings(
+                check_interval_s=self.seal_check_interval_ms / 1000,
+                tail_runs_max=self.tail_runs_max,
+            ),
+            tail_cache_bytes=self.tail_cache_bytes,
+            poll_interval_s=self.poll_interval_ms / 1000,
+            is_sealing=self.sealing,
+        )
+
+
+def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings from flags (text by field name) and the environment. Raises BadSettings."""
+    known = {field.name: field for field in dataclasses.fields(Settings)}
+    given: dict[str, str] = {}
+    for name, text in (os.environ if environment is None else environment).items():
+        if name.startswith(PREFIX) and name != SERVER_VARIABLE:
+            key = name.removeprefix(PREFIX).lower()
+            if key not in known:
+                raise BadSettings(f"unknown variable {name}: see the settings table")
+            given[key] = text
+    for key, text in flags.items():
+        if key not in known:
+            raise BadSettings(f"unknown setting {key!r}: see the settings table")
+        given[key] = text
+    parsed: dict[str, Any] = {key: _parse(known[key], text) for key, text in given.items()}
+    return Settings(**parsed)
+
+
+def state_home() -> Path:
+    """Where a user's programs keep state."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+
+
+def console_server() -> str:
+    """The broker that the CLI talks to when not told."""
+    return os.environ.get(SERVER_VARIABLE) or "http://127.0.0.1:8082"
+
+
+def _parse(field: "dataclasses.Field[Any]", text: str) -> object:
+    if field.type is bool:
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        if text.lower() not in words:
+            raise BadSettings(f"{field.name}: {text!r} is neither true nor false")
+        return words[text.lower()]
+    if field.type is int:
+        try:
+            return int(text)
+        except ValueError:
+            raise BadSettings(f"{field.name}: {text!r} is not a whole number") from None
+    return text
+
+
+def _check(field: "dataclasses.Field[Any]", value: Any) -> None:
+    low, high, words = (field.metadata[key] for key in ("low", "high", "words"))
+    if low is not None and value < low:
+        raise BadSettings(f"{field.name}: {value} is below {low}")
+    if high is not None and value > high:
+        raise BadSettings(f"{field.name}: {value} is above {high}")
+    if words and value not in words:
+        raise BadSettings(f"{field.name}: {value!r} is none of {', '.join(words)}")

@@ -1,0 +1,216 @@
+"""The bytes of a WAL entry, and the actions it may carry (FORMAT.md section 3).
+
+    magic "TIDEWAL1" | u32 header length | u32 CRC-32C of the header | header | chunks ...
+
+The header (MessagePack) names the entry before it by hash, every chunk by position and checksum,
+and every commit; `entry_hash` is the hash of the header alone, and covers the chunks through their
+checksums, so that a follower verifies the chain without reading records. Pure: bytes in, values
+out; whatever comes in from outside leaves as a value or as Corrupt.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from storage.chunk import crc32c
+from storage.errors import Corrupt
+from storage.objectstore import Part
+
+MAGIC = b"TIDEWAL1"
+FORMAT = 1
+GENESIS = bytes(32)
+"""What the first entry names as the one before it."""
+
+HEADER_BYTES_MAX = 64 * 1024 * 1024
+"""An entry's header is refused above this (I10): ~500,000 commits."""
+
+_PREFIX = struct.Struct("<8sII")
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """The records of one partition in one closed hot segment.
+
+    `data` is empty when the chunk lies in this entry, and then `position` counts from the end of
+    the header; else it is the key of the object that holds it. Timestamps are ms.
+    `is_json`: every key and value is known to be JSON text, so that a reader need not check.
+    """
+
+    topic_id: str
+    partition: int
+    position: int
+    size: int
+    crc32c: int
+    rows: int
+    timestamp_min: int
+    timestamp_max: int
+    is_json: bool
+    codec: str
+    raw_size: int
+    data: str = ""
+
+
+class Action(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """Something that `apply` does. Decided by kind; unknown kinds do not decode."""
+
+
+class Append(Action, frozen=True, array_like=True, tag="append"):
+    """Rows [first_row, first_row + count) of the entry's chunk number `chunk`."""
+
+    chunk: int
+    first_row: int
+    count: int
+
+
+class CreateTopic(Action, frozen=True, array_like=True, tag="create-topic"):
+    """Refused when the name is taken. The id makes a later topic of that name another topic."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    configs: dict[str, str]
+
+
+class DeleteTopic(Action, frozen=True, array_like=True, tag="delete-topic"):
+    """The topic is gone for readers and writers; its objects are collected later."""
+
+    topic_id: str
+
+
+class AlterTopic(Action, frozen=True, array_like=True, tag="alter-topic"):
+    """Set configs (value) or return them to their defaults (None)."""
+
+    topic_id: str
+    configs: dict[str, str | None]
+
+
+class AddPartitions(Action, frozen=True, array_like=True, tag="add-partitions"):
+    """Grow to `partitions`; refused when that is no growth."""
+
+    topic_id: str
+    partitions: int
+
+
+class Sealed(Action, frozen=True, array_like=True, tag="sealed"):
+    """The partition's table holds everything below `end_offset`: trim the tail."""
+
+    topic_id: str
+    partition: int
+    end_offset: int
+
+
+class RetireHotLog(Action, frozen=True, array_like=True, tag="retire-hot-log"):
+    """The hot log's file is gone for good: its mark need not be remembered."""
+
+    log_id: str
+
+
+AnyAction = Append | CreateTopic | DeleteTopic | AlterTopic | AddPartitions | Sealed | RetireHotLog
+
+
+class IdempotencyKey(msgspec.Struct, frozen=True, array_like=True):
+    """A request's key, the hash of what it asked for, and how many partitions its topic had: a
+    retry must be parted as the first was, or its records could not be told apart in the answer."""
+
+    key: str
+    fingerprint: bytes
+    partitions: int = 0
+
+
+class HotMark(msgspec.Struct, frozen=True, array_like=True):
+    """This commit is number `seq` of a broker's local hot log (acks=1): applied at most once."""
+
+    log_id: str
+    seq: int
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True):
+    """The unit of atomicity (I4): all actions or a recorded refusal."""
+
+    commit_id: bytes
+    actions: list[AnyAction]
+    key: IdempotencyKey | None = None
+    hot: HotMark | None = None
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """The header of a WAL object: everything but the records. `at_ms` is the writer's clock."""
+
+    format: int
+    seq: int
+    previous: bytes
+    entry_id: bytes
+    writer: str
+    at_ms: int
+    chunks: list[Chunk]
+    commits: list[Commit]
+
+
+class Decoded(NamedTuple):
+    """An entry read back: its header, its hash, and where its chunks begin in the object."""
+
+    entry: Entry
+    hash: bytes
+    body_start: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def encode_header(entry: Entry) -> tuple[bytes, bytes]:
+    """The bytes before the chunks, and the entry's hash."""
+    header = _encoder.encode(entry)
+    return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
+
+
+def header_length(start: Part, key: str) -> int:
+    """How many bytes of the object come before its chunks; `start` is at least its first 16."""
+    if len(start) < _PREFIX.size:
+        raise Corrupt(key, f"only {len(start)} bytes, shorter than any entry")
+    magic, length, _ = _PREFIX.unpack_from(start)
+    if magic != MAGIC:
+        raise Corrupt(key, "does not begin as a WAL entry")
+    if length > HEADER_BYTES_MAX:
+        raise Corrupt(key, f"header of {length} bytes is over the limit of {HEADER_BYTES_MAX}")
+    return _PREFIX.size + int(length)
+
+
+def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decoded:
+    """The entry whose header lies in `start`; `previous` is checked unless None.
+
+    Raises Corrupt when it does not verify, is of another format, number or chain.
+    """
+    end = header_length(start, key)
+    header = bytes(memoryview(start)[_PREFIX.size : end])
+    if _PREFIX.size + len(header) < end:
+        raise Corrupt(key, f"ends after {len(start)} bytes, inside its header")
+    if crc32c(header) != _PREFIX.unpack_from(start)[2]:
+        raise Corrupt(key, "checksum of the header differs")
+    try:
+        entry = _decoder.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(key, f"header does not decode: {error}") from error
+    if entry.format != FORMAT:
+        raise Corrupt(key, f"format {entry.format} is newer than this version reads ({FORMAT})")
+    if entry.seq != seq:
+        raise Corrupt(key, f"says it is entry {entry.seq}, expected {seq}")
+    if previous is not None and entry.previous != previous:
+        raise Corrupt(key, "does not name the entry before it: the chain is broken")
+    return Decoded(entry, _hash(header), end)
+
+
+def layout(parts: Sequence[Part]) -> list[int]:
+    """Positions of chunks laid one after the other."""
+    positions = []
+    at = 0
+    for part in parts:
+        positions.append(at)
+        at += len(part)
+    return positions
+
+
+def _hash(header: bytes) -> bytes:
+    return hashlib.blake2b(header, digest_size=32).digest()

@@ -1,0 +1,351 @@
+"""Objects as files below one folder, for one machine: `file:///...`.
+
+A create is four steps: write a file that has no name, fdatasync it, link it to its final name,
+fsync the directory. DONE therefore means that bytes and name are on the disk (I1), and a name never
+shows half an object. A crash (kill -9 or power) between any two steps leaves
+- before the link: nothing; the kernel frees an unnamed file. Where a file system has no unnamed
+  files, a temporary one stays in `.tmp/` and is removed by whoever opens the folder an hour later.
+- between the link and the directory's fsync: the whole object, which only a loss of power can take
+  away again. Its writer answered nobody yet, and the machine's other brokers died with it.
+
+Rejected: O_EXCL on the final name (losers read half objects); one fsync after the link (160 instead
+of 290 us, but a power cut leaves named, empty WAL entries); a cache of directory descriptors (open
+and close cost 6 us, and one that is closed and used again links into the wrong directory). A key
+cannot be an object and a directory of others at once, as it can in S3.
+"""
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+from storage.errors import NotFound, StoreRefused, StoreUnfit, Unavailable
+from storage.objectstore import Created, ObjectInfo, Part
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_TEMPORARY = ".tmp"
+_THREADS = 8  # a create waits for the disk, not for a core; the disk merges what waits together
+_LIST_BATCH = 512  # one stat each: a millisecond of a thread between two yields
+_DIRECTORIES_MAX = 4096  # known to be durable; when full it is forgotten and learned again
+_STALE_NS = 3600 * 10**9
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+_NAME_BYTES_MAX = 255
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_QUIETLY = contextlib.suppress(OSError)  # a close after a sync; a removal that the sweep repeats
+_UNNAMED = getattr(os, "O_TMPFILE", 0)  # Linux alone has it
+_sync_data = getattr(os, "fdatasync", os.fsync)
+
+_ADVICE = {
+    errno.ENOSPC: "free space on its disk",
+    errno.EDQUOT: "raise the quota",
+    errno.EACCES: "let the broker's user write there",
+    errno.EROFS: "mount it writable",
+    errno.EFBIG: "raise the file size limit (ulimit -f)",
+    errno.EMFILE: "raise the open file limit (ulimit -n)",
+}
+
+
+class FolderStore:
+    """Owns its threads until `close`; safe for concurrent tasks and for several processes.
+
+    The constructor does a little blocking IO: it makes the folder, tries its file system, removes
+    stale temporary files. Raises `StoreUnfit` where it cannot make a folder, a file or a link.
+    A cancelled call may still finish in its thread: the outcome of a cancelled create is unknown.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.path.abspath(root)
+        self._temporary = os.path.join(self._root, _TEMPORARY)
+        self._numbers = itertools.count()
+        self._unsynced: set[str] = set()
+        above = (str(path) for path in (Path(self._root), *Path(self._root).parents))
+        self._durable = set(itertools.islice(filter(os.path.isdir, above), 1))
+        try:
+            self._has_unnamed = self._try_file_system()
+        except OSError as error:
+            raise StoreUnfit(_what("cannot be written", self._root, error)) from error
+        self._durable = {self._root}
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="folder-store")
+
+    @property
+    def url(self) -> str:
+        return Path(self._root).as_uri()
+
+    def table_uri(self, key: str) -> str:
+        """What a Delta table at `key` is opened by: an absolute path."""
+        return self._path(key)
+
+    async def get(self, key: str) -> bytes:
+        return await self._run(self._read, key, self._path(key), 0, None)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        return await self._run(self._read, key, self._path(key), start, length)
+
+    async def create(self, key: str, parts: Sequence[Part]) -> Created:
+        return await self._run(self._create, key, self._path(key), parts)
+
+    async def put(self, key: str, parts: Sequence[Part]) -> None:
+        await self._run(self._put, key, self._path(key), parts)
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        directory = prefix[: prefix.rfind("/") + 1]
+        if directory:
+            self._path(directory[:-1])
+        walk = _walk(self._root, directory, prefix, start_after)
+        while batch := await self._run(_take, walk):
+            for info in batch:
+                yield info
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """In the order given. A power cut may bring a deleted object back, whole as it was."""
+        await self._run(self._delete, [(key, self._path(key)) for key in keys])
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._pool.shutdown)
+
+    async def _run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
+
+    def _path(self, key: str) -> str:
+        """The file of a key. A key that is none, or leads out of the root, is the caller's bug."""
+        names = key.split("/")
+        is_strange = any(name in {"", ".", ".."} or len(name) > _NAME_BYTES_MAX for name in names)
+        if is_strange or not key.isascii() or "\0" in key or names[0] == _TEMPORARY:
+            raise ValueError(f"{key!r} is not an object key: it cannot be a file below the root")
+        return f"{self._root}/{key}"
+
+    # --- in a thread ------------------------------------------------------------------------
+
+    def _create(self, key: str, path: str, parts: Sequence[Part]) -> Created:
+        directory, _, name = path.rpartition("/")
+        try:
+            with (
+                self._directory(directory) as directory_fd,
+                self._file(directory_fd, parts, is_named=not self._has_unnamed) as source,
+            ):
+                try:
+                    # With directory descriptors this is linkat(AT_SYMLINK_FOLLOW), which gives an
+                    # unnamed file a name without any privilege.
+                    os.link(source, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+                    outcome = Created.DONE
+                except FileExistsError:
+                    outcome = Created.EXISTS  # its maker may not have come to the fsync yet
+                except OSError:
+                    return Created.UNKNOWN
+                is_durable = self._sync(directory, directory_fd)
+                return outcome if is_durable else Created.UNKNOWN
+        except OSError as error:  # before the link: nothing is stored and nothing will be
+            raise StoreRefused(_what(f"refused {key}", self._root, error)) from error
+
+    def _put(self, key: str, path: str, parts: Sequence[Part]) -> None:
+        directory = os.path.dirname(path)
+        try:
+            with (
+                self._directory(directory) as directory_fd,
+                self._file(directory_fd, parts, is_named=True) as source,
+            ):
+                os.replace(source, path)
+                is_durable = self._sync(directory, directory_fd)
+        except OSError as error:
+            raise StoreRefused(_what(f"refused {key}", self._root, error)) from error
+        if not is_durable:
+            raise Unavailable(f"folder {self._root} could not sync the directory of {key}")
+
+    def _read(self, key: str, path: str, start: int, length: int | None) -> bytes:
+        try:
+            if (directory := os.path.dirname(path)) in self._unsynced:
+                _sync_path(directory)
+                self._unsynced.discard(directory)
+            with open(path, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                end = size if length is None else min(start + length, size)
+                chunks = []
+                while start < end and (chunk := os.pread(file.fileno(), end - start, start)):
+                    chunks.append(chunk)  # one, below 2 GiB
+                    start += len(chunk)
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise NotFound(key) from None
+        except OSError as error:
+            raise Unavailable(_what(f"could not read {key}", self._root, error)) from error
+
+    def _delete(self, keys: Iterable[tuple[str, str]]) -> None:
+        for key, path in keys:
+            try:
+                os.unlink(path)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                continue
+            except OSError as error:
+                raise Unavailable(_what(f"could not delete {key}", self._root, error)) from error
+
+    @contextlib.contextmanager
+    def _directory(self, directory: str) -> Iterator[int]:
+        """A descriptor of a directory that exists and whose own name is durable."""
+        self._make_durable(directory)
+        try:
+            fd = os.open(directory, _DIRECTORY)
+        except FileNotFoundError:  # somebody removed it behind our back
+            self._durable = {self._root}
+            self._make_durable(directory)
+            fd = os.open(directory, _DIRECTORY)
+        try:
+            yield fd
+        finally:
+            with _QUIETLY:
+                os.close(fd)
+
+    def _make_durable(self, directory: str) -> None:
+        """Also where it exists already: its maker may not have come to the fsync yet."""
+        if directory in self._durable:
+            return
+        parent = os.path.dirname(directory)
+        self._make_durable(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory)
+        _sync_path(parent)
+        if len(self._durable) >= _DIRECTORIES_MAX:
+            self._durable = {self._root}
+        self._durable.add(directory)
+
+    @contextlib.contextmanager
+    def _file(self, directory_fd: int, parts: Sequence[Part], *, is_named: bool) -> Iterator[str]:
+        """A path that can be linked: the bytes, on the disk, and gone at the end unless linked."""
+        path = ""
+        if is_named:
+            fd, path = self._open_named()
+        else:
+            fd = os.open(".", os.O_WRONLY | _UNNAMED, 0o666, dir_fd=directory_fd)
+        try:
+            _write(fd, parts)
+            _sync_data(fd)
+            yield path or f"/proc/self/fd/{fd}"
+        finally:
+            with _QUIETLY:
+                os.close(fd)
+            if path:  # the kernel frees unnamed ones
+                with _QUIETLY:
+                    os.unlink(path)
+
+    def _open_named(self) -> tuple[int, str]:
+        for number in self._numbers:  # containers that share a folder may share a process id too
+            path = f"{self._temporary}/{os.getpid()}-{number}"
+            with contextlib.suppress(FileExistsError):
+                return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), path
+        raise AssertionError("itertools.count does not end")
+
+    def _sync(self, directory: str, directory_fd: int) -> bool:
+        """Whether the directory is durable. Where not, no read there answers before a later fsync
+        worked: a writer who finds its own bytes would take them for committed."""
+        try:
+            os.fsync(directory_fd)
+        except OSError:
+            self._unsynced.add(directory)
+            return False
+        self._unsynced.discard(directory)
+        return True
+
+    def _try_file_system(self) -> bool:
+        """Whether unnamed files can be linked; an OSError where none can. Sweeps what is stale."""
+        with self._directory(self._temporary) as directory_fd:
+            with self._file(directory_fd, (), is_named=True) as source:
+                now_ns = self._try_link(directory_fd, source)
+            with os.scandir(self._temporary) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        if entry.stat(follow_symlinks=False).st_mtime_ns < now_ns - _STALE_NS:
+                            os.unlink(entry.path)
+            try:
+                with self._file(directory_fd, (), is_named=False) as source:
+                    self._try_link(directory_fd, source)
+            except OSError:
+                return False
+        return _UNNAMED != 0
+
+    def _try_link(self, directory_fd: int, source: str) -> int:
+        """Its modification time in ns, by the clock that stamped all the others too."""
+        status = os.stat(source)
+        name = f"{self._temporary}/inode-{status.st_ino}"  # taken by this very file or by none
+        os.link(source, name, src_dir_fd=directory_fd)
+        os.unlink(name)
+        return status.st_mtime_ns
+
+
+def _what(verb: str, root: str, error: OSError) -> str:
+    code = errno.errorcode.get(error.errno or 0, "?")
+    advice = _ADVICE.get(error.errno or 0, "check the disk")
+    return f"folder {root} {verb}: {error.strerror} ({code}); {advice}"
+
+
+def _sync_path(directory: str) -> None:
+    fd = os.open(directory, _DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write(fd: int, parts: Sequence[Part]) -> None:
+    views = [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
+    first = 0
+    while first < len(views):
+        written = os.writev(fd, views[first : first + _IOV_MAX])
+        while written and written >= views[first].nbytes:
+            written -= views[first].nbytes
+            first += 1
+        if written:  # a full disk, a file size limit or 2 GiB: the rest, or the error that says why
+            views[first] = views[first][written:]
+
+
+def _take(walk: Iterator[ObjectInfo]) -> Sequence[ObjectInfo]:
+    return tuple(itertools.islice(walk, _LIST_BATCH))
+
+
+def _walk(root: str, directory: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+    """Objects below `directory` ("" or ending in a slash) in byte order of their *keys*.
+
+    A directory sorts as its name with a slash: `a-b` comes before `a/b`, though `a` before `a-b`.
+    """
+    # A cheap first cut, because a WAL tail is a handful of 100,000 names: what comes after
+    # `start_after` has a greater name than its first part here, or is a directory it leads through.
+    after = start_after.removeprefix(directory).partition("/")[0]
+    is_inside = start_after.startswith(directory)
+    found = []
+    try:
+        with os.scandir(f"{root}/{directory}") as entries:
+            for entry in entries:
+                name = entry.name
+                if is_inside and name < after and not after.startswith(name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    key = f"{directory}{name}/"
+                    is_wanted = key.startswith(prefix) or prefix.startswith(key)
+                    if is_wanted and (key > start_after or start_after.startswith(key)):
+                        found.append(key)
+                elif (key := directory + name) > start_after and key.startswith(prefix):
+                    found.append(key)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise Unavailable(_what(f"could not list {directory}", root, error)) from error
+    found.sort()
+    for key in found:
+        if key.endswith("/"):
+            if key != f"{_TEMPORARY}/":
+                yield from _walk(root, key, prefix, start_after)
+            continue
+        try:
+            status = os.lstat(f"{root}/{key}")
+        except FileNotFoundError:
+            continue  # deleted since
+        except OSError as error:
+            raise Unavailable(_what(f"could not list {key}", root, error)) from error
+        if stat.S_ISREG(status.st_mode):
+            yield ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)

@@ -1,0 +1,237 @@
+"""Hot segments: what a broker is filling right now, all partitions mixed; and their closing.
+
+A segment is a list of requests until it closes; closing sorts their records by partition into
+chunks and writes down which rows of which chunk are whose. Requests keep their order, so records of
+one producer keep theirs. Pure: no loop, no clock, no IO; `encode` may run in a thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from storage import chunk as chunks
+from storage.chunk import Rows
+from storage.entry import AnyAction, Append, Chunk, Commit, HotMark, IdempotencyKey
+from storage.errors import LogError
+from storage.model import Placement
+from storage.objectstore import Part
+from storage.state import Outcome
+from storage.wal import Draft
+
+
+class PartRows(NamedTuple):
+    """The records of a request that go to one partition."""
+
+    topic_id: str
+    partition: int
+    rows: Rows | pa.RecordBatch
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What one caller wants done, all or nothing. `size` is what it counts against the buffer.
+
+    `topic` is None when it spans several topics; requests without key or mark that share one
+    share a commit, because nothing can refuse one of them and not the others.
+    """
+
+    commit_id: bytes
+    parts: Sequence[PartRows]
+    size: int
+    is_json: bool = False
+    actions: Sequence[AnyAction] = ()
+    key: IdempotencyKey | None = None
+    hot: HotMark | None = None
+    topic_id: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return (
+            self.topic_id is not None and self.key is None and self.hot is None and not self.actions
+        )
+
+
+@dataclass(slots=True)
+class _Column:
+    """The rows of one partition, collected."""
+
+    number: int
+    topic_id: str
+    partition: int
+    rows: int = 0
+    is_json: bool = True
+    items: list[Rows | pa.RecordBatch] = field(default_factory=list)
+
+    def batch(self) -> pa.RecordBatch:
+        """Everything in order; neighbouring lists become one array."""
+        batches: list[pa.RecordBatch] = []
+        lists: list[Rows] = []
+        for item in self.items:
+            if isinstance(item, Rows):
+                lists.append(item)
+                continue
+            if lists:
+                batches.append(chunks.batch_of_rows(lists))
+                lists = []
+            batches.append(item)
+        if lists:
+            batches.append(chunks.batch_of_rows(lists))
+        return chunks.concat(batches)
+
+
+@dataclass(slots=True)
+class _OpenCommit:
+    commit_id: bytes
+    appends: dict[int, list[int]]
+    actions: Sequence[AnyAction]
+    key: IdempotencyKey | None
+    hot: HotMark | None
+    plain_topic_id: str | None
+
+    def close(self) -> Commit:
+        appends: list[AnyAction] = [
+            Append(number, first, count) for number, (first, count) in self.appends.items()
+        ]
+        return Commit(self.commit_id, [*appends, *self.actions], self.key, self.hot)
+
+
+class _Share(NamedTuple):
+    """A request's place: its commit, and for each part the chunk and rows."""
+
+    request: Request
+    commit: int
+    slots: list[tuple[int, int, int]]
+
+
+class Answer(NamedTuple):
+    """What a request is told: placements, one a part, or why not."""
+
+    request: Request
+    placements: list[Placement]
+    error: LogError | None
+
+
+class Encoded(NamedTuple):
+    """A closed segment as a draft, and the batches of its chunks for the tail cache."""
+
+    draft: Draft
+    batches: list[pa.RecordBatch]
+
+
+class ClosedSegment:
+    """Requests laid out as chunks and commits."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self._columns: dict[tuple[str, int], _Column] = {}
+        self._commits: list[_OpenCommit] = []
+        self._shares = [self._lay(request) for request in requests]
+
+    def encode(self, codec: str) -> Encoded:
+        """Chunks and commits for the WAL. Costs CPU; touches nothing shared."""
+        headers: list[Chunk] = []
+        bodies: list[Part] = []
+        batches: list[pa.RecordBatch] = []
+        position = 0
+        for column in self._columns.values():
+            batch = column.batch()
+            encoded = chunks.encode(batch, codec)
+            headers.append(
+                Chunk(
+                    topic_id=column.topic_id,
+                    partition=column.partition,
+                    position=position,
+                    size=len(encoded.body),
+                    crc32c=encoded.crc32c,
+                    rows=encoded.rows,
+                    timestamp_min=encoded.timestamp_min,
+                    timestamp_max=encoded.timestamp_max,
+                    is_json=column.is_json,
+                    codec=encoded.codec,
+                    raw_size=encoded.raw_size,
+                )
+            )
+            bodies.append(encoded.body)
+            batches.append(batch)
+            position += len(encoded.body)
+        return Encoded(Draft([c.close() for c in self._commits], headers, bodies), batches)
+
+    def answers(self, outcomes: Sequence[Outcome]) -> list[Answer]:
+        """Each request's share of what became of the commits."""
+        bases = [
+            dict(zip(commit.appends, outcome.placements, strict=True))
+            if outcome.refusal is None and not outcome.is_duplicate
+            else {}
+            for commit, outcome in zip(self._commits, outcomes, strict=True)
+        ]
+        return [
+            self._answer(share, outcomes[share.commit], bases[share.commit])
+            for share in self._shares
+        ]
+
+    def applied_runs(self, outcomes: Sequence[Outcome]) -> list[tuple[int, int, int, Placement]]:
+        """(chunk number, first row, row count, placement) of what became part of the log, in
+        order."""
+        return [
+            (number, first, count, placement)
+            for commit, outcome in zip(self._commits, outcomes, strict=True)
+            if outcome.refusal is None and not outcome.is_duplicate
+            for (number, (first, count)), placement in zip(
+                commit.appends.items(), outcome.placements, strict=True
+            )
+        ]
+
+    def _answer(self, share: _Share, outcome: Outcome, bases: dict[int, Placement]) -> Answer:
+        if outcome.refusal is not None:
+            return Answer(share.request, [], outcome.refusal)
+        if outcome.is_duplicate:
+            return Answer(share.request, outcome.placements, None)
+        appends = self._commits[share.commit].appends
+        placements = [
+            Placement(
+                bases[number].topic,
+                bases[number].partition,
+                bases[number].base_offset + first - appends[number][0],
+                count,
+            )
+            for number, first, count in share.slots
+        ]
+        return Answer(share.request, placements, None)
+
+    def _lay(self, request: Request) -> _Share:
+        commit = self._commit_for(request)
+        slots = []
+        for part in request.parts:
+            column = self._columns.get((part.topic_id, part.partition))
+            if column is None:
+                column = _Column(len(self._columns), part.topic_id, part.partition)
+                self._columns[part.topic_id, part.partition] = column
+            count = chunks.count(part.rows)
+            slots.append((column.number, column.rows, count))
+            append = commit.appends.get(column.number)
+            if append is None:
+                commit.appends[column.number] = [column.rows, count]
+            else:
+                append[1] += count  # nobody else's rows came between: the commit is the last one
+            column.items.append(part.rows)
+            column.rows += count
+            column.is_json = column.is_json and request.is_json
+        return _Share(request, len(self._commits) - 1, slots)
+
+    def _commit_for(self, request: Request) -> _OpenCommit:
+        if self._commits and request.is_plain:
+            last = self._commits[-1]
+            if last.plain_topic_id == request.topic_id:
+                return last
+        commit = _OpenCommit(
+            request.commit_id,
+            {},
+            request.actions,
+            request.key,
+            request.hot,
+            request.topic_id if request.is_plain else None,
+        )
+        self._commits.append(commit)
+        return commit

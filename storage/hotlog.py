@@ -1,0 +1,309 @@
+"""The local hot log: where acks=1 records are made durable before they are committed.
+
+One append-only file per process and generation, `<directory>/<log id>.hot`, of framed requests,
+each with a number. The number travels with the commit as its hot mark, and `apply` takes each
+number once: so a restart may re-commit whatever the file holds, and what was committed before the
+crash is recognised (DESIGN 3.5). A file is locked while its process lives; whoever starts next in
+the directory adopts the files whose lock is free.
+
+What a crash leaves: a torn last frame, which was never answered and is cut off; whole frames,
+which are re-committed. The file is deleted only when all of it is committed, and its mark is
+retired only after the deletion is durable: a mark outlives its file, never the reverse.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from storage import chunk as chunks
+from storage.chunk import Rows, crc32c
+from storage.entry import HotMark, IdempotencyKey
+from storage.errors import CommitUnknown, StoreUnfit, Unavailable
+from storage.hot import PartRows, Request
+
+log = logging.getLogger("tidelog.hotlog")
+
+MAGIC = b"TIDEHOT1"
+_FRAME = struct.Struct("<IIQ")  # payload length, CRC-32C of the payload, number
+ROTATE_BYTES = 64 * 1024 * 1024
+
+
+class _Head(msgspec.Struct, frozen=True):
+    cluster_id: str
+    log_id: str
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True):
+    topic_id: str
+    partition: int
+    message: bytes  # an Arrow record batch message of CHUNK_SCHEMA
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True):
+    commit_id: bytes
+    is_json: bool
+    topic_id: str | None
+    key: IdempotencyKey | None
+    parts: list[_Part]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_frames = msgspec.msgpack.Decoder(_Frame)
+
+
+class Recovered(NamedTuple):
+    """A file that a dead process left: its requests, marked, in order. The lock is held by `fd`."""
+
+    path: Path
+    log_id: str
+    requests: list[Request]
+    fd: int
+
+
+class _Waiting(NamedTuple):
+    request: Request
+    frame: _Frame
+    done: asyncio.Future[None]
+
+
+class HotLog:
+    """Appends requests durably, many at once with one fdatasync. Owned by one event loop.
+
+    `on_durable` is called with each request, marked, in the order of marks and before its caller
+    goes on: commits must carry marks in that order, whichever callers have gone away meanwhile.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        cluster_id: str,
+        new_log_id: str,
+        on_durable: Callable[[Request], None],
+    ) -> None:
+        self._on_durable = on_durable
+        self.directory = directory
+        self.cluster_id = cluster_id
+        self.log_id = new_log_id
+        self._fd = -1
+        self._next = 0
+        self._size = 0
+        self._generation = 0
+        self._last_of_file: dict[Path, int] = {}
+        self._path = directory
+        self._waiting: list[_Waiting] = []
+        self._sync: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "tidelog-hotlog")
+
+    async def append(self, request: Request) -> None:
+        """Make the request durable here, mark it and hand it on.
+
+        Raises Unavailable when it is definitely not in the file, CommitUnknown when a failing disk
+        does not say.
+        """
+        parts = [
+            _Part(part.topic_id, part.partition, _message(part.rows)) for part in request.parts
+        ]
+        frame = _Frame(request.commit_id, request.is_json, request.topic_id, request.key, parts)
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(request, frame, done))
+        if self._sync is None or self._sync.done():
+            self._sync = asyncio.create_task(self._write_waiting())
+        await done
+
+    async def _write_waiting(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            first = self._next
+            # Numbers are spent even if the write fails: one is never given to two requests.
+            self._next += len(batch)
+            payloads = [_encoder.encode(waiting.frame) for waiting in batch]
+            try:
+                # Dying in here: frames are in the file or torn; nobody has been answered.
+                await loop.run_in_executor(self._thread, self._write, first, payloads)
+            except (Unavailable, CommitUnknown) as error:
+                for waiting in batch:
+                    if not waiting.done.done():
+                        waiting.done.set_exception(error)
+                continue
+            for number, waiting in enumerate(batch, first):
+                waiting.request.hot = HotMark(self.log_id, number)
+                self._on_durable(waiting.request)
+                if not waiting.done.done():
+                    waiting.done.set_result(None)
+
+    def _write(self, first: int, payloads: Sequence[bytes]) -> None:
+        try:
+            if self._fd < 0 or self._size >= ROTATE_BYTES:
+                self._open_file()
+        except OSError as error:
+            raise Unavailable(f"cannot create a hot log in {self.directory}: {error}") from error
+        body = b"".join(
+            _FRAME.pack(len(payload), crc32c(payload), number) + payload
+            for number, payload in enumerate(payloads, first)
+        )
+        try:
+            write_all(self._fd, body)
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self._take_back(error)
+        self._size += len(body)
+        self._last_of_file[self._path] = first + len(payloads) - 1
+
+    def _take_back(self, error: OSError) -> None:
+        """Frames that were not synced must not be found by a recovery: a no has to stay a no
+        (I6)."""
+        try:
+            os.ftruncate(self._fd, self._size)
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+            os.fsync(self._fd)
+        except OSError as second:
+            raise CommitUnknown(f"hot log {self._path}: {error}, then {second}") from error
+        raise Unavailable(f"hot log {self._path} cannot be written: {error.strerror}") from error
+
+    def _open_file(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"{self.log_id}-{self._generation:06d}.hot"
+        making = path.with_suffix(".new")
+        fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # Locked and headed before it gets the name that a recovery looks for.
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        head = msgspec.json.encode(_Head(self.cluster_id, self.log_id))
+        prefix = MAGIC + struct.pack("<I", len(head)) + head
+        write_all(fd, prefix)
+        os.fdatasync(fd)
+        making.rename(path)
+        sync_directory(self.directory)
+        self._generation += 1
+        self._fd, self._path, self._size = fd, path, len(prefix)
+
+    def committed(self, marks: Sequence[HotMark]) -> None:
+        """These are in the WAL, and all before them: files that hold nothing else are deleted."""
+        newest = max((mark.seq for mark in marks if mark.log_id == self.log_id), default=-1)
+        for path, last in list(self._last_of_file.items()):
+            if last <= newest and path != self._path:
+                del self._last_of_file[path]
+                path.unlink(missing_ok=True)  # coming back after a crash is harmless
+
+    async def close(self, *, is_drained: bool) -> None:
+        """Release the file; delete it when nothing in it is left to commit."""
+        if self._sync is not None:
+            await self._sync
+        self._thread.shutdown()
+        if self._fd >= 0:
+            if is_drained:
+                for path in {*self._last_of_file, self._path}:
+                    path.unlink(missing_ok=True)
+                sync_directory(self.directory)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def recover(directory: Path, cluster_id: str) -> list[Recovered]:
+    """The files in the directory that no living process holds. Raises StoreUnfit for one that
+    belongs to another cluster: its records must not end up in this one, nor be dropped."""
+    found = []
+    for path in sorted(directory.glob("*.hot")):
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            continue
+        try:
+            recovered = _read_file(path, fd, cluster_id)
+        except BaseException:
+            os.close(fd)
+            raise
+        found.append(recovered)
+    return found
+
+
+def discard(files: Iterable[Recovered]) -> None:
+    """Delete files whose requests are all committed, durably, and let go of their locks."""
+    for recovered in files:
+        recovered.path.unlink(missing_ok=True)
+        sync_directory(recovered.path.parent)
+        os.close(recovered.fd)
+
+
+def _read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
+    body = path.read_bytes()
+    if not body.startswith(MAGIC):
+        raise StoreUnfit(f"hot log {path} does not begin as one: move it away to start without it")
+    (length,) = struct.unpack_from("<I", body, len(MAGIC))
+    at = len(MAGIC) + 4 + length
+    try:
+        head = msgspec.json.decode(body[len(MAGIC) + 4 : at], type=_Head)
+    except msgspec.MsgspecError as error:
+        raise StoreUnfit(f"hot log {path} has a damaged head: {error}") from error
+    if head.cluster_id != cluster_id:
+        raise StoreUnfit(
+            f"hot log {path} belongs to cluster {head.cluster_id}, not to {cluster_id}: "
+            "start a broker of that cluster here first, or give this one another --hot-dir"
+        )
+    requests = []
+    while len(body) - at >= _FRAME.size:
+        size, crc, number = _FRAME.unpack_from(body, at)
+        payload = body[at + _FRAME.size : at + _FRAME.size + size]
+        if len(payload) < size or crc32c(payload) != crc:
+            break  # torn: it was never answered
+        requests.append(_request(_frames.decode(payload), HotMark(head.log_id, number)))
+        at += _FRAME.size + size
+    if at < len(body):
+        log.warning("hot log %s: cut off %d torn bytes", path, len(body) - at)
+    return Recovered(path, head.log_id, requests, fd)
+
+
+def _request(frame: _Frame, mark: HotMark) -> Request:
+    parts = [
+        PartRows(
+            part.topic_id,
+            part.partition,
+            pa.ipc.read_record_batch(pa.py_buffer(part.message), chunks.CHUNK_SCHEMA),
+        )
+        for part in frame.parts
+    ]
+    size = sum(len(part.message) for part in frame.parts)
+    return Request(
+        frame.commit_id,
+        parts,
+        size,
+        is_json=frame.is_json,
+        key=frame.key,
+        hot=mark,
+        topic_id=frame.topic_id,
+    )
+
+
+def _message(rows: Rows | pa.RecordBatch) -> bytes:
+    batch = chunks.batch_of_rows([rows]) if isinstance(rows, Rows) else rows
+    return batch.serialize().to_pybytes()
+
+
+def write_all(fd: int, body: bytes) -> None:
+    """write(2) until all of it is written."""
+    view = memoryview(body)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync_directory(directory: Path) -> None:
+    """Make names in a directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

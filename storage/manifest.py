@@ -1,0 +1,301 @@
+"""What a topic's table is to the log: segments by offset, transactions that fence sealers. Pure.
+
+`Table` is the seam; `MemoryManifest`, here, is its reference implementation, and storage/table.py
+the one on Delta Lake. A commit adds files together with application transactions, which are the
+lock between sealers. The transaction of a partition's seal has as version the offset up to which
+the table holds the partition: a commit that adds [base, end) must find `base` and leaves `end`
+(I7). Both halves of that are checked by every implementation: what the loaded version says, and
+that no commit after it had the same transaction. The second alone, which is what Delta does, would
+let a sealer pass whose table a reader refreshed while it was writing its files.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.errors import Corrupt, LogError
+from storage.model import SegmentFile
+
+_ISO_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # years 1 to 9999
+
+
+class ManifestConflict(LogError):
+    """Another commit moved a transaction first: nothing was added; refresh and start again."""
+
+
+def seal_app_id(partition: int) -> str:
+    """The application id of a partition's seal; its version is the end of what the table holds."""
+    return f"seal-{partition}"
+
+
+class Table(Protocol):
+    """One topic's manifest, as of the version that was last loaded. Safe for concurrent tasks.
+
+    The first call loads; `refresh` and `add` go on to the newest version. A topic that was never
+    sealed has no table yet, and version -1. Raises `Unavailable` when the store cannot be read.
+    """
+
+    @property
+    def version(self) -> int:
+        """The loaded version."""
+        ...
+
+    async def segments(self, partition: int) -> "SegmentIndex":
+        """The partition's segments. Raises Corrupt, for this partition alone, when they overlap or
+        when a file of somebody else's is among them."""
+        ...
+
+    async def refresh(self) -> None:
+        """Load the newest version."""
+        ...
+
+    async def transaction_version(self, app_id: str) -> int | None:
+        """The last version of an application's transaction; None when it never committed."""
+        ...
+
+    async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
+        """One commit: all files and all transactions, or nothing. Returns when it is durable and
+        loaded. What was done once is done: a retry with the same files succeeds.
+
+        Files of a partition whose seal is in `transactions` go on where the table ends, without a
+        hole, and end at the version given; the version of any other transaction must grow.
+
+        Raises ManifestConflict: nothing was added and nothing will be; refresh, start again.
+        CommitUnknown, or a cancellation: this call may have taken effect, or still may until
+        `transaction_version` after a `refresh` has moved; retrying with the same files is safe.
+        """
+        ...
+
+    def close(self) -> None:
+        """Forget what is loaded. Idempotent."""
+        ...
+
+
+class SegmentColumns(NamedTuple):
+    """SegmentFiles, one array a field; `base_offset` is -1 where a path is no segment's."""
+
+    path: pa.Array
+    partition: np.ndarray
+    base_offset: np.ndarray
+    end_offset: np.ndarray
+    size: np.ndarray
+    rows: np.ndarray
+    timestamp_min: np.ndarray
+    timestamp_max: np.ndarray
+
+    @classmethod
+    def of(cls, files: Sequence[SegmentFile]) -> "SegmentColumns":
+        numbers = np.array([file[1:] for file in files], dtype=np.int64).reshape(-1, 7)
+        return cls(pa.array([file.path for file in files], pa.string()), *numbers.T)
+
+    def sorted(self) -> "SegmentColumns":
+        """By partition, then offset."""
+        order = np.lexsort((self.base_offset, self.partition))
+        return SegmentColumns(self.path.take(order), *(array[order] for array in self[1:]))
+
+    def between(self, first: int, end: int) -> "SegmentColumns":
+        """Positions [first, end), without a copy."""
+        path, *numbers = self
+        return SegmentColumns(path[first:end], *(array[first:end] for array in numbers))
+
+
+class SegmentIndex:
+    """The segments of one partition in offset order, none overlapping; immutable."""
+
+    def __init__(self, columns: SegmentColumns) -> None:
+        self._columns = columns
+        self._newest = np.maximum.accumulate(columns.timestamp_max)  # of a file and all before
+
+    def __len__(self) -> int:
+        return len(self._columns.path)
+
+    def __getitem__(self, position: int) -> SegmentFile:
+        path, *numbers = (array[position] for array in self._columns)
+        return SegmentFile(path.as_py(), *map(int, numbers))
+
+    def __iter__(self) -> Iterator[SegmentFile]:
+        return map(self.__getitem__, range(len(self)))
+
+    @property
+    def end_offset(self) -> int:
+        """End of the last segment; 0 when there is none."""
+        return self[len(self) - 1].end_offset if len(self) else 0
+
+    def at_or_after(self, offset: int) -> SegmentFile | None:
+        """The segment that covers `offset`, or the next one where that offset is gone."""
+        position = int(np.searchsorted(self._columns.end_offset, offset, side="right"))
+        return self[position] if position < len(self) else None
+
+    def since(self, timestamp: int) -> Iterator[SegmentFile]:
+        """The segments with records at or after `timestamp` (ms), in offset order."""
+        for position in range(int(np.searchsorted(self._newest, timestamp)), len(self)):
+            if self._columns.timestamp_max[position] >= timestamp:
+                yield self[position]
+
+
+class View:
+    """The files of one version of a table; indexes of partitions are made when asked for."""
+
+    def __init__(self, version: int, prefix: str, columns: SegmentColumns) -> None:
+        self.version = version
+        self._prefix = prefix
+        self._columns = columns.sorted()
+        self._indexes: dict[int, SegmentIndex] = {}
+
+    def segments(self, partition: int) -> SegmentIndex:
+        """Raises Corrupt when the partition's files are not a sequence of segments."""
+        index = self._indexes.get(partition)
+        if index is None:
+            first, end = np.searchsorted(self._columns.partition, [partition, partition + 1])
+            columns = self._columns.between(int(first), int(end))
+            self._check(partition, columns)
+            index = self._indexes[partition] = SegmentIndex(columns)
+        return index
+
+    def has(self, files: Sequence[SegmentFile]) -> bool:
+        """Whether every one of the files is in the table."""
+        paths = pa.array([file.path for file in files], pa.string())
+        return bool(pc.all(pc.is_in(paths, value_set=self._columns.path)).as_py())
+
+    def _check(self, partition: int, columns: SegmentColumns) -> None:
+        wrong = columns.base_offset < 0
+        wrong[1:] |= columns.base_offset[1:] < columns.end_offset[:-1]
+        if wrong.any():
+            path = columns.path[int(np.argmax(wrong))].as_py()
+            why = f"{path!r} is no segment, or overlaps the one before it"
+            raise Corrupt(f"{self._prefix}/_delta_log", f"partition {partition}: {why}")
+
+
+def check_transactions(
+    files: Sequence[SegmentFile],
+    transactions: Mapping[str, int],
+    found: Mapping[str, int | None],
+) -> None:
+    """Raises ManifestConflict unless a commit of these fits on a table that has the transactions
+    `found`."""
+    assert transactions, "a commit without a transaction could be done twice"
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for file in files:
+        span = (file.base_offset, file.end_offset)
+        ranges.setdefault(seal_app_id(file.partition), []).append(span)
+    for app_id, version in transactions.items():
+        now = found[app_id] or 0
+        reached = None
+        for base, end in sorted(ranges.get(app_id, [])):
+            assert reached in {None, base}, f"{app_id}: no file begins at {reached}"
+            if reached is None and base != now:
+                raise ManifestConflict(f"{app_id} is at {now}, the files begin at {base}")
+            reached = end
+        assert reached in {None, version}, f"{app_id}: files end at {reached}, not at {version}"
+        if reached is None and now >= version:
+            raise ManifestConflict(f"{app_id} is at {now} already, {version} does not follow")
+
+
+class MemoryCommit(NamedTuple):
+    """One version of a table in memory."""
+
+    files: tuple[SegmentFile, ...]
+    transactions: Mapping[str, int]
+
+
+Catalog: TypeAlias = dict[str, list[MemoryCommit]]
+"""Tables by prefix: the list of their commits, index = version."""
+
+
+class MemoryManifest:
+    """A table in a catalog, for tests and simulations. All that were made of one catalog and prefix
+    see one table; each has a loaded version of its own."""
+
+    def __init__(self, catalog: Catalog, prefix: str) -> None:
+        self._catalog = catalog
+        self._prefix = prefix
+        self._view: View | None = None
+
+    @property
+    def version(self) -> int:
+        return -1 if self._view is None else self._view.version
+
+    async def segments(self, partition: int) -> SegmentIndex:
+        return self._loaded().segments(partition)
+
+    async def refresh(self) -> None:
+        self._load()
+
+    async def transaction_version(self, app_id: str) -> int | None:
+        return self._found(app_id, self._loaded().version)
+
+    async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
+        loaded = self._loaded().version
+        found = {app_id: self._found(app_id, loaded) for app_id in transactions}
+        commits = self._catalog.setdefault(self._prefix, [MemoryCommit((), {})])
+        if not self._load().has(files):
+            check_transactions(files, transactions, found)
+            for commit in commits[loaded + 1 :]:
+                if moved := commit.transactions.keys() & transactions.keys():
+                    raise ManifestConflict(f"{sorted(moved)} moved after version {loaded}")
+            commits.append(MemoryCommit(tuple(files), dict(transactions)))
+            self._load()
+
+    def close(self) -> None:
+        self._view = None
+
+    def _loaded(self) -> View:
+        return self._view or self._load()
+
+    def _load(self) -> View:
+        commits = self._catalog.get(self._prefix, [])
+        files = [file for commit in commits for file in commit.files]
+        self._view = View(len(commits) - 1, self._prefix, SegmentColumns.of(files))
+        return self._view
+
+    def _found(self, app_id: str, version: int) -> int | None:
+        for commit in reversed(self._catalog.get(self._prefix, [])[: version + 1]):
+            if app_id in commit.transactions:
+                return commit.transactions[app_id]
+        return None
+
+
+# --- the JSON of Delta's log
+
+
+def statistics(file: SegmentFile) -> str:
+    """A file's statistics as the Delta protocol has them, for engines to skip files by.
+
+    Bounds, not values: the largest offset is less than `end_offset - 1` after key compaction, and a
+    timestamp's microseconds are not known here. `tightBounds` says when the offsets are exact.
+    """
+    low: dict[str, int | str] = {"offset": file.base_offset}
+    high: dict[str, int | str] = {"offset": file.end_offset - 1}
+    if file.timestamp_min in _ISO_MS and file.timestamp_max in _ISO_MS:
+        low["timestamp"] = f"{np.datetime64(file.timestamp_min, 'ms')}Z"
+        high["timestamp"] = f"{np.datetime64(file.timestamp_max, 'ms')}999Z"
+    facts = {
+        "numRecords": file.rows,
+        "minValues": low,
+        "maxValues": high,
+        "nullCount": {"offset": 0, "timestamp": 0},
+        "tightBounds": file.rows == file.end_offset - file.base_offset,
+    }
+    return msgspec.json.encode(facts).decode()
+
+
+def transactions_of(commit: bytes) -> dict[str, int]:
+    """The application transactions of one commit, JSON lines; raises msgspec.DecodeError."""
+    lines = (line for line in commit.splitlines() if line[:8].lstrip(b"{ ").startswith(b'"txn"'))
+    return {txn.app_id: txn.version for txn in (_txn_line.decode(line).txn for line in lines)}
+
+
+class _Transaction(msgspec.Struct, rename="camel"):
+    app_id: str
+    version: int
+
+
+class _TransactionLine(msgspec.Struct):
+    txn: _Transaction
+
+
+_txn_line = msgspec.json.Decoder(_TransactionLine)

@@ -1,0 +1,292 @@
+"""Reads over both tiers: the tail from memory or the WAL, history from Parquet segments.
+
+A read is a walk: at each offset one piece of records is found, wherever it lies, and the next
+offset follows from it. Only what the state says is committed is looked at (I3); below `sealed_end`
+the table is the log, from there on the tail (I7). Everything that comes from the store is verified
+before it is used, and a bad object fails the partitions that need it, by name. Never lists.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from storage import chunk as chunks
+from storage import segment as segments
+from storage.cache import Cache
+from storage.errors import Corrupt, NotFound
+from storage.manifest import SegmentIndex, Table
+from storage.model import SegmentFile
+from storage.objectstore import ObjectStore
+from storage.state import Partition, Run, Topic
+from storage.tail import TailCache
+
+READ_AHEAD_RUNS = 16
+"""Tail runs that are not in memory are fetched this many at once."""
+
+
+class Piece(NamedTuple):
+    """Records of RECORD_SCHEMA in offset order. `is_json`: keys and values are known JSON text."""
+
+    batch: pa.RecordBatch
+    is_json: bool
+
+
+class Taken(NamedTuple):
+    """Pieces up to the asked bytes, and the offset to go on from."""
+
+    pieces: list[Piece]
+    next_offset: int
+
+
+class ReaderSettings(NamedTuple):
+    """Values; the service reads them from its settings."""
+
+    chunk_cache_bytes: int = 64 * 1024 * 1024
+    segment_cache_bytes: int = 256 * 1024 * 1024
+    footer_cache_bytes: int = 32 * 1024 * 1024
+    cold_reads_max: int = 8
+
+
+class Reader:
+    """Owned by one event loop; decoding runs in threads of its own."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        tail: TailCache,
+        table_of: Callable[[Topic], Awaitable[Table]],
+        settings: ReaderSettings,
+    ) -> None:
+        self.store = store
+        self.tail = tail
+        self.cold_reads = 0
+        self.chunk_cache: Cache[tuple[str, int], pa.RecordBatch] = Cache(
+            settings.chunk_cache_bytes, _batch_bytes
+        )
+        self.group_cache: Cache[tuple[str, int], pa.RecordBatch] = Cache(
+            settings.segment_cache_bytes, _batch_bytes
+        )
+        self.footer_cache: Cache[str, segments.Footer] = Cache(
+            settings.footer_cache_bytes, lambda footer: footer.nbytes
+        )
+        self._table_of = table_of
+        self._cold = asyncio.Semaphore(settings.cold_reads_max)
+        self._threads = ThreadPoolExecutor(2, "tidelog-read")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, topic: Topic, number: int, offset: int, bytes_max: int) -> Taken:
+        """Committed records from `offset` on: about `bytes_max` bytes of keys and values, and at
+        least one record when there is any. `offset` is within the partition's range.
+
+        Raises Corrupt when an object on the way does not verify.
+        """
+        pieces: list[Piece] = []
+        budget = bytes_max
+        async for piece in self._walk(topic, number, offset):
+            rows, used = _rows_within(piece.batch, budget, at_least=0 if pieces else 1)
+            if rows:
+                pieces.append(Piece(piece.batch.slice(0, rows), piece.is_json))
+                offset = int(piece.batch.column(0)[rows - 1].as_py()) + 1
+                budget -= used
+            if rows < piece.batch.num_rows or budget <= 0:
+                break
+        return Taken(pieces, offset)
+
+    async def offset_for_timestamp(self, topic: Topic, number: int, timestamp: int) -> int | None:
+        """The first offset whose timestamp (ms) is at or after `timestamp`; None when there is
+        none."""
+        partition = topic.partitions[number]
+        start = partition.log_start_offset
+        if partition.sealed_end > start:
+            index = await self._index(topic, number, partition.sealed_end - 1)
+            for file in index.since(timestamp):
+                found = await self._search_segment(topic, file, timestamp, start)
+                if found is not None and found < partition.sealed_end:
+                    return found
+        for position, run in enumerate(partition.tail):
+            newest = run.append_ms if run.append_ms >= 0 else run.timestamp_max
+            if newest >= timestamp and run.end_offset > partition.sealed_end:
+                batch = await self._run_batch(run)
+                first = max(partition.sealed_end, start) - run.base_offset
+                hit = _first_at(batch, timestamp, max(first, 0))
+                if hit is not None:
+                    return run.base_offset + hit
+            assert position >= 0
+        return None
+
+    # -- the walk
+
+    async def _walk(self, topic: Topic, number: int, offset: int) -> AsyncIterator[Piece]:
+        partition = topic.partitions[number]
+        end = partition.high_watermark
+        while offset < end:
+            held = self.tail.read((topic.topic_id, number), offset)
+            if held:
+                for part in held:
+                    batch = part.batch.slice(offset - part.base_offset)
+                    yield Piece(chunks.with_offsets(batch, offset), part.is_json)
+                    offset = part.end_offset
+            elif offset < partition.sealed_end:
+                async for piece in self._walk_table(topic, number, offset, partition):
+                    yield piece
+                    offset = int(piece.batch.column(0)[-1].as_py()) + 1
+                offset = max(offset, partition.sealed_end)
+            else:
+                run = partition.tail[partition.run_at(offset)]
+                self._read_ahead(partition, offset)
+                batch = (await self._run_batch(run)).slice(offset - run.base_offset)
+                yield Piece(chunks.with_offsets(batch, offset), run.is_json)
+                offset = run.end_offset
+
+    async def _walk_table(
+        self, topic: Topic, number: int, offset: int, partition: Partition
+    ) -> AsyncIterator[Piece]:
+        end = partition.sealed_end  # what the table holds beyond it is in the tail still
+        while offset < end:
+            index = await self._index(topic, number, end - 1)
+            file = index.at_or_after(offset)
+            if file is None or file.base_offset >= end:
+                return
+            key = f"{topic.prefix}/{file.path}"
+            footer = await self._footer(key, file.size)
+            groups = footer.groups_between(offset, end)
+            for position, group in enumerate(groups):
+                if position + 1 < len(groups):
+                    self._prefetch(key, footer, groups[position + 1].index)
+                batch = _between(await self._group(key, footer, group.index), offset, end)
+                if batch.num_rows:
+                    yield Piece(batch, footer.is_json)
+            offset = file.end_offset
+
+    async def _index(self, topic: Topic, number: int, offset: int) -> SegmentIndex:
+        """The partition's segments, from a manifest that is new enough to reach `offset`."""
+        table = await self._table_of(topic)
+        index = await table.segments(number)
+        if index.end_offset <= offset:
+            await table.refresh()
+            index = await table.segments(number)
+        if index.end_offset <= offset:
+            raise Corrupt(
+                f"{topic.prefix}/_delta_log",
+                f"partition {number} ends at {index.end_offset}, the WAL says offset {offset} is "
+                "sealed",
+            )
+        return index
+
+    # -- segments
+
+    async def _search_segment(
+        self, topic: Topic, file: SegmentFile, timestamp: int, start: int
+    ) -> int | None:
+        key = f"{topic.prefix}/{file.path}"
+        footer = await self._footer(key, file.size)
+        for group in footer.groups:
+            if group.timestamp_max < timestamp or group.end_offset <= start:
+                continue
+            batch = await self._group(key, footer, group.index)
+            first = int(np.searchsorted(batch.column(0).to_numpy(), start))
+            hit = _first_at(batch, timestamp, first)
+            if hit is not None:
+                return int(batch.column(0)[hit].as_py())
+        return None
+
+    async def _footer(self, key: str, size: int) -> segments.Footer:
+        async def load() -> segments.Footer:
+            want = min(size, segments.FOOTER_READ_BYTES)
+            tail = await self._get(key, size - want, want)
+            needed = min(segments.footer_length(tail, key), size)
+            if needed > len(tail):
+                tail = await self._get(key, size - needed, needed)
+            return segments.read_footer(tail, size, key)
+
+        return await self.footer_cache.get(key, load)
+
+    async def _group(self, key: str, footer: segments.Footer, index: int) -> pa.RecordBatch:
+        async def load() -> pa.RecordBatch:
+            group = footer.groups[index]
+            async with self._cold:
+                self.cold_reads += 1
+                data = await self._get(key, group.start, group.length)
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(
+                    self._threads, footer.decode_group, index, data, key
+                )
+
+        return await self.group_cache.get((key, index), load)
+
+    def _prefetch(self, key: str, footer: segments.Footer, index: int) -> None:
+        if not self.group_cache.peek((key, index)) and not self._cold.locked():
+            task = asyncio.ensure_future(self._group(key, footer, index))
+            task.add_done_callback(_ignore)
+
+    # -- the tail in the WAL
+
+    def _read_ahead(self, partition: Partition, offset: int) -> None:
+        first = partition.run_at(offset)
+        for run in partition.tail[first : first + READ_AHEAD_RUNS]:
+            if not self.chunk_cache.peek((run.object_key, run.position)):
+                asyncio.ensure_future(self._run_batch(run)).add_done_callback(_ignore)
+
+    async def _run_batch(self, run: Run) -> pa.RecordBatch:
+        """The run's records, CHUNK_SCHEMA, stamped as readers see them."""
+
+        async def load() -> pa.RecordBatch:
+            body = await self._get(run.object_key, run.position, run.size)
+            return chunks.decode(
+                body,
+                crc=run.crc32c,
+                rows=run.rows,
+                codec=run.codec,
+                raw_size=run.raw_size,
+                key=run.object_key,
+            )
+
+        batch = await self.chunk_cache.get((run.object_key, run.position), load)
+        batch = batch.slice(run.first_row, run.count)
+        return batch if run.append_ms < 0 else chunks.with_timestamp(batch, run.append_ms)
+
+    async def _get(self, key: str, start: int, length: int) -> bytes:
+        try:
+            data = await self.store.get_range(key, start, length)
+        except NotFound as error:
+            raise Corrupt(key, "is named by the log and does not exist") from error
+        if len(data) != length:
+            raise Corrupt(key, f"has {len(data)} of {length} bytes at {start}: it is cut off")
+        return data
+
+
+def _rows_within(batch: pa.RecordBatch, budget: int, *, at_least: int) -> tuple[int, int]:
+    """How many leading rows fit the budget, and their bytes of key and value."""
+    total = np.cumsum(chunks.sizes(batch))
+    rows = max(int(np.searchsorted(total, budget, side="right")), at_least)
+    rows = min(rows, batch.num_rows)
+    return rows, int(total[rows - 1]) if rows else 0
+
+
+def _between(batch: pa.RecordBatch, offset: int, end: int) -> pa.RecordBatch:
+    offsets = batch.column(0).to_numpy()
+    first, last = np.searchsorted(offsets, [offset, end])
+    return batch.slice(int(first), int(last - first))
+
+
+def _first_at(batch: pa.RecordBatch, timestamp: int, first: int) -> int | None:
+    """Index of the first row from `first` on with that timestamp (ms) or a later one."""
+    stamps = chunks.timestamps_us(batch.column("timestamp"))[first:]
+    hits = np.flatnonzero(stamps >= timestamp * chunks.US_PER_MS)
+    return first + int(hits[0]) if len(hits) else None
+
+
+def _batch_bytes(batch: pa.RecordBatch) -> int:
+    return batch.nbytes + 512
+
+
+def _ignore(task: "asyncio.Future[pa.RecordBatch]") -> None:
+    """Reading ahead is a guess: whoever needs the data meets the error itself."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,225 @@
+"""Sealing: a partition's tail becomes a Parquet segment of its topic's table.
+
+Three steps, each of which may be repeated (DESIGN 7): upload the segments under names of their own;
+one Delta commit that adds them together with the application transaction (app id = the partition's
+seal, version = end offset); a WAL action that trims the tail. The application transaction is the
+lock: of two sealers one is refused by the manifest and starts again from what it finds there.
+
+And if we die here? After the upload: files that nothing names, for the collector. After the Delta
+commit: the table holds more than the WAL says is sealed; readers still use the tail (I7), and
+the next sealer finds the transaction ahead of `sealed_end` and only repeats the WAL action.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from storage import keys
+from storage import segment as segments
+from storage.clock import Clock
+from storage.entry import AnyAction, Sealed
+from storage.errors import Corrupt, LogError
+from storage.hot import Request
+from storage.manifest import ManifestConflict, Table, seal_app_id
+from storage.model import SegmentFile
+from storage.objectstore import Created, ObjectStore
+from storage.reader import Reader
+from storage.state import ClusterState, Partition, Topic
+from storage.writer import Acks, Writer
+
+log = logging.getLogger("tidelog.sealer")
+
+LOWEST_PRIORITY = 19
+
+
+class SealerSettings(NamedTuple):
+    """Values; the service reads them from its settings."""
+
+    check_interval_s: float = 1.0
+    tail_runs_max: int = 10_000
+    """A tail of more pieces is sealed whatever its size: each run costs ~200 bytes on every
+    broker."""
+
+
+class SealerCounters:
+    """Since the process started."""
+
+    def __init__(self) -> None:
+        self.segments = 0
+        self.rows = 0
+        self.bytes = 0
+        self.conflicts = 0
+        self.failures = 0
+
+
+class Sealer:
+    """Owned by one event loop. Any number of them may work on one cluster."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        reader: Reader,
+        writer: Writer,
+        table_of: Callable[[Topic], Awaitable[Table]],
+        settings: SealerSettings,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.reader = reader
+        self.writer = writer
+        self.settings = settings
+        self.counters = SealerCounters()
+        self._table_of = table_of
+        self._threads = ThreadPoolExecutor(1, "tidelog-seal", initializer=lower_priority)
+        self._turn = asyncio.Lock()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, state_of: Callable[[], ClusterState]) -> None:
+        """Seal what is due, for ever. A topic that fails is tried again at the next round."""
+        while True:
+            await asyncio.sleep(self.settings.check_interval_s)
+            state = state_of()
+            for topic_id, numbers in self.due(state).items():
+                topic = state.topic_of_id(topic_id)
+                if topic is None:
+                    continue
+                try:
+                    await self.seal(topic, numbers)
+                except (LogError, OSError, pa.ArrowException) as error:
+                    self.counters.failures += 1
+                    log.warning("sealing %s failed, will try again: %s", topic.name, error)
+
+    def due(self, state: ClusterState) -> dict[str, list[int]]:
+        """Partitions whose tail is large or old enough, by topic id."""
+        now_ms = self.clock.now_ms()
+        found: dict[str, list[int]] = {}
+        for topic, number, partition in state.partitions():
+            if self._is_due(state, topic, partition, now_ms):
+                found.setdefault(topic.topic_id, []).append(number)
+        return found
+
+    def _is_due(self, state: ClusterState, topic: Topic, partition: Partition, now_ms: int) -> bool:
+        if not partition.tail:
+            return False
+        config = state.config(topic)
+        return (
+            partition.tail_bytes >= config.segment_bytes
+            or now_ms - partition.tail[0].committed_ms >= config.segment_ms
+            or len(partition.tail) >= self.settings.tail_runs_max
+        )
+
+    async def seal(self, topic: Topic, numbers: Sequence[int] | None = None) -> int:
+        """Move the tails of these partitions (all when None), as they are now, into the table.
+
+        Returns the number of records sealed. Raises Unavailable, Corrupt; a conflict with another
+        sealer is not an error: its work counts, the rest is left for the next round.
+        """
+        async with self._turn:
+            table = await self._table_of(topic)
+            await table.refresh()
+            wanted = range(len(topic.partitions)) if numbers is None else numbers
+            files: list[SegmentFile] = []
+            transactions: dict[str, int] = {}
+            actions: list[AnyAction] = []
+            for number in wanted:
+                partition = topic.partitions[number]
+                base = partition.sealed_end
+                done = await table.transaction_version(seal_app_id(number)) or 0
+                if done < base:
+                    raise Corrupt(
+                        f"{topic.prefix}/_delta_log",
+                        f"partition {number} is sealed to {base}, its table only to {done}",
+                    )
+                if done > base:
+                    actions.append(Sealed(topic.topic_id, number, done))
+                elif partition.high_watermark > base:
+                    end = partition.high_watermark
+                    files += await self._write(topic, number, base, end)
+                    transactions[seal_app_id(number)] = end
+                    actions.append(Sealed(topic.topic_id, number, end))
+            if files:
+                try:
+                    await table.add(files, transactions)
+                except ManifestConflict as conflict:
+                    self.counters.conflicts += 1
+                    log.info("another sealer was faster on %s: %s", topic.name, conflict)
+                    return 0
+            if actions:
+                await self.writer.append(
+                    Request(self.clock.new_id(), (), 0, actions=actions), Acks.ALL
+                )
+            rows = sum(file.rows for file in files)
+            self.counters.segments += len(files)
+            self.counters.rows += rows
+            self.counters.bytes += sum(file.size for file in files)
+            return rows
+
+    async def _write(self, topic: Topic, number: int, base: int, end: int) -> list[SegmentFile]:
+        """Upload [base, end) as one or more segments; the table does not know them yet."""
+        state = self.writer.wal.state
+        config = state.config(topic)
+        files = []
+        while base < end:
+            taken = await self.reader.read(topic, number, base, config.segment_bytes)
+            batches = [piece.batch for piece in taken.pieces]
+            surplus = max(taken.next_offset - end, 0)  # committed since we looked
+            if surplus:
+                batches = _without_last(batches, surplus)
+            upto = taken.next_offset - surplus
+            is_json = all(piece.is_json for piece in taken.pieces)
+            written = await asyncio.get_running_loop().run_in_executor(
+                self._threads, _encode, batches, config.compression_type, is_json
+            )
+            path = keys.segment(number, base, upto, self.clock.new_id().hex())
+            await self._upload(f"{topic.prefix}/{path}", written.body)
+            files.append(
+                SegmentFile(
+                    path,
+                    number,
+                    base,
+                    upto,
+                    written.body.size,
+                    written.rows,
+                    written.timestamp_min,
+                    written.timestamp_max,
+                )
+            )
+            base = upto
+        return files
+
+    async def _upload(self, key: str, body: pa.Buffer) -> None:
+        pause_s = 0.05
+        while await self.store.create(key, [memoryview(body)]) is Created.UNKNOWN:
+            # The name is ours alone, so EXISTS at the next try means that this one arrived.
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 2.0)
+
+
+def _encode(batches: list[pa.RecordBatch], codec: str, is_json: bool) -> segments.Written:
+    return segments.write(batches, codec=codec, is_json=is_json)
+
+
+def _without_last(batches: list[pa.RecordBatch], surplus: int) -> list[pa.RecordBatch]:
+    """All but the last `surplus` rows; offsets of a tail are dense, so rows are offsets."""
+    while surplus and batches:
+        last = batches.pop()
+        if last.num_rows > surplus:
+            batches.append(last.slice(0, last.num_rows - surplus))
+            break
+        surplus -= last.num_rows
+    return batches
+
+
+def lower_priority() -> None:
+    """Parquet threads at normal priority cost producers 27 to 43 % of their throughput (NUMBERS
+    2)."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)

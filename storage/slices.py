@@ -1,0 +1,182 @@
+"""Reading what a plan names: the records of segment slices and of runs, verified, columns chosen.
+
+Every byte that is decoded is covered by a checksum: a segment's footer and row groups by the
+CRC-32Cs in its footer, a run's chunk by the one in its WAL entry. Row groups are fetched whole, for
+one request of megabytes is faster than many of single columns, and decoded by columns.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage import chunk as chunks
+from storage import segment as segments
+from storage.errors import Corrupt, NotFound, Unavailable
+from storage.objectstore import ObjectStore
+from storage.readonly import OpenedStore, ReadOnlyFolder
+from storage.scan import EVERYTHING, RunSlice, SegmentSlice, Slice, Split, Wanted
+
+FETCH_BYTES = 8 * 1024 * 1024
+"""Largest single range: S3 gives one connection 50 to 100 MB/s."""
+AHEAD_BYTES = 64 * 1024 * 1024
+AHEAD_SLICES = 32
+"""What is fetched before it is needed, per task (I10)."""
+BATCH_ROWS = 32_768
+
+
+class Fetched(NamedTuple):
+    """What `decode` needs of a slice. Of `body`, as long as the object, a segment's footer and
+    `groups` are there, and nothing else; of a run it is the chunk."""
+
+    body: pa.Buffer
+    groups: Sequence[segments.Group] = ()
+
+
+def read_split(
+    opened: OpenedStore, split: Split, columns: Sequence[str], wanted: Wanted = EVERYTHING
+) -> Iterator[tuple[Slice, pa.RecordBatch]]:
+    """The records of a split, in order, as batches of `columns` of RECORD_SCHEMA, with their slice.
+
+    Raises Corrupt where bytes do not verify, Unavailable where an object is gone or out of reach.
+    """
+    waiting: deque[tuple[Slice, Future[Fetched]]] = deque()
+    left = deque(split.slices)
+    try:
+        while left or waiting:
+            ahead = sum(one.cost for one, _ in waiting)
+            while left and (
+                not waiting or (len(waiting) < AHEAD_SLICES and ahead + left[0].cost <= AHEAD_BYTES)
+            ):
+                one = left.popleft()
+                ahead += one.cost
+                waiting.append((one, opened.submit(fetch(opened.store, one, wanted))))
+            one, future = waiting.popleft()
+            for batch in decode(one, future.result(), columns):
+                yield one, batch
+    finally:
+        for _, future in waiting:
+            future.cancel()
+
+
+async def fetch(
+    store: ObjectStore, one: Slice, wanted: Wanted = EVERYTHING, *, groups_max: int | None = None
+) -> Fetched:
+    """The bytes of a slice, less the row groups in which no record can be wanted.
+
+    `groups_max`: only the first so many of those. Raises as `read_split` does.
+    """
+    try:
+        if isinstance(one, RunSlice):
+            body = await _get(store, one.run.object_key, one.run.position, one.run.size)
+            return Fetched(pa.py_buffer(body))
+        return await _fetch_segment(store, one, wanted, groups_max)
+    except NotFound as error:
+        raise Unavailable(
+            f"{error}: it was collected after this read was planned; read again"
+        ) from error
+
+
+async def _fetch_segment(
+    store: ObjectStore, one: SegmentSlice, wanted: Wanted, groups_max: int | None
+) -> Fetched:
+    if isinstance(store, ReadOnlyFolder):
+        body = store.map(one.key)
+        if body.size != one.size:
+            raise Corrupt(one.key, f"has {body.size} bytes, the manifest says {one.size}")
+        tail = memoryview(body)
+        groups = _groups(one, segments.read_footer(tail, one.size, one.key), wanted)
+        return Fetched(body, groups[:groups_max])
+    # Pages that are never touched cost nothing: Parquet sees a file, we hold its needed parts.
+    sparse = np.zeros(one.size, np.uint8)
+    want = min(one.size, segments.FOOTER_READ_BYTES)
+    tail = memoryview(await _get(store, one.key, one.size - want, want))
+    needed = segments.footer_length(tail, one.key)
+    if want < needed <= one.size:
+        tail = memoryview(await _get(store, one.key, one.size - needed, needed))
+    groups = _groups(one, segments.read_footer(tail, one.size, one.key), wanted)[:groups_max]
+    for start, length in _ranges(groups):
+        sparse[start : start + length] = np.frombuffer(
+            await _get(store, one.key, start, length), np.uint8
+        )
+    sparse[one.size - len(tail) :] = np.frombuffer(tail, np.uint8)
+    return Fetched(pa.py_buffer(sparse), groups)  # type: ignore[arg-type]
+
+
+def _groups(one: SegmentSlice, footer: segments.Footer, wanted: Wanted) -> Sequence[segments.Group]:
+    within = footer.groups_between(one.start, one.end)
+    first, last = (len(within) * share // one.shares for share in (one.share, one.share + 1))
+    return [
+        group
+        for group in within[first:last]
+        if wanted.overlaps(group.timestamp_min, group.timestamp_max)
+    ]
+
+
+def _ranges(groups: Sequence[segments.Group]) -> list[tuple[int, int]]:
+    """(start, length) of neighbouring groups together, up to about FETCH_BYTES."""
+    found: list[tuple[int, int]] = []
+    for group in groups:
+        if found:
+            start, length = found[-1]
+            if start + length == group.start and length + group.length <= FETCH_BYTES:
+                found[-1] = (start, length + group.length)
+                continue
+        found.append((group.start, group.length))
+    return found
+
+
+def decode(one: Slice, fetched: Fetched, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Batches of these columns of RECORD_SCHEMA, in offset order; verifies before it decodes."""
+    if isinstance(one, SegmentSlice):
+        yield from _decode_segment(one, fetched, columns)
+        return
+    run = one.run
+    batch = chunks.decode(
+        memoryview(fetched.body),
+        crc=run.crc32c,
+        rows=run.rows,
+        codec=run.codec,
+        raw_size=run.raw_size,
+        key=run.object_key,
+    )
+    batch = batch.slice(run.first_row + one.start - run.base_offset, one.end - one.start)
+    if run.append_ms >= 0:
+        batch = chunks.with_timestamp(batch, run.append_ms)
+    yield chunks.with_offsets(batch, one.start).select(list(columns))
+
+
+def _decode_segment(
+    one: SegmentSlice, fetched: Fetched, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    groups = fetched.groups
+    if not groups:
+        return
+    for group in groups:
+        if chunks.crc32c(fetched.body.slice(group.start, group.length)) != group.crc32c:  # type: ignore[arg-type]
+            raise Corrupt(one.key, f"checksum of row group {group.index} differs")
+    is_cut = groups[0].base_offset < one.start or groups[-1].end_offset > one.end
+    names = [*columns, "offset"] if is_cut and "offset" not in columns else list(columns)
+    try:
+        file = pq.ParquetFile(pa.BufferReader(fetched.body))
+        indexes = [group.index for group in groups]
+        for batch in file.iter_batches(BATCH_ROWS, indexes, names, use_threads=False):
+            if is_cut:
+                offsets = batch.column("offset").to_numpy()
+                first, last = np.searchsorted(offsets, [one.start, one.end]).tolist()
+                batch = batch.slice(first, last - first)
+            if batch.num_rows:
+                yield batch.select(list(columns))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Corrupt(one.key, f"row groups do not decode: {error}") from error
+
+
+async def _get(store: ObjectStore, key: str, start: int, length: int) -> bytes:
+    data = await store.get_range(key, start, length)
+    if len(data) != length:
+        raise Corrupt(key, f"has {len(data)} of {length} bytes at {start}: it is cut off")
+    return data

@@ -1,0 +1,465 @@
+"""The cluster state: the fold of all WAL entries, and `apply`, which folds one more.
+
+I4: `apply` reads no clock, no randomness and does no IO; two brokers that apply the same entries
+hold the same state to the byte (`encode` is how tests compare them). A commit is checked whole
+before any of it is done, so that it applies whole or leaves a recorded refusal. Time is the
+entries' own.
+
+Mutable and owned by one event loop: readers look, only `apply` writes.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from storage import keys, topics
+from storage.entry import (
+    GENESIS,
+    AddPartitions,
+    AlterTopic,
+    AnyAction,
+    Append,
+    Chunk,
+    Commit,
+    CreateTopic,
+    Decoded,
+    DeleteTopic,
+    Entry,
+    IdempotencyKey,
+    RetireHotLog,
+    Sealed,
+)
+from storage.errors import (
+    Corrupt,
+    IdempotencyMismatch,
+    InvalidRequest,
+    LogError,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from storage.model import Placement
+
+FORMAT = 1
+PARTITIONS_MAX = 10_000
+"""Partitions of one topic (I10): each costs ~200 bytes of state and checkpoint on every broker."""
+KEYS_MAX = 250_000
+"""Idempotency keys remembered (I10); the oldest go first. ~100 bytes each."""
+KEY_WINDOW_MS = 3_600_000
+"""How long a key is remembered, in entry time."""
+
+
+class Run(msgspec.Struct, array_like=True):
+    """Consecutive records of the tail that lie in one chunk: where each offset's bytes are.
+
+    `position` is absolute in `object_key`'s bytes. `append_ms` >= 0 replaces the records'
+    timestamps.
+    """
+
+    base_offset: int
+    count: int
+    first_row: int
+    object_key: str
+    position: int
+    size: int
+    crc32c: int
+    rows: int
+    timestamp_min: int
+    timestamp_max: int
+    committed_ms: int
+    append_ms: int
+    is_json: bool
+    codec: str
+    raw_size: int
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.count
+
+    @property
+    def bytes(self) -> int:
+        """The run's share of its chunk."""
+        return self.size * self.count // self.rows
+
+
+class Partition(msgspec.Struct, array_like=True):
+    """Offsets of one partition and the index of its tail.
+
+    log_start_offset <= sealed_end <= high_watermark; the tail covers at least [sealed_end,
+    high_watermark), without a hole, in offset order (I2).
+    """
+
+    log_start_offset: int = 0
+    sealed_end: int = 0
+    high_watermark: int = 0
+    tail_bytes: int = 0
+    tail: list[Run] = msgspec.field(default_factory=list)
+
+    def run_at(self, offset: int) -> int:
+        """Index in `tail` of the run that holds `offset`, which must lie in the tail."""
+        return bisect_right(self.tail, offset, key=lambda run: run.base_offset) - 1
+
+
+class Topic(msgspec.Struct, array_like=True):
+    """One topic. `topic_id` outlives neither deletion nor re-creation under the same name."""
+
+    name: str
+    topic_id: str
+    created_ms: int
+    configs: dict[str, str]
+    partitions: list[Partition]
+
+    @property
+    def prefix(self) -> str:
+        return keys.topic(self.name, self.topic_id)
+
+
+class DeletedTopic(msgspec.Struct, array_like=True, frozen=True):
+    """A tombstone: kept until nothing of the topic's prefix is left."""
+
+    name: str
+    topic_id: str
+    deleted_ms: int
+
+
+class RememberedKey(msgspec.Struct, array_like=True, frozen=True):
+    """What a request with an Idempotency-Key was answered."""
+
+    claim: IdempotencyKey
+    at_ms: int
+    placements: list[Placement]
+
+
+class Outcome(NamedTuple):
+    """What became of a commit: placed (one placement per Append, in order), or refused with a
+    reason.
+
+    `is_duplicate`: an earlier commit of the same key or hot mark was; its placements are given
+    when they are remembered.
+    """
+
+    placements: list[Placement]
+    refusal: LogError | None = None
+    is_duplicate: bool = False
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    format: int
+    cluster_id: str
+    seq: int
+    hash: bytes
+    time_ms: int
+    topics: list[Topic]
+    deleted: list[DeletedTopic]
+    keys: list[RememberedKey]
+    hot_logs: dict[str, int]
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class ClusterState:
+    """Everything that the WAL says, after entry `seq`."""
+
+    def __init__(self, cluster_id: str) -> None:
+        self.cluster_id = cluster_id
+        self.seq = 0
+        self.hash = GENESIS
+        self.time_ms = 0
+        self.topics: dict[str, Topic] = {}
+        self.deleted: list[DeletedTopic] = []
+        self.hot_logs: dict[str, int] = {}
+        self._keys: dict[str, RememberedKey] = {}
+        self._key_order: deque[str] = deque()
+        self._by_id: dict[str, Topic] = {}
+        self._configs: dict[str, topics.TopicConfig] = {}
+
+    # -- reading
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name; raises UnknownTopic."""
+        try:
+            return self.topics[name]
+        except KeyError:
+            raise UnknownTopic(name) from None
+
+    def partition(self, name: str, partition: int) -> Partition:
+        """The partition; raises UnknownTopic or UnknownPartition."""
+        topic = self.topic(name)
+        if not 0 <= partition < len(topic.partitions):
+            raise UnknownPartition(name, partition, len(topic.partitions))
+        return topic.partitions[partition]
+
+    def topic_of_id(self, topic_id: str) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def config(self, topic: Topic) -> topics.TopicConfig:
+        """The topic's effective configs."""
+        return self._configs[topic.topic_id]
+
+    def remembered(self, key: str) -> RememberedKey | None:
+        """What the request with this key was answered, as far back as the window goes."""
+        return self._keys.get(key)
+
+    # -- folding
+
+    def apply(self, decoded: Decoded, object_key: str) -> list[Outcome]:
+        """Fold the next entry in; one outcome per commit. `object_key` is where the entry lies.
+
+        The caller has checked number and chain (`entry.decode` does).
+        """
+        entry = decoded.entry
+        assert entry.seq == self.seq + 1, f"entry {entry.seq} after {self.seq}"
+        assert entry.previous == self.hash, f"entry {entry.seq} does not follow"
+        self.seq = entry.seq
+        self.hash = decoded.hash
+        self.time_ms = max(self.time_ms, entry.at_ms)
+        self._forget_keys()
+        return [
+            self._apply_commit(commit, entry, object_key, decoded.body_start)
+            for commit in entry.commits
+        ]
+
+    def _apply_commit(
+        self, commit: Commit, entry: Entry, object_key: str, body_start: int
+    ) -> Outcome:
+        if commit.hot is not None and commit.hot.seq <= self.hot_logs.get(commit.hot.log_id, -1):
+            return Outcome([], is_duplicate=True)
+        if commit.key is not None:
+            known = self._keys.get(commit.key.key)
+            if known is not None:
+                return recall(known, commit.key.fingerprint)
+        for action in commit.actions:
+            refusal = self._check(action, entry.chunks)
+            if refusal is not None:
+                return Outcome([], refusal)
+        placements = []
+        for action in commit.actions:
+            if isinstance(action, Append):
+                chunk = entry.chunks[action.chunk]
+                placements.append(self._append(action, chunk, object_key, body_start))
+            else:
+                self._do(action)
+        if commit.hot is not None:
+            self.hot_logs[commit.hot.log_id] = commit.hot.seq
+        if commit.key is not None:
+            self._remember(RememberedKey(commit.key, self.time_ms, placements))
+        return Outcome(placements)
+
+    def _check(self, action: AnyAction, chunks: Sequence[Chunk]) -> LogError | None:
+        match action:
+            case Append(index, first_row, count):
+                if not 0 <= index < len(chunks):
+                    return InvalidRequest(f"append of chunk {index}, the entry has {len(chunks)}")
+                chunk = chunks[index]
+                if first_row < 0 or count < 1 or first_row + count > chunk.rows:
+                    return InvalidRequest("append of rows that its chunk does not have")
+                return self._check_partition(chunk.topic_id, chunk.partition)
+            case Sealed(topic_id, partition, end_offset):
+                refusal = self._check_partition(topic_id, partition)
+                if refusal is not None:
+                    return refusal
+                if end_offset > self._by_id[topic_id].partitions[partition].high_watermark:
+                    return InvalidRequest(f"sealed end {end_offset} is beyond the high watermark")
+                return None
+            case CreateTopic(name, topic_id, count, configs):
+                return self._check_create(name, topic_id, count, configs)
+            case AlterTopic(topic_id, changes):
+                if topic_id not in self._by_id:
+                    return UnknownTopic(topic_id)
+                return _check_configs({k: v for k, v in changes.items() if v is not None})
+            case AddPartitions(topic_id, count):
+                topic = self._by_id.get(topic_id)
+                if topic is None:
+                    return UnknownTopic(topic_id)
+                if not len(topic.partitions) < count <= PARTITIONS_MAX:
+                    return InvalidRequest(
+                        f"topic {topic.name!r} has {len(topic.partitions)} partitions: "
+                        f"the number can only grow, to {PARTITIONS_MAX} at most, not to {count}"
+                    )
+                return None
+            case DeleteTopic(topic_id):
+                return None if topic_id in self._by_id else UnknownTopic(topic_id)
+            case RetireHotLog():
+                return None
+
+    def _check_partition(self, topic_id: str, partition: int) -> LogError | None:
+        topic = self._by_id.get(topic_id)
+        if topic is None:
+            return UnknownTopic(topic_id)
+        if not 0 <= partition < len(topic.partitions):
+            return UnknownPartition(topic.name, partition, len(topic.partitions))
+        return None
+
+    def _check_create(
+        self, name: str, topic_id: str, count: int, configs: dict[str, str]
+    ) -> LogError | None:
+        if not keys.is_topic_name(name):
+            return InvalidRequest(
+                f"topic name {name!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - and not . or .."
+            )
+        if name in self.topics or topic_id in self._by_id:
+            return TopicExists(f"topic {name!r} already exists")
+        if not 1 <= count <= PARTITIONS_MAX:
+            return InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {count}")
+        return _check_configs(configs)
+
+    def _do(self, action: AnyAction) -> None:
+        match action:
+            case Sealed(topic_id, partition, end_offset):
+                _trim(self._by_id[topic_id].partitions[partition], end_offset)
+            case CreateTopic(name, topic_id, count, configs):
+                partitions = [Partition() for _ in range(count)]
+                self._index(Topic(name, topic_id, self.time_ms, dict(configs), partitions))
+            case AlterTopic(topic_id, changes):
+                topic = self._by_id[topic_id]
+                for name, value in changes.items():
+                    if value is None:
+                        topic.configs.pop(name, None)
+                    else:
+                        topic.configs[name] = value
+                self._index(topic)
+            case AddPartitions(topic_id, count):
+                partitions = self._by_id[topic_id].partitions
+                partitions += [Partition() for _ in range(count - len(partitions))]
+            case DeleteTopic(topic_id):
+                topic = self._by_id.pop(topic_id)
+                del self.topics[topic.name]
+                del self._configs[topic_id]
+                self.deleted.append(DeletedTopic(topic.name, topic_id, self.time_ms))
+            case RetireHotLog(log_id):
+                self.hot_logs.pop(log_id, None)
+            case Append():
+                raise AssertionError("appends are placed by _append")
+
+    def _append(self, action: Append, chunk: Chunk, object_key: str, body_start: int) -> Placement:
+        topic = self._by_id[chunk.topic_id]
+        partition = topic.partitions[chunk.partition]
+        base_offset = partition.high_watermark
+        inside = not chunk.data
+        run = Run(
+            base_offset=base_offset,
+            count=action.count,
+            first_row=action.first_row,
+            object_key=object_key if inside else chunk.data,
+            position=chunk.position + body_start if inside else chunk.position,
+            size=chunk.size,
+            crc32c=chunk.crc32c,
+            rows=chunk.rows,
+            timestamp_min=chunk.timestamp_min,
+            timestamp_max=chunk.timestamp_max,
+            committed_ms=self.time_ms,
+            append_ms=self.time_ms if self._configs[topic.topic_id].log_append_time else -1,
+            is_json=chunk.is_json,
+            codec=chunk.codec,
+            raw_size=chunk.raw_size,
+        )
+        last = partition.tail[-1] if partition.tail else None
+        if last is not None and _continues(last, run):
+            last.count += run.count
+        else:
+            partition.tail.append(run)
+        partition.high_watermark += action.count
+        partition.tail_bytes += run.bytes
+        return Placement(topic.name, chunk.partition, base_offset, action.count)
+
+    def _index(self, topic: Topic) -> None:
+        self.topics[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        self._configs[topic.topic_id] = topics.effective(topic.configs)
+
+    def _remember(self, key: RememberedKey) -> None:
+        self._keys[key.claim.key] = key
+        self._key_order.append(key.claim.key)
+
+    def _forget_keys(self) -> None:
+        horizon = self.time_ms - KEY_WINDOW_MS
+        order = self._key_order
+        while order and (self._keys[order[0]].at_ms < horizon or len(order) > KEYS_MAX):
+            del self._keys[order.popleft()]
+
+    # -- checkpoints
+
+    def encode(self) -> bytes:
+        """The whole state; equal states give equal bytes."""
+        return _encoder.encode(
+            _Snapshot(
+                FORMAT,
+                self.cluster_id,
+                self.seq,
+                self.hash,
+                self.time_ms,
+                list(self.topics.values()),
+                self.deleted,
+                [self._keys[key] for key in self._key_order],
+                self.hot_logs,
+            )
+        )
+
+    @classmethod
+    def decode(cls, body: bytes, key: str) -> "ClusterState":
+        """The state of a checkpoint; raises Corrupt naming `key`."""
+        try:
+            snapshot = _decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Corrupt(key, f"checkpoint does not decode: {error}") from error
+        if snapshot.format != FORMAT:
+            raise Corrupt(key, f"checkpoint format {snapshot.format}, this version reads {FORMAT}")
+        state = cls(snapshot.cluster_id)
+        state.seq = snapshot.seq
+        state.hash = snapshot.hash
+        state.time_ms = snapshot.time_ms
+        state.deleted = snapshot.deleted
+        state.hot_logs = snapshot.hot_logs
+        for topic in snapshot.topics:
+            state._index(topic)
+        for remembered in snapshot.keys:
+            state._remember(remembered)
+        return state
+
+    def partitions(self) -> Iterator[tuple[Topic, int, Partition]]:
+        """Every partition of every topic."""
+        for topic in self.topics.values():
+            for number, partition in enumerate(topic.partitions):
+                yield topic, number, partition
+
+
+def recall(known: RememberedKey, fingerprint: bytes) -> Outcome:
+    """The answer to a request whose key is known: the first answer, or a refusal of another
+    body."""
+    if known.claim.fingerprint != fingerprint:
+        reason = f"idempotency key {known.claim.key!r} was used for another request"
+        return Outcome([], IdempotencyMismatch(reason))
+    return Outcome(known.placements, is_duplicate=True)
+
+
+def _check_configs(configs: dict[str, str]) -> LogError | None:
+    try:
+        for name, value in configs.items():
+            topics.check(name, value)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def _continues(last: Run, run: Run) -> bool:
+    return (
+        last.object_key == run.object_key
+        and last.position == run.position
+        and last.first_row + last.count == run.first_row
+    )
+
+
+def _trim(partition: Partition, end_offset: int) -> None:
+    if end_offset <= partition.sealed_end:
+        return  # a seal repeated after a crash
+    partition.sealed_end = end_offset
+    kept = partition.run_at(end_offset)
+    if kept >= 0 and partition.tail[kept].end_offset <= end_offset:
+        kept += 1
+    del partition.tail[: max(kept, 0)]
+    partition.tail_bytes = sum(run.bytes for run in partition.tail)

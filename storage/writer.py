@@ -1,0 +1,283 @@
+"""The write path of a broker: requests wait in the open hot segment, one flush commits them all.
+
+One flush is under way at a time; what arrives meanwhile rides in the next, so the batch grows with
+the load and the store's latency, and an idle broker flushes at once. `flush_interval_ms` spaces
+flushes to bound what the PUTs cost. I10: buffered bytes are bounded, at the bound callers get
+Throttled.
+
+And if we die here? Before the commit: acks=all callers have no answer, acks=1 requests are in the
+hot log. During it: as the store decides (storage.wal). After it, before the answers: the records
+are in the log, a retry with the Idempotency-Key finds the first answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+from storage.clock import Clock
+from storage.errors import CommitUnknown, Corrupt, LogError, StoreUnfit, Throttled, Unavailable
+from storage.hot import ClosedSegment, Encoded, Request
+from storage.hotlog import HotLog
+from storage.model import Placement
+from storage.state import Outcome, recall
+from storage.wal import Wal
+
+log = logging.getLogger("tidelog.writer")
+
+ENCODE_INLINE_BYTES = 128 * 1024
+"""Smaller segments are encoded on the loop: a trip to a thread costs more (~100 us)."""
+
+
+class Acks(IntEnum):
+    """When a produce is answered."""
+
+    NONE = 0  # after validation
+    LOCAL = 1  # after fdatasync of the broker's hot log; offsets not known yet
+    ALL = -1  # after the commit, with offsets
+
+
+class WriterSettings(NamedTuple):
+    """Values; the service reads them from its settings."""
+
+    flush_bytes: int = 8 * 1024 * 1024
+    """An open segment of this size is flushed as soon as a flush may start."""
+    flush_bytes_max: int = 64 * 1024 * 1024
+    """No entry carries more than about this."""
+    flush_interval_ms: int = 0
+    """Least time between the starts of two flushes, unless `flush_bytes` are waiting."""
+    buffer_bytes_max: int = 256 * 1024 * 1024
+    """Requests that are not answered or not committed yet."""
+    codec: str = "lz4"
+    """Packs large chunks: lz4, zstd or empty."""
+
+
+@dataclass
+class WriterCounters:
+    """Since the process started."""
+
+    flushes: int = 0
+    flushes_failed: int = 0
+    requests: int = 0
+    throttled: int = 0
+    records: int = 0
+    flush_bytes: int = 0
+    commit_seconds: float = 0.0
+
+
+Waiter: TypeAlias = asyncio.Future[list[Placement]]
+
+
+class Writer:
+    """Owned by one event loop; lives between `start` and `close`."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        clock: Clock,
+        settings: WriterSettings,
+        on_committed: Callable[[ClosedSegment, Encoded, Sequence[Outcome]], None],
+    ) -> None:
+        self.wal = wal
+        self.clock = clock
+        self.settings = settings
+        self.counters = WriterCounters()
+        self.hot_log: HotLog | None = None
+        self.buffered_bytes = 0
+        self._on_committed = on_committed
+        self._open: list[Request] = []
+        self._open_bytes = 0
+        self._waiters: dict[Request, Waiter] = {}
+        self._keyed: dict[str, tuple[bytes, Waiter]] = {}
+        self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        self._closing = False
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.task = asyncio.create_task(self._run(), name="tidelog-writer")
+
+    async def close(self) -> None:
+        """Flush what is open, then stop. New requests are refused from now on."""
+        self._closing = True
+        self._wake.set()
+        self._full.set()
+        if self.task is not None:
+            await self.task
+        if self.hot_log is not None:
+            await self.hot_log.close(is_drained=not self._open)
+
+    # -- taking requests
+
+    async def append(self, request: Request, acks: Acks) -> list[Placement] | None:
+        """Make the request part of the log; its placements, or None when they are not known yet.
+
+        Raises Throttled (nothing done), Unavailable (definitely not done), CommitUnknown, or the
+        refusal that `apply` recorded. Cancelling the caller does not cancel the commit.
+        """
+        if request.key is not None:
+            known = self.wal.state.remembered(request.key.key)
+            if known is not None:
+                outcome = recall(known, request.key.fingerprint)
+                if outcome.refusal is not None:
+                    raise outcome.refusal
+                return outcome.placements
+            under_way = self._keyed.get(request.key.key)
+            if under_way is not None and under_way[0] == request.key.fingerprint:
+                return await asyncio.shield(under_way[1])
+        self._admit(request)
+        if acks is Acks.LOCAL and self.hot_log is not None:
+            try:
+                await self.hot_log.append(request)
+            except LogError:
+                self.buffered_bytes -= request.size
+                raise
+            return None
+        waiter = self._enqueue(request)
+        if acks is Acks.NONE:
+            waiter.add_done_callback(_forget)
+            return None
+        # Shielded: the waiter may be shared by a retry with the same key.
+        return await asyncio.shield(waiter) if request.key is not None else await waiter
+
+    def recover(self, requests: Sequence[Request]) -> list[Waiter]:
+        """Take marked requests of a hot log, in order, before any others."""
+        for request in requests:
+            self.buffered_bytes += request.size
+        return [self._enqueue(request) for request in requests]
+
+    def enqueue_durable(self, request: Request) -> None:
+        """A request that the hot log holds: it is committed whatever happens to its caller."""
+        self._enqueue(request).add_done_callback(_forget)
+
+    def _admit(self, request: Request) -> None:
+        if self._closing:
+            raise Unavailable("this broker is shutting down: send the request to another")
+        if self.buffered_bytes + request.size > self.settings.buffer_bytes_max:
+            self.counters.throttled += 1
+            raise Throttled(
+                f"{self.buffered_bytes} bytes wait to be committed, the bound is "
+                f"{self.settings.buffer_bytes_max}: try again later",
+                retry_after_ms=1000,
+            )
+        self.buffered_bytes += request.size
+        self.counters.requests += 1
+
+    def _enqueue(self, request: Request) -> Waiter:
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._waiters[request] = waiter
+        if request.key is not None:
+            self._keyed.setdefault(request.key.key, (request.key.fingerprint, waiter))
+        self._open.append(request)
+        self._open_bytes += request.size
+        self._wake.set()
+        if self._open_bytes >= self.settings.flush_bytes:
+            self._full.set()
+        return waiter
+
+    # -- flushing
+
+    async def _run(self) -> None:
+        started_s = -1e9
+        while True:
+            if not self._open:
+                if self._closing:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            pause_s = started_s + self.settings.flush_interval_ms / 1000 - self.clock.boot_s()
+            if pause_s > 0 and self._open_bytes < self.settings.flush_bytes and not self._closing:
+                await self._wait_until_full(pause_s)
+            started_s = self.clock.boot_s()
+            requests = self._take()
+            if not await self._flush(requests) and self._closing:
+                return  # what the hot log holds stays there for the next start
+
+    async def _wait_until_full(self, pause_s: float) -> None:
+        self._full.clear()
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._full.wait()
+        except TimeoutError:
+            pass
+
+    def _take(self) -> list[Request]:
+        """The open segment, or as much of it as one entry carries."""
+        taken_bytes = 0
+        for count, request in enumerate(self._open):
+            if count and taken_bytes + request.size > self.settings.flush_bytes_max:
+                break
+            taken_bytes += request.size
+        else:
+            count = len(self._open)
+        taken, self._open = self._open[:count], self._open[count:]
+        self._open_bytes -= taken_bytes
+        return taken
+
+    async def _flush(self, requests: list[Request]) -> bool:
+        segment = ClosedSegment(requests)
+        try:
+            encoded = await self._encode(segment, requests)
+            started_s = self.clock.boot_s()
+            outcomes = await self.wal.commit(encoded.draft)
+        except Unavailable as error:  # definitely not in the WAL (Wal.commit)
+            self._failed(requests, error)
+            await asyncio.sleep(0.1)  # a full disk stays full for a while
+            return False
+        except (Corrupt, StoreUnfit) as error:
+            # The chain does not go on, so nobody can say whether our entry is in it.
+            self._failed(requests, CommitUnknown(f"the WAL cannot be continued: {error}"))
+            await asyncio.sleep(1.0)
+            return False
+        self.counters.flushes += 1
+        self.counters.commit_seconds += self.clock.boot_s() - started_s
+        self.counters.flush_bytes += sum(len(body) for body in encoded.draft.bodies)
+        self.counters.records += sum(chunk.rows for chunk in encoded.draft.chunks)
+        self._on_committed(segment, encoded, outcomes)
+        for answer in segment.answers(outcomes):
+            self._answer(answer.request, answer.placements, answer.error)
+        if self.hot_log is not None:
+            marks = [request.hot for request in requests if request.hot is not None]
+            self.hot_log.committed(marks)
+        return True
+
+    async def _encode(self, segment: ClosedSegment, requests: list[Request]) -> Encoded:
+        if sum(request.size for request in requests) < ENCODE_INLINE_BYTES:
+            return segment.encode(self.settings.codec)
+        return await asyncio.to_thread(segment.encode, self.settings.codec)
+
+    def _failed(self, requests: list[Request], error: LogError) -> None:
+        """Tell those who wait for the commit; keep, in order and first, what was acked already."""
+        self.counters.flushes_failed += 1
+        log.error("flush of %d requests failed: %s", len(requests), error)
+        acked = [request for request in requests if request.hot is not None]
+        for request in requests:
+            if request.hot is None:
+                self._answer(request, [], error)
+        self._open[:0] = acked
+        self._open_bytes += sum(request.size for request in acked)
+
+    def _answer(
+        self, request: Request, placements: list[Placement], error: LogError | None
+    ) -> None:
+        self.buffered_bytes -= request.size
+        waiter = self._waiters.pop(request)
+        if request.key is not None:
+            under_way = self._keyed.get(request.key.key)
+            if under_way is not None and under_way[1] is waiter:
+                del self._keyed[request.key.key]
+        if waiter.done():
+            return  # its caller has gone
+        if error is None:
+            waiter.set_result(placements)
+        else:
+            waiter.set_exception(error)
+
+
+def _forget(waiter: Waiter) -> None:
+    """Nobody asks for the answer of acks=0 and 1; a refusal is worth a line."""
+    if not waiter.cancelled() and (error := waiter.exception()) is not None:
+        log.warning("unanswered request was not committed: %s", error)

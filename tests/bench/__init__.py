@@ -1,0 +1,2 @@
+"""Benchmarks: `make bench`. Ratios and medians of one run on one machine; never part of the
+tests."""

@@ -1,0 +1,97 @@
+"""Ack latency of one record, acks=all, beside one bare PUT of the same size to the same store."""
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from storage.s3 import S3Options
+from storage.stores import open_store
+from tests.bench import bodies
+from tests.bench.load import request, run
+from tests.bench.report import Row
+from tests.support.broker import Broker
+from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, running_seaweed
+
+RUNS = 3
+SLACK_MS = 2.0
+FACTOR = 1.5
+
+
+def measure(*, is_quick: bool) -> list[Row]:
+    rows = []
+    for name, stores in (("file", _folder), ("SeaweedFS", _seaweed)):
+        with stores() as (url, flags, environment, s3):
+            puts: list[float] = []
+            acks: list[float] = []
+            with Broker(url, *flags, environment=environment) as broker:
+                broker.create_topic("bench", 1)
+                for _ in range(RUNS):  # in turn, so that the machine's moods hit both
+                    puts.append(asyncio.run(_bare_put(url, s3, 100 if is_quick else 300)))
+                    acks.append(_ack(broker, 0.5 if is_quick else 2.0))
+        put, ack = statistics.median(puts), statistics.median(acks)
+        rows.append(
+            Row(
+                "latency",
+                f"{name}: ack of one record",
+                ack,
+                "ms",
+                FACTOR * put + SLACK_MS,
+                note=f"p50; one bare PUT {put:.2f} ms; the target is 1.5 PUTs + 2 ms",
+                is_smaller_better=True,
+            )
+        )
+    return rows
+
+
+async def _bare_put(url: str, s3: S3Options | None, count: int) -> float:
+    """The p50 of a create of a new 400-byte key, ms."""
+    store = await open_store(url, s3=s3)
+    taken = []
+    stamp = time.time_ns()
+    try:
+        for number in range(count):
+            started = time.perf_counter()
+            await store.create(f"bench/{stamp}-{number}", [b"x" * 400])
+            taken.append(time.perf_counter() - started)
+    finally:
+        await store.close()
+    return 1000 * statistics.median(taken)
+
+
+def _ack(broker: Broker, seconds: float) -> float:
+    headers = {"content-type": "application/vnd.kafka.json.v2+json"}
+    requests = [
+        request(
+            "POST", "/topics/bench", body=bodies.json_body(bodies.rows(1, seed)), headers=headers
+        )
+        for seed in range(16)
+    ]
+    measured = asyncio.run(run("127.0.0.1", broker.port, requests, connections=1, seconds=seconds))
+    return measured.p50_ms
+
+
+Stores = tuple[str, list[str], dict[str, str], S3Options | None]
+
+
+@contextmanager
+def _folder() -> Iterator[Stores]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"file://{folder}/store", [], {}, None
+
+
+@contextmanager
+def _seaweed() -> Iterator[Stores]:
+    with running_seaweed() as server:
+        environment = {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": REGION,
+        }
+        os.environ.update(environment)  # the bare PUTs come from this process
+        flags = ["--s3-endpoint", server.endpoint_url, "--s3-region", REGION]
+        options = S3Options(endpoint_url=server.endpoint_url, region=REGION)
+        yield f"s3://{server.bucket}/bench", flags, environment, options

@@ -1,0 +1,135 @@
+"""A load generator that is cheaper than what it measures: raw HTTP/1.1 over asyncio protocols.
+
+Requests are bytes made beforehand; of a response only its status, length and body are looked at.
+Closed loop: each connection sends its next request when the answer to the last one is whole.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Measured(NamedTuple):
+    """One run: wall seconds, latencies in ms, bytes of answers, CPU seconds of the broker."""
+
+    requests: int
+    seconds: float
+    p50_ms: float
+    p99_ms: float
+    bytes_in: int
+
+    @property
+    def per_second(self) -> float:
+        return self.requests / self.seconds
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, on_answer: Callable[["_Connection", int, int], None]) -> None:
+        self._on_answer = on_answer
+        self._head = b""
+        self._left = 0
+        self._size = 0
+        self._status = 0
+        self.transport: asyncio.Transport
+        self.sent_s = 0.0
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(exc)
+
+    def send(self, request: bytes) -> None:
+        self.sent_s = time.perf_counter()
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        if self._left:
+            self._left -= len(data)
+        else:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = self._head[:end].lower()
+            self._status = int(head[9:12])
+            at = head.find(b"content-length: ")
+            stop = head.find(b"\r\n", at)
+            self._size = int(head[at + 16 : stop if stop >= 0 else end])
+            self._left = self._size - (len(self._head) - end - 4)
+            self._head = b""
+        assert self._left >= 0, "an answer is longer than it said"
+        if self._left == 0:
+            self._on_answer(self, self._status, self._size)
+
+
+async def run(
+    host: str,
+    port: int,
+    requests: Sequence[bytes],
+    *,
+    connections: int,
+    seconds: float,
+    requests_min: int = 0,
+) -> Measured:
+    """Send requests round robin over the connections for about so long, and at least
+    `requests_min`; raises on any non-200."""
+    loop = asyncio.get_running_loop()
+    latencies: list[float] = []
+    bytes_in = 0
+    sent = 0
+    deadline = 0.0
+    idle = 0
+    done = loop.create_future()
+
+    def answered(connection: _Connection, status: int, size: int) -> None:
+        nonlocal sent, bytes_in, idle
+        now = time.perf_counter()
+        if status != 200:
+            if not done.done():
+                done.set_exception(RuntimeError(f"status {status}"))
+            return
+        latencies.append(now - connection.sent_s)
+        bytes_in += size
+        if now >= deadline and sent >= requests_min:
+            idle += 1
+            if idle == connections and not done.done():
+                done.set_result(None)
+            return
+        connection.send(requests[sent % len(requests)])
+        sent += 1
+
+    opened = [
+        (await loop.create_connection(lambda: _Connection(answered), host, port))[1]
+        for _ in range(connections)
+    ]
+    started = time.perf_counter()
+    deadline = started + seconds
+    for connection in opened:
+        connection.send(requests[sent % len(requests)])
+        sent += 1
+    await done
+    took = time.perf_counter() - started
+    for connection in opened:
+        connection.transport.close()
+        await connection.lost
+    latencies.sort()
+    return Measured(
+        len(latencies),
+        took,
+        1000 * statistics.median(latencies),
+        1000 * latencies[min(len(latencies) - 1, int(len(latencies) * 0.99))],
+        bytes_in,
+    )
+
+
+def request(method: str, path: str, *, body: bytes = b"", headers: dict[str, str]) -> bytes:
+    """The bytes of one HTTP/1.1 request on a kept connection."""
+    lines = [f"{method} {path} HTTP/1.1", "host: bench", f"content-length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body

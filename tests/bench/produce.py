@@ -1,0 +1,91 @@
+"""Produce throughput: JSON, binary and Arrow at 1, 100 and 1,000 records a request, acks=all."""
+
+import asyncio
+import statistics
+import tempfile
+from typing import NamedTuple
+
+import httpx
+
+from tests.bench import bodies
+from tests.bench.load import Measured, request, run
+from tests.bench.report import Row
+from tests.support.broker import Broker
+
+RUNS = 3
+PARTITIONS = 6
+
+
+class Case(NamedTuple):
+    """One line of the table. Target: records/s, acks=all, from the project's measured ceilings."""
+
+    kind: str
+    records: int
+    connections: int
+    target: float | None
+
+
+CASES = [
+    Case("json", 1, 64, 15_000),
+    Case("json", 1, 8, 12_000),
+    Case("json", 100, 16, None),
+    Case("json", 1000, 8, 600_000),
+    Case("binary", 1, 64, None),
+    Case("binary", 100, 16, None),
+    Case("binary", 1000, 8, 600_000),
+    Case("arrow", 1, 64, None),
+    Case("arrow", 100, 16, None),
+    Case("arrow", 1000, 8, 3_000_000),
+]
+BODIES = {
+    "json": (bodies.json_body, "application/vnd.kafka.json.v2+json"),
+    "binary": (bodies.binary_body, "application/vnd.kafka.binary.v2+json"),
+    "arrow": (bodies.arrow_body, "application/vnd.apache.arrow.stream"),
+}
+
+
+def measure(*, is_quick: bool) -> list[Row]:
+    seconds = 1.0 if is_quick else 4.0
+    rows = []
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder, Broker(f"file://{folder}/store") as broker:
+            broker.create_topic("bench", PARTITIONS)
+            runs = [_run(broker, case, seconds) for _ in range(RUNS)]
+            flushes = _requests_per_flush(broker)
+        rate = statistics.median(one.per_second * case.records for one in runs)
+        size = bodies.VALUE_BYTES + 14
+        rows.append(
+            Row(
+                "produce",
+                f"{case.kind}, {case.records} a request, {case.connections} connections",
+                rate,
+                "records/s",
+                case.target,
+                statistics.median(one.p50_ms for one in runs),
+                statistics.median(one.p99_ms for one in runs),
+                f"{rate * size / 1e6:,.0f} MB/s, {flushes:.3f} PUTs a flush",
+            )
+        )
+    return rows
+
+
+def _run(broker: Broker, case: Case, seconds: float) -> Measured:
+    make, media_type = BODIES[case.kind]
+    headers = {"content-type": media_type}
+    requests = [
+        request(
+            "POST", "/topics/bench", body=make(bodies.rows(case.records, seed)), headers=headers
+        )
+        for seed in range(16)
+    ]
+    return asyncio.run(
+        run("127.0.0.1", broker.port, requests, connections=case.connections, seconds=seconds)
+    )
+
+
+def _requests_per_flush(broker: Broker) -> float:
+    text = httpx.get(f"{broker.base_url}/metrics").text
+    for line in text.splitlines():
+        if line.startswith("tidelog_requests_per_flush "):
+            return float(line.split()[1])
+    raise RuntimeError("the broker does not count requests per flush")

@@ -1,0 +1,69 @@
+"""Fixtures that every suite may use: servers once per worker, stores once per test."""
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.folder import FolderStore
+from storage.objectstore import MemoryStore, ObjectStore
+from storage.s3 import S3Options, S3Store
+from tests.support.moto import Moto, running_moto
+from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, Seaweed, running_seaweed
+
+STORES = ("memory", "folder", "moto", pytest.param("seaweed", marks=pytest.mark.seaweed))
+_prefixes = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def aws_credentials() -> Iterator[None]:
+    """The AWS chain finds the local servers' credentials and nothing of the machine's."""
+    ours = {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in ours.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def seaweed(aws_credentials: None) -> Iterator[Seaweed]:
+    with running_seaweed() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto_server(aws_credentials: None) -> Iterator[Moto]:
+    with running_moto() as server:
+        yield server
+
+
+@pytest.fixture(params=STORES)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    """An empty store of every kind that there is."""
+    opened: ObjectStore
+    match request.param:
+        case "memory":
+            opened = MemoryStore(now_ms=1_700_000_000_000)
+        case "folder":
+            opened = FolderStore(tmp_path / "store")
+        case kind:
+            server = request.getfixturevalue({"moto": "moto_server"}.get(kind, kind))
+            options = S3Options(endpoint_url=server.endpoint_url, region=REGION)
+            opened = await S3Store.open(server.bucket, f"test-{next(_prefixes)}", options)
+    yield opened
+    await opened.close()

@@ -1,0 +1,235 @@
+"""Each error class has its status and code; nothing that is not ours is told."""
+
+import json
+import logging
+from collections.abc import Sequence
+
+import httpx
+import pytest
+from fastapi import APIRouter, Request
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from service import topics
+from service.app import BODY_BYTES_MAX, build_app
+from service.errors import MESSAGE_CHARS_MAX, TopicNotHosted, error_body, error_response
+from storage.clock import SystemClock
+from storage.errors import (
+    CommitUnknown,
+    Corrupt,
+    IdempotencyMismatch,
+    InvalidConfig,
+    InvalidRequest,
+    LogError,
+    NotFound,
+    OffsetOutOfRange,
+    RecordTooLarge,
+    StoreRefused,
+    StoreUnfit,
+    Throttled,
+    TopicExists,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+from storage.log import Log
+from storage.objectstore import Created, MemoryStore, Part
+from tests.service.conftest import QUIET
+
+
+class Dialect(InvalidRequest):
+    """An error with a status of its own."""
+
+    status = 406
+    code = 40601
+
+
+TABLE = [
+    (UnknownTopic("t"), 404, 40401),
+    (TopicNotHosted("t"), 404, 40403),
+    (UnknownPartition("t", 3, 2), 404, 40402),
+    (TopicExists("t"), 400, 40002),
+    (InvalidConfig("c"), 400, 40002),
+    (InvalidRequest("r"), 400, 40002),
+    (OffsetOutOfRange("t", 0, 9, log_start_offset=3, high_watermark=7), 400, 40002),
+    (RecordTooLarge("l"), 413, 413),
+    (IdempotencyMismatch("i"), 422, 422),
+    (Throttled("b", retry_after_ms=1001), 429, 42901),
+    (Unavailable("u"), 503, 50302),
+    (StoreRefused("u"), 503, 50302),
+    (CommitUnknown("c"), 504, 50003),
+    (Corrupt("wal/7", "crc"), 500, 50002),
+    (NotFound("wal/7"), 500, 50002),
+    (StoreUnfit("s"), 500, 50002),
+    (LogError("l"), 500, 50002),
+    (Dialect("d"), 406, 40601),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), TABLE, ids=lambda v: type(v).__name__)
+def test_an_error_has_its_status_and_code(error: LogError, status: int, code: int) -> None:
+    assert error_response(error)[:2] == (status, code)
+
+
+def test_every_error_class_is_in_the_table() -> None:
+    def below(kind: type[LogError]) -> set[type[LogError]]:
+        return {kind}.union(*(below(each) for each in kind.__subclasses__()))
+
+    ours = {kind for kind in below(LogError) if kind.__module__ == "storage.errors"}
+    assert ours <= {type(error) for error, _, _ in TABLE}
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "seconds"), [(0, "1"), (1, "1"), (1000, "1"), (1001, "2")]
+)
+def test_throttled_says_when_to_come_back(milliseconds: int, seconds: str) -> None:
+    answer = error_response(Throttled("full", retry_after_ms=milliseconds))
+    assert answer.headers == {"Retry-After": seconds}
+
+
+def test_messages_carry_what_a_client_needs() -> None:
+    out_of_range = OffsetOutOfRange("t", 0, 9, log_start_offset=3, high_watermark=7)
+    assert "3 to 7" in error_response(out_of_range).message
+    assert "wal/7" in error_response(Corrupt("wal/7", "crc")).message
+    assert "Idempotency-Key" in error_response(CommitUnknown("timed out")).message
+    assert error_response(Unavailable("down")).headers == {"Retry-After": "1"}
+
+
+@given(st.integers(), st.text(st.characters(exclude_categories=[])))
+def test_any_message_makes_a_body(code: int, message: str) -> None:
+    said = json.loads(error_body(code, message))
+    assert said.keys() == {"error_code", "message"}
+    assert said["error_code"] == code
+
+
+def test_a_message_is_bounded() -> None:
+    assert len(error_body(1, "x" * 10**6)) < MESSAGE_CHARS_MAX + 100
+
+
+# -- as HTTP
+
+raising = APIRouter()
+
+
+class Body(BaseModel):
+    numbers: dict[str, int]
+
+
+@raising.get("/topics/raise/{number}")
+async def raise_one(number: int) -> None:
+    raise TABLE[number][0]
+
+
+@raising.get("/v3/bug")
+@raising.get("/topics/a/bug")
+async def bug() -> None:
+    raise ValueError("the secret")
+
+
+@raising.post("/body")
+async def take(body: Body) -> None:
+    return None
+
+
+@raising.post("/raw")
+async def take_raw(request: Request) -> int:
+    return len(await request.body())
+
+
+@pytest.fixture
+def app(log: Log) -> object:
+    return build_app(log, extra=[raising])
+
+
+@pytest.mark.parametrize("number", range(len(TABLE)))
+async def test_errors_are_answered_in_our_form(client: httpx.AsyncClient, number: int) -> None:
+    error, status, code = TABLE[number]
+    answer = await client.get(f"/topics/raise/{number}")
+    assert answer.status_code == status
+    assert answer.json() == {"error_code": code, "message": error_response(error).message}
+    assert answer.headers["content-type"] == "application/vnd.kafka.v2+json"
+    assert ("retry-after" in answer.headers) == (status in {429, 503})
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type"),
+    [("/v3/bug", "application/json"), ("/topics/a/bug", "application/vnd.kafka.v2+json")],
+)
+async def test_a_bug_is_logged_and_not_told(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, path: str, media_type: str
+) -> None:
+    with caplog.at_level(logging.ERROR, "tidelog.http"):
+        answer = await client.get(path)
+    assert (answer.status_code, answer.json()["error_code"]) == (500, 50002)
+    assert answer.headers["content-type"] == media_type
+    assert "secret" not in answer.text
+    assert "the secret" in caplog.text
+
+
+async def test_bare_http_errors_have_the_form_too(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/no/such/path")
+    said = {"error_code": 404, "message": "HTTP 404 Not Found"}
+    assert (answer.status_code, answer.json()) == (404, said)
+    answer = await client.put("/topics")
+    said = {"error_code": 405, "message": "HTTP 405 Method Not Allowed"}
+    assert (answer.status_code, answer.json()) == (405, said)
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status", "message"),
+    [
+        (b"", {}, 422, "the body is missing"),
+        (b"null", {}, 422, "the body: "),
+        (b"{", {}, 400, "the body is not JSON"),
+        (b"\xff", {}, 400, "parsing the body"),
+        (b"[" * 100_000, {}, 400, "parsing the body"),
+        (b'{"numbers": {"a": ' + b"9" * 5000 + b"}}", {}, 400, "parsing the body"),
+        (b'{"numbers": {"a": "x"}}', {}, 422, "numbers.a: "),
+        (b'{"numbers": {"\\ud800": "x"}}', {}, 422, "numbers"),
+        (b'{"numbers": {}}', {"content-type": "text/plain"}, 415, "'text/plain'"),
+        (b'{"numbers": {"a": "1"}}', {}, 200, ""),
+        (b'{"numbers": {}}', {"content-type": "application/vnd.kafka.v2+json; q=1"}, 200, ""),
+    ],
+)
+async def test_bodies_are_judged(
+    client: httpx.AsyncClient, content: bytes, headers: dict[str, str], status: int, message: str
+) -> None:
+    answer = await client.post("/body", content=content, headers=headers)
+    assert answer.status_code == status, answer.text
+    if message:
+        assert answer.json()["error_code"] == status
+        assert message in answer.json()["message"]
+
+
+async def test_a_body_is_bounded(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/raw", content=b"x" * 1000)).json() == 1000
+    answer = await client.post("/raw", content=b"x" * (BODY_BYTES_MAX + 1))
+    assert (answer.status_code, answer.json()["error_code"]) == (413, 413)
+
+
+# -- an outcome that nobody knows
+
+
+class SilentStore(MemoryStore):
+    """Stores nothing and says nothing while it is silent."""
+
+    is_silent = False
+
+    async def create(self, key: str, parts: Sequence[Part]) -> Created:
+        return Created.UNKNOWN if self.is_silent else await super().create(key, parts)
+
+
+async def test_a_change_that_does_not_end_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "DECISION_S_MAX", 0.05)
+    store = SilentStore()
+    log = Log(store, SystemClock(), "broker-1", QUIET, None)
+    await log.open()
+    transport = httpx.ASGITransport(app=build_app(log))
+    async with httpx.AsyncClient(transport=transport, base_url="http://tide") as client:
+        store.is_silent = True
+        answer = await client.post("/admin/topics", json={"topic_name": "t"})
+        assert (answer.status_code, answer.json()["error_code"]) == (504, 50003)
+        store.is_silent = False
+    await log.close()
+    assert list(log.state.topics) == ["t"]  # the commit went on without its caller

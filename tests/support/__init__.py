@@ -1,0 +1,1 @@
+"""What the tests run against: servers, ports and stores that are not ours."""

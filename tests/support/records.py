@@ -1,0 +1,103 @@
+"""Records, requests and drafts for tests, and the plainest possible reader of a WAL."""
+
+from collections.abc import Mapping, Sequence
+
+from storage import chunk as chunks
+from storage import entry as entries
+from storage import keys
+from storage.chunk import Rows
+from storage.clock import Clock
+from storage.entry import AnyAction, CreateTopic, HotMark, IdempotencyKey
+from storage.errors import NotFound
+from storage.hot import ClosedSegment, PartRows, Request
+from storage.objectstore import ObjectStore
+from storage.state import ClusterState, Outcome
+from storage.wal import Draft
+
+TOPIC_ID = "a1" * 16
+TIME_MS = 1_700_000_000_000
+
+
+def rows(*values: bytes | str, timestamps: Sequence[int] | None = None) -> Rows:
+    """One record a value; stamped a millisecond apart unless told."""
+    encoded: list[bytes | None] = [v.encode() if isinstance(v, str) else v for v in values]
+    stamps = [TIME_MS + i for i in range(len(values))] if timestamps is None else list(timestamps)
+    return Rows(stamps, [None] * len(values), encoded)
+
+
+def request(
+    clock: Clock,
+    parts: Mapping[int, Rows],
+    *,
+    topic_id: str = TOPIC_ID,
+    key: IdempotencyKey | None = None,
+    hot: HotMark | None = None,
+    actions: Sequence[AnyAction] = (),
+) -> Request:
+    """A request to one topic; its size is that of its values."""
+    size = sum(len(value or b"") for part in parts.values() for value in part.values)
+    return Request(
+        clock.new_id(),
+        [PartRows(topic_id, partition, part) for partition, part in parts.items()],
+        size,
+        key=key,
+        hot=hot,
+        actions=actions,
+        topic_id=topic_id,
+    )
+
+
+def draft(*requests: Request) -> Draft:
+    return ClosedSegment(requests).encode("").draft
+
+
+def creating(clock: Clock, name: str = "t", partitions: int = 1, topic_id: str = TOPIC_ID) -> Draft:
+    """A draft that makes a topic."""
+    action = CreateTopic(name, topic_id, partitions, {})
+    return draft(Request(clock.new_id(), (), 0, actions=[action]))
+
+
+async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entries.Decoded]]:
+    """Every entry from number `first` on, its chain verified."""
+    found: list[tuple[str, entries.Decoded]] = []
+    previous = entries.GENESIS if first == 1 else None
+    while True:
+        key = keys.wal(first + len(found))
+        try:
+            body = await store.get(key)
+        except NotFound:
+            return found
+        decoded = entries.decode(body, key, seq=first + len(found), previous=previous)
+        previous = decoded.hash
+        found.append((key, decoded))
+
+
+async def fold(store: ObjectStore, cluster_id: str) -> tuple[ClusterState, list[list[Outcome]]]:
+    """The state of a WAL that begins at 1, and the outcomes of each entry."""
+    state = ClusterState(cluster_id)
+    outcomes = [state.apply(decoded, key) for key, decoded in await entries_of(store)]
+    return state, outcomes
+
+
+async def tail_values(
+    store: ObjectStore, state: ClusterState, topic: str, partition: int
+) -> list[bytes | None]:
+    """The values of a partition's tail in offset order, read chunk by chunk; no offset missing."""
+    held = state.partition(topic, partition)
+    found: list[bytes | None] = []
+    at = held.tail[0].base_offset if held.tail else held.high_watermark
+    for run in held.tail:
+        assert run.base_offset == at
+        body = await store.get_range(run.object_key, run.position, run.size)
+        batch = chunks.decode(
+            body,
+            crc=run.crc32c,
+            rows=run.rows,
+            codec=run.codec,
+            raw_size=run.raw_size,
+            key=run.object_key,
+        )
+        found += batch.slice(run.first_row, run.count).column("value").to_pylist()
+        at = run.end_offset
+    assert at == held.high_watermark
+    return found

@@ -1,0 +1,125 @@
+"""A SeaweedFS of our own: a local S3 whose create-if-absent is atomic (from 4.18 on).
+
+It listens on 127.0.0.1 alone, reports to nobody, keeps its files in one temporary directory, and is
+stopped by its process id. Up in a second; down in two, because it takes leave of its own services.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.support.ports import free_port_pairs
+
+ACCESS_KEY = "tidelog"
+SECRET_KEY = "tidelog-secret"
+REGION = "us-east-1"
+
+_SERVICES = ("master", "volume", "filer", "s3", "admin")
+_STARTS = 3
+_START_S = 30.0
+_STOP_S = 5.0
+
+
+class Seaweed(NamedTuple):
+    """A running server and a bucket in it. Credentials: `ACCESS_KEY`, `SECRET_KEY`."""
+
+    endpoint_url: str
+    bucket: str
+    pid: int
+
+
+@contextmanager
+def running_seaweed(bucket: str = "tidelog") -> Iterator[Seaweed]:
+    """A server with one bucket. Another bucket costs it seven volumes: use prefixes."""
+    for attempt in range(1, _STARTS + 1):
+        directory = Path(tempfile.mkdtemp(prefix="tidelog-seaweed-"))
+        ports = dict(zip(_SERVICES, free_port_pairs(len(_SERVICES)), strict=True))
+        process = _start(directory, ports, bucket)
+        try:
+            endpoint_url = f"http://127.0.0.1:{ports['s3']}"
+            if _answers(process, endpoint_url, bucket):
+                yield Seaweed(endpoint_url, bucket, process.pid)
+                return
+            if attempt == _STARTS:  # else somebody took a port between the search and the start
+                log = (directory / "log").read_text(errors="replace")
+                raise RuntimeError(f"SeaweedFS does not start:\n{log[-3000:]}")
+        finally:
+            _stop(process)
+            shutil.rmtree(directory, ignore_errors=True)
+            for (
+                port
+            ) in ports.values():  # its gRPC sockets live outside of any directory it is given
+                for socket in Path("/tmp").glob(f"seaweedfs-*-{port + 10_000}.sock"):
+                    socket.unlink(missing_ok=True)
+
+
+def _start(directory: Path, ports: dict[str, int], bucket: str) -> subprocess.Popen[bytes]:
+    weed = Path(sys.executable).with_name("weed")
+    command = [str(weed), "mini", f"-dir={directory}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    command += ["-master.telemetry=false", "-webdav=false", "-admin.ui=false"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]
+    command += ["-master.volumeSizeLimitMB=64", "-volume.preStopSeconds=0", f"-bucket={bucket}"]
+    command += [f"-{name}.localSocket={directory}/{name}.sock" for name in ("filer", "s3")]
+    for name, port in ports.items():
+        command += [f"-{name}.port={port}", f"-{name}.port.grpc={port + 10_000}"]
+    (directory / "data").mkdir()
+    environment = dict(
+        os.environ,
+        AWS_ACCESS_KEY_ID=ACCESS_KEY,
+        AWS_SECRET_ACCESS_KEY=SECRET_KEY,
+        TMPDIR=str(directory),
+        HOME=str(directory),
+    )
+    with open(directory / "log", "wb") as log:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _answers(process: subprocess.Popen[bytes], endpoint_url: str, bucket: str) -> bool:
+    """Whether the bucket is there before the process or our patience ends."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint_url,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+        config=Config(retries={"total_max_attempts": 1}, connect_timeout=1, read_timeout=5),
+    )
+    deadline = time.monotonic() + _START_S
+    with closing(client):
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                client.head_bucket(Bucket=bucket)
+            except (BotoCoreError, ClientError):
+                time.sleep(0.02)
+            else:
+                return process.poll() is None
+    return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
