@@ -1,15 +1,38 @@
-"""The broker: HTTP on top of storage/. Keeps nothing that must survive it.
+"""The broker: HTTP on top of storage/; and the command line. Keeps nothing that must survive it.
 
-settings   every setting with unit, default and reason; alone reads the environment
-main       the composition root: settings in, a running broker out
-app        the routes and the life of the application
-wire       JSON dialects to columns and back
-errors     one table: our error, its HTTP status and code
-produce    records in
-fetch      records out, with long polls
-topics     topics, partitions and offsets, in our own dialect
-admin_v3   the same in the dialect of Confluent's REST v3
-telemetry  metrics, logs, health
-cli        `tidelog`: serve, and a client for the rest
-demo       a real data set through a real broker and Spark
+settings        every setting with unit, default and reason; alone reads the environment
+main            the composition root: settings in, a running broker out
+hotpath         produce and fetch as plain ASGI in front of the application
+app             the application: everything else, health, and the edge that requests pass
+http            what the hot handlers need of HTTP
+paths           what a request's URL means, and our address as the client sees it
+errors          one table: our error, its HTTP status and code
+wire_in         JSON bodies of produce requests to columns
+wire_arrow      Arrow streams to columns and back
+wire_v3         records of the v3 dialect, one by one, from a stream or a batch
+wire_out        columns to JSON, lines and events; reports of produce
+wire_text       columns of values to columns of JSON texts
+produce         records in, v2
+produce_v3      records in, v3: streams and batches
+fetch           records out, with long polls and followers
+hotdocs         the hot routes as the documentation shows them
+topics          topics, partitions and offsets, v2
+admin_v3        clusters, topics, partitions in Confluent's v3 dialect
+configs_v3      configs of topics in that dialect
+resources_v3    the shapes of its resources
+telemetry       metrics
+
+cli             `tidelog`: serve, and the commands below
+cli_client      a broker over HTTP as commands need it: retries, exit statuses
+cli_results     how a command ends: statuses, errors of one line, tables or JSON
+cli_topics      tidelog topics, seal, status
+cli_records     tidelog produce and consume: their options
+cli_lines       lines of input to records
+cli_produce     batches in flight, nothing lost, doubled or swapped
+cli_consume     records of partitions, from where to where
+cli_replay      tidelog replay: history to files, by Spark
+broker_process  a broker as a child process, to kill and start again
+demo            a real data set through a real broker and Spark
+demo_flights    its data
+demo_checks     its promises, each a pure function
 """

@@ -1,4 +1,4 @@
-"""`tidelog produce` and `tidelog consume`: their options, checked before anything slow is loaded."""
+"""`tidelog produce` and `tidelog consume`: their options, checked before anything slow loads."""
 
 import asyncio
 import datetime as dt

@@ -82,9 +82,9 @@ def documented_routes() -> APIRouter:
     """Declarations for OpenAPI."""
     router = APIRouter(tags=["records"])
 
-    @router.post("/topics/{topic}", responses=_PRODUCE_ANSWER)
+    @router.post("/topics/{topic_name}", responses=_PRODUCE_ANSWER)
     async def produce(
-        topic: TopicName,
+        topic_name: TopicName,
         body: ProduceBody,
         acks: AcksParameter = "all",
         idempotency_key: KeyHeader = None,
@@ -92,10 +92,10 @@ def documented_routes() -> APIRouter:
         """Produce records; partitions by `partition`, else by key (murmur2), else sticky."""
         raise AssertionError("served by hotpath")
 
-    @router.post("/topics/{topic}/partitions/{partition}", responses=_PRODUCE_ANSWER)
+    @router.post("/topics/{topic_name}/partitions/{partition_id}", responses=_PRODUCE_ANSWER)
     async def produce_to_partition(
-        topic: TopicName,
-        partition: PartitionNumber,
+        topic_name: TopicName,
+        partition_id: PartitionNumber,
         body: ProduceBody,
         acks: AcksParameter = "all",
         idempotency_key: KeyHeader = None,
@@ -103,10 +103,10 @@ def documented_routes() -> APIRouter:
         """Produce records to one partition; a record's own `partition` wins."""
         raise AssertionError("served by hotpath")
 
-    @router.get("/topics/{topic}/partitions/{partition}/records", responses=_FETCH_ANSWER)
+    @router.get("/topics/{topic_name}/partitions/{partition_id}/records", responses=_FETCH_ANSWER)
     async def fetch(
-        topic: TopicName,
-        partition: PartitionNumber,
+        topic_name: TopicName,
+        partition_id: PartitionNumber,
         offset: Annotated[str, Query(description="an offset, `earliest` or `latest`")] = "earliest",
         timestamp: Annotated[
             int | None, Query(description="ms: from the first at or after")
@@ -123,14 +123,14 @@ def documented_routes() -> APIRouter:
 
     for base in ("/v3", "/kafka/v3"):
         router.add_api_route(
-            base + "/clusters/{cluster_id}/topics/{topic}/records",
+            base + "/clusters/{cluster_id}/topics/{topic_name}/records",
             _produce_v3,
             methods=["POST"],
             summary="Produce a stream of concatenated JSON records",
             include_in_schema=base == "/v3",
         )
         router.add_api_route(
-            base + "/clusters/{cluster_id}/topics/{topic}/records:batch",
+            base + "/clusters/{cluster_id}/topics/{topic_name}/records:batch",
             _produce_v3_batch,
             methods=["POST"],
             status_code=207,
@@ -141,14 +141,14 @@ def documented_routes() -> APIRouter:
 
 
 async def _produce_v3(
-    cluster_id: str, topic: TopicName, body: dict[str, Any], idempotency_key: KeyHeader = None
+    cluster_id: str, topic_name: TopicName, body: dict[str, Any], idempotency_key: KeyHeader = None
 ) -> None:
     """Reports are sent in the records' order while records still come."""
     raise AssertionError("served by hotpath")
 
 
 async def _produce_v3_batch(
-    cluster_id: str, topic: TopicName, body: dict[str, Any], idempotency_key: KeyHeader = None
+    cluster_id: str, topic_name: TopicName, body: dict[str, Any], idempotency_key: KeyHeader = None
 ) -> None:
     """207 with `successes` and `failures` by entry id."""
     raise AssertionError("served by hotpath")

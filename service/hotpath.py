@@ -51,8 +51,11 @@ class HotPath:
     def _route(self, method: str, path: str) -> tuple[str, Handler] | None:
         if method not in {"POST", "GET"}:
             return None
-        # Clients send `//topics/x` and `/topics/x/`: both mean what they seem to.
-        match method, [part for part in path.split("/") if part]:
+        parts = path.split("/")
+        if "" in parts[1:]:
+            # Clients send `//topics/x` and `/topics/x/`: both mean what they seem to.
+            parts = ["", *filter(None, parts)]
+        match method, parts[1:]:
             case "POST", ["topics", topic]:
                 return "produce", lambda call: self._produce.serve(call, topic, None)
             case "POST", ["topics", topic, "partitions", number]:

@@ -89,6 +89,7 @@ async def _serve_http(settings: Settings, broker: Log) -> None:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # links look at them (service.paths); nothing else may believe them
         timeout_keep_alive=75,
         timeout_graceful_shutdown=10,
     )

@@ -4,7 +4,6 @@ Everything is checked before anything is handed to the log: a request that is re
 written nothing (I6). The answer's order is the request's order.
 """
 
-import asyncio
 import contextlib
 import hashlib
 from typing import cast
@@ -28,7 +27,6 @@ from storage import chunk as chunks
 from storage.chunk import Rows
 from storage.entry import IdempotencyKey
 from storage.errors import (
-    CommitUnknown,
     InvalidRequest,
     LogError,
     RecordTooLarge,
@@ -81,7 +79,6 @@ class Produce:
         self._log = broker
         self._settings = settings
         self._counters = counters
-        self._timeout_s = settings.produce_timeout_ms / 1000
         seed = int.from_bytes(broker.clock.new_id()[:8], "little")
         self.sticky = Sticky(seed)
 
@@ -120,16 +117,9 @@ class Produce:
         size: int,
     ) -> list[Placement] | None:
         """Hand checked records to the log; None when their offsets are not known yet."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._log.append(
-                    topic, parts.parts, size=size, is_json=produced.is_json, acks=acks, key=key
-                )
-        except TimeoutError:
-            raise CommitUnknown(
-                f"the outcome is not known after {self._settings.produce_timeout_ms} ms: the "
-                "records may or may not be in the log; retry with the same Idempotency-Key"
-            ) from None
+        return await self._log.append(
+            topic, parts.parts, size=size, is_json=produced.is_json, acks=acks, key=key
+        )
 
     async def topic(self, name: str) -> Topic:
         """The topic, from a fresh look at the WAL before it is said not to exist."""

@@ -178,6 +178,7 @@ class Settings:
                 flush_interval_ms=self.flush_interval_ms,
                 buffer_bytes_max=self.buffer_bytes,
                 codec="" if codec == "none" else codec,
+                answer_timeout_s=self.produce_timeout_ms / 1000,
             ),
             reader=ReaderSettings(
                 chunk_cache_bytes=self.chunk_cache_bytes,
@@ -216,6 +217,11 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
 def state_home() -> Path:
     """Where a user's programs keep state."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+
+
+def set_worker_python(executable: str) -> None:
+    """Spark's workers take any python3 of the PATH, which need not have tidelog, unless told."""
+    os.environ.setdefault("PYSPARK_PYTHON", executable)
 
 
 def console_server() -> str:

@@ -274,7 +274,8 @@ def _raw_column(raws: Sequence[Raw]) -> Column:
         return pa.nulls(rows, pa.binary())
     if null_count:
         # Not if_else: it marks the rows and keeps the bytes beneath them.
-        column = column.take(pa.array(np.arange(rows), mask=nulls))
+        kept: Any = pa.array(np.arange(rows), mask=nulls)
+        column = column.take(kept)
     return column
 
 

@@ -97,13 +97,15 @@ def encode_placements(placed: Sequence[tuple[int, int | None]], split: Split, co
     `placed` is (partition, base offset) of each of `split.parts`; the base offset is None when it
     is not known yet (acks=1, 0).
     """
+    reports: tuple[bytes | memoryview, ...]
     if split.part_of_row is None or split.row_in_part is None:
         reports = _run_of_reports(*placed[0], count)
     elif count <= FEW_REPORTS:
         reports = _few_reports(placed, split.part_of_row, split.row_in_part)
     else:
         reports = _mixed_reports(placed, split.part_of_row, split.row_in_part)
-    return b'{"offsets":[' + reports + b'],"key_schema_id":null,"value_schema_id":null}'
+    # One join: each copy of a large answer is fresh pages from the system.
+    return b"".join((b'{"offsets":[', *reports, b'],"key_schema_id":null,"value_schema_id":null}'))
 
 
 # --- records
@@ -257,34 +259,35 @@ def _header_list(batch: pa.RecordBatch) -> list[bytes]:
 _REPORT_END = ',"error_code":null,"error":null}'
 
 
-def _run_of_reports(partition: int, base: int | None, count: int) -> bytes:
+def _run_of_reports(partition: int, base: int | None, count: int) -> tuple[bytes | memoryview, ...]:
     begin = f'{{"partition":{partition},"offset":'
     if base is None:
-        return ",".join([f"{begin}null{_REPORT_END}"] * count).encode()
+        return (",".join([f"{begin}null{_REPORT_END}"] * count).encode(),)
     between = f"{_REPORT_END},{begin}"
+    offsets: bytes | memoryview
     if count <= FEW_REPORTS:
         offsets = between.join(map(str, range(base, base + count))).encode()
     else:
         texts = pa.array(np.arange(base, base + count)).cast(pa.string())
         rows: Any = pa.array([0, count], pa.int32())
-        offsets = bytes(_content(pc.binary_join(pa.ListArray.from_arrays(rows, texts), between)))
-    return begin.encode() + offsets + _REPORT_END.encode()
+        offsets = _content(pc.binary_join(pa.ListArray.from_arrays(rows, texts), between))
+    return begin.encode(), offsets, _REPORT_END.encode()
 
 
 def _few_reports(
     placed: Sequence[tuple[int, int | None]], part_of_row: Positions, row_in_part: Positions
-) -> bytes:
+) -> tuple[bytes]:
     reports = []
     for part, row in zip(part_of_row, row_in_part, strict=True):
         partition, base = placed[part]
         offset = "null" if base is None else base + row
         reports.append(f'{{"partition":{partition},"offset":{offset}{_REPORT_END}')
-    return ",".join(reports).encode()
+    return (",".join(reports).encode(),)
 
 
 def _mixed_reports(
     placed: Sequence[tuple[int, int | None]], part_of_row: Positions, row_in_part: Positions
-) -> bytes:
+) -> tuple[memoryview]:
     parts = np.asarray(part_of_row)
     bases = np.array([-1 if base is None else base for _, base in placed], dtype=np.int64)[parts]
     begins: Any = pa.array([f'{{"partition":{partition},"offset":' for partition, _ in placed])
@@ -294,4 +297,4 @@ def _mixed_reports(
     reports = pc.binary_join_element_wise(
         begins.take(pa.array(parts)), offsets, _REPORT_END + ",", ""
     )
-    return bytes(_content(reports)[:-1])
+    return (_content(reports)[:-1],)

@@ -7,27 +7,36 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     model         the nouns without behaviour: TopicPartition, Placement, SegmentFile
     keys          every object key, built and parsed
     objectstore   the seam to object storage: the protocol, and its in-memory implementation
+    tree_order    byte order of keys from a server that lists like a tree of directories
     chunk         records as columns, and the bytes of a chunk
     partitioner   which partition a record goes to: Kafka's murmur2, sticky for null keys
     topics        the configs of a topic: names, defaults, checks
-    entry         the bytes of a WAL entry
-    state         the cluster state, the actions, and `apply`
+    entry         the bytes of a WAL entry, and the actions in it
+    state         the cluster state, and `apply`
+    manifest      what a topic's table is to the log: the protocol, and its in-memory implementation
     segment       the bytes of a segment: how Parquet is written and read
     tail          the newest records of each partition in memory
     hot           hot segments: what waits for its commit, and its sorting into chunks
+    scan          what there is to read as of one moment, and its splitting into tasks
+    boundary      where reading starts and ends: the options of Spark's Kafka source
 
     clock         wall time, boot time and ids: the one place that asks the machine
+    loop_thread   something on an event loop of its own thread: large uploads
     folder        an object store in a directory
     s3            an object store in S3 and what speaks like it; alone knows the SDK
     stores        from a `--store` URL to a store that was probed and keeps its word
+    readonly      the same to read alone: nothing is made, tried or written
     cache         byte-bounded, single-flight copies of what was read
-    table         the manifest: a topic's Delta table; alone knows Delta
+    table         a topic's Delta table as its manifest; alone knows Delta
     wal           the chain: commit, follow, checkpoint, and the rules against zombies
     hotlog        hot segments on the local disk: what acks=1 means
     writer        the write path: one flush commits all that waits
     reader        the read path: one walk over the tail and the segments
     sealer        a partition's tail becomes a segment of its table
-    snapshot      a topic as of one moment, for readers without a broker
     log           the deep interface that brokers use: append, read, offsets, seal
-    spark_source  the log as a Spark data source; alone in here knows Spark
+    slices        reading what a plan names, without a broker
+    snapshot      the log as of one moment, without a broker
+    spark_source  the log as a Spark data source
+    spark_stream  the same as a stream
+    spark_native  the fast way into Spark: the JVM's own Parquet reader, and the tail
 """

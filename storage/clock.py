@@ -7,6 +7,8 @@ import os
 import time
 from typing import Protocol
 
+IDS_DRAWN = 256
+
 
 class Clock(Protocol):
     """Two clocks and a source of ids."""
@@ -25,7 +27,10 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks and its random source."""
+    """The machine's clocks and its random source. One a process: not to be carried over a fork."""
+
+    def __init__(self) -> None:
+        self._ids: list[bytes] = []
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000  # noqa: TID251 - the one place
@@ -36,4 +41,8 @@ class SystemClock:
         return time.clock_gettime(clock)
 
     def new_id(self) -> bytes:
-        return os.urandom(16)
+        # One system call for many ids: a produce of one record draws one, and takes 30 us in all.
+        if not self._ids:
+            drawn = os.urandom(16 * IDS_DRAWN)
+            self._ids = [drawn[at : at + 16] for at in range(0, len(drawn), 16)]
+        return self._ids.pop()

@@ -148,6 +148,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     commits: list[Commit]
 
 
+class Draft(NamedTuple):
+    """What a broker wants in the next entry. `chunks` positions are relative to each other."""
+
+    commits: list[Commit]
+    chunks: list[Chunk]
+    bodies: list[Part]
+
+
 class Decoded(NamedTuple):
     """An entry read back: its header, its hash, and where its chunks begin in the object."""
 

@@ -13,12 +13,11 @@ import pyarrow as pa
 
 from storage import chunk as chunks
 from storage.chunk import Rows
-from storage.entry import AnyAction, Append, Chunk, Commit, HotMark, IdempotencyKey
+from storage.entry import AnyAction, Append, Chunk, Commit, Draft, HotMark, IdempotencyKey
 from storage.errors import LogError
 from storage.model import Placement
 from storage.objectstore import Part
 from storage.state import Outcome
-from storage.wal import Draft
 
 
 class PartRows(NamedTuple):

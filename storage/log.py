@@ -180,8 +180,7 @@ class Log:
             raise InvalidRequest(
                 f"topic name {name!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - and not . or .."
             )
-        if not 1 <= partitions <= PARTITIONS_MAX:
-            raise InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+        _check_partitions(partitions)
         if name in self.state.topics:
             raise TopicExists(f"Topic '{name}' already exists.")
         if validate_only:
@@ -202,6 +201,8 @@ class Log:
         await self._submit([AlterTopic(self.state.topic(name).topic_id, configs)])
 
     async def add_partitions(self, name: str, partitions: int) -> None:
+        """Grow the topic to so many partitions; raises InvalidRequest if that is no growth."""
+        _check_partitions(partitions)
         await self._submit([AddPartitions(self.state.topic(name).topic_id, partitions)])
 
     async def _submit(self, actions: Sequence[AnyAction]) -> None:
@@ -357,3 +358,8 @@ class Log:
             return await asyncio.shield(opening)
         except OSError as error:
             raise Unavailable(f"table of {topic.name} cannot be opened: {error}") from error
+
+
+def _check_partitions(partitions: int) -> None:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")

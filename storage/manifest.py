@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage import keys
 from storage.errors import Corrupt, LogError
 from storage.model import SegmentFile
 
@@ -89,7 +90,11 @@ class SegmentColumns(NamedTuple):
 
     @classmethod
     def of(cls, files: Sequence[SegmentFile]) -> "SegmentColumns":
-        numbers = np.array([file[1:] for file in files], dtype=np.int64).reshape(-1, 7)
+        rows = (
+            file if keys.parse_segment(file.path) else file._replace(base_offset=-1)
+            for file in files
+        )
+        numbers = np.array([row[1:] for row in rows], dtype=np.int64).reshape(-1, 7)
         return cls(pa.array([file.path for file in files], pa.string()), *numbers.T)
 
     def sorted(self) -> "SegmentColumns":

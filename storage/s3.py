@@ -78,8 +78,8 @@ class _OnceSession(AIOHTTPSession):
 
     async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
         session: aiohttp.ClientSession = await super()._get_session(proxy_url)  # type: ignore[misc]
-        # aiohttp repeats an "idempotent" PUT when a kept connection drops. Its own test client
-        # turns that off like this; tests/contract/test_s3_outcomes.py counts the requests.
+        # aiohttp repeats an "idempotent" PUT when its connection drops. Its own test client turns
+        # that off like this; tests/contract/test_s3_outcomes.py counts the requests.
         session._retry_connection = False  # noqa: SLF001
         return session
 
@@ -304,12 +304,13 @@ class S3Store:
             raise Unavailable(f"{self.url}: {what}: {error!r}") from error
 
 
-def _client(
+@contextlib.asynccontextmanager
+async def _client(
     session: aioboto3.Session, options: S3Options, *, is_once: bool = False
-) -> contextlib.AbstractAsyncContextManager["S3Client"]:
+) -> AsyncIterator["S3Client"]:
     attempts_max = 1 if is_once else options.attempts_max
     style = {None: "auto", True: "path", False: "virtual"}[options.path_style]
-    return session.client(
+    async with session.client(
         "s3",
         endpoint_url=options.endpoint_url,
         region_name=options.region or session.region_name or _REGION,
@@ -324,7 +325,14 @@ def _client(
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),
-    )
+    ) as client:
+        client.meta.events.register_last("before-call.s3", _without_expect)
+        yield client
+
+
+def _without_expect(params: dict[str, Any], **_: object) -> None:
+    """`Expect: 100-continue` costs a round trip, and aiohttp waits for its answer for ever."""
+    params["headers"].pop("Expect", None)
 
 
 def _is_path_style(options: S3Options) -> bool:

@@ -270,12 +270,12 @@ class ClusterState:
                 return self._check_create(name, topic_id, count, configs)
             case AlterTopic(topic_id, changes):
                 if topic_id not in self._by_id:
-                    return UnknownTopic(topic_id)
+                    return self._unknown(topic_id)
                 return _check_configs({k: v for k, v in changes.items() if v is not None})
             case AddPartitions(topic_id, count):
                 topic = self._by_id.get(topic_id)
                 if topic is None:
-                    return UnknownTopic(topic_id)
+                    return self._unknown(topic_id)
                 if not len(topic.partitions) < count <= PARTITIONS_MAX:
                     return InvalidRequest(
                         f"topic {topic.name!r} has {len(topic.partitions)} partitions: "
@@ -283,17 +283,22 @@ class ClusterState:
                     )
                 return None
             case DeleteTopic(topic_id):
-                return None if topic_id in self._by_id else UnknownTopic(topic_id)
+                return None if topic_id in self._by_id else self._unknown(topic_id)
             case RetireHotLog():
                 return None
 
     def _check_partition(self, topic_id: str, partition: int) -> LogError | None:
         topic = self._by_id.get(topic_id)
         if topic is None:
-            return UnknownTopic(topic_id)
+            return self._unknown(topic_id)
         if not 0 <= partition < len(topic.partitions):
             return UnknownPartition(topic.name, partition, len(topic.partitions))
         return None
+
+    def _unknown(self, topic_id: str) -> UnknownTopic:
+        """By the name that the topic had: nobody outside knows ids."""
+        names = (gone.name for gone in self.deleted if gone.topic_id == topic_id)
+        return UnknownTopic(next(names, topic_id))
 
     def _check_create(
         self, name: str, topic_id: str, count: int, configs: dict[str, str]

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar, TypeVarTuple, cast
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary
 
 import deltalake
@@ -279,23 +279,22 @@ class _Delta:
         return -1 if self.table is None else self.table.version()
 
     def refresh(self, options: dict[str, str]) -> None:
-        """Go to the newest version; open anew when that fails, for expired credentials' sake."""
-        if self.table is not None:
-            try:
-                self.table.update_incremental()
-            except (DeltaError, OSError):
-                self.table = None
+        """Go to the newest version; open anew where that fails, for expired credentials' sake.
+        When it raises Unavailable, what was loaded stays."""
+        table = self.table
         try:
-            if self.table is None:
-                self.table = deltalake.DeltaTable(self._uri, storage_options=options)
-            if self._directory is not None and self.version > self._synced:
-                _sync_log(self._directory / "_delta_log", self._synced + 1, self.version)
-                self._synced = self.version
-        except TableNotFoundError:
-            return
+            if table is None or not _is_updated(table):
+                table = deltalake.DeltaTable(self._uri, storage_options=options)
+            if self._directory is not None and table.version() > self._synced:
+                _sync_log(self._directory / "_delta_log", self._synced + 1, table.version())
+                self._synced = table.version()
+        except TableNotFoundError as error:
+            if self.table is not None:
+                raise Unavailable(f"table {self._uri} is gone") from error
         except (DeltaError, OSError) as error:
-            self.table = None
             raise Unavailable(f"table {self._uri} cannot be read: {_why(error)}") from error
+        else:
+            self.table = table
 
     def create(self, options: dict[str, str]) -> Exception | None:
         """Commit version 0; what went wrong, if anything did. Without retries, because a retry
@@ -370,6 +369,14 @@ class _Delta:
             raise Unavailable(f"table {self._uri} cannot be read: {_why(error)}") from error
 
 
+def _is_updated(table: deltalake.DeltaTable) -> bool:
+    try:
+        table.update_incremental()
+    except (DeltaError, OSError):
+        return False
+    return True
+
+
 def _add_action(file: SegmentFile, now_ms: int) -> AddAction:
     return AddAction(
         path=file.path,
@@ -382,10 +389,8 @@ def _add_action(file: SegmentFile, now_ms: int) -> AddAction:
 
 
 def _numbers(column: pa.Array | pa.ChunkedArray, missing: int) -> np.ndarray:
-    integers: pa.ChunkedArray = (
-        pa.chunked_array([column]) if isinstance(column, pa.Array) else column
-    )
-    return integers.cast(pa.int64()).fill_null(missing).to_numpy()
+    integers: Any = column.cast(pa.int64())
+    return integers.fill_null(missing).to_numpy()
 
 
 def _sync_log(directory: Path, first: int, last: int) -> None:

@@ -1,10 +1,12 @@
 """Topic configs: Kafka's names and meanings, our defaults, and the check of a value. Pure."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from storage.errors import InvalidConfig
 
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 MS_PER_MINUTE = 60_000
 MS_PER_DAY = 86_400_000
 
@@ -19,6 +21,8 @@ class ConfigKey(NamedTuple):
 
 def _integer(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
     def parse(text: str) -> int:
+        if not _INTEGER.fullmatch(text):  # int() takes spaces, underscores and other digits, too
+            raise ValueError("must be a whole number")
         value = int(text)
         if not low <= value <= high:
             raise ValueError(f"must be {low} to {high}")

@@ -12,6 +12,8 @@ needed to continue. Knows keys, entries and the state; not what records are.
 import asyncio
 import contextlib
 import logging
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -21,8 +23,8 @@ from storage import entry as entries
 from storage import keys
 from storage.chunk import crc32c
 from storage.clock import Clock
-from storage.entry import Chunk, Commit, Decoded, Entry
-from storage.errors import Corrupt, NotFound, StoreRefused, StoreUnfit, Unavailable
+from storage.entry import Decoded, Draft, Entry
+from storage.errors import CommitUnknown, Corrupt, NotFound, StoreRefused, StoreUnfit, Unavailable
 from storage.objectstore import Created, ObjectStore, Part
 from storage.state import ClusterState, Outcome
 
@@ -55,14 +57,6 @@ class WalSettings(NamedTuple):
     checkpoint_entries_max: int = 20_000
     retry_s: float = 0.05
     """First pause after an unknown outcome; doubles up to two seconds."""
-
-
-class Draft(NamedTuple):
-    """What a broker wants in the next entry. `chunks` positions are relative to each other."""
-
-    commits: list[Commit]
-    chunks: list[Chunk]
-    bodies: list[Part]
 
 
 class Listener(Protocol):
@@ -150,6 +144,8 @@ class Wal:
                     f"{self.store.url} holds no cluster: there is no {keys.CLUSTER}"
                 ) from None
         async for info in self.store.list(keys.WAL):
+            with contextlib.suppress(NotFound):
+                return await self._read_cluster()  # founded since we looked
             raise StoreUnfit(
                 f"{self.store.url} has {info.key} but no {keys.CLUSTER}: "
                 "a damaged cluster, or a prefix that is not the root of one"
@@ -159,8 +155,11 @@ class Wal:
         )
         # Whatever the outcome, what lies there afterwards is the truth: several brokers may
         # found the cluster at once, and one that dies here leaves a founded, empty cluster.
-        await self.store.create(keys.CLUSTER, [msgspec.json.encode(fresh)])
-        return await self._read_cluster()
+        while True:
+            await self.store.create(keys.CLUSTER, [msgspec.json.encode(fresh)])
+            with contextlib.suppress(NotFound):
+                return await self._read_cluster()
+            await asyncio.sleep(self.settings.retry_s)
 
     async def _read_cluster(self) -> Cluster:
         body = await self.store.get(keys.CLUSTER)
@@ -181,7 +180,8 @@ class Wal:
         commit.
 
         Returns only when the entry is durable and applied here. Raises StoreRefused when it is
-        definitely not in the WAL and never will be (I6), Corrupt when the chain cannot be read.
+        definitely not in the WAL and never will be (I6), Corrupt when the chain cannot be read,
+        CommitUnknown when we slept so long that what would tell was collected.
         Never gives up on an unknown outcome: run it in a task that no client can cancel.
         """
         async with self._turn:
@@ -190,13 +190,11 @@ class Wal:
                 try:
                     if (outcomes := await self._attempt(draft)) is not None:
                         return outcomes
-                    # Lost, which is definite: the number holds another entry. Theirs comes
-                    # first; ours is decided against the state after it.
+                    # Lost, which is definite: the number holds another entry. Theirs comes first.
                     self.counters.lost += 1
                     await self._catch_up()
                 except _Void:
-                    # The chain moved on and was collected behind our back. Whatever we stored
-                    # lies below its beginning, where nobody will ever read: void, so lost.
+                    # The chain was collected behind our back: ours lies below its beginning. Lost.
                     self.counters.void += 1
                     await self._load()
 
@@ -214,21 +212,23 @@ class Wal:
         )
         header, entry_hash = entries.encode_header(entry)
         key = keys.wal(entry.seq)
-        fresh_s = self._fresh_s
-        started_s = self.clock.boot_s()
+        fresh_s, started_s = self._fresh_s, self.clock.boot_s()
         if not await self._put(key, [header, *draft.bodies], entry):
             return None
-        if self.clock.boot_s() - fresh_s > self.settings.view_age_max_s:
-            # We may have slept through a collection of this very number (I5).
-            await self._check_newest(key)
+        slept = self.clock.boot_s() - fresh_s > self.settings.view_age_max_s
+        # Before the PUT arrived: then this very number may have been collected and made again by us
+        # (I5). Or afterwards: then others may have gone on from it.
+        if slept and not await self._is_in_chain(entry.seq, entry_hash):
+            raise _Void
         self._fresh_s = max(self._fresh_s, started_s)
         self.counters.entries_committed += 1
-        return self._apply(Decoded(entry, entry_hash, len(header)), key)
+        outcomes = self._apply(self.state, Decoded(entry, entry_hash, len(header)))
+        self._on_entry(outcomes)
+        return outcomes
 
     async def _put(self, key: str, parts: list[Part], entry: Entry) -> bool:
         """True when the number is ours, False when it is definitely another's."""
-        is_ambiguous = False
-        pause_s = self.settings.retry_s
+        is_ambiguous, pause_s = False, self.settings.retry_s
         self.counters.bytes_written += sum(len(part) for part in parts)
         while True:
             self.counters.puts += 1
@@ -248,34 +248,41 @@ class Wal:
                 log.warning("put of %s: outcome unknown, reading it back", key)
             found = await self._read_back(key, entry.seq)
             if found is not None:
-                return found.entry_id == entry.entry_id
+                return found.entry.entry_id == entry.entry_id
             if created is Created.EXISTS:
-                raise _Void  # it was there and is gone: collected, so we are far behind
-            # Absent, but our bytes may still be on their way: the same bytes at the same
-            # number are harmless, another number would not be.
+                # There and gone: collected. It may have been our own, by a PUT before this one or
+                # by one that the transport repeated.
+                raise self._nobody_knows(key)
+            # Absent, but our bytes may be on their way: the same again at the same number is
+            # harmless, another number would not be.
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, 2.0)
 
-    async def _check_newest(self, key: str) -> None:
-        """Raises _Void when the chain goes on after `key`. Asks until there is an answer: the entry
-        is stored, so giving up here would call a perhaps committed entry failed."""
+    async def _is_in_chain(self, seq: int, entry_hash: bytes) -> bool:
+        """Whether our entry, which was stored, is the chain's. Asks until there is an answer: to
+        give up would call a perhaps committed entry failed."""
         while True:
             try:
-                async for later in self.store.list(keys.WAL, start_after=key):
-                    log.warning("entry %s is void: %s exists", key, later.key)
-                    raise _Void
-                return
+                if not await self._numbers_after(seq):
+                    return True  # the newest is never collected
+                return (await self._read(seq + 1)).entry.previous == entry_hash
+            except NotFound:  # what followed it is collected
+                raise self._nobody_knows(keys.wal(seq)) from None
             except Unavailable as error:
-                log.warning("listing after %s: %s", key, error)
+                log.warning("looking for what follows %s: %s", keys.wal(seq), error)
             await asyncio.sleep(1.0)
 
-    async def _read_back(self, key: str, seq: int) -> Entry | None:
+    def _nobody_knows(self, key: str) -> CommitUnknown:
+        """Entry `key` was ours or another's, and is collected: we slept for an hour or more. No
+        client waits that long, and what was acked has a mark that `apply` takes once."""
+        self._fresh_s = -math.inf
+        return CommitUnknown(f"{key} is collected already: nobody knows whether it was this one")
+
+    async def _read_back(self, key: str, seq: int) -> Decoded | None:
         pause_s = self.settings.retry_s
         while True:
             try:
-                return (await self._read(seq, None)).entry
-            except NotFound:
-                return None
+                return await self._try_read(seq)
             except Unavailable as error:
                 log.warning("reading back %s: %s", key, error)
             await asyncio.sleep(pause_s)
@@ -301,25 +308,25 @@ class Wal:
             await asyncio.shield(self._probe)
 
     async def _find_end(self) -> None:
+        self._probes_begun += 1
+        number = self._probes_begun
         while True:
-            self._probes_begun += 1
-            number = self._probes_begun
             started_s = self.clock.boot_s()
-            seq = self.state.seq + 1
             try:
-                await self._read(seq, None)
+                await self._read(self.state.seq + 1)
             except NotFound:
-                # At `started_s` nothing beyond the state of then existed, whoever moved it since.
-                # A void view must not be refreshed like this: its next number may be collected.
-                if started_s - self._fresh_s > self.settings.view_age_max_s:
-                    await self.ensure_view()
-                    continue
-                self._probe_fresh = number
-                self._fresh_s = max(self._fresh_s, started_s)
-                return
+                # Of a void view the next number may be absent because it was collected.
+                if not self._is_void():
+                    self._fresh_s = max(self._fresh_s, started_s)
+                    break
+                await self.ensure_view()
+                continue
             async with self._turn:  # an own PUT of that number resolves first
                 await self._ensure_view()
                 await self._catch_up()
+            if not self._is_void():
+                break  # it came to an end of the chain, after we were asked
+        self._probe_fresh = number
 
     def _is_void(self) -> bool:
         return self.clock.boot_s() - self._fresh_s > self.settings.view_age_max_s
@@ -331,32 +338,71 @@ class Wal:
             await self._load()
 
     async def _load(self) -> None:
-        self.state = await self._newest_checkpoint()
-        self._checkpoint_seq = self.state.seq
+        """A new view from the newest checkpoint on. Until it is whole the old one stays, void."""
+        self._fresh_s = -math.inf
+        missing = 0
+        while True:
+            state = await self._newest_checkpoint()
+            checkpoint_seq = state.seq
+            fresh_s = await self._follow_to_newest(state)
+            if fresh_s is not None:
+                break
+            if missing == state.seq + 1:
+                raise Corrupt(keys.wal(missing), "is missing, and the WAL goes on after it")
+            # Collected while we looked, so there is a newer checkpoint; or gone for good.
+            missing = state.seq + 1
+        self.state = state
+        self._fresh_s = fresh_s
+        self._checkpoint_seq = checkpoint_seq
         self._checkpoint_s = self.clock.boot_s()
         if self.listener is not None:
             self.listener.on_reset()
-        await self._catch_up()
+        self._checkpoint_if_due()
+
+    async def _follow_to_newest(self, state: ClusterState) -> float | None:
+        """Apply what comes after `state`; since when that is all, None when there is a hole.
+
+        That the next number is absent proves nothing here: a checkpoint is no fresh view, what
+        follows it may have been collected. A listing does: the newest entry never is.
+        """
+        while True:
+            started_s = self.clock.boot_s()
+            numbers = await self._numbers_after(state.seq)
+            await self._follow(state, lambda _: None)
+            if numbers and numbers[-1] > state.seq:
+                return None
+            if self.clock.boot_s() - started_s <= self.settings.view_age_max_s:
+                return started_s
+
+    async def _numbers_after(self, seq: int) -> list[int]:
+        """The numbers of the WAL after `seq`, ascending."""
+        found = [info.key async for info in self.store.list(keys.WAL, start_after=keys.wal(seq))]
+        return [number for key in found if (number := keys.seq_of(key)) is not None]
 
     async def _newest_checkpoint(self) -> ClusterState:
-        found = [info.key async for info in self.store.list(keys.CHECKPOINTS)]
-        for key in reversed(found):
-            if keys.seq_of(key) is None:
-                continue
+        looks = 0
+        while True:
+            looks += 1
+            found = [info.key async for info in self.store.list(keys.CHECKPOINTS)]
             try:
-                return self._decode_checkpoint(await self.store.get(key), key)
+                for key in reversed(found):
+                    if keys.seq_of(key) is None:
+                        continue
+                    try:
+                        return self._decode_checkpoint(await self.store.get(key), key)
+                    except Corrupt as error:
+                        log.error("%s: trying the one before it", error)
             except NotFound:
-                continue  # collected since the listing, so a newer one is there: not this one
-            except Corrupt as error:
-                log.error("%s: trying the one before it", error)
-        async for info in self.store.list(keys.WAL):
-            if keys.seq_of(info.key) != 1:
+                continue  # collected since the listing, so a newer one is there: not one before it
+            numbers = await self._numbers_after(0)
+            if numbers[:1] == [1] or not (numbers or found):
+                return ClusterState(self.cluster.cluster_id)
+            if looks > 1:  # not just checkpointed and collected since the listing
+                first = keys.wal(numbers[0]) if numbers else "nothing"
                 raise StoreUnfit(
-                    f"{self.store.url}: the WAL begins at {info.key} and no checkpoint that can "
-                    "be read covers what came before"
+                    f"{self.store.url}: the WAL begins at {first} and no checkpoint that can be "
+                    "read covers what came before"
                 )
-            break
-        return ClusterState(self.cluster.cluster_id)
 
     def _decode_checkpoint(self, body: bytes, key: str) -> ClusterState:
         payload = body[12:]
@@ -368,24 +414,30 @@ class Wal:
         return state
 
     async def _catch_up(self) -> None:
-        """Apply everything that is there. Reads ahead once the first entry was found."""
+        """Apply everything that is there."""
+        fresh_s = await self._follow(self.state, self._on_entry)
+        if not self._is_void():  # as in _find_end
+            self._fresh_s = max(self._fresh_s, fresh_s)
+
+    async def _follow(
+        self, state: ClusterState, on_entry: Callable[[list[Outcome]], None]
+    ) -> float:
+        """Apply to `state` what comes after it, up to the first number that is absent; a boot time
+        after which it was absent. Reads ahead once an entry was found."""
         width = 1
         while True:
             started_s = self.clock.boot_s()
-            first = self.state.seq + 1
-            reads = [asyncio.create_task(self._try_read(first + i)) for i in range(width)]
+            seqs = range(state.seq + 1, state.seq + 1 + width)
+            reads = [asyncio.create_task(self._try_read(seq)) for seq in seqs]
             try:
-                for number, read in enumerate(reads):
+                for read in reads:
                     decoded = await read
                     if decoded is None:
-                        if number == 0:
-                            self._fresh_s = max(self._fresh_s, started_s)
-                            return
-                        break
-                    key = keys.wal(decoded.entry.seq)
-                    if decoded.entry.previous != self.state.hash:
-                        raise Corrupt(key, "does not name the entry before it: the chain is broken")
-                    self._apply(decoded, key)
+                        return started_s
+                    if decoded.entry.previous != state.hash:
+                        why = "does not name the entry before it: the chain is broken"
+                        raise Corrupt(keys.wal(decoded.entry.seq), why)
+                    on_entry(self._apply(state, decoded))
             finally:
                 for read in reads:
                     read.cancel()
@@ -394,34 +446,34 @@ class Wal:
 
     async def _try_read(self, seq: int) -> Decoded | None:
         try:
-            return await self._read(seq, None)
+            return await self._read(seq)
         except NotFound:
             return None
 
-    async def _read(self, seq: int, previous: bytes | None) -> Decoded:
+    async def _read(self, seq: int) -> Decoded:
         key = keys.wal(seq)
         self.counters.gets += 1
         start = await self.store.get_range(key, 0, READ_BYTES)
         needed = entries.header_length(start, key)
         if needed > len(start):
-            rest = await self.store.get_range(key, len(start), needed - len(start))
-            start += rest
-        return entries.decode(start, key, seq=seq, previous=previous)
+            start += await self.store.get_range(key, len(start), needed - len(start))
+        return entries.decode(start, key, seq=seq, previous=None)
 
-    def _apply(self, decoded: Decoded, key: str) -> list[Outcome]:
-        outcomes = self.state.apply(decoded, key)
+    def _apply(self, state: ClusterState, decoded: Decoded) -> list[Outcome]:
         self.counters.entries_applied += 1
+        return state.apply(decoded, keys.wal(decoded.entry.seq))
+
+    def _on_entry(self, outcomes: list[Outcome]) -> None:
         if self.listener is not None:
             self.listener.on_applied(outcomes)
         self._checkpoint_if_due()
-        return outcomes
 
     # -- checkpoints
 
     def _checkpoint_if_due(self) -> None:
         since = self.state.seq - self._checkpoint_seq
         rested = self.clock.boot_s() - self._checkpoint_s >= self.settings.checkpoint_interval_s
-        is_due = since >= self.settings.checkpoint_entries and rested
+        is_due = rested and since >= self.settings.checkpoint_entries
         is_running = self._checkpointing is not None and not self._checkpointing.done()
         if (is_due or since >= self.settings.checkpoint_entries_max) and not is_running:
             self._checkpoint_s = self.clock.boot_s()

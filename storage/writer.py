@@ -12,6 +12,7 @@ are in the log, a retry with the Idempotency-Key finds the first answer.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -52,6 +53,8 @@ class WriterSettings(NamedTuple):
     """Requests that are not answered or not committed yet."""
     codec: str = "lz4"
     """Packs large chunks: lz4, zstd or empty."""
+    answer_timeout_s: float = 30.0
+    """Whoever waits longer is told that the outcome is not known; the commit goes on."""
 
 
 @dataclass
@@ -91,6 +94,7 @@ class Writer:
         self._open_bytes = 0
         self._waiters: dict[Request, Waiter] = {}
         self._keyed: dict[str, tuple[bytes, Waiter]] = {}
+        self._deadlines: deque[tuple[float, Waiter]] = deque()
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self._closing = False
@@ -98,6 +102,7 @@ class Writer:
 
     def start(self) -> None:
         self.task = asyncio.create_task(self._run(), name="tidelog-writer")
+        self._watch = asyncio.create_task(self._watch_deadlines(), name="tidelog-deadlines")
 
     async def close(self) -> None:
         """Flush what is open, then stop. New requests are refused from now on."""
@@ -106,6 +111,7 @@ class Writer:
         self._full.set()
         if self.task is not None:
             await self.task
+            self._watch.cancel()
         if self.hot_log is not None:
             await self.hot_log.close(is_drained=not self._open)
 
@@ -175,7 +181,39 @@ class Writer:
         self._wake.set()
         if self._open_bytes >= self.settings.flush_bytes:
             self._full.set()
+        deadline_s = self.clock.boot_s() + self.settings.answer_timeout_s
+        self._deadlines.append((deadline_s, waiter))
         return waiter
+
+    async def _watch_deadlines(self) -> None:
+        # One look a second for all: a timer for each request would cost as much as its commit.
+        while True:
+            await asyncio.sleep(min(1.0, self.settings.answer_timeout_s / 4))
+            now_s = self.clock.boot_s()
+            while self._deadlines and (
+                self._deadlines[0][1].done() or self._deadlines[0][0] <= now_s
+            ):
+                _, waiter = self._deadlines.popleft()
+                if not waiter.done():
+                    self._give_up(waiter)
+
+    def _give_up(self, waiter: Waiter) -> None:
+        """Tell a caller who waited too long. What no flush has taken yet is simply withdrawn."""
+        request = next(one for one, waits in self._waiters.items() if waits is waiter)
+        patience = f"after {self.settings.answer_timeout_s:.0f} s"
+        if request.hot is None and request in self._open:
+            self._open.remove(request)
+            self._open_bytes -= request.size
+            self._answer(
+                request, [], Unavailable(f"the store does not keep up: gave up {patience}")
+            )
+            return
+        waiter.set_exception(
+            CommitUnknown(
+                f"the outcome is not known {patience}: the records may or may not be in the log; "
+                "retry with the same Idempotency-Key"
+            )
+        )
 
     # -- flushing
 

@@ -7,12 +7,11 @@ from storage import entry as entries
 from storage import keys
 from storage.chunk import Rows
 from storage.clock import Clock
-from storage.entry import AnyAction, CreateTopic, HotMark, IdempotencyKey
+from storage.entry import AnyAction, CreateTopic, Draft, HotMark, IdempotencyKey
 from storage.errors import NotFound
 from storage.hot import ClosedSegment, PartRows, Request
 from storage.objectstore import ObjectStore
 from storage.state import ClusterState, Outcome
-from storage.wal import Draft
 
 TOPIC_ID = "a1" * 16
 TIME_MS = 1_700_000_000_000

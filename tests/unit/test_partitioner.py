@@ -1,5 +1,7 @@
 """Kafka's partitioner to its published vectors, and splits that lose nothing and keep the order."""
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -41,7 +43,7 @@ def test_murmur2_is_kafkas(key: bytes, expected: int) -> None:
 
 
 def test_columns_hash_as_single_keys() -> None:
-    column = pa.array([*VECTORS, None], pa.binary())
+    column: Any = pa.array([*VECTORS, None], pa.binary())
     expected = [(hashed & 0x7FFFFFFF) % 1000 for hashed in VECTORS.values()]
     assert partitions_of(column, 1000).tolist() == [*expected, -1]
 
@@ -49,7 +51,7 @@ def test_columns_hash_as_single_keys() -> None:
 @quick
 @given(columns, st.integers(0, 20), st.integers(0, 20), st.sampled_from([1, 2, 7, 100, 70_000]))
 def test_any_column_and_slice(found: list[bytes | None], skip: int, drop: int, count: int) -> None:
-    sliced = pa.array(found, pa.binary())[skip : max(skip, len(found) - drop)]
+    sliced: Any = pa.array(found, pa.binary())[skip : max(skip, len(found) - drop)]
     expected = [-1 if key is None else partition_of(key, count) for key in sliced.to_pylist()]
     assert partitions_of(sliced, count).tolist() == expected
 
@@ -74,7 +76,7 @@ def test_nulls_with_bytes_beneath() -> None:
     beneath = pa.array([b"aa", b"bbbb", b"cc"], pa.binary())
     _, offsets, data = beneath.buffers()
     validity = pa.py_buffer(bytes([0b101]))
-    column = pa.Array.from_buffers(pa.binary(), 3, [validity, offsets, data])
+    column: Any = pa.Array.from_buffers(pa.binary(), 3, [validity, offsets, data])
     assert partitions_of(column, 9).tolist() == [partition_of(b"aa", 9), -1, partition_of(b"cc", 9)]
 
 
@@ -187,7 +189,9 @@ def test_runs_of_partitions_are_slices() -> None:
     assert data is not None
     for _, part in done.parts:
         assert isinstance(part, pa.RecordBatch)
-        assert part.column("value").buffers()[2].address == data.address
+        shared = part.column("value").buffers()[2]
+        assert shared is not None
+        assert shared.address == data.address
 
 
 # --- sticky

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,7 +42,7 @@ BATCH = batch_of_rows(
 )
 
 
-def stream(*batches: pa.RecordBatch, compression: str | None = None) -> bytes:
+def stream(*batches: pa.RecordBatch, compression: Any = None) -> bytes:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
@@ -109,8 +108,7 @@ OCTETS: list[tuple[Any, list[Any]]] = [
 @pytest.mark.parametrize(("kind", "values"), OCTETS, ids=str)
 @pytest.mark.parametrize("name", ["key", "value"])
 def test_types_of_key_and_value(kind: pa.DataType, values: list[Any], name: str) -> None:
-    columns = {"value": pa.array(values, pa.binary(), from_pandas=False)} if name == "key" else {}
-    columns[name] = pa.array(values, kind)
+    columns: dict[str, Any] = {"value": pa.nulls(len(values))} | {name: pa.array(values, kind)}
     rows = decoded(stream(batch_of(**columns), batch_of(**columns)))
     expected = [value.encode() if isinstance(value, str) else value for value in values]
     assert rows.column(name).to_pylist() == expected * 2
@@ -180,7 +178,9 @@ REFUSED: dict[str, pa.RecordBatch] = {
     "numbers": batch_of(value=pa.array([1, 2])),
     "lists": batch_of(value=pa.array([[1], [2]])),
     "dictionary of numbers": batch_of(value=pa.array([1, 2]).dictionary_encode()),
-    "runs": batch_of(value=pc.run_end_encode(pa.array(["a", "a"]))),
+    "runs": batch_of(
+        value=pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array(["a"]))
+    ),
     "partition text": batch_of(value=VALUE, partition=pa.array(["0", "1"])),
     "partition float": batch_of(value=VALUE, partition=pa.array([0.0, 1.0])),
     "partition over": batch_of(value=VALUE, partition=pa.array([0, 1 << 63], pa.uint64())),
@@ -240,12 +240,12 @@ def test_a_compressed_dictionary_counts() -> None:
 def test_a_size_that_lies_is_not_allocated() -> None:
     body = bytearray(stream(batch_of(value=pa.array([b"\0" * 10_000])), compression="zstd"))
     at = body.rindex(struct.pack("<q", 10_000))
-    before = pa.default_memory_pool().max_memory()
+    before = pa.default_memory_pool().max_memory() or 0
     for size in (1 << 40, 1 << 62, (1 << 63) - 1, -2):
         body[at : at + 8] = struct.pack("<q", size)
         with pytest.raises((RecordTooLarge, InvalidBody)):
             decoded(bytes(body))
-    assert pa.default_memory_pool().max_memory() - before < MIB
+    assert (pa.default_memory_pool().max_memory() or 0) - before < MIB
 
 
 def test_many_references_to_one_long_value() -> None:
@@ -344,7 +344,7 @@ def test_nothing_is_a_stream_too() -> None:
 )
 def test_round_trip(records: list[tuple[int, bytes | None, bytes | None]], base: int) -> None:
     stamps, keys, values = map(list, zip(*records, strict=True))
-    batch = batch_of_rows([Rows(stamps, keys, values)])  # type: ignore[arg-type]
+    batch = batch_of_rows([Rows(stamps, keys, values)])
     body = encode_arrow([with_offsets(batch, base)])
     assert decoded(body).equals(batch)
     with pa.ipc.open_stream(body) as reader:

@@ -31,7 +31,7 @@ Record = tuple[bytes | None, bytes | None, Headers | None]
 
 def batch_of(records: Sequence[Record], base: int = 12, stamp: int = 1_700_000_000_000) -> Any:
     keys, values, headers = map(list, zip(*records, strict=True))
-    rows = Rows([stamp + i for i in range(len(keys))], keys, values, headers)  # type: ignore[arg-type]
+    rows = Rows([stamp + i for i in range(len(keys))], keys, values, headers)
     return with_offsets(batch_of_rows([rows]), base)
 
 
@@ -120,7 +120,8 @@ def test_one_timestamp_for_all_or_one_each() -> None:
 def test_line_breaks_that_only_some_clients_see() -> None:
     text = "\x85 \u2028 \u2029 \\\u2028 é"
     stored = json.dumps(text, ensure_ascii=False).encode()
-    for fmt, value in (("json", stored), ("text", text.encode())):
+    cases: tuple[tuple[Format, bytes], ...] = (("json", stored), ("text", text.encode()))
+    for fmt, value in cases:
         assert shown(batch_of([(None, value, [(text, None)])]), fmt)[0]["value"] == text
 
 

@@ -1,0 +1,137 @@
+"""A topic's table opens in other people's engines, unchanged, and they read what was written."""
+
+import asyncio
+import datetime as dt
+from pathlib import Path
+
+import deltalake
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from storage import keys, segment
+from storage.chunk import RECORD_SCHEMA, Headers, Rows, batch_of_rows
+from storage.folder import FolderStore
+from storage.model import SegmentFile
+from storage.objectstore import Created
+from storage.table import TABLE_SCHEMA, open_table, seal_app_id
+
+PREFIX = keys.topic("orders", "0af3")
+START_MS = 1_700_000_000_000
+COUNT = 12_000  # more than one row group
+
+HEADERS: list[Headers | None] = [None, [], [("trace", b"\x01")], [("a", None), ("ü", b"")]]
+
+
+def record(partition: int, offset: int) -> tuple[int, bytes | None, bytes | None, Headers | None]:
+    return (
+        START_MS + 7 * offset,
+        None if offset % 5 == 0 else b"key-%d" % (offset % 100),
+        None if offset % 11 == 0 else b'{"partition": %d, "offset": %d}' % (partition, offset),
+        HEADERS[offset % 4],
+    )
+
+
+def batch(partition: int, base: int, end: int) -> pa.RecordBatch:
+    timestamps, record_keys, values, headers = zip(
+        *(record(partition, offset) for offset in range(base, end)), strict=True
+    )
+    rows = Rows(list(timestamps), list(record_keys), list(values), list(headers))
+    offsets = pa.array(range(base, end), pa.int64())
+    return pa.RecordBatch.from_arrays(
+        [offsets, *batch_of_rows([rows]).columns], schema=RECORD_SCHEMA
+    )
+
+
+@pytest.fixture(scope="module", params=["producer", "lz4", "snappy", "gzip", "uncompressed"])
+def uri(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> str:
+    return asyncio.run(written(tmp_path_factory.mktemp("store"), request.param))
+
+
+async def written(root: Path, codec: str) -> str:
+    """The URI of a table of two partitions, sealed in two commits."""
+    store = FolderStore(root)
+    table = await open_table(store, PREFIX, "orders")
+    for base, end in ((0, COUNT), (COUNT, COUNT + 10)):
+        files = []
+        for partition in (0, 1):
+            one = segment.write([batch(partition, base, end)], codec=codec, is_json=False)
+            path = keys.segment(partition, base, end, "0123456789abcdef")
+            assert await store.create(f"{PREFIX}/{path}", [memoryview(one.body)]) is Created.DONE
+            times = (one.timestamp_min, one.timestamp_max)
+            files.append(SegmentFile(path, partition, base, end, one.size, one.rows, *times))
+        await table.add(files, {seal_app_id(partition): end for partition in (0, 1)})
+    await store.close()
+    return store.table_uri(PREFIX)
+
+
+def expected(partition: int) -> list[dict[str, object]]:
+    names = ("timestamp", "key", "value", "headers")
+    found = []
+    for offset in range(COUNT + 10):
+        row = dict(zip(names, record(partition, offset), strict=True))
+        stamp = dt.timedelta(milliseconds=record(partition, offset)[0])
+        row["timestamp"] = dt.datetime.fromtimestamp(0, dt.UTC) + stamp
+        if (headers := HEADERS[offset % 4]) is not None:
+            row["headers"] = [{"key": key, "value": value} for key, value in headers]
+        found.append({"offset": offset, **row, "partition": partition})
+    return found
+
+
+def in_order(table: pa.Table) -> list[dict[str, object]]:
+    names = [field.name for field in TABLE_SCHEMA]
+    return (
+        table.select(names)
+        .sort_by([("partition", "ascending"), ("offset", "ascending")])
+        .to_pylist()
+    )
+
+
+def test_deltalake_and_arrow_read_it(uri: str) -> None:
+    opened = deltalake.DeltaTable(uri)
+    table = opened.to_pyarrow_table()
+    assert in_order(table) == expected(0) + expected(1)
+    for field in TABLE_SCHEMA:
+        assert table.schema.field(field.name).type == field.type
+    one = opened.to_pyarrow_table(partitions=[("partition", "=", "1")], columns=["offset"])
+    assert one.num_rows == COUNT + 10
+
+
+def test_datafusion_skips_files_by_statistics(uri: str) -> None:
+    opened = deltalake.DeltaTable(uri)
+    predicate = f'"offset" >= {COUNT}'
+    assert len(opened.file_uris()) == 4
+    assert len(opened.file_uris(file_pruning_predicate=predicate)) == 2
+    last = START_MS + 7 * (COUNT + 9)
+    at = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=last)
+    predicate = f"\"timestamp\" >= '{at.isoformat()}'"
+    assert len(opened.file_uris(file_pruning_predicate=predicate)) == 2
+    reader = pa.RecordBatchReader.from_stream(opened.scan(predicate='"offset" = 3'))
+    assert sorted(reader.read_all().column("partition").to_pylist()) == [0, 1]
+
+
+def test_polars_reads_it(uri: str) -> None:
+    frame = pl.scan_delta(uri)
+    assert frame.collect_schema()["timestamp"] == pl.Datetime("us", "UTC")
+    assert in_order(frame.collect().to_arrow().cast(TABLE_SCHEMA)) == expected(0) + expected(1)
+    some = frame.filter((pl.col("partition") == 1) & (pl.col("offset") >= COUNT)).collect()
+    assert sorted(some["offset"].to_list()) == list(range(COUNT, COUNT + 10))
+
+
+def test_duckdb_reads_its_files(uri: str) -> None:
+    # Its own Delta reader is an extension that it downloads; the files and their paths say enough.
+    files = deltalake.DeltaTable(uri).file_uris()
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        relation = connection.read_parquet(files, hive_partitioning=True)
+        types = dict(zip(relation.columns, map(str, relation.types), strict=True))
+        assert types["timestamp"] == "TIMESTAMP WITH TIME ZONE"
+        assert types["headers"] == 'STRUCT("key" VARCHAR, "value" BLOB)[]'
+        table = relation.to_arrow_table()
+    assert in_order(table.cast(_aligned(table))) == expected(0) + expected(1)
+
+
+def _aligned(table: pa.Table) -> pa.Schema:
+    """TABLE_SCHEMA in the table's order of columns."""
+    return pa.schema([TABLE_SCHEMA.field(name) for name in table.column_names])
