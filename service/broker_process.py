@@ -82,18 +82,16 @@ class BrokerProcess:
 
     def start(self) -> None:
         """Returns when the broker is ready. Raises BrokerFailed."""
-        for _ in range(PORT_TRIES):
+        tries = PORT_TRIES
+        while True:
             try:
-                self._start()
+                return self._start()
             except BrokerFailed as error:
                 # On a restart the port may be some connection's, for a moment.
-                if not self.port or "cannot listen on" not in str(error):
+                tries -= 1
+                if not tries or not self.port or "cannot listen on" not in str(error):
                     raise
-                failure = error
-                time.sleep(10 * POLL_S)
-            else:
-                return
-        raise failure
+            time.sleep(10 * POLL_S)
 
     def kill(self) -> None:
         """SIGKILL: nothing is flushed, closed or said."""

@@ -9,7 +9,7 @@ import datetime as dt
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -108,9 +108,9 @@ class Consumer:
             return start, end
         return start, min(end, high)
 
-    async def _offsets(self, number: int, params: dict[str, int]) -> dict[str, int]:
+    async def _offsets(self, number: int, params: dict[str, int]) -> dict[str, Any]:
         answer = await self._client.get(f"{self._path}/{number}/offsets", params=params)
-        found: dict[str, int] = answer.json()
+        found: dict[str, Any] = answer.json()
         return found
 
     async def run(self, ranges: Sequence[_Range]) -> None:

@@ -1,8 +1,16 @@
-"""`tidelog replay`: a topic's records from the store to files, by Spark, without a broker."""
+"""`tidelog replay`: a topic's records from the store to files, by Spark, without a broker.
 
+Spark comes last: what can be said without it (no such store, topic or position) is said at once.
+"""
+
+import contextlib
 import datetime as dt
 import json
+import os
 import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,8 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 POSITIONS = (
-    'beginning, end, @ an ISO time, or JSON that names every partition: \'{"0": 17, "1": -1}\', '
-    "where -2 is the beginning, -1 the end"
+    "beginning, end, @ an ISO time, or JSON with an offset for every partition: "
+    """'{"0": 17, "1": -2}', -2 for the beginning, -1 for the end"""
 )
 
 
@@ -48,9 +56,7 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
     file_format: Annotated[
         FileFormat, typer.Option("--as", help="json and csv: key and value as text")
     ] = FileFormat.PARQUET,
-    start: Annotated[
-        str, typer.Option("--from", metavar="POSITION", help=POSITIONS)
-    ] = "beginning",
+    start: Annotated[str, typer.Option("--from", metavar="POSITION", help=POSITIONS)] = "beginning",
     until: Annotated[
         str, typer.Option("--until", metavar="POSITION", help="the same: the first left out")
     ] = "end",
@@ -86,14 +92,6 @@ def _replay(
     *,
     overwrite: bool,
 ) -> int:
-    set_worker_python(sys.executable)
-    try:
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
-        from storage.spark_native import read_topic
-    except ImportError as error:
-        raise CommandError(f"no Spark here: pip install 'tidelog[spark]' ({error})") from None
     if settings.s3_endpoint:
         options["endpoint"] = settings.s3_endpoint
     if settings.s3_region:
@@ -102,13 +100,34 @@ def _replay(
         options["pathStyle"] = str(settings.s3.path_style)
     if file_format is not FileFormat.CSV:
         options["includeHeaders"] = "true"
-    try:
-        spark = _session(master)
-        try:
+    with _in_one_line():
+        _check_topic(settings, topic)
+        with spark_session("tidelog replay", master) as spark:
+            from storage.spark_native import read_topic
+
             frame = read_topic(spark, settings.store, topic, **options)
             return _write(frame, to, file_format, overwrite=overwrite)
-        finally:
-            spark.stop()
+
+
+def _check_topic(settings: Settings, topic: str) -> None:
+    from storage.clock import SystemClock
+    from storage.readonly import OpenedStore
+    from storage.snapshot import open_snapshot
+
+    with OpenedStore(settings.store, settings.s3) as opened:
+        opened.run(open_snapshot(opened.store, SystemClock(), [topic]))
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    """What the log and Spark raise, as a command's failure."""
+    try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+    except ImportError as error:
+        raise CommandError(f"no Spark here: pip install 'tidelog[spark]' ({error})") from None
+    try:
+        yield
     except (UnknownTopic, UnknownPartition) as error:
         raise NotThere(str(error)) from None
     except (StoreUnfit, Unavailable) as error:
@@ -119,19 +138,56 @@ def _replay(
         raise CommandError(f"Spark: {_first_line(error)}") from None
 
 
-def _session(master: str) -> "SparkSession":
+@contextlib.contextmanager
+def spark_session(
+    name: str, master: str, settings: Mapping[str, str] | None = None
+) -> Iterator["SparkSession"]:
+    """A session that ends with the block, and says nothing where nobody looks.
+
+    Raises CommandError when Spark does not start: no Java, mostly.
+    """
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    spark = (
-        SparkSession.builder.master(master)
-        .appName("tidelog replay")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
+    set_worker_python(sys.executable)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    builder = SparkSession.builder.master(master).appName(name)
+    builder = builder.config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.session.timeZone", "UTC")
+    if master.startswith("local"):
+        builder = builder.config("spark.driver.host", "127.0.0.1")
+        builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, value)
+    is_watched = sys.stderr.isatty()
+    builder = builder.config("spark.ui.showConsoleProgress", str(is_watched).lower())
+    with tempfile.TemporaryFile() as said:
+        try:
+            with contextlib.nullcontext() if is_watched else _stderr_to(said.fileno()):
+                spark = builder.getOrCreate()
+        except PySparkException as error:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").split("\n")
+            why = next((line for line in reversed(lines) if line.strip()), "")
+            raise CommandError(f"Spark does not start: {_first_line(error)} {why}") from None
     spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextlib.contextmanager
+def _stderr_to(descriptor: int) -> Iterator[None]:
+    """For processes that start inside, for as long as they live: a JVM greets with ten lines."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _write(frame: "DataFrame", to: str, file_format: FileFormat, *, overwrite: bool) -> int:
@@ -169,9 +225,7 @@ def _positions(topic: str, start: str, until: str) -> dict[str, str]:
             offsets = None
         if not isinstance(offsets, dict):
             raise BadUsage(f"position {text!r} is none of {POSITIONS}")
-        options[f"{prefix}Offsets"] = json.dumps(
-            offsets if topic in offsets else {topic: offsets}
-        )
+        options[f"{prefix}Offsets"] = json.dumps(offsets if topic in offsets else {topic: offsets})
     return options
 
 

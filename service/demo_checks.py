@@ -45,7 +45,7 @@ class Place(NamedTuple):
 class Carrier(NamedTuple):
     """Departures of one carrier, and their mean delay in minutes; None without any."""
 
-    count: int
+    departures: int
     mean_delay: float | None
 
 
@@ -166,8 +166,8 @@ def check_carrier_counts(expected: Mapping[str, Carrier], seen: Mapping[str, Car
     """As many departures of each carrier."""
     return _compared(
         "Spark: count per carrier",
-        {name: carrier.count for name, carrier in expected.items()},
-        {name: carrier.count for name, carrier in seen.items()},
+        {name: carrier.departures for name, carrier in expected.items()},
+        {name: carrier.departures for name, carrier in seen.items()},
     )
 
 

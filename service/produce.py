@@ -23,11 +23,11 @@ from service.http import (
 )
 from service.settings import Settings
 from service.telemetry import HttpCounters
+from service.wire_v3 import NoSchemaRegistry
 from storage import chunk as chunks
 from storage.chunk import Rows
 from storage.entry import IdempotencyKey
 from storage.errors import (
-    InvalidRequest,
     LogError,
     RecordTooLarge,
     TopicExists,
@@ -63,13 +63,6 @@ SCHEMA_FORMATS = frozenset({"avro", "jsonschema", "protobuf"})
 
 class SchemaMissing(wire_in.InvalidBody):
     """A schema'd body without a schema."""
-
-
-class NoSchemaRegistry(InvalidRequest):
-    """A schema'd body: tidelog keeps bytes, it has no registry to encode them with."""
-
-    status = 408
-    code = 40801
 
 
 class Produce:

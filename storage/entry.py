@@ -171,6 +171,7 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 def encode_header(entry: Entry) -> tuple[bytes, bytes]:
     """The bytes before the chunks, and the entry's hash."""
     header = _encoder.encode(entry)
+    assert len(header) <= HEADER_BYTES_MAX, "nobody would read it: the chain would end here"
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
 
 

@@ -197,10 +197,14 @@ class HotLog:
                 del self._last_of_file[path]
                 path.unlink(missing_ok=True)  # coming back after a crash is harmless
 
-    async def close(self, *, is_drained: bool) -> None:
-        """Release the file; delete it when nothing in it is left to commit."""
+    async def drain(self) -> None:
+        """Wait until nothing is being written; everything durable has been handed on."""
         if self._sync is not None:
             await self._sync
+
+    async def close(self, *, is_drained: bool) -> None:
+        """Release the file; delete it when nothing in it is left to commit."""
+        await self.drain()
         self._thread.shutdown()
         if self._fd >= 0:
             if is_drained:

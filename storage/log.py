@@ -33,6 +33,7 @@ from storage.errors import (
     TopicExists,
     Unavailable,
     UnknownPartition,
+    UnknownTopic,
 )
 from storage.hot import ClosedSegment, Encoded, PartRows, Request
 from storage.manifest import Table
@@ -47,6 +48,9 @@ from storage.wal import Wal, WalSettings
 from storage.writer import Acks, Writer, WriterSettings
 
 log = logging.getLogger("tidelog.log")
+
+REQUEST_OVERHEAD = 512
+"""Memory of a request beside its records; keeps the bound of the buffer honest for tiny ones."""
 
 
 class LogSettings(NamedTuple):
@@ -124,7 +128,8 @@ class Log:
     async def _recommit(self, files: list[hotlog.Recovered]) -> None:
         requests = [request for file in files for request in file.requests]
         for waiter in self.writer.recover(requests):
-            with contextlib.suppress(LogError):  # its topic was deleted meanwhile
+            # Refused for good, because its topic was deleted meanwhile, is as decided as applied.
+            with contextlib.suppress(UnknownTopic, InvalidRequest):
                 await waiter
         if requests:
             log.info("hot log: %d requests of a dead broker are in the WAL", len(requests))
@@ -192,6 +197,7 @@ class Log:
         topic = self.state.topic(name)
         await self._submit([DeleteTopic(topic.topic_id)])
         self.tail.forget_topic(topic.topic_id)
+        self._tables.pop(topic.topic_id, None)
 
     async def alter_topic(self, name: str, configs: dict[str, str | None]) -> None:
         """Set configs; None returns one to its default."""
@@ -230,7 +236,12 @@ class Log:
                 raise UnknownPartition(topic.name, partition, len(topic.partitions))
         rows = [PartRows(topic.topic_id, partition, rows) for partition, rows in parts]
         request = Request(
-            self.clock.new_id(), rows, size, is_json=is_json, key=key, topic_id=topic.topic_id
+            self.clock.new_id(),
+            rows,
+            size + REQUEST_OVERHEAD,
+            is_json=is_json,
+            key=key,
+            topic_id=topic.topic_id,
         )
         return await self.writer.append(request, acks)
 

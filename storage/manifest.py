@@ -10,7 +10,7 @@ let a sealer pass whose table a reader refreshed while it was writing its files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,6 +21,9 @@ from storage import keys
 from storage.errors import Corrupt, LogError
 from storage.model import SegmentFile
 
+_US_PER_MS = 1000
+_SEGMENT = r"^partition=\d+/(?P<base>\d{20})-(?P<end>\d{20})-[0-9a-f]+\.parquet$"
+"""`keys.parse_segment` for 20,000 paths at once, 8 ms without the GIL."""
 _ISO_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # years 1 to 9999
 
 
@@ -97,6 +100,24 @@ class SegmentColumns(NamedTuple):
         numbers = np.array([row[1:] for row in rows], dtype=np.int64).reshape(-1, 7)
         return cls(pa.array([file.path for file in files], pa.string()), *numbers.T)
 
+    @classmethod
+    def of_adds(cls, adds: pa.Table) -> "SegmentColumns":
+        """From deltalake's `get_add_actions(flatten=True)`. Offsets are those of the path, because
+        statistics are only bounds. Raises pa.ArrowException, KeyError."""
+        path = adds.column("path").combine_chunks()
+        name = pc.extract_regex(path, _SEGMENT)
+        return cls(
+            path,
+            _numbers(adds.column("partition.partition"), -1),
+            _numbers(pc.struct_field(name, "base"), -1),
+            _numbers(pc.struct_field(name, "end"), -1),
+            _numbers(adds.column("size_bytes"), 0),
+            _numbers(adds.column("num_records"), 0),
+            # None for a time that has no ISO text: such a file may hold any.
+            _numbers(adds.column("min.timestamp"), -(2**63)) // _US_PER_MS,
+            _numbers(adds.column("max.timestamp"), 2**63 - 1) // _US_PER_MS,
+        )
+
     def sorted(self) -> "SegmentColumns":
         """By partition, then offset."""
         order = np.lexsort((self.base_offset, self.partition))
@@ -106,6 +127,11 @@ class SegmentColumns(NamedTuple):
         """Positions [first, end), without a copy."""
         path, *numbers = self
         return SegmentColumns(path[first:end], *(array[first:end] for array in numbers))
+
+
+def _numbers(column: pa.Array | pa.ChunkedArray, missing: int) -> np.ndarray:
+    integers: Any = column.cast(pa.int64())
+    return integers.fill_null(missing).to_numpy()
 
 
 class SegmentIndex:

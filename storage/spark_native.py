@@ -24,7 +24,7 @@ from storage.objectstore import ObjectStore
 from storage.readonly import ReadOnlyFolder
 from storage.scan import OFFSET_MAX, Range, SegmentSlice, Snapshot, TopicView, segment_slices
 from storage.snapshot import LogView
-from storage.spark_source import NAME, ReadRequest, TidelogSource, register, request_of
+from storage.spark_source import NAME, ReadRequest, register, request_of
 
 _PARQUET_SCHEMA = (
     "offset bigint, timestamp timestamp, key binary, value binary, "
@@ -61,10 +61,8 @@ def read_topic(
         root = _root(opened.store)
     frames = _sealed(spark, request, root, snapshot.topics[topic], _slices(snapshot, ranges))
     tail = [one for one in ranges if max(one.start, _sealed_end(snapshot, one)) < one.end]
-    if tail:
-        frames.append(_unsealed(spark, given, snapshot, tail))
-    if not frames:
-        frames.append(spark.createDataFrame([], TidelogSource(given).schema()))
+    if tail or not frames:
+        frames.append(_unsealed(spark, given, snapshot, tail or ranges))
     return reduce(DataFrame.union, frames)
 
 
@@ -137,9 +135,7 @@ def _between(frame: DataFrame, slices: Sequence[SegmentSlice]) -> DataFrame:
     frame = frame.where((offset >= min(starts)) & (offset < max(ends)))
     if len({one.partition for one in slices}) == 1:
         return frame
-    return frame.where(
-        (offset >= F.lit(starts).getItem(partition)) & (offset < F.lit(ends).getItem(partition))
-    )
+    return frame.where((offset >= F.lit(starts)[partition]) & (offset < F.lit(ends)[partition]))
 
 
 def _unsealed(
@@ -148,7 +144,7 @@ def _unsealed(
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
     for one in ranges:
-        starts[str(one.partition)] = max(one.start, _sealed_end(snapshot, one))
+        starts[str(one.partition)] = min(max(one.start, _sealed_end(snapshot, one)), one.end)
         ends[str(one.partition)] = one.end
     topic = ranges[0].topic
     kept = {n: v for n, v in given.items() if not n.lower().startswith(_POSITION_OPTIONS)}

@@ -53,28 +53,28 @@ _COLUMNS = {
 }
 """Name to type, in the order of Spark's Kafka source."""
 
-_OPTIONS = {
+_OPTIONS = (
     "store",
-    "topic",
-    "subscribe",
-    "subscribepattern",
-    "assign",
-    "startingoffsets",
-    "endingoffsets",
-    "startingtimestamp",
-    "endingtimestamp",
-    "startingoffsetsbytimestamp",
-    "endingoffsetsbytimestamp",
-    "startingoffsetsbytimestampstrategy",
-    "failondataloss",
-    "includeheaders",
-    "minpartitions",
-    "maxoffsetspertrigger",
-    "filterpushdown",
     "endpoint",
     "region",
-    "pathstyle",
-}
+    "pathStyle",
+    "topic",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "failOnDataLoss",
+    "includeHeaders",
+    "minPartitions",
+    "maxOffsetsPerTrigger",
+    "filterPushdown",
+)
 _KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
 """Options that say how to talk to a Kafka broker: taken and not used, there is none."""
 
@@ -98,7 +98,8 @@ class ReadRequest(NamedTuple):
 def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest:
     """Raises InvalidRequest for what is wrong, missing or unknown among the options."""
     given = {name.lower(): value for name, value in options.items()}
-    unknown = [name for name in given if name not in _OPTIONS and not name.startswith(_KAFKAS_OWN)]
+    known = {name.lower() for name in _OPTIONS}
+    unknown = [name for name in given if name not in known and not name.startswith(_KAFKAS_OWN)]
     if unknown:
         raise InvalidRequest(f"unknown option {unknown[0]!r}: known are {', '.join(_OPTIONS)}")
     if "store" not in given:

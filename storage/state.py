@@ -229,10 +229,19 @@ class ClusterState:
     ) -> Outcome:
         if commit.hot is not None and commit.hot.seq <= self.hot_logs.get(commit.hot.log_id, -1):
             return Outcome([], is_duplicate=True)
+        if commit.hot is not None:
+            # Decided now, whatever becomes of it: a recovery must not bring it up again.
+            self.hot_logs[commit.hot.log_id] = commit.hot.seq
         if commit.key is not None:
             known = self._keys.get(commit.key.key)
             if known is not None:
                 return recall(known, commit.key.fingerprint)
+        # Actions are checked against the state before the commit: one must not take from the next
+        # what it needs, or every broker would fail at this entry for ever.
+        if len(commit.actions) > 1 and any(
+            isinstance(action, CreateTopic | DeleteTopic) for action in commit.actions
+        ):
+            return Outcome([], InvalidRequest("a topic is made or deleted by a commit of its own"))
         for action in commit.actions:
             refusal = self._check(action, entry.chunks)
             if refusal is not None:
@@ -244,8 +253,6 @@ class ClusterState:
                 placements.append(self._append(action, chunk, object_key, body_start))
             else:
                 self._do(action)
-        if commit.hot is not None:
-            self.hot_logs[commit.hot.log_id] = commit.hot.seq
         if commit.key is not None:
             self._remember(RememberedKey(commit.key, self.time_ms, placements))
         return Outcome(placements)

@@ -24,18 +24,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
+from typing import Protocol, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary
 
 import deltalake
 import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties
 
-from storage.chunk import RECORD_SCHEMA, US_PER_MS
+from storage.chunk import RECORD_SCHEMA
 from storage.clock import Clock, SystemClock
 from storage.errors import CommitUnknown, Corrupt, NotFound, StoreUnfit, Unavailable
 from storage.manifest import (
@@ -80,7 +78,6 @@ _PROPERTIES = {
 
 _FOLLOWED_MAX = 10  # commits whose transactions are read one by one; past it they are forgotten
 _RETRIES = {"max_retries": "3", "retry_timeout": "15s"}  # deltalake's own: 10, within 180 s
-_SEGMENT = r"^partition=\d+/(?P<base>\d{20})-(?P<end>\d{20})-[0-9a-f]+\.parquet$"
 _LOG_FILES = ("json", "checkpoint.parquet")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LOWEST_PRIORITY = 19
@@ -133,9 +130,8 @@ class DeltaManifest:
         self._delta = _Delta(store.table_uri(prefix), name, clock or SystemClock())
         self._turn = asyncio.Lock()
         self._view: View | None = None
-        self._transactions: dict[
-            str, int | None
-        ] = {}  # those ever asked for, at the view's version
+        # Those that were ever asked for, as of the view's version.
+        self._transactions: dict[str, int | None] = {}
 
     @property
     def version(self) -> int:
@@ -160,23 +156,20 @@ class DeltaManifest:
 
     async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
         async with self._turn:
-            if self.version < 0:
+            if (self._view or await self._refresh(_commits)).version < 0:
                 await self._create()
             problem = await self._try(files, transactions)
             try:
                 view = await self._refresh(_commits)
             except Unavailable as error:
-                raise CommitUnknown(
-                    f"table {self._prefix} cannot be read back: {error}"
-                ) from problem
+                raise CommitUnknown(f"cannot read back what was committed: {error}") from problem
             if problem is None or view.has(files):
                 return
             check_transactions(files, transactions, await self._all_found(transactions))
             if isinstance(problem, ManifestConflict):
                 raise problem
-            raise CommitUnknown(
-                f"commit to table {self._prefix} failed: {_why(problem)}"
-            ) from problem
+            reason = f"commit to table {self._prefix} failed: {_why(problem)}"
+            raise CommitUnknown(reason) from problem
 
     def close(self) -> None:
         self._view = None
@@ -213,8 +206,7 @@ class DeltaManifest:
         version = self._delta.version
         if self._view is None or self._view.version != version:
             transactions = await self._transactions_at(version)
-            columns = await self._call(pool, self._delta.columns, self._prefix)
-            self._view = View(version, self._prefix, columns)
+            self._view = await self._call(pool, self._delta.view, self._prefix)
             self._transactions = transactions
         return self._view
 
@@ -248,16 +240,18 @@ class DeltaManifest:
 
     async def _options(self) -> dict[str, str]:
         ask = getattr(self._store, "deltalake_options", None)
-        return {} if ask is None else _RETRIES | await ask()
+        options = {} if ask is None else await ask()
+        return _RETRIES | options if options else {}  # a folder takes none
 
     async def _call(self, pool: Executor, call: Callable[[*Ts], T], *args: *Ts) -> T:
         future = asyncio.get_running_loop().run_in_executor(pool, call, *args)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await asyncio.wait([future])
-            with contextlib.suppress(Exception):
-                future.result()
+            while not future.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            future.exception()  # nobody else will look at it
             raise
 
 
@@ -285,9 +279,7 @@ class _Delta:
         try:
             if table is None or not _is_updated(table):
                 table = deltalake.DeltaTable(self._uri, storage_options=options)
-            if self._directory is not None and table.version() > self._synced:
-                _sync_log(self._directory / "_delta_log", self._synced + 1, table.version())
-                self._synced = table.version()
+            self._sync(table.version())
         except TableNotFoundError as error:
             if self.table is not None:
                 raise Unavailable(f"table {self._uri} is gone") from error
@@ -295,6 +287,13 @@ class _Delta:
             raise Unavailable(f"table {self._uri} cannot be read: {_why(error)}") from error
         else:
             self.table = table
+
+    def _sync(self, version: int) -> None:
+        if self._directory is None or version <= self._synced:
+            return
+        if os.access(self._directory, os.W_OK):  # else nobody commits from here, nor counts on it
+            _sync_log(self._directory / "_delta_log", self._synced + 1, version)
+        self._synced = version
 
     def create(self, options: dict[str, str]) -> Exception | None:
         """Commit version 0; what went wrong, if anything did. Without retries, because a retry
@@ -338,25 +337,12 @@ class _Delta:
             ),
         )
 
-    def columns(self, prefix: str) -> SegmentColumns:
-        """All files. Offsets are those of the path: statistics are only bounds."""
+    def view(self, prefix: str) -> View:
         if self.table is None:
-            return SegmentColumns.of([])
+            return View(-1, prefix, SegmentColumns.of([]))
         stream = pa.RecordBatchReader.from_stream(self.table.get_add_actions(flatten=True))
-        adds = stream.read_all()
         try:
-            name = pc.extract_regex(adds.column("path").combine_chunks(), _SEGMENT)
-            return SegmentColumns(
-                adds.column("path").combine_chunks(),
-                _numbers(adds.column("partition.partition"), -1),
-                _numbers(pc.struct_field(name, "base"), -1),
-                _numbers(pc.struct_field(name, "end"), -1),
-                _numbers(adds.column("size_bytes"), 0),
-                _numbers(adds.column("num_records"), 0),
-                # No statistics means a time that has no ISO text: such a file may hold any.
-                _numbers(adds.column("min.timestamp"), -(2**63)) // US_PER_MS,
-                _numbers(adds.column("max.timestamp"), 2**63 - 1) // US_PER_MS,
-            )
+            return View(self.version, prefix, SegmentColumns.of_adds(stream.read_all()))
         except (pa.ArrowException, KeyError) as error:
             raise Corrupt(f"{prefix}/_delta_log", f"is no manifest: {error}") from error
 
@@ -388,11 +374,6 @@ def _add_action(file: SegmentFile, now_ms: int) -> AddAction:
     )
 
 
-def _numbers(column: pa.Array | pa.ChunkedArray, missing: int) -> np.ndarray:
-    integers: Any = column.cast(pa.int64())
-    return integers.fill_null(missing).to_numpy()
-
-
 def _sync_log(directory: Path, first: int, last: int) -> None:
     """Make versions [first, last] of a log survive a power cut, together with the names.
 
@@ -405,7 +386,8 @@ def _sync_log(directory: Path, first: int, last: int) -> None:
     for path in [*(directory / name for name in [*names, "_last_checkpoint"]), directory]:
         with contextlib.suppress(FileNotFoundError):
             _sync(path)
-    _sync(directory.parent)
+    if first == 0:
+        _sync(directory.parent)
 
 
 def _sync(path: Path) -> None:

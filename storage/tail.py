@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from storage import chunk as chunks
 
-MERGE_ROWS_MAX = 8192
-MERGE_BYTES_MAX = 1024 * 1024
+MERGE_ROWS_MAX = 1024
+MERGE_BYTES_MAX = 128 * 1024
 MEASURE_ROWS_MIN = 64
 """Measuring a piece takes as long as merging it: only where it is worth it."""
 PIECE_OVERHEAD = 512

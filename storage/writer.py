@@ -31,6 +31,9 @@ log = logging.getLogger("tidelog.writer")
 ENCODE_INLINE_BYTES = 128 * 1024
 """Smaller segments are encoded on the loop: a trip to a thread costs more (~100 us)."""
 
+FLUSH_REQUESTS_MAX = 50_000
+"""Requests of one entry: each is ~100 bytes of its header, which has a bound (I10)."""
+
 
 class Acks(IntEnum):
     """When a produce is answered."""
@@ -107,6 +110,8 @@ class Writer:
     async def close(self) -> None:
         """Flush what is open, then stop. New requests are refused from now on."""
         self._closing = True
+        if self.hot_log is not None:
+            await self.hot_log.drain()  # its last requests come here, to be flushed
         self._wake.set()
         self._full.set()
         if self.task is not None:
@@ -181,8 +186,9 @@ class Writer:
         self._wake.set()
         if self._open_bytes >= self.settings.flush_bytes:
             self._full.set()
-        deadline_s = self.clock.boot_s() + self.settings.answer_timeout_s
-        self._deadlines.append((deadline_s, waiter))
+        if request.hot is None:  # what the hot log holds is committed however long it takes
+            deadline_s = self.clock.boot_s() + self.settings.answer_timeout_s
+            self._deadlines.append((deadline_s, waiter))
         return waiter
 
     async def _watch_deadlines(self) -> None:
@@ -201,7 +207,7 @@ class Writer:
         """Tell a caller who waited too long. What no flush has taken yet is simply withdrawn."""
         request = next(one for one, waits in self._waiters.items() if waits is waiter)
         patience = f"after {self.settings.answer_timeout_s:.0f} s"
-        if request.hot is None and request in self._open:
+        if request in self._open:
             self._open.remove(request)
             self._open_bytes -= request.size
             self._answer(
@@ -246,7 +252,8 @@ class Writer:
         """The open segment, or as much of it as one entry carries."""
         taken_bytes = 0
         for count, request in enumerate(self._open):
-            if count and taken_bytes + request.size > self.settings.flush_bytes_max:
+            is_full = taken_bytes + request.size > self.settings.flush_bytes_max
+            if count and (is_full or count >= FLUSH_REQUESTS_MAX):
                 break
             taken_bytes += request.size
         else:

@@ -9,9 +9,9 @@ import tempfile
 import httpx
 
 from tests.bench import bodies
+from tests.bench.broker import Broker
 from tests.bench.load import Measured, request, run
 from tests.bench.report import Row
-from tests.support.broker import Broker
 
 RUNS = 3
 JSON = "application/vnd.kafka.json.v2+json"
@@ -35,13 +35,13 @@ def measure(*, is_quick: bool) -> list[Row]:
                 paths = _pages(0, HOT_RECORDS)
                 rows.append(_row(f"hot, {name}", broker, accept, paths, seconds, target))
             fill(broker, cold_records - HOT_RECORDS)
-            httpx.post(f"{broker.base_url}/admin/topics/bench/seal", timeout=120).raise_for_status()
+            seal(broker)
         for name, accept, target in (("JSON", JSON, 2.5e6), ("Arrow", ARROW, 4e6)):
             with Broker(url) as broker:  # empty caches; each page is asked for once
                 paths = _pages(0, cold_records)
                 rows.append(_row(f"cold, in order, {name}", broker, accept, paths, None, target))
         draw = random.Random(1)
-        with Broker(url, "--segment-cache-bytes", "0") as broker:
+        with Broker(url, segment_cache_bytes=0) as broker:
             starts = [draw.randrange(cold_records - 1000) for _ in range(200)]
             paths = [_path(start) for start in starts]
             rows.append(_row("cold, at random, JSON", broker, JSON, paths, seconds, 0.5e6))
@@ -57,6 +57,11 @@ def fill(broker: Broker, records: int) -> None:
             client.post(
                 f"{broker.base_url}/topics/bench", content=body, headers=headers
             ).raise_for_status()
+
+
+def seal(broker: Broker) -> None:
+    """Move all of it into the table."""
+    httpx.post(f"{broker.base_url}/admin/topics/bench/seal", timeout=300).raise_for_status()
 
 
 def _row(

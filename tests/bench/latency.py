@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from storage.s3 import S3Options
 from storage.stores import open_store
 from tests.bench import bodies
+from tests.bench.broker import Broker
 from tests.bench.load import request, run
 from tests.bench.report import Row
-from tests.support.broker import Broker
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, running_seaweed
 
 RUNS = 3
@@ -24,10 +24,10 @@ FACTOR = 1.5
 def measure(*, is_quick: bool) -> list[Row]:
     rows = []
     for name, stores in (("file", _folder), ("SeaweedFS", _seaweed)):
-        with stores() as (url, flags, environment, s3):
+        with stores() as (url, settings, s3):
             puts: list[float] = []
             acks: list[float] = []
-            with Broker(url, *flags, environment=environment) as broker:
+            with Broker(url, **settings) as broker:
                 broker.create_topic("bench", 1)
                 for _ in range(RUNS):  # in turn, so that the machine's moods hit both
                     puts.append(asyncio.run(_bare_put(url, s3, 100 if is_quick else 300)))
@@ -74,13 +74,13 @@ def _ack(broker: Broker, seconds: float) -> float:
     return measured.p50_ms
 
 
-Stores = tuple[str, list[str], dict[str, str], S3Options | None]
+Stores = tuple[str, dict[str, object], S3Options | None]
 
 
 @contextmanager
 def _folder() -> Iterator[Stores]:
     with tempfile.TemporaryDirectory() as folder:
-        yield f"file://{folder}/store", [], {}, None
+        yield f"file://{folder}/store", {}, None
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def _seaweed() -> Iterator[Stores]:
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
             "AWS_REGION": REGION,
         }
-        os.environ.update(environment)  # the bare PUTs come from this process
-        flags = ["--s3-endpoint", server.endpoint_url, "--s3-region", REGION]
+        os.environ.update(environment)  # for the bare PUTs of this process and for the broker
+        settings: dict[str, object] = {"s3_endpoint": server.endpoint_url, "s3_region": REGION}
         options = S3Options(endpoint_url=server.endpoint_url, region=REGION)
-        yield f"s3://{server.bucket}/bench", flags, environment, options
+        yield f"s3://{server.bucket}/bench", settings, options

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import httpx
 
 from tests.bench import bodies
+from tests.bench.broker import Broker
 from tests.bench.load import Measured, request, run
 from tests.bench.report import Row
-from tests.support.broker import Broker
 
 RUNS = 3
 PARTITIONS = 6

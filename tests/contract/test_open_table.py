@@ -94,7 +94,7 @@ def test_deltalake_and_arrow_read_it(uri: str) -> None:
     assert in_order(table) == expected(0) + expected(1)
     for field in TABLE_SCHEMA:
         assert table.schema.field(field.name).type == field.type
-    one = opened.to_pyarrow_table(partitions=[("partition", "=", "1")], columns=["offset"])
+    one = opened.to_pyarrow_table(filters=[("partition", "=", 1)], columns=["offset"])
     assert one.num_rows == COUNT + 10
 
 

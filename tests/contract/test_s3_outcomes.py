@@ -15,7 +15,7 @@ import pytest
 from aiobotocore.httpsession import AIOHTTPSession
 
 import storage.s3
-from storage.errors import Corrupt, NotFound, StoreRefused, Unavailable
+from storage.errors import Corrupt, NotFound, StoreRefused, StoreUnfit, Unavailable
 from storage.objectstore import Created
 from storage.s3 import S3Options, S3Store
 from tests.support.seaweed import REGION
@@ -42,6 +42,17 @@ class Stub:
         self.requests: list[Request] = []
         self.endpoint_url = ""
         self.has_silenced = asyncio.Event()
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.endpoint_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def puts(self, key: str) -> list[Request]:
         return [it for it in self.requests if it.method == "PUT" and it.key == key]
@@ -49,7 +60,12 @@ class Stub:
     def gets(self, key: str) -> list[Request]:
         return [it for it in self.requests if it.method == "GET" and it.key == key]
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while request := await self._read(reader):
                 self.requests.append(request)
@@ -118,20 +134,9 @@ class Stub:
 @pytest.fixture
 async def stub() -> AsyncIterator[Stub]:
     stub = Stub()
-    connections: set[asyncio.Task[None]] = set()
-
-    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(stub.serve(reader, writer))
-        connections.add(task)
-        task.add_done_callback(connections.discard)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1 << 22)
-    stub.endpoint_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await stub.start()
     yield stub
-    server.close()
-    for task in list(connections):
-        task.cancel()
-    await asyncio.gather(*connections, return_exceptions=True)
+    await stub.stop()
 
 
 @contextlib.asynccontextmanager
@@ -221,18 +226,25 @@ async def test_without_credentials_nothing_is_sent(
     aws_credentials: None, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(stub) as store:
-        store._once._request_signer._credentials = None
+        store._once._request_signer._credentials = None  # as when a role is taken away
         with pytest.raises(StoreRefused, match=r"nothing was sent: .* check the AWS credentials"):
             await store.create("wal/1", [b"x"])
-    assert not stub.puts("wal/1")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StoreUnfit, match=r"s3://bucket/p cannot be used: .* check the AWS cred"):
+        async with opened(stub):
+            pass
+    assert len(stub.requests) == 1  # the first look at the bucket
 
 
 async def test_a_server_that_is_gone_is_unknown(aws_credentials: None, stub: Stub) -> None:
-    async with opened(stub) as store:
-        store._once._endpoint.host = "http://127.0.0.1:1"
-        store._once.meta._endpoint_url = "http://127.0.0.1:1"
-        stub.answers["wal/1"] = ["reset"]
-        assert await store.create("wal/1", [b"x"]) is Created.UNKNOWN
+    async with opened(stub, attempts_max=1) as store:
+        assert await store.create("wal/1", [b"x"]) is Created.DONE
+        await stub.stop()
+        assert await store.create("wal/2", [b"x"]) is Created.UNKNOWN
+        assert await store.create("wal/2", [b"x" * 2_000_000]) is Created.UNKNOWN
+        with pytest.raises(Unavailable, match="get wal/2"):
+            await store.get("wal/2")
 
 
 async def test_aiohttp_alone_repeats_a_dropped_put(

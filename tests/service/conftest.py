@@ -1,15 +1,26 @@
 """A broker's log on a store in memory, and a client of the application on it."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
+import pyarrow as pa
 import pytest
+import uvicorn
 from fastapi import FastAPI
 
 from service.app import build_app
+from service.hotpath import HotPath
+from service.main import _Server
+from service.settings import Settings
+from service.telemetry import HttpCounters
 from storage.clock import SystemClock
 from storage.log import Log, LogSettings
-from storage.objectstore import MemoryStore
+from storage.objectstore import MemoryStore, ObjectStore
 
 QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
 """Nothing happens by itself: what a test sees follows from what it asked."""
@@ -46,3 +57,161 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 def v3(log: Log) -> str:
     """The cluster's path in the v3 dialect."""
     return f"/v3/clusters/{log.wal.cluster.cluster_id}"
+
+
+# -- with the hot routes in front, as a broker serves it
+
+
+class Broker(NamedTuple):
+    """A log, its whole application, and a client of that."""
+
+    log: Log
+    app: HotPath
+    http: httpx.AsyncClient
+
+
+@asynccontextmanager
+async def serving(log: Log, settings: Settings) -> AsyncIterator[Broker]:
+    """The application on an open log."""
+    counters = HttpCounters()
+    app = HotPath(build_app(log, http=counters), log, settings, counters)
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:
+        yield Broker(log, app, client)
+
+
+@asynccontextmanager
+async def broker_on(
+    store: ObjectStore, name: str = "broker-1", hot_dir: Path | None = None, **settings: Any
+) -> AsyncIterator[Broker]:
+    """A quiet broker of its own with these settings; closed at the end."""
+    quiet = {"store": "memory://", "sealing": False, "poll_interval_ms": 60_000}
+    chosen = Settings(**{**quiet, **settings})
+    log = Log(store, SystemClock(), name, chosen.log_settings(), hot_dir)
+    await log.open()
+    try:
+        async with serving(log, chosen) as broker:
+            yield broker
+    finally:
+        await log.close()
+
+
+@pytest.fixture
+async def broker(log: Log) -> AsyncIterator[Broker]:
+    async with serving(log, Settings(store="memory://")) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def topic(broker: Broker) -> str:
+    """A topic of three partitions."""
+    await broker.log.create_topic("t", 3, {})
+    return "t"
+
+
+@asynccontextmanager
+async def listening(app: HotPath) -> AsyncIterator[int]:
+    """The application on a port of 127.0.0.1: for what an ASGI transport cannot do, streams."""
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        host="127.0.0.1",
+        port=0,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=5,
+    )
+    server = _Server(config)
+    running = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not running.done()
+        await asyncio.sleep(0.001)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.stop()
+        await running
+
+
+def ends(log: Log, topic: str = "t") -> list[int]:
+    """The high watermark of each partition."""
+    return [partition.high_watermark for partition in log.state.topic(topic).partitions]
+
+
+async def stored(log: Log, partition: int = 0, topic: str = "t") -> list[dict[str, Any]]:
+    """The partition's records, from the log itself; their offsets must be dense from zero."""
+    fetched = await log.fetch(topic, partition, 0, bytes_max=1 << 30)
+    found = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
+    assert [row["offset"] for row in found] == list(range(len(found)))
+    return found
+
+
+async def until(condition: Any, seconds: float = 5.0) -> None:
+    """Wait until the condition holds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not condition() and loop.time() < deadline:
+        await asyncio.sleep(0.005)
+    assert condition()
+
+
+# -- what requests and answers of the hot routes look like
+
+V2 = "application/vnd.kafka.v2+json"
+JSON = "application/vnd.kafka.json.v2+json"
+BINARY = "application/vnd.kafka.binary.v2+json"
+TEXT = "application/vnd.kafka.text.v2+json"
+ARROW = "application/vnd.apache.arrow.stream"
+
+
+async def post(
+    http: httpx.AsyncClient,
+    records: list[dict[str, Any]],
+    content_type: str = JSON,
+    path: str = "/topics/t",
+    key: str | None = None,
+    **query: str,
+) -> httpx.Response:
+    """Produce; `key` is an Idempotency-Key."""
+    headers = {"content-type": content_type}
+    if key is not None:
+        headers["idempotency-key"] = key
+    body = json.dumps({"records": records})
+    return await http.post(path, content=body, headers=headers, params=query)
+
+
+def placed(answer: httpx.Response) -> list[tuple[int, int | None]]:
+    """The reports of a success: (partition, offset) of each record."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == V2
+    said = answer.json()
+    assert said.keys() == {"offsets", "key_schema_id", "value_schema_id"}
+    assert said["key_schema_id"] is said["value_schema_id"] is None
+    for report in said["offsets"]:
+        assert report["error_code"] is report["error"] is None
+    return [(report["partition"], report["offset"]) for report in said["offsets"]]
+
+
+def assert_refused(answer: httpx.Response, status: int, code: int, media_type: str = V2) -> str:
+    """An error in our form; its message."""
+    said = answer.json()
+    assert (answer.status_code, said["error_code"]) == (status, code), said
+    assert said.keys() == {"error_code", "message"}
+    assert answer.headers["content-type"] == media_type
+    return str(said["message"])
+
+
+def arrow(**columns: Any) -> bytes:
+    """One batch of these columns as a stream."""
+    return arrow_of(pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))
+
+
+def arrow_of(*batches: pa.RecordBatch, compression: Any = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()

@@ -1,0 +1,85 @@
+"""Spark replay beside `spark.read.parquet` on the very same files: full scans, in one session."""
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from tests.bench.broker import Broker
+from tests.bench.fetch import fill, seal
+from tests.bench.report import Row
+
+RUNS = 5
+RECORDS = 4_000_000
+TARGET = 1.15
+
+
+def measure(*, is_quick: bool) -> list[Row]:
+    if shutil.which("java") is None:
+        return [Row("replay", "skipped", 0, "", note="Java 17 is needed for Spark")]
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    records = RECORDS // 10 if is_quick else RECORDS
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"file://{folder}/store"
+        with Broker(url) as broker:
+            broker.create_topic("bench", 6)
+            fill(broker, records)
+            seal(broker)
+        return _compare(url, f"{folder}/store", records)
+
+
+def _compare(url: str, root: str, records: int) -> list[Row]:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F
+
+    from storage import spark_source
+    from storage.spark_native import read_topic
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "2g")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    spark_source.register(spark)
+    try:
+        ways: dict[str, Callable[[], DataFrame]] = {
+            "spark.read.parquet": lambda: spark.read.parquet(f"{root}/topics"),
+            "read_topic": lambda: read_topic(spark, url, "bench"),
+            'format("tidelog")': lambda: (
+                spark.read.format("tidelog").option("store", url).option("topic", "bench").load()
+            ),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(RUNS + 1):
+            for name, read in ways.items():
+                started = time.perf_counter()
+                sums = F.sum(F.length("key")), F.sum(F.length("value")), F.count("*")
+                (row,) = read().agg(*sums, F.max("offset"), F.max("timestamp")).collect()
+                assert row[2] == records, f"{name} saw {row[2]} of {records} records"
+                if number:  # the first round warms the JVM
+                    taken[name].append(time.perf_counter() - started)
+    finally:
+        spark.stop()
+    plain = taken["spark.read.parquet"]
+    rows = []
+    for name, target in (("read_topic", TARGET), ('format("tidelog")', None)):
+        ratio = statistics.median(a / b for a, b in zip(taken[name], plain, strict=True))
+        seconds = statistics.median(taken[name])
+        note = f"{records / seconds / 1e6:.1f} M records/s, {seconds:.2f} s"
+        rows.append(
+            Row(
+                "replay",
+                f"Spark full scan, {name}",
+                ratio,
+                "x plain Parquet",
+                target,
+                note=note,
+                is_smaller_better=True,
+            )
+        )
+    return rows

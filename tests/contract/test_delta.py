@@ -1,0 +1,281 @@
+"""What only the manifest on Delta has: a log that others read, checkpoints, syncs, lost answers."""
+
+import http.client
+import json
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import deltalake
+import pytest
+
+from storage import keys, table
+from storage.errors import CommitUnknown, StoreUnfit, Unavailable
+from storage.folder import FolderStore
+from storage.s3 import S3Options, S3Store
+from storage.table import DeltaManifest, ManifestConflict, Table, open_table, seal_app_id
+from tests.contract.test_table import PREFIX, file, files_of, fresh, seal
+from tests.support.moto import Moto
+from tests.support.seaweed import REGION
+
+# --- Delta on a folder
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> AsyncIterator[FolderStore]:
+    store = FolderStore(tmp_path / "a folder")
+    yield store
+    await store.close()
+
+
+def delta(folder: FolderStore) -> DeltaManifest:
+    return DeltaManifest(folder, PREFIX, "orders")
+
+
+def log_of(folder: FolderStore) -> Path:
+    return Path(folder.table_uri(PREFIX), "_delta_log")
+
+
+def actions(folder: FolderStore, version: int) -> list[dict]:
+    lines = (log_of(folder) / f"{version:020d}.json").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+async def seal_often(one: Table, steps: Sequence[int]) -> None:
+    for step in steps:
+        await one.add([file(0, 10 * step, 10 * step + 10)], seal(10 * step + 10))
+
+
+async def test_the_log_says_what_engines_need(folder: FolderStore) -> None:
+    one = delta(folder)
+    await one.add([file(0, 0, 10)], seal(10))
+    await one.add([file(7, 5, 10)._replace(rows=2)], {"compact": 1})
+    opened = deltalake.DeltaTable(folder.table_uri(PREFIX))
+    assert opened.metadata().name == "orders"
+    assert opened.metadata().partition_columns == ["partition"]
+    assert (opened.protocol().min_reader_version, opened.protocol().min_writer_version) == (1, 2)
+    [add] = [line["add"] for line in actions(folder, 1) if "add" in line]
+    assert add["path"] == keys.segment(0, 0, 10, "ab12")
+    assert add["partitionValues"] == {"partition": "0"}
+    assert add["dataChange"] is True
+    assert json.loads(add["stats"]) == {
+        "numRecords": 10,
+        "minValues": {"offset": 0, "timestamp": "2023-11-14T22:13:20.000Z"},
+        "maxValues": {"offset": 9, "timestamp": "2023-11-14T22:13:20.999999Z"},
+        "nullCount": {"offset": 0, "timestamp": 0},
+        "tightBounds": True,
+    }
+    assert {"txn": {"appId": "seal-0", "version": 10}} in actions(folder, 1)
+    [add] = [line["add"] for line in actions(folder, 2) if "add" in line]
+    assert json.loads(add["stats"])["tightBounds"] is False
+
+
+async def test_checkpoints_are_made_and_expired_versions_go(
+    folder: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "CHECKPOINT_INTERVAL", 5)
+    monkeypatch.setitem(table._PROPERTIES, "delta.checkpointInterval", "5")
+    one, stale = delta(folder), delta(folder)
+    await seal_often(one, [0])
+    assert len(await files_of(stale)) == 1
+    assert await stale.transaction_version(seal_app_id(0)) == 10
+    await seal_often(one, range(1, 12))
+    log = log_of(folder)
+    assert (log / "00000000000000000009.checkpoint.parquet").exists()
+    assert (log / "00000000000000000000.json").exists()
+    for path in log.iterdir():
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    await seal_often(one, range(12, 14))
+    assert not (log / "00000000000000000001.json").exists()
+    # Who was asleep meanwhile goes on, from the checkpoint.
+    await stale.refresh()
+    assert await files_of(stale) == await files_of(one)
+    assert await stale.transaction_version(seal_app_id(0)) == 140
+    with pytest.raises(ManifestConflict):
+        await stale.add([file(0, 130, 150, unique="bad")], seal(150))
+    await seal_often(stale, [14])
+
+
+async def test_a_stale_writer_whose_versions_are_gone_is_refused(
+    folder: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "CHECKPOINT_INTERVAL", 5)
+    monkeypatch.setitem(table._PROPERTIES, "delta.checkpointInterval", "5")
+    one, stale = delta(folder), delta(folder)
+    await seal_often(one, range(3))
+    assert await stale.transaction_version(seal_app_id(0)) == 30
+    await seal_often(one, range(3, 11))
+    for path in log_of(folder).iterdir():
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    await seal_often(one, range(11, 16))
+    with pytest.raises((ManifestConflict, CommitUnknown)):
+        await stale.add([file(0, 30, 35, unique="bad")], seal(35))
+    assert len(await files_of(stale)) == 16
+    await seal_often(stale, [16])
+
+
+async def test_transactions_are_followed_without_asking_delta(
+    folder: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = delta(folder), delta(folder)
+    await seal_often(one, [0])
+    assert await other.transaction_version(seal_app_id(0)) == 10
+    await seal_often(one, range(1, 4))
+    monkeypatch.setattr(deltalake.DeltaTable, "transaction_version", None)  # a call would raise
+    await other.refresh()
+    assert await other.transaction_version(seal_app_id(0)) == 40
+    await seal_often(other, [4])
+
+
+async def test_every_version_is_synced_before_it_counts(
+    folder: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = table._sync
+    monkeypatch.setattr(table, "_sync", lambda path: (synced.append(path.name), sync(path)))
+    one, other = delta(folder), delta(folder)
+    await seal_often(one, [0])
+    assert {"00000000000000000001.json", "_delta_log"} <= set(synced)
+    await seal_often(one, [1])
+    synced.clear()
+    # Somebody else's commit may not be on the disk yet: a hole below ours would cost the table.
+    await other.refresh()
+    assert {f"{version:020d}.json" for version in range(3)} <= set(synced)
+    synced.clear()
+    await other.refresh()
+    assert synced == []
+
+
+async def test_a_log_that_cannot_be_read_is_unavailable_until_it_can(folder: FolderStore) -> None:
+    one = delta(folder)
+    await seal_often(one, range(2))
+    last = log_of(folder) / "00000000000000000002.json"
+    good = last.read_bytes()
+    last.write_bytes(good[:300])
+    other = delta(folder)
+    with pytest.raises(Unavailable):
+        await other.segments(0)
+    last.write_bytes(good)
+    assert len(await files_of(other)) == 2
+    assert len(await files_of(one)) == 2
+
+
+async def test_a_commit_that_fails_otherwise_is_unknown(folder: FolderStore) -> None:
+    one = delta(folder)
+    await seal_often(one, range(2))
+    (log_of(folder) / "00000000000000000003.json").mkdir()
+    with pytest.raises(CommitUnknown):
+        await seal_often(one, [2])
+    (log_of(folder) / "00000000000000000003.json").rmdir()
+    await one.refresh()
+    assert await one.transaction_version(seal_app_id(0)) == 20
+    await seal_often(one, [2])
+
+
+async def test_a_path_that_delta_cannot_open_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnfit):
+        delta(FolderStore(tmp_path / "a%20b"))
+
+
+# --- Delta on S3
+
+
+class LossyProxy:
+    """Stands before an S3 and loses the answer to a PUT of a Delta version, once: the object is
+    stored, the client hears of a failure and asks again."""
+
+    def __init__(self, endpoint_url: str, how: str) -> None:
+        self.lost: list[str] = []
+        self.how = how
+        self.is_away = False
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler(endpoint_url))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self.endpoint_url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> "LossyProxy":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _handler(self, endpoint_url: str) -> type[BaseHTTPRequestHandler]:
+        proxy, host = self, endpoint_url.removeprefix("http://")
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def forward(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                if proxy.is_away:
+                    self.close_connection = True
+                    return
+                with closing(http.client.HTTPConnection(host)) as server:
+                    server.request(self.command, self.path, body, dict(self.headers))
+                    answer = server.getresponse()
+                    status, content = answer.status, answer.read()
+                    headers = answer.getheaders()
+                is_version = re.search(r"_delta_log/0*[1-9]\d*\.json$", self.path)
+                if self.command == "PUT" and is_version and not proxy.lost:
+                    proxy.lost.append(self.path)
+                    if proxy.how == "dropped":
+                        self.close_connection = True
+                        return
+                    status, content, headers = 500, b"", []
+                self.send_response_only(status)
+                for name, value in headers:
+                    if name.lower() not in {"transfer-encoding", "connection", "content-length"}:
+                        self.send_header(name, value)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = forward  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                """Quietly."""
+
+        return Handler
+
+
+@pytest.mark.parametrize("how", ["dropped", "500"])
+async def test_a_lost_answer_is_not_a_lost_commit(moto_server: Moto, how: str) -> None:
+    prefix = f"lossy-{how}"
+    with LossyProxy(moto_server.endpoint_url, how) as proxy:
+        options = S3Options(endpoint_url=proxy.endpoint_url, region=REGION)
+        store = await S3Store.open(moto_server.bucket, prefix, options)
+        one = await open_table(store, PREFIX, "orders")
+        await one.add([file(0, 0, 10)], seal(10))
+        assert len(proxy.lost) == 1
+        assert await fresh(lambda: open_table(store, PREFIX, "orders")) == [file(0, 0, 10)]
+        await one.add([file(0, 10, 20)], seal(20))
+        assert one.version == 2
+        await store.close()
+
+
+async def test_a_store_that_is_away_is_unavailable_and_its_commits_unknown(
+    moto_server: Moto,
+) -> None:
+    with LossyProxy(moto_server.endpoint_url, "500") as proxy:
+        options = S3Options(endpoint_url=proxy.endpoint_url, region=REGION)
+        store = await S3Store.open(moto_server.bucket, "away", options)
+        one, other = [await open_table(store, PREFIX, "orders") for _ in range(2)]
+        await one.add([file(0, 0, 10)], seal(10))
+        proxy.is_away = True
+        with pytest.raises(CommitUnknown):
+            await one.add([file(0, 10, 20)], seal(20))
+        with pytest.raises(Unavailable):
+            await one.refresh()
+        with pytest.raises(Unavailable):
+            await other.segments(0)
+        assert await files_of(one) == [file(0, 0, 10)], "what was loaded stays"
+        proxy.is_away = False
+        await one.add([file(0, 10, 20)], seal(20))
+        assert await files_of(other) == [file(0, 0, 10), file(0, 10, 20)]
+        await store.close()

@@ -1,0 +1,97 @@
+"""A broker process of our own, and the command line: what the system tests run against.
+
+with Broker(tmp_path) as broker:        # `tidelog serve` on file://tmp_path/store, ready
+    broker.cli("topics", "create", "t") # the CLI as a process of its own, told of this broker
+    broker.kill()                       # SIGKILL
+    broker.start()                      # again: the same store, the same port, the same base_url
+    broker.stop()                       # SIGTERM; its exit status
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from service.broker_process import BrokerFailed, BrokerProcess
+
+__all__ = ["Broker", "BrokerFailed", "environment", "tidelog"]
+
+CLI_S = 60.0
+
+
+class Broker(BrokerProcess):
+    """A broker on a store in `folder` (or on any other), with settings by field name.
+
+    Started and ended by `with`, or by hand. Its log, `log()`, is in the folder.
+    """
+
+    def __init__(self, folder: Path, store: str | None = None, **settings: object) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        url = (folder / "store").as_uri() if store is None else store
+        super().__init__(url, folder / "broker.log", settings, environment())
+
+    def cli(
+        self, *arguments: str, stdin: str | bytes = b"", status: int | None = 0
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run `tidelog` against this broker; see `tidelog`."""
+        return tidelog(*arguments, stdin=stdin, status=status, TIDELOG_URL=self.base_url)
+
+    def create_topic(self, name: str, partitions: int = 1, **configs: str) -> None:
+        """A topic; configs with underscores for dots."""
+        body: dict[str, Any] = {
+            "topic_name": name,
+            "partitions_count": partitions,
+            "configs": {key.replace("_", "."): value for key, value in configs.items()},
+        }
+        httpx.post(f"{self.base_url}/admin/topics", json=body).raise_for_status()
+
+    def high_watermark(self, topic: str, partition: int = 0) -> int:
+        path = f"/topics/{topic}/partitions/{partition}/offsets"
+        end: int = httpx.get(f"{self.base_url}{path}").raise_for_status().json()["end_offset"]
+        return end
+
+
+def tidelog(
+    *arguments: str, stdin: str | bytes = b"", status: int | None = 0, **variables: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `tidelog` to its end; asserts its exit status unless that is None.
+
+    Whatever went wrong, stderr is one line and no traceback.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "service.cli", *arguments],
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
+        capture_output=True,
+        timeout=CLI_S,
+        env=environment(**variables),
+        check=False,
+    )
+    if status is not None:
+        assert done.returncode == status, f"{arguments}: {done.returncode}\n{_said(done)}"
+    return done
+
+
+def error_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The one line that a command which failed has said; asserts that it is one."""
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 1, _said(done)
+    assert lines[0].startswith("tidelog: "), _said(done)
+    return lines[0].removeprefix("tidelog: ")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment without what would change our processes, and with `variables`."""
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TIDELOG_") and not name.lower().endswith("_proxy")
+    }
+    return ours | {"PYTHONWARNINGS": "error::ResourceWarning"} | variables
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    return (done.stdout[-2000:] + done.stderr[-2000:]).decode(errors="replace")

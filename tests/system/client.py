@@ -1,0 +1,224 @@
+"""A client that knows what its answers mean: acked, refused for certain, or nobody knows.
+
+Nothing but a 200 is an ack, and nothing but an answer that says so (4xx, 429, 503) or a connection
+that never came about is a refusal (I6). All else may have been written.
+"""
+
+import enum
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from tests.support.history import Log, Place, Read, Request, Written
+
+ARROW = "application/vnd.apache.arrow.stream"
+JSON = "application/vnd.kafka.json.v2+json"
+ANSWER_S = 60.0
+PATIENCE_S = 60.0
+"""Until something must have happened on a machine that does a lot besides."""
+
+
+class Form(enum.Enum):
+    """How records are sent: media types of the body."""
+
+    JSON = JSON
+    ARROW = ARROW
+
+
+class Answer(NamedTuple):
+    """A response; the names of headers are lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class NotSent(Exception):
+    """There was nobody to connect to."""
+
+
+class AnswerLost(Exception):
+    """The request was sent, in part at least, and no whole answer came."""
+
+
+class Client:
+    """One connection, made anew when it breaks; for one thread. `base_url` may be asked anew each
+    time, for a broker that moves."""
+
+    def __init__(self, base_url: str, answer_s: float = ANSWER_S) -> None:
+        address = urlsplit(base_url)
+        assert address.hostname is not None
+        self._connection = http.client.HTTPConnection(address.hostname, address.port, answer_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def call(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Raises NotSent or AnswerLost; never repeats a request."""
+        connection = self._connection
+        if connection.sock is None:
+            try:
+                connection.connect()
+            except OSError as error:
+                connection.close()
+                raise NotSent(str(error)) from error
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            response = connection.getresponse()
+            names = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, names, response.read())
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise AnswerLost(repr(error)) from error
+
+    # -- what tests ask for
+
+    def create_topic(self, name: str, partitions: int, **configs: object) -> None:
+        body = {
+            "topic_name": name,
+            "partitions_count": partitions,
+            "configs": {key.replace("_", "."): value for key, value in configs.items()},
+        }
+        headers = {"Content-Type": "application/json"}
+        answer = self.call("POST", "/admin/topics", json.dumps(body).encode(), headers)
+        assert answer.status == 201, answer
+
+    def post(
+        self,
+        topic: str,
+        records: Sequence[Written],
+        *,
+        acks: str = "all",
+        key: str | None = None,
+        form: Form = Form.JSON,
+    ) -> Answer:
+        """One produce request as it is; see `send` for one with a history."""
+        headers = {"Content-Type": form.value}
+        if key is not None:
+            headers["Idempotency-Key"] = f'"{key}"'
+        body = _arrow(records) if form is Form.ARROW else _json(records)
+        return self.call("POST", f"/topics/{topic}?acks={acks}", body, headers)
+
+    def send(
+        self,
+        topic: str,
+        request: Request,
+        *,
+        acks: str = "all",
+        key: str | None = None,
+        form: Form = Form.JSON,
+    ) -> int:
+        """One attempt, written down in `request`; the status, 0 when there was none."""
+        assert request.is_keyed == (key is not None)
+        try:
+            answer = self.post(topic, request.records, acks=acks, key=key, form=form)
+        except NotSent:
+            request.refusals += 1
+            return 0
+        except AnswerLost:
+            request.unknown += 1
+            return 0
+        if answer.status == 200:
+            places = _places(answer, form, request.records)
+            if places is None:
+                assert acks == "1", answer
+                request.acks_without_offsets += 1
+            else:
+                request.acks.append(places)
+        elif 400 <= answer.status < 500 or answer.status == 503:
+            request.refusals += 1
+        else:
+            request.unknown += 1
+        return answer.status
+
+    def read(self, topic: str, partition: int, offset: int = 0) -> list[Read]:
+        """Every record from an offset to the end."""
+        found: list[Read] = []
+        while True:
+            path = f"/topics/{topic}/partitions/{partition}/records?offset={offset}"
+            answer = self.call("GET", f"{path}&max_bytes=67108864", headers={"Accept": ARROW})
+            assert answer.status == 200, answer
+            table = pa.ipc.open_stream(answer.body).read_all()
+            columns = (table.column(name).to_pylist() for name in ("offset", "value", "key"))
+            found += map(Read, *columns)
+            offset = int(answer.headers["tidelog-next-offset"])
+            if offset == int(answer.headers["tidelog-high-watermark"]):
+                return found
+
+    def read_all(self, topic: str, partitions: int) -> Log:
+        return {number: self.read(topic, number) for number in range(partitions)}
+
+    def metrics(self) -> dict[str, float]:
+        """Series by name with labels, as Prometheus' text has them."""
+        lines = self.call("GET", "/metrics").body.decode().splitlines()
+        series = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in series}
+
+
+def wait_until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Look every few ms; fails when it does not come about on even the slowest machine."""
+    deadline = time.monotonic() + patience_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what} did not happen within {patience_s:.0f} s"
+        time.sleep(0.005)
+
+
+def _json(records: Sequence[Written]) -> bytes:
+    """Values and keys of JSON text, sent to the byte."""
+    made = []
+    for value, key, partition in records:
+        text = b'{"value":' + value
+        if key is not None:
+            text += b',"key":' + key
+        if partition is not None:
+            text += b',"partition":%d' % partition
+        made.append(text + b"}")
+    return b'{"records":[' + b",".join(made) + b"]}"
+
+
+def _arrow(records: Sequence[Written]) -> bytes:
+    """With a partition for every record: the answer gives ranges, which only then say which is
+    which."""
+    columns = {
+        "value": pa.array([record.value for record in records], pa.binary()),
+        "key": pa.array([record.key for record in records], pa.binary()),
+        "partition": pa.array([record.partition for record in records], pa.int32()),
+    }
+    batch = pa.record_batch(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def _places(answer: Answer, form: Form, records: Sequence[Written]) -> list[Place] | None:
+    """One a record, None when the answer has no offsets."""
+    if form is Form.JSON:
+        said = [(it["partition"], it["offset"]) for it in answer.json()["offsets"]]
+        if all(offset is None for _, offset in said):
+            return None
+        return [Place(partition, offset) for partition, offset in said]
+    ranges = {it["partition"]: it["base_offset"] for it in answer.json()["partitions"]}
+    if all(base is None for base in ranges.values()):
+        return None
+    places = []
+    for record in records:
+        assert record.partition is not None
+        places.append(Place(record.partition, ranges[record.partition]))
+        ranges[record.partition] += 1
+    return places

@@ -1,0 +1,122 @@
+"""Producers in threads: requests one after the other, each retried under its key until it is acked.
+
+A few are given up after an attempt of unknown outcome, so that logs with unknown requests are met.
+What every attempt came to is written down for `tests.support.history`.
+"""
+
+import random
+import threading
+import time
+from typing import NamedTuple, Self
+
+from tests.support.history import Request, Written
+from tests.system.client import PATIENCE_S, Client, Form, wait_until
+
+RETRY_S = 0.02
+GIVE_UP_SHARE = 0.2
+MANY_RECORDS_SHARE = 0.1
+RECORDS_MANY = 300
+
+
+class Mix(NamedTuple):
+    """What a load is made of. `acks` are drawn for each request."""
+
+    topic: str
+    partitions: int
+    producers: int = 4
+    acks: tuple[str, ...] = ("all",)
+    pad_bytes: int = 40
+    pause_s: float = 0.0
+
+
+class Sent(NamedTuple):
+    """A request with what is needed to send it again."""
+
+    request: Request
+    key: str
+    form: Form
+
+
+class Load:
+    """Runs from `with` to the end of the block, or `finish`. Drawn from a seed; threads and
+    processes are not, so a run cannot be repeated to the step."""
+
+    def __init__(self, base_url: str, mix: Mix, seed: int) -> None:
+        self._base_url = base_url
+        self._mix = mix
+        self._stop = threading.Event()
+        self._sent: list[list[Sent]] = [[] for _ in range(mix.producers)]
+        self._failures: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, random.Random(f"{seed}/{number}")))
+            for number in range(mix.producers)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def finish(self) -> list[Sent]:
+        """Let each producer have its last answer; all that was sent, a producer's in order."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(2 * PATIENCE_S)
+            assert not thread.is_alive(), "a producer hangs"
+        assert not self._failures, self._failures
+        return [sent for of_one in self._sent for sent in of_one]
+
+    def acked(self) -> int:
+        """Requests acked so far."""
+        return sum(sent.request.is_acked for of_one in self._sent for sent in list(of_one))
+
+    def wait_for_acks(self, more: int) -> None:
+        wanted = self.acked() + more
+        wait_until(lambda: self.acked() >= wanted or bool(self._failures), f"{more} more acks")
+
+    def _run(self, producer: int, draw: random.Random) -> None:
+        try:
+            with Client(self._base_url) as client:
+                while not self._stop.is_set():
+                    self._send_next(client, producer, draw)
+                    self._stop.wait(self._mix.pause_s)
+        except BaseException as error:  # noqa: BLE001 - told to whoever finishes
+            self._failures.append(error)
+
+    def _send_next(self, client: Client, producer: int, draw: random.Random) -> None:
+        mix, number = self._mix, len(self._sent[producer])
+        form = draw.choice(list(Form))
+        request = Request(self._records(producer, number, form, draw), producer=producer)
+        sent = Sent(request, f"{mix.topic}-{producer}-{number}", form)
+        self._sent[producer].append(sent)
+        acks = draw.choice(mix.acks)
+        gives_up = draw.random() < GIVE_UP_SHARE
+        deadline = time.monotonic() + PATIENCE_S
+        while not request.is_acked:
+            client.send(mix.topic, request, acks=acks, key=sent.key, form=form)
+            if request.is_acked or (gives_up and request.unknown):
+                break
+            if self._stop.is_set() and time.monotonic() > deadline:
+                break
+            time.sleep(RETRY_S)
+        request.is_acked_in_turn = request.is_acked
+
+    def _records(
+        self, producer: int, number: int, form: Form, draw: random.Random
+    ) -> list[Written]:
+        many = draw.random() < MANY_RECORDS_SHARE
+        count = RECORDS_MANY if many else draw.randrange(1, 6)
+        is_placed = form is Form.ARROW or draw.random() < 0.3
+        pad = "x" * draw.randrange(self._mix.pad_bytes)
+        records = []
+        for index in range(count):
+            value = f'{{"id":"{producer}/{number}/{index}","pad":"{pad}"}}'.encode()
+            key = b'"k%d"' % draw.randrange(50) if draw.random() < 0.5 else None
+            partition = draw.randrange(self._mix.partitions) if is_placed else None
+            records.append(Written(value, key, partition))
+        return records

@@ -1,0 +1,463 @@
+"""The cluster state under any sequence of entries: offsets, atomicity, determinism (I2, I4, I7).
+
+Entries are drawn at random, also such as no writer of ours would make: `apply` takes whatever
+decodes, and what it takes is compared with the plainest model that there is.
+"""
+
+import contextlib
+import copy
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage import entry as entries
+from storage import keys
+from storage import state as states
+from storage.entry import (
+    AddPartitions,
+    AlterTopic,
+    Append,
+    Chunk,
+    Commit,
+    CreateTopic,
+    Decoded,
+    DeleteTopic,
+    Entry,
+    HotMark,
+    IdempotencyKey,
+    RetireHotLog,
+    Sealed,
+)
+from storage.errors import Corrupt, IdempotencyMismatch, LogError, UnknownTopic
+from storage.state import KEY_WINDOW_MS, ClusterState, Outcome, Partition, recall
+
+NAMES = ["alpha", "beta", "bad name"]
+IDS = [letter * 32 for letter in "abc"]
+LOGS = ["hot-1", "hot-2"]
+HOUR_MS = KEY_WINDOW_MS
+"""Of the key window, and of the largest steps that time takes here."""
+
+names = st.sampled_from(NAMES)
+ids = st.sampled_from(IDS)
+partitions = st.integers(-1, 3)
+chunks = st.builds(
+    lambda topic_id, partition, place, rows, is_apart: Chunk(
+        topic_id, partition, place * 100, 90, 1, rows, 0, 5, False, "", 90, "data/x" * is_apart
+    ),
+    ids,
+    partitions,
+    st.integers(0, 3),
+    st.integers(0, 6),
+    st.booleans(),
+)
+appends = st.builds(Append, st.integers(0, 2), st.integers(-1, 4), st.integers(0, 6))
+configs = st.sampled_from(
+    [{}, {}, {"message.timestamp.type": "LogAppendTime"}, {"retention.ms": "x"}, {"?": "1"}]
+)
+changes = st.sampled_from(
+    [
+        {"message.timestamp.type": "LogAppendTime"},
+        {"message.timestamp.type": None, "segment.ms": "1000"},
+        {"retention.ms": "soon"},
+    ]
+)
+actions = st.one_of(
+    appends,
+    appends,
+    appends,
+    st.builds(Sealed, ids, partitions, st.integers(0, 40)),
+    st.builds(CreateTopic, names, ids, st.integers(0, 3), configs),
+    st.builds(DeleteTopic, ids),
+    st.builds(AlterTopic, ids, changes),
+    st.builds(AddPartitions, ids, st.integers(0, 4)),
+    st.builds(RetireHotLog, st.sampled_from(LOGS)),
+)
+key_claims = st.builds(
+    IdempotencyKey, st.sampled_from("xyz"), st.sampled_from([b"1", b"2"]), st.just(2)
+)
+hot_marks = st.builds(HotMark, st.sampled_from(LOGS), st.integers(0, 5))
+commits = st.builds(
+    Commit,
+    st.binary(max_size=2),
+    st.lists(actions, max_size=3),
+    st.none() | st.none() | key_claims,
+    st.none() | st.none() | hot_marks,
+)
+
+
+class Spec(NamedTuple):
+    """An entry before it has a number."""
+
+    at_ms: int
+    chunks: list[Chunk]
+    commits: list[Commit]
+
+
+specs = st.builds(
+    Spec,
+    st.sampled_from([0, 1, 1000, HOUR_MS // 2, HOUR_MS, 3 * HOUR_MS]),
+    st.lists(chunks, min_size=1, max_size=3),
+    st.lists(commits, max_size=4),
+)
+FIRST = Spec(
+    0,
+    [],
+    [
+        Commit(b"", [CreateTopic("alpha", IDS[0], 2, {})]),
+        Commit(b"", [CreateTopic("beta", IDS[1], 1, configs={})]),
+    ],
+)
+"""So that most of what follows has something to act on."""
+histories = st.lists(specs, min_size=1, max_size=8).map(lambda drawn: [FIRST, *drawn])
+random_histories = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+def encoded(state: ClusterState, spec: Spec) -> Decoded:
+    """The spec as the entry that comes next, through its bytes."""
+    number = state.seq + 1
+    entry = Entry(
+        entries.FORMAT, number, state.hash, b"id", "b", spec.at_ms, spec.chunks, spec.commits
+    )
+    header, _ = entries.encode_header(entry)
+    return entries.decode(header, keys.wal(number), seq=number, previous=state.hash)
+
+
+def applied(state: ClusterState, *specs: Spec) -> list[list[Outcome]]:
+    outcomes = []
+    for spec in specs:
+        decoded = encoded(state, spec)
+        outcomes.append(state.apply(decoded, keys.wal(decoded.entry.seq)))
+    return outcomes
+
+
+def check_partition(held: Partition) -> None:
+    """I2: dense, in order, nothing of [sealed_end, high_watermark) missing, nothing else kept."""
+    assert 0 <= held.log_start_offset <= held.sealed_end <= held.high_watermark
+    at = held.tail[0].base_offset if held.tail else held.sealed_end
+    assert at <= held.sealed_end
+    for run in held.tail:
+        assert run.base_offset == at
+        assert run.count > 0
+        assert run.end_offset > held.sealed_end
+        assert 0 <= run.first_row <= run.first_row + run.count <= run.rows
+        at = run.end_offset
+    assert at == held.high_watermark
+    # Shares of a chunk are rounded down one by one, so a joined run may weigh a little more.
+    assert 0 <= held.tail_bytes <= sum(run.bytes for run in held.tail)
+
+
+def row_of(held: Partition, offset: int) -> tuple[str, int, int]:
+    """Where the record lies: object, position of its chunk, row."""
+    run = held.tail[held.run_at(offset)]
+    assert run.base_offset <= offset < run.end_offset
+    return run.object_key, run.position, run.first_row + offset - run.base_offset
+
+
+@given(histories)
+@random_histories
+def test_i2_offsets_are_dense_and_the_tail_is_whole(history: list[Spec]) -> None:
+    state = ClusterState("c")
+    records: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
+    for spec in history:
+        decoded = encoded(state, spec)
+        key = keys.wal(decoded.entry.seq)
+        for commit, outcome in zip(spec.commits, state.apply(decoded, key), strict=True):
+            made = [action for action in commit.actions if isinstance(action, Append)]
+            if outcome.refusal is not None or outcome.is_duplicate:
+                continue
+            for append, placement in zip(made, outcome.placements, strict=True):
+                chunk = spec.chunks[append.chunk]
+                where = records.setdefault((chunk.topic_id, chunk.partition), [])
+                assert placement.base_offset == len(where)
+                assert placement.count == append.count
+                position = chunk.position + (0 if chunk.data else decoded.body_start)
+                first = append.first_row
+                where += [
+                    (chunk.data or key, position, row) for row in range(first, first + append.count)
+                ]
+            # A topic that was made anew under an old id would begin anew.
+            for action in commit.actions:
+                if isinstance(action, DeleteTopic):
+                    records = {at: rows for at, rows in records.items() if at[0] != action.topic_id}
+        for topic, number, held in state.partitions():
+            check_partition(held)
+            known = records.get((topic.topic_id, number), [])
+            assert held.high_watermark == len(known)
+            for offset in range(held.sealed_end, held.high_watermark):
+                assert row_of(held, offset) == known[offset]
+
+
+@given(histories, st.data())
+@random_histories
+def test_i4_every_fold_gives_the_same_bytes(history: list[Spec], data: st.DataObject) -> None:
+    """Two brokers, one of which starts anew from a checkpoint now and then."""
+    first, second = ClusterState("c"), ClusterState("c")
+    restarts = data.draw(st.sets(st.integers(0, len(history))))
+    for number, spec in enumerate(history):
+        decoded = encoded(first, spec)
+        key = keys.wal(decoded.entry.seq)
+        outcomes = first.apply(decoded, key)
+        again = second.apply(encoded(second, spec), key)
+        assert [str(one) for one in outcomes] == [str(one) for one in again]
+        assert first.encode() == second.encode()
+        if number in restarts:
+            body = second.encode()
+            second = ClusterState.decode(body, "checkpoints/x")
+            assert second.encode() == body
+            for topic in second.topics.values():
+                assert second.config(topic) == first.config(first.topic(topic.name))
+                assert second.topic_of_id(topic.topic_id) is topic
+
+
+@given(histories)
+@random_histories
+def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
+    """A fold without the commits that were refused, or had been before, is the same to the byte."""
+    state, clean = ClusterState("c"), ClusterState("c")
+    for spec in history:
+        decoded = encoded(state, spec)
+        key = keys.wal(decoded.entry.seq)
+        outcomes = state.apply(decoded, key)
+        kept = []
+        for commit, outcome in zip(spec.commits, outcomes, strict=True):
+            assert outcome.refusal is None or isinstance(outcome.refusal, LogError)
+            if outcome.refusal is None and not outcome.is_duplicate:
+                kept.append(commit)
+            else:
+                assert outcome.is_duplicate or not outcome.placements
+                # Its mark is spent all the same: a recovery must not bring it up again.
+                kept.append(Commit(b"", [], hot=commit.hot))
+        entry = decoded.entry
+        entry = Entry(
+            entry.format, entry.seq, clean.hash, b"id", "b", spec.at_ms, spec.chunks, kept
+        )
+        clean.apply(Decoded(entry, decoded.hash, decoded.body_start), key)
+        assert clean.encode() == state.encode()
+
+
+@given(histories)
+@random_histories
+def test_i4_a_hot_mark_is_applied_once(history: list[Spec]) -> None:
+    state = ClusterState("c")
+    newest: dict[str, int] = {}
+    for spec in history:
+        for commit, outcome in zip(spec.commits, applied(state, spec)[0], strict=True):
+            mark = commit.hot
+            if mark is not None:
+                if mark.seq <= newest.get(mark.log_id, -1):
+                    assert outcome == Outcome([], is_duplicate=True)
+                    continue
+                newest[mark.log_id] = mark.seq
+            if outcome.refusal is None and not outcome.is_duplicate:
+                for action in commit.actions:
+                    if isinstance(action, RetireHotLog):
+                        newest.pop(action.log_id, None)
+        assert state.hot_logs == newest
+
+
+@given(histories)
+@random_histories
+def test_a_key_is_answered_as_it_was_the_first_time_for_an_hour_of_entries(
+    history: list[Spec],
+) -> None:
+    state = ClusterState("c")
+    known: dict[str, tuple[int, bytes, Outcome]] = {}
+    now_ms = 0
+    for drawn in history:
+        spec = drawn._replace(
+            commits=[msgspec.structs.replace(commit, hot=None) for commit in drawn.commits]
+        )
+        now_ms = max(now_ms, spec.at_ms)
+        known = {k: v for k, v in known.items() if v[0] >= now_ms - KEY_WINDOW_MS}
+        for commit, outcome in zip(spec.commits, applied(state, spec)[0], strict=True):
+            if commit.key is None:
+                continue
+            first = known.get(commit.key.key)
+            if first is None:
+                assert not outcome.is_duplicate
+                if outcome.refusal is None:
+                    known[commit.key.key] = (now_ms, commit.key.fingerprint, outcome)
+            elif first[1] == commit.key.fingerprint:
+                assert outcome == Outcome(first[2].placements, is_duplicate=True)
+            else:
+                assert isinstance(outcome.refusal, IdempotencyMismatch)
+        for key in "xyz":
+            remembered = state.remembered(key)
+            assert (remembered is not None) == (key in known)
+            if remembered is not None:
+                assert recall(remembered, known[key][1]).placements == known[key][2].placements
+
+
+# -- single cases
+
+
+def chunk(rows: int = 10, *, partition: int = 0, position: int = 0, topic_id: str = IDS[0]):
+    return Chunk(topic_id, partition, position, rows * 10, 1, rows, 0, 9, False, "", rows * 10)
+
+
+def appending(*ranges: tuple[int, int, int], at_ms: int = 0, chunks: list[Chunk]) -> Spec:
+    """One commit of several appends."""
+    return Spec(at_ms, chunks, [Commit(b"", [Append(*one) for one in ranges])])
+
+
+def with_records(*counts: int) -> ClusterState:
+    """`alpha`-0 with a run of each count."""
+    state = ClusterState("c")
+    applied(state, FIRST, *(appending((0, 0, n), chunks=[chunk(n)]) for n in counts))
+    return state
+
+
+@pytest.mark.parametrize("end_offset", range(13))
+def test_i7_sealing_trims_whole_runs_and_keeps_the_one_it_ends_in(end_offset: int) -> None:
+    state = with_records(4, 1, 7)
+    held = state.partition("alpha", 0)
+    applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset)])]))
+    check_partition(held)
+    assert held.sealed_end == end_offset
+    assert held.high_watermark == 12
+    assert len(held.tail) == sum(end > end_offset for end in (4, 5, 12))
+    # A seal that is repeated, or an older one that comes late, changes nothing.
+    before = ClusterState.decode(state.encode(), "x").partition("alpha", 0)
+    applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset)])]))
+    applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset // 2)])]))
+    assert held == before
+    applied(state, appending((0, 0, 3), chunks=[chunk(3)]))
+    check_partition(held)
+    assert held.high_watermark == 15
+
+
+def test_i2_a_seal_beyond_the_high_watermark_is_refused() -> None:
+    state = with_records(4)
+    ((outcome,),) = applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, 5)])]))
+    assert outcome.refusal is not None
+    assert state.partition("alpha", 0).sealed_end == 0
+
+
+def test_neighbours_of_one_chunk_are_one_run() -> None:
+    state = ClusterState("c")
+    commits = [Commit(b"", [Append(0, first, 2)]) for first in (0, 2, 4)]
+    commits.append(Commit(b"", [Append(0, 8, 2)]))
+    applied(state, FIRST, Spec(0, [chunk(10)], commits))
+    held = state.partition("alpha", 0)
+    assert [(run.base_offset, run.first_row, run.count) for run in held.tail] == [
+        (0, 0, 6),
+        (6, 8, 2),
+    ]
+
+
+def test_i4_one_bad_action_undoes_its_commit_and_no_other() -> None:
+    state = with_records(4)
+    before = state.partition("alpha", 0).high_watermark
+    good = Commit(b"", [Append(0, 0, 2)])
+    bad = Commit(
+        b"",
+        [Append(0, 2, 2), AlterTopic(IDS[1], {"segment.ms": "500"}), Append(1, 0, 1)],
+        IdempotencyKey("k", b"f"),
+        HotMark("hot-1", 3),
+    )
+    spec = Spec(0, [chunk(4), chunk(1, topic_id=IDS[2])], [good, bad, good])
+    ((first, refused, second),) = applied(state, spec)
+    assert [one.placements[0].base_offset for one in (first, second)] == [before, before + 2]
+    assert isinstance(refused.refusal, UnknownTopic)
+    assert state.topic("beta").configs == {}
+    assert state.remembered("k") is None
+    assert state.hot_logs == {"hot-1": 3}  # spent, though: a recovery does not bring it up again
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        [DeleteTopic(IDS[0]), Append(0, 0, 1)],
+        [DeleteTopic(IDS[0]), DeleteTopic(IDS[0])],
+        [DeleteTopic(IDS[0]), AlterTopic(IDS[0], {})],
+        [DeleteTopic(IDS[0]), AddPartitions(IDS[0], 9)],
+        [DeleteTopic(IDS[0]), Sealed(IDS[0], 0, 1)],
+        [CreateTopic("new", "d" * 32, 1, {}), CreateTopic("new", "e" * 32, 1, {})],
+        [CreateTopic("new", "d" * 32, 1, {}), CreateTopic("newer", "d" * 32, 1, {})],
+    ],
+    ids=repr,
+)
+def test_i4_a_commit_whose_actions_hinder_each_other_is_refused_whole(poison) -> None:
+    """Were it to fail in the middle, no broker could ever get past its entry."""
+    state = with_records(4)
+    seq, before = state.seq, [copy.deepcopy(topic) for topic in state.topics.values()]
+    ((outcome,),) = applied(state, Spec(0, [chunk(1)], [Commit(b"", poison)]))
+    assert outcome.refusal is not None
+    assert state.seq == seq + 1
+    assert list(state.topics.values()) == before
+
+
+def test_a_topic_made_anew_under_its_name_is_another_topic() -> None:
+    state = with_records(4)
+    applied(
+        state,
+        Spec(5, [], [Commit(b"", [DeleteTopic(IDS[0])])]),
+        Spec(6, [], [Commit(b"", [CreateTopic("alpha", IDS[2], 1, {})])]),
+    )
+    assert state.partition("alpha", 0).high_watermark == 0
+    ((outcome,),) = applied(state, appending((0, 0, 1), chunks=[chunk(1)]))
+    assert isinstance(outcome.refusal, UnknownTopic)
+    assert [(gone.topic_id, gone.deleted_ms) for gone in state.deleted] == [(IDS[0], 5)]
+    assert ClusterState.decode(state.encode(), "x").encode() == state.encode()
+
+
+def test_entry_time_never_goes_back() -> None:
+    state = with_records()
+    applied(state, appending((0, 0, 1), at_ms=9000, chunks=[chunk(1)]))
+    applied(state, appending((0, 0, 1), at_ms=10, chunks=[chunk(1)]))
+    assert [run.committed_ms for run in state.partition("alpha", 0).tail] == [9000, 9000]
+
+
+def test_log_append_time_is_the_entrys() -> None:
+    state = with_records(1)
+    log_append = {"message.timestamp.type": "LogAppendTime"}
+    applied(
+        state,
+        Spec(50, [], [Commit(b"", [AlterTopic(IDS[0], log_append)])]),
+        appending((0, 0, 1), at_ms=60, chunks=[chunk(1)]),
+        Spec(70, [], [Commit(b"", [AlterTopic(IDS[0], {"message.timestamp.type": None})])]),
+        appending((0, 0, 1), at_ms=80, chunks=[chunk(1)]),
+    )
+    assert [run.append_ms for run in state.partition("alpha", 0).tail] == [-1, 60, -1]
+
+
+def test_i10_keys_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "KEYS_MAX", 5)
+    state = with_records()
+    for i in range(20):
+        commit = Commit(b"", [Append(0, 0, 1)], IdempotencyKey(str(i), b"f"))
+        applied(state, Spec(i, [chunk(1)], [commit]))
+    applied(state, Spec(20, [], []))
+    assert [i for i in range(20) if state.remembered(str(i))] == list(range(15, 20))
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_noise_is_no_checkpoint(noise: bytes) -> None:
+    with pytest.raises(Corrupt, match="checkpoints/7"):
+        ClusterState.decode(noise, "checkpoints/7")
+
+
+def test_a_damaged_checkpoint_is_corrupt_or_still_a_checkpoint() -> None:
+    """Its checksum is the WAL's business: here, nothing but Corrupt may come of any damage."""
+    state = with_records(3, 4)
+    applied(
+        state,
+        Spec(
+            0,
+            [chunk(1)],
+            [Commit(b"", [Append(0, 0, 1)], IdempotencyKey("k", b"f"), HotMark("h", 2))],
+        ),
+    )
+    body = state.encode()
+    for length in range(len(body)):
+        with pytest.raises(Corrupt):
+            ClusterState.decode(body[:length], "checkpoints/7")
+    for at in range(len(body)):
+        damaged = bytearray(body)
+        damaged[at] ^= 0x41
+        with contextlib.suppress(Corrupt):
+            ClusterState.decode(bytes(damaged), "checkpoints/7")
