@@ -25,7 +25,7 @@ telemetry       metrics
 cli             `tidelog`: serve, and the commands below
 cli_client      a broker over HTTP as commands need it: retries, exit statuses
 cli_results     how a command ends: statuses, errors of one line, tables or JSON
-cli_topics      tidelog topics, seal, status
+cli_topics      tidelog topics and tidelog seal
 cli_records     tidelog produce and consume: their options
 cli_lines       lines of input to records
 cli_produce     batches in flight, nothing lost, doubled or swapped

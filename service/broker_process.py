@@ -1,14 +1,19 @@
 """A broker as a child process: started, killed, started again on the same store and port.
 
-The port is the broker's own choice (`--port 0`), read from the line that it logs once it listens:
-nobody else can take it in between. Ended by its process id, whatever happens to the block around.
+Nobody else can take the port, before the first start or while the broker is dead: this process
+holds a socket that is bound to it and never listens, and the broker binds beside it (SO_REUSEADDR;
+connections are refused meanwhile). Where a system does not allow that, the port is the broker's
+choice, read from the line that it logs. Ended by its process id, whatever happens around it.
 """
 
+import os
 import re
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +35,7 @@ class BrokerFailed(Exception):
 class BrokerProcess:
     """One broker on 127.0.0.1. `settings` are those of `tidelog serve`, by field name.
 
-    `port` and `base_url` are known from the first start on and stay. Not for concurrent threads.
+    `port` and `base_url` stay the same over restarts. Not for concurrent threads.
     """
 
     def __init__(
@@ -43,7 +48,7 @@ class BrokerProcess:
         self.store = store
         self.log_path = log_path
         self.settings = dict(settings or {})
-        self.port = 0
+        self.port = self._hold_port()
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -87,7 +92,7 @@ class BrokerProcess:
             try:
                 return self._start()
             except BrokerFailed as error:
-                # On a restart the port may be some connection's, for a moment.
+                # Only where the port could not be held: it may be some connection's, for a moment.
                 tries -= 1
                 if not tries or not self.port or "cannot listen on" not in str(error):
                     raise
@@ -118,6 +123,17 @@ class BrokerProcess:
         """Kill it and start it again."""
         self.kill()
         self.start()
+
+    def _hold_port(self) -> int:
+        """A port for as long as this object lives; 0 where it cannot be held."""
+        if sys.platform != "linux":
+            return 0  # BSD lets nobody bind beside it
+        with socket.socket() as holding:
+            holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holding.bind(("127.0.0.1", 0))
+            port: int = holding.getsockname()[1]
+            weakref.finalize(self, os.close, holding.detach())
+        return port
 
     def _start(self) -> None:
         assert not self.is_running, "the broker is running"

@@ -6,7 +6,6 @@ A command that fails raises CommandError; `main` turns whatever happened into on
 
 import dataclasses
 import inspect
-import os
 import sys
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ from service.cli_results import (
     EXIT_USAGE,
     BadUsage,
     CommandError,
+    NobodyReads,
     NotReachable,
     show_json,
     show_line,
@@ -49,15 +49,12 @@ def main() -> int:
     """Run the command line; its exit status."""
     try:
         status = app(standalone_mode=False, prog_name="tidelog")
-        sys.stdout.flush()
     except CommandError as error:
         warn(str(error))
         return error.status
     except USAGE_ERROR as error:
         return _wrong_usage(error)
-    except BrokenPipeError:
-        # Whoever reads has enough (`| head`). What Python still flushes at exit must go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except NobodyReads:
         return EXIT_OK
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
@@ -153,11 +150,11 @@ def show_status(server: ServerOption = None, as_json: JsonOption = False) -> Non
     from service.cli_client import Client, with_client
 
     async def work(client: Client) -> dict[str, Any]:
-        clusters = (await client.get("/v3/clusters")).json()["data"]
+        clusters = (await client.get_json("/v3/clusters"))["data"]
         told = {
             "server": client.server,
             "cluster_id": clusters[0]["cluster_id"],
-            "brokers": (await client.get("/brokers")).json()["brokers"],
+            "brokers": (await client.get_json("/brokers"))["brokers"],
             "is_ready": True,
             "why_not": None,
         }

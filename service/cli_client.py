@@ -99,7 +99,7 @@ class Client:
                     content=content,
                     timeout=httpx.Timeout(answer_s, connect=CONNECT_S),
                 )
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 why = str(error) or type(error).__name__
                 failure: CommandError = NotReachable(f"cannot reach {self.server}: {why}")
             else:
@@ -117,14 +117,26 @@ class Client:
             await asyncio.sleep(wait_s)
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
+    async def get_json(self, path: str, **request: Any) -> Any:
+        """A successful answer's JSON. Raises CommandError where it is none, too."""
+        answer = await self.get(path, **request)
+        try:
+            return answer.json()
+        except ValueError:
+            raise self.is_no_broker() from None
+
     async def cluster(self) -> str:
         """Path of the cluster in the v3 dialect."""
-        clusters = (await self.get("/v3/clusters")).json()["data"]
-        return f"/v3/clusters/{quoted(clusters[0]['cluster_id'])}"
+        clusters = await self.get_json("/v3/clusters")
+        return f"/v3/clusters/{quoted(clusters['data'][0]['cluster_id'])}"
 
     async def partitions(self, topic: str) -> int:
         """How many partitions the topic has."""
-        return len((await self.get(f"/topics/{quoted(topic)}/partitions")).json())
+        return len(await self.get_json(f"/topics/{quoted(topic)}/partitions"))
+
+    def is_no_broker(self) -> CommandError:
+        """The error for an answer that no broker gives."""
+        return CommandError(f"{self.server} does not answer as a broker does")
 
 
 def quoted(name: str) -> str:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from service.cli_client import Client, Refused, quoted, together
-from service.cli_results import CommandError, SlowProgress
+from service.cli_results import CommandError, SlowProgress, write_out
 
 Position: TypeAlias = str | int | dt.datetime
 
@@ -109,8 +109,8 @@ class Consumer:
         return start, min(end, high)
 
     async def _offsets(self, number: int, params: dict[str, int]) -> dict[str, Any]:
-        answer = await self._client.get(f"{self._path}/{number}/offsets", params=params)
-        found: dict[str, Any] = answer.json()
+        path = f"{self._path}/{number}/offsets"
+        found: dict[str, Any] = await self._client.get_json(path, params=params)
         return found
 
     async def run(self, ranges: Sequence[_Range]) -> None:
@@ -178,8 +178,7 @@ class Consumer:
         self._wants_more()
         if not self._options.is_ndjson:
             lines = [self._text(_decode(line)) for line in lines]
-        sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
-        sys.stdout.buffer.flush()
+        write_out(b"".join(line + b"\n" for line in lines))
         self._progress.show(self._printed)
 
 

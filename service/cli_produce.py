@@ -130,8 +130,9 @@ class Producer:
         lanes = min(options.in_flight, partitions)
         self._open: list[Batch | None] = [None] * lanes
         self._lanes: list[asyncio.Queue[Batch | None]] = [asyncio.Queue(1) for _ in range(lanes)]
-        self._unkeyed = Batch(0.0)
         self._unkeyed_partition = 0
+        self._unkeyed_records = 0
+        self._unkeyed_bytes = 0
         self._lines = 0
 
     async def run(self, source: Source) -> Report:
@@ -210,11 +211,11 @@ class Producer:
 
     def _next_unkeyed(self, size: int) -> int:
         """One partition for about a batch of them, then the next: as Kafka's producer does."""
-        self._unkeyed.size += size
-        self._unkeyed.input_size += 1
-        is_full = self._unkeyed.input_size > self._options.batch_records
-        if is_full or self._unkeyed.size > self._options.batch_bytes:
-            self._unkeyed = Batch(0.0)
+        self._unkeyed_records += 1
+        self._unkeyed_bytes += size
+        is_full = self._unkeyed_records > self._options.batch_records
+        if is_full or self._unkeyed_bytes > self._options.batch_bytes:
+            self._unkeyed_records = self._unkeyed_bytes = 0
             self._unkeyed_partition = (self._unkeyed_partition + 1) % self._partitions
         return self._unkeyed_partition
 
@@ -248,7 +249,10 @@ class Producer:
             },
             content=b'{"records":[%b]}' % b",".join(batch.records),
         )
-        placed = _decode_placed(answer.content)
+        try:
+            placed = _decode_placed(answer.content)
+        except msgspec.MsgspecError:
+            raise self._client.is_no_broker() from None
         for place in placed.offsets:
             if place.error_code is not None:
                 raise CommandError(f"a record was refused: {place.error}")

@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime as dt
-import sys
 from enum import StrEnum
 from typing import Annotated
 
@@ -200,12 +199,18 @@ def consume(  # noqa: PLR0913 - as above
     if is_ndjson and key_separator is not None:
         raise BadUsage("--key-separator does not go with --json: keys are in the records")
 
+    end = None if follow and until == "end" else position(until)
+    if follow and isinstance(end, dt.datetime):
+        raise BadUsage(
+            "--follow goes on for ever, or --until an offset: later times may come first"
+        )
+
     from service import cli_consume
 
     options = cli_consume.Options(
         partitions=partition or [],
         start=position(start),
-        until=None if follow and until == "end" else position(until),
+        until=end,
         count_max=count,
         follow=follow,
         embedded=embedded.value,
@@ -214,7 +219,6 @@ def consume(  # noqa: PLR0913 - as above
         fetch_bytes=fetch_bytes,
         retry_s=retry_s,
     )
-    sys.stdout.flush()
     asyncio.run(cli_consume.consume(server, topic, options))
 
 

@@ -12,7 +12,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -36,6 +38,10 @@ POSITIONS = (
     "beginning, end, @ an ISO time, or JSON with an offset for every partition: "
     """'{"0": 17, "1": -2}', -2 for the beginning, -1 for the end"""
 )
+
+
+_CSV_OPTIONS = {"header": "true", "escape": '"'}
+"""Quotes doubled, as RFC 4180 and everybody but Spark has it."""
 
 
 class FileFormat(StrEnum):
@@ -102,6 +108,7 @@ def _replay(
         options["includeHeaders"] = "true"
     with _in_one_line():
         _check_topic(settings, topic)
+        _check_target(to, overwrite=overwrite)
         with spark_session("tidelog replay", master) as spark:
             from storage.spark_native import read_topic
 
@@ -116,6 +123,12 @@ def _check_topic(settings: Settings, topic: str) -> None:
 
     with OpenedStore(settings.store, settings.s3) as opened:
         opened.run(open_snapshot(opened.store, SystemClock(), [topic]))
+
+
+def _check_target(to: str, *, overwrite: bool) -> None:
+    parts = urlsplit(to)
+    if parts.scheme in {"", "file"} and not overwrite and Path(unquote(parts.path)).exists():
+        raise CommandError(f"{to} already exists: give another folder, or --overwrite")
 
 
 @contextlib.contextmanager
@@ -203,7 +216,7 @@ def _write(frame: "DataFrame", to: str, file_format: FileFormat, *, overwrite: b
         frame.observe(written, F.count(F.lit(1)).alias("records"))
         .write.mode("overwrite" if overwrite else "errorifexists")
         .format(file_format.value)
-        .options(**({"header": "true"} if file_format is FileFormat.CSV else {}))
+        .options(**(_CSV_OPTIONS if file_format is FileFormat.CSV else {}))
         .save(to)
     )
     return int(written.get["records"])

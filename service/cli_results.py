@@ -4,6 +4,7 @@ Loaded by every `tidelog`, so it imports nothing that is slow; rich comes with t
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -57,14 +58,29 @@ class NotThere(CommandError):
     status = EXIT_NOT_FOUND
 
 
+class NobodyReads(Exception):
+    """Whoever read our output has enough of it (`| head`): there is nothing left to do."""
+
+
+def write_out(octets: bytes) -> None:
+    """To stdout, at once. Raises NobodyReads."""
+    try:
+        sys.stdout.buffer.write(octets)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # What Python flushes once more at exit must go somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise NobodyReads from None
+
+
 def show_json(value: object) -> None:
     """One line that a program reads."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    show_line(json.dumps(value, ensure_ascii=False))
 
 
 def show_line(text: str) -> None:
     """One line that a person reads."""
-    sys.stdout.write(f"{text}\n")
+    write_out(f"{text}\n".encode())
 
 
 def warn(text: str) -> None:
@@ -85,8 +101,12 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str | int]]) -> N
         table.add_column(name, justify="right" if is_numbers else "left", overflow="fold")
     for row in held:
         table.add_row(*(Text(str(cell)) for cell in row))
-    width = None if sys.stdout.isatty() else PIPE_COLUMNS
-    Console(width=width, highlight=False).print(table)
+    is_terminal = sys.stdout.isatty()
+    console = Console(width=None if is_terminal else PIPE_COLUMNS, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    lines = captured.get().splitlines()
+    write_out("".join(f"{line.rstrip()}\n" for line in lines).encode())
 
 
 def plural(count: int, noun: str) -> str:

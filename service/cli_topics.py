@@ -8,6 +8,7 @@ import typer
 
 from service.cli_results import (
     BadUsage,
+    CommandError,
     SlowProgress,
     plural,
     show_json,
@@ -68,7 +69,7 @@ def list_topics(server: ServerOption = None, as_json: JsonOption = False) -> Non
     from service.cli_client import Client, with_client
 
     async def work(client: Client) -> list[dict[str, Any]]:
-        listed = (await client.get(f"{await client.cluster()}/topics")).json()["data"]
+        listed = (await client.get_json(f"{await client.cluster()}/topics"))["data"]
         return [{"name": t["topic_name"], "partitions": t["partitions_count"]} for t in listed]
 
     topics = with_client(server, work)
@@ -87,13 +88,13 @@ def describe_topic(
 
     async def work(client: Client) -> dict[str, Any]:
         path = f"{await client.cluster()}/topics/{quoted(name)}"
-        count = (await client.get(path)).json()["partitions_count"]
-        configs = (await client.get(f"{path}/configs")).json()["data"]
+        count = (await client.get_json(path))["partitions_count"]
+        configs = (await client.get_json(f"{path}/configs"))["data"]
         slots = asyncio.Semaphore(OFFSETS_AT_ONCE)
 
         async def offsets(number: int) -> dict[str, int]:
             async with slots:
-                found = (await client.get(f"{path}/partitions/{number}/offset")).json()
+                found = await client.get_json(f"{path}/partitions/{number}/offset")
             start, end = found["earliest_offset"], found["latest_offset"]
             return {"partition": number, "log_start_offset": start, "high_watermark": end}
 
@@ -184,7 +185,8 @@ def delete_topic(
     if not yes:
         if not sys.stdin.isatty():
             raise BadUsage(f"deleting {name} cannot be undone: say --yes")
-        typer.confirm(f"Delete topic {name} with all its records?", abort=True, err=True)
+        if not typer.confirm(f"Delete topic {name} with all its records?", err=True):
+            raise CommandError(f"{name} is not deleted")
 
     async def work(client: Client) -> None:
         await client.call("DELETE", f"{await client.cluster()}/topics/{quoted(name)}")

@@ -6,9 +6,10 @@ keeps the connection and is sent records as they are committed, as server-sent e
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from service import wire_arrow, wire_out
-from service.errors import error_body, error_response
+from service.errors import check_printable, error_body, error_response
 from service.http import (
     ARROW,
     EVENT_STREAM,
@@ -25,10 +26,13 @@ from service.settings import Settings
 from service.telemetry import HttpCounters
 from storage.errors import LogError, Unavailable, UnknownPartition
 from storage.log import Fetched, Log
+from storage.state import Topic
 
 OFFSET_MAX = 2**63 - 1
 TIMESTAMP_MAX = 253_402_300_799_999  # the end of the year 9999, ms
 KEEPALIVE_S = 15.0
+DIGITS_MAX = 9
+"""Of a partition's number: `int` takes its time for thousands."""
 FORMATS: dict[bytes, str] = {
     b"": "binary",
     b"*/*": "binary",
@@ -57,6 +61,24 @@ MEDIA_TYPES: dict[str, bytes] = {
 EMBEDDED = ("json", "binary", "text")
 
 
+class View(NamedTuple):
+    """What a reader wants to see, and how."""
+
+    topic: str
+    partition: int
+    format_name: str
+    embedded: str
+    bytes_max: int
+
+
+class Page(NamedTuple):
+    """Records as they were read, and as they are sent."""
+
+    fetched: Fetched
+    body: bytes
+    records: int
+
+
 class Fetch:
     """GET /topics/{topic}/partitions/{partition}/records. One per broker."""
 
@@ -81,17 +103,30 @@ class Fetch:
             asked = integer("timeout", query["timeout"], 0, OFFSET_MAX)
             wait_ms = min(asked, self._settings.fetch_wait_ms_max)
         offset = await self._offset(call, topic, number, query)
+        view = View(topic, number, format_name, embedded, bytes_max)
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
-            await self._follow(call, topic, number, offset, bytes_max, format_name, embedded)
+            await self._follow(call, view, offset)
             return None
-        with self._budget(bytes_max):
-            fetched = await self._log.fetch(
-                topic, number, offset, bytes_max=bytes_max, wait_s=wait_ms / 1000
-            )
-            body, records = encode(fetched, topic, number, format_name, embedded)
+        page = await self._page(view, offset, wait_ms / 1000)
         return Answer(
-            200, body, MEDIA_TYPES[format_name], headers=_positions(fetched), records=records
+            200, page.body, MEDIA_TYPES[format_name], _positions(page.fetched), page.records
         )
+
+    async def _page(self, view: View, offset: int, wait_s: float = 0.0) -> Page:
+        """The records from `offset` on, encoded. Waiting for the first takes none of the bound: or
+        a few idle readers would lock out all others."""
+        held = self._log.state.partition(view.topic, view.partition)
+        if wait_s > 0 and offset >= held.high_watermark:
+            fetched = await self._log.fetch(
+                view.topic, view.partition, offset, bytes_max=1, wait_s=wait_s
+            )
+            if not fetched.pieces:
+                return encode(view, fetched)
+        with self._budget(view.bytes_max):
+            return encode(
+                view,
+                await self._log.fetch(view.topic, view.partition, offset, bytes_max=view.bytes_max),
+            )
 
     def _budget(self, size: int) -> "_Budget":
         if self._in_flight + size > self._settings.fetch_bytes_in_flight and self._in_flight:
@@ -106,19 +141,19 @@ class Fetch:
         self._in_flight += size
 
     async def _partition(self, topic: str, text: str) -> int:
-        if topic not in self._log.state.topics:
-            await self._log.wal.refresh()
-        count = len(self._log.state.topic(topic).partitions)
-        if text.isascii() and text.isdigit() and len(text) <= 9 and int(text) < count:
-            return int(text)
-        raise UnknownPartition(topic, text, count)  # type: ignore[arg-type]
+        held = self._log.state.topics.get(topic)
+        if held is None or not _is_partition(held, text):
+            check_printable("topic_name", topic)
+            await self._log.wal.refresh()  # another broker may just have made it (I3)
+            held = self._log.state.topic(topic)
+            if not _is_partition(held, text):
+                raise UnknownPartition(topic, text, len(held.partitions))  # type: ignore[arg-type]
+        return int(text)
 
     async def _offset(self, call: Call, topic: str, number: int, query: dict[str, str]) -> int:
-        if "last-event-id" in query or b"last-event-id" in call.headers:
-            text = (
-                call.headers.get(b"last-event-id", b"").decode("latin-1") or query["last-event-id"]
-            )
-            return integer("Last-Event-ID", text, 0, OFFSET_MAX - 1) + 1
+        seen = call.headers.get(b"last-event-id", b"").decode("latin-1")
+        if seen or "last-event-id" in query:
+            return integer("Last-Event-ID", seen or query["last-event-id"], 0, OFFSET_MAX - 1) + 1
         if "timestamp" in query:
             if "offset" in query:
                 raise InvalidParameter("give offset or timestamp, not both")
@@ -134,48 +169,32 @@ class Fetch:
             return (await self._log.offsets(topic, number)).high_watermark
         return integer("offset", text, 0, OFFSET_MAX)
 
-    async def _follow(
-        self,
-        call: Call,
-        topic: str,
-        number: int,
-        offset: int,
-        bytes_max: int,
-        format_name: str,
-        embedded: str,
-    ) -> None:
-        # The first fetch comes before the response starts, so that its errors have a status.
-        fetched = await self._log.fetch(topic, number, offset, bytes_max=bytes_max)
-        body, records = encode(fetched, topic, number, format_name, embedded)
-        await call.start_stream(MEDIA_TYPES[format_name], _positions(fetched))
+    async def _follow(self, call: Call, view: View, offset: int) -> None:
+        # The first page comes before the response starts, so that its errors have a status.
+        page = await self._page(view, offset)
+        await call.start_stream(MEDIA_TYPES[view.format_name], _positions(page.fetched))
         gone = asyncio.create_task(_until_gone(call))
+        paging: asyncio.Task[Page] | None = None
         try:
             while not gone.done():
-                if body:
-                    await call.chunk(body)
-                    self._counters.add_records_out(records, len(body))
-                elif format_name == "sse":
+                if page.body:
+                    await call.chunk(page.body)
+                    self._counters.add_records_out(page.records, len(page.body))
+                elif view.format_name == "sse":
                     await call.chunk(b": keep-alive\n\n")
-                fetching = asyncio.create_task(
-                    self._log.fetch(
-                        topic,
-                        number,
-                        fetched.next_offset,
-                        bytes_max=bytes_max,
-                        wait_s=KEEPALIVE_S,
-                    )
+                paging = asyncio.create_task(
+                    self._page(view, page.fetched.next_offset, KEEPALIVE_S)
                 )
-                await asyncio.wait({fetching, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    fetching.cancel()
-                    break
-                fetched = fetching.result()
-                body, records = encode(fetched, topic, number, format_name, embedded)
+                await asyncio.wait({paging, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if paging.done():
+                    page = paging.result()
         except LogError as error:
             # The status is long sent: the last event says why the stream ends.
-            await call.chunk(_last_words(format_name, error))
+            await call.chunk(_last_words(view.format_name, error))
         finally:
             gone.cancel()
+            if paging is not None:
+                paging.cancel()
         await call.end()
 
 
@@ -193,20 +212,19 @@ class _Budget:
         self._owner.charge(-self._size)
 
 
-def encode(
-    fetched: Fetched, topic: str, number: int, format_name: str, embedded: str
-) -> tuple[bytes, int]:
-    """The body of an answer, and how many records are in it."""
+def encode(view: View, fetched: Fetched) -> Page:
+    """The body of an answer, in the form that the reader asked for."""
     batches = [piece.batch for piece in fetched.pieces]
     records = sum(batch.num_rows for batch in batches)
-    if format_name == "arrow":
-        return wire_arrow.encode_arrow(batches), records
+    if view.format_name == "arrow":
+        return Page(fetched, wire_arrow.encode_arrow(batches), records)
     encoder: Callable[..., bytes] = {
         "ndjson": wire_out.encode_ndjson,
         "sse": wire_out.encode_sse,
-    }.get(format_name, wire_out.encode_records)
+    }.get(view.format_name, wire_out.encode_records)
     flags = [piece.is_json for piece in fetched.pieces]
-    return encoder(batches, topic, number, embedded, is_json=flags), records
+    body = encoder(batches, view.topic, view.partition, view.embedded, is_json=flags)
+    return Page(fetched, body, records)
 
 
 def _last_words(format_name: str, error: LogError) -> bytes:
@@ -231,6 +249,11 @@ def _embedded(query: dict[str, str], format_name: str) -> str:
     if embedded not in EMBEDDED:
         raise InvalidParameter(f"parameter format={embedded!r} must be json, binary or text")
     return embedded
+
+
+def _is_partition(topic: Topic, text: str) -> bool:
+    is_number = text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+    return is_number and int(text) < len(topic.partitions)
 
 
 def _positions(fetched: Fetched) -> tuple[tuple[bytes, bytes], ...]:

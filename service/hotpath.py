@@ -9,11 +9,12 @@ application.
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import TypeAlias
 
-from service.errors import error_body, error_response
+from service.errors import INTERNAL_ERROR, ErrorAnswer, error_body, error_response
 from service.fetch import Fetch
-from service.http import Answer, Call, Receive, Scope, Send
+from service.http import JSON, JSON_V2, Answer, Call, Receive, Scope, Send
 from service.produce import Produce
 from service.produce_v3 import ProduceV3
 from service.settings import Settings
@@ -81,20 +82,22 @@ class HotPath:
                 records, sent = answer.records, len(answer.body)
                 await call.answer(answer)
         except LogError as error:
-            status, code, message, headers = error_response(error)
-            await self._refuse(call, status, code, message, headers)
+            refusal = error_response(error)
+            if refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                log.error("%s %s: %s", call.scope["method"], call.scope["path"], error)
+            await self._refuse(route, call, refusal)
         except Exception:
             log.exception("bug in %s %s", call.scope["method"], call.scope["path"])
-            await self._refuse(call, 500, 50002, "internal error: see the broker's log", {})
+            await self._refuse(route, call, ErrorAnswer(*INTERNAL_ERROR, {}))
         took = time.perf_counter() - started
         self._counters.observe(route, call.status, took)
         if records:
             self._counters.add_records_out(records, sent)
 
-    async def _refuse(
-        self, call: Call, status: int, code: int, message: str, headers: dict[str, str]
-    ) -> None:
+    async def _refuse(self, route: str, call: Call, refusal: ErrorAnswer) -> None:
         if call.status:
             return  # half an answer is out: nothing better can be said
-        pairs = tuple((name.lower().encode(), value.encode()) for name, value in headers.items())
-        await call.answer(Answer(status, error_body(code, message), headers=pairs))
+        pairs = ((name.lower().encode(), text.encode()) for name, text in refusal.headers.items())
+        body = error_body(refusal.code, refusal.message)
+        media_type = JSON if route == "records" else JSON_V2
+        await call.answer(Answer(refusal.status, body, media_type, tuple(pairs)))

@@ -1,7 +1,9 @@
 """What a hot handler needs of HTTP and no more: a call's headers, query and body, and its
 answer."""
 
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -16,6 +18,10 @@ JSON = b"application/json"
 ARROW = b"application/vnd.apache.arrow.stream"
 NDJSON = b"application/x-ndjson"
 EVENT_STREAM = b"text/event-stream"
+SHOWN_MAX = 100
+"""Characters of a refused parameter that the refusal shows."""
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+"""What `int` takes beyond that (`1_0`, blanks, other scripts' digits) is nobody's intention."""
 
 
 class InvalidParameter(InvalidRequest):
@@ -37,6 +43,13 @@ class NotAcceptable(InvalidRequest):
 
     status = 406
     code = 40601
+
+
+class IncompleteBody(InvalidRequest):
+    """The client went away in the middle of its body: what came is not what it meant."""
+
+    status = 400
+    code = 400
 
 
 class Answer(NamedTuple):
@@ -70,18 +83,19 @@ class Call:
         return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True))
 
     async def body(self, bytes_max: int) -> bytes:
-        """The whole body. Raises RecordTooLarge without reading more than the bound (I10)."""
+        """The whole body. Raises RecordTooLarge without reading more than the bound (I10), and
+        IncompleteBody: the first half of an Arrow stream is a stream, too."""
         declared = self.headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > bytes_max:
             raise _too_large(int(declared), bytes_max)
         message = await self.receive()
-        body: bytes = message.get("body", b"")
+        body = _piece(message)
         if message.get("more_body"):
             parts = [body]
             size = len(body)
             while message.get("more_body"):
                 message = await self.receive()
-                parts.append(message.get("body", b""))
+                parts.append(_piece(message))
                 size += len(parts[-1])
                 if size > bytes_max:
                     raise _too_large(size, bytes_max)
@@ -93,11 +107,10 @@ class Call:
 
     async def answer(self, answer: Answer) -> None:
         self.status = answer.status
-        headers = [
-            (b"content-type", answer.media_type),
-            (b"content-length", str(len(answer.body)).encode()),
-            *answer.headers,
-        ]
+        headers = list(answer.headers)
+        if answer.status != HTTPStatus.NO_CONTENT:
+            headers.append((b"content-type", answer.media_type))
+            headers.append((b"content-length", b"%d" % len(answer.body)))
         await self.send(
             {"type": "http.response.start", "status": answer.status, "headers": headers}
         )
@@ -120,10 +133,9 @@ class Call:
 
 def integer(name: str, text: str, low: int, high: int) -> int:
     """A query parameter's whole number; raises InvalidParameter that says what would be right."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise InvalidParameter(f"parameter {name}={text!r} is not a whole number") from None
+    if not _INTEGER.fullmatch(text):
+        raise InvalidParameter(f"parameter {name}={text[:SHOWN_MAX]!r} is not a whole number")
+    value = int(text)
     if not low <= value <= high:
         raise InvalidParameter(f"parameter {name}={value} must be {low} to {high}")
     return value
@@ -132,6 +144,14 @@ def integer(name: str, text: str, low: int, high: int) -> int:
 def media_type(header: bytes) -> bytes:
     """The media type without parameters, lower case."""
     return header.partition(b";")[0].strip().lower()
+
+
+def _piece(message: MutableMapping[str, Any]) -> bytes:
+    """The bytes of the body that a message brings."""
+    if message["type"] == "http.disconnect":
+        raise IncompleteBody("the client went away before its request was whole")
+    piece: bytes = message.get("body", b"")
+    return piece
 
 
 def _too_large(size: int, bytes_max: int) -> RecordTooLarge:

@@ -24,7 +24,7 @@ from service.hotpath import HotPath
 from service.settings import Settings, state_home
 from service.telemetry import HttpCounters
 from storage.clock import SystemClock
-from storage.errors import LogError
+from storage.errors import LogError, Unavailable
 from storage.folder import FolderStore
 from storage.log import Log
 from storage.objectstore import MemoryStore, ObjectStore
@@ -34,6 +34,7 @@ log = logging.getLogger("tidelog")
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+EXIT_UNREACHABLE = 3
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -51,7 +52,7 @@ def run(settings: Settings) -> int:
         uvloop.run(serve(settings))
     except LogError as error:
         sys.stderr.write(f"tidelog: {error}\n")
-        return EXIT_FAILED
+        return EXIT_UNREACHABLE if isinstance(error, Unavailable) else EXIT_FAILED
     return EXIT_OK
 
 
@@ -94,9 +95,15 @@ async def _serve_http(settings: Settings, broker: Log) -> None:
         timeout_graceful_shutdown=10,
     )
     server = _Server(config)
+
+    def stop() -> None:
+        app.state.readiness.drain()
+        broker.drain()
+        server.stop()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
+        loop.add_signal_handler(number, stop)
     log.info(
         "broker %s of cluster %s on %s",
         broker.wal.writer,

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from service import wire_arrow, wire_in, wire_out
+from service.errors import check_printable
 from service.http import (
     ARROW,
     JSON_V2,
@@ -85,13 +86,14 @@ class Produce:
         query = call.query()
         acks = _acks(query)
         topic = await self.topic(topic_name)
-        number = None if partition is None else _partition(topic, partition)
-        produced = self._decode(body, format_name)
-        key = _idempotency_key(call, topic, number, body)
-        parts = self.split(topic, produced, number, key)
+        try:
+            number, produced, key, parts = self._parted(call, topic, partition, body, format_name)
+        except UnknownPartition:
+            topic = await self.newest(topic)
+            number, produced, key, parts = self._parted(call, topic, partition, body, format_name)
         placements = await self.append(topic, produced, parts, acks, key, len(body))
-        if key is not None and placements is not None and not _fits(parts, placements):
-            parts = self._split_as_first(topic, produced, number, key)
+        if key is not None and placements is not None:
+            parts = self._parts_of_first(parts, produced, number, key)
         self._counters.add_records_in(produced.count, len(body))
         if query.get("async") == "true":
             return Answer(204, b"")
@@ -119,11 +121,30 @@ class Produce:
         try:
             return self._log.state.topic(name)
         except UnknownTopic:
+            check_printable("topic_name", name)
             await self._log.wal.refresh()
         if name not in self._log.state.topics and self._settings.auto_create_topics:
             with contextlib.suppress(TopicExists):  # by another broker, just now
                 await self._log.create_topic(name, self._settings.default_partitions, {})
         return self._log.state.topic(name)
+
+    async def newest(self, topic: Topic) -> Topic:
+        """The topic with the partitions that other brokers may just have added (I3)."""
+        await self._log.wal.refresh()
+        return self._log.state.topic(topic.name)
+
+    def _parted(
+        self, call: Call, topic: Topic, partition: str | None, body: bytes, format_name: str
+    ) -> tuple[int | None, wire_in.Produced, IdempotencyKey | None, Split]:
+        """The path's partition, the records, the request's key, and the records by partition."""
+        number = None if partition is None else _partition(topic, partition)
+        produced = self._decode(body, format_name)
+        name = client_key(call)
+        key = None
+        if name is not None:
+            mark = fingerprint(f"{topic.topic_id}/{number}/{format_name}", body)
+            key = IdempotencyKey(name, mark, len(topic.partitions))
+        return number, produced, key, self.split(topic, produced, number, key)
 
     def _decode(self, body: bytes, format_name: str) -> wire_in.Produced:
         now_ms = self._log.clock.now_ms()
@@ -144,21 +165,28 @@ class Produce:
         """The records by partition, checked. A keyed request is parted by nothing but its content
         and the number of partitions: a retry gets the same parts, on any broker."""
         check_sizes(produced.rows, self._log.state.config(topic).max_message_bytes)
-        sticky, count = self.sticky, len(topic.partitions)
-        if key is not None:
-            sticky = Sticky(int.from_bytes(key.fingerprint[:8], "little"))
-            count = key.partitions
         try:
-            return split(produced.rows, produced.partitions, count, sticky, otherwise=number)
+            if key is not None:
+                return _split_keyed(produced, number, key)
+            count = len(topic.partitions)
+            return split(produced.rows, produced.partitions, count, self.sticky, otherwise=number)
         except NoSuchPartition as error:
             raise UnknownPartition(topic.name, error.partition, error.count) from error
 
-    def _split_as_first(
-        self, topic: Topic, produced: wire_in.Produced, number: int | None, key: IdempotencyKey
+    def _parts_of_first(
+        self, parts: Split, produced: wire_in.Produced, number: int | None, key: IdempotencyKey
     ) -> Split:
-        """The topic has grown since the request was first made: part it as it was then."""
+        """`parts`, or what they were when the request was first made: if the topic has grown since
+        then, the placements are of those."""
         known = self._log.state.remembered(key.key)
-        return self.split(topic, produced, number, key if known is None else known.claim)
+        if known is None or known.claim.partitions == key.partitions:
+            return parts
+        return _split_keyed(produced, number, known.claim)
+
+
+def _split_keyed(produced: wire_in.Produced, number: int | None, key: IdempotencyKey) -> Split:
+    sticky = Sticky(int.from_bytes(key.fingerprint[:8], "little"))
+    return split(produced.rows, produced.partitions, key.partitions, sticky, otherwise=number)
 
 
 def check_sizes(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
@@ -201,16 +229,6 @@ def _partition(topic: Topic, text: str) -> int:
     return int(text)
 
 
-def _idempotency_key(
-    call: Call, topic: Topic, number: int | None, body: bytes
-) -> IdempotencyKey | None:
-    """The request's key and what it stands for: topic, partition and every byte of the body."""
-    key = client_key(call)
-    if key is None:
-        return None
-    return IdempotencyKey(key, fingerprint(topic.topic_id, number, body), len(topic.partitions))
-
-
 def client_key(call: Call) -> str | None:
     """The Idempotency-Key header (IETF draft: a quoted string; bare ones are taken too)."""
     header = call.headers.get(b"idempotency-key")
@@ -224,15 +242,12 @@ def client_key(call: Call) -> str | None:
     return key
 
 
-def fingerprint(topic_id: str, number: int | None, body: bytes) -> bytes:
-    """16 bytes that another request will not have."""
-    digest = hashlib.blake2b(f"{topic_id}/{number}/".encode(), digest_size=16)
+def fingerprint(goal: str, body: bytes) -> bytes:
+    """16 bytes that another request will not have: of where it goes, how it is read, and every
+    byte of it."""
+    digest = hashlib.blake2b(f"{goal}/".encode(), digest_size=16)
     digest.update(body)
     return digest.digest()
-
-
-def _fits(parts: Split, placements: list[Placement]) -> bool:
-    return [number for number, _ in parts.parts] == [place.partition for place in placements]
 
 
 def _placed(parts: Split, placements: list[Placement] | None) -> list[tuple[int, int | None]]:

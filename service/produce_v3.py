@@ -13,14 +13,15 @@ from typing import Any, TypeAlias
 import msgspec
 
 from service import wire_in, wire_v3
-from service.errors import error_response
+from service.errors import TopicNotHosted, error_response
 from service.http import JSON, Answer, Call
 from service.produce import Produce, client_key, fingerprint
 from service.settings import Settings
 from service.telemetry import HttpCounters
 from storage.entry import IdempotencyKey
-from storage.errors import InvalidRequest, LogError, UnknownTopic
+from storage.errors import InvalidRequest, LogError, UnknownPartition, UnknownTopic
 from storage.log import Log
+from storage.partitioner import Split
 from storage.state import Topic
 from storage.writer import Acks
 
@@ -37,13 +38,6 @@ class UnknownCluster(InvalidRequest):
     code = 404
 
 
-class NoSuchTopicV3(InvalidRequest):
-    """v3's words for an unknown topic."""
-
-    status = 404
-    code = 40403
-
-
 class ProduceV3:
     """The v3 produce routes. One per broker."""
 
@@ -57,7 +51,7 @@ class ProduceV3:
 
     async def stream(self, call: Call, cluster: str, topic_name: str) -> None:
         """POST .../records: reports are sent while records still come."""
-        topic = await self._topic(cluster, topic_name)
+        await self._topic(cluster, topic_name)
         key = client_key(call)
         reports: asyncio.Queue[asyncio.Task[Report] | None] = asyncio.Queue(IN_FLIGHT_MAX)
         sender = asyncio.create_task(_send_reports(call, reports))
@@ -66,7 +60,7 @@ class ProduceV3:
             try:
                 async for record in _records(call):
                     name = None if key is None else f"{key}/{number}"
-                    report = asyncio.create_task(self._report(topic, record, name))
+                    report = asyncio.create_task(self._report(topic_name, record, name))
                     # A stream whose client is gone has a sender that is done: stop reading.
                     await _put(reports, report, sender)
                     number += 1
@@ -84,13 +78,13 @@ class ProduceV3:
 
     async def batch(self, call: Call, cluster: str, topic_name: str) -> Answer:
         """POST .../records:batch: 207 with successes and failures by id."""
-        topic = await self._topic(cluster, topic_name)
+        await self._topic(cluster, topic_name)
         key = client_key(call)
         body = await call.body(self._settings.request_bytes_max)
         entries = wire_v3.decode_v3_batch(body)
         reports = await asyncio.gather(
             *(
-                self._report(topic, record, None if key is None else f"{key}/{entry_id}")
+                self._report(topic_name, record, None if key is None else f"{key}/{entry_id}")
                 for entry_id, record in entries
             )
         )
@@ -107,25 +101,29 @@ class ProduceV3:
             raise UnknownCluster(f"Cluster {cluster} cannot be found.")
         try:
             return await self._produce.topic(name)
-        except UnknownTopic:
-            raise NoSuchTopicV3("This server does not host this topic-partition.") from None
+        except UnknownTopic as error:
+            raise TopicNotHosted(name) from error
 
-    async def _report(self, topic: Topic, record: bytes, name: str | None) -> Report:
+    async def _report(self, topic_name: str, record: bytes, name: str | None) -> Report:
         """Append one record; what to say of it, whatever happens."""
         try:
-            return await self._append(topic, record, name)
+            return await self._append(topic_name, record, name)
+        except UnknownTopic:
+            return await _refused(TopicNotHosted(topic_name))
         except LogError as error:
             return await _refused(error)
 
-    async def _append(self, topic: Topic, record: bytes, name: str | None) -> Report:
+    async def _append(self, topic_name: str, record: bytes, name: str | None) -> Report:
         decoded = wire_v3.decode_v3_record(record, self._log.clock.now_ms())
         said: list[int | None] | None = None if decoded.partition is None else [decoded.partition]
         produced = wire_in.Produced(decoded.rows, said, decoded.is_json, 1)
-        key = None
-        if name is not None:
-            mark = fingerprint(topic.topic_id, None, record)
-            key = IdempotencyKey(name, mark, len(topic.partitions))
-        parts = self._produce.split(topic, produced, None, key)
+        # Looked up for each record: in the day that a stream may last the topic may go, and grow.
+        topic = await self._produce.topic(topic_name)
+        try:
+            key, parts = self._parted(topic, produced, record, name)
+        except UnknownPartition:
+            topic = await self._produce.newest(topic)
+            key, parts = self._parted(topic, produced, record, name)
         placements = await self._produce.append(topic, produced, parts, Acks.ALL, key, len(record))
         self._counters.add_records_in(1, len(record))
         assert placements is not None, "acks=all gives placements"
@@ -141,6 +139,15 @@ class ProduceV3:
             "value": _shown(decoded.value),
         }
 
+    def _parted(
+        self, topic: Topic, produced: wire_in.Produced, record: bytes, name: str | None
+    ) -> tuple[IdempotencyKey | None, Split]:
+        key = None
+        if name is not None:
+            mark = fingerprint(f"{topic.topic_id}/v3", record)
+            key = IdempotencyKey(name, mark, len(topic.partitions))
+        return key, self._produce.split(topic, produced, None, key)
+
 
 async def _records(call: Call) -> AsyncIterator[bytes]:
     """Each JSON object of the body as soon as it is whole; what is none, in its place."""
@@ -153,6 +160,7 @@ async def _records(call: Call) -> AsyncIterator[bytes]:
         more = message.get("more_body", False)
         for record in stream.feed(message.get("body", b"")):
             yield record
+        stream.feed(b"")  # what was wrong behind those is said now, not with the next piece
     stream.finish()
 
 

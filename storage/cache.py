@@ -40,6 +40,7 @@ class Cache(Generic[Key, Value]):
             self.misses += 1
             # A task of its own: a reader that goes away must not fail those who wait with it.
             task = asyncio.create_task(self._load(key, load))
+            task.add_done_callback(_see)
             self._loading[key] = task
         return await asyncio.shield(task)
 
@@ -60,3 +61,9 @@ class Cache(Generic[Key, Value]):
         while self.bytes > self.bytes_max:
             _, old = self._values.popitem(last=False)
             self.bytes -= self._size_of(old)
+
+
+def _see(task: "asyncio.Task[Value]") -> None:
+    """When all who waited have gone away, nobody else looks at a failure, and asyncio minds."""
+    if not task.cancelled():
+        task.exception()

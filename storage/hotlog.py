@@ -3,8 +3,9 @@
 One append-only file per process and generation, `<directory>/<log id>.hot`, of framed requests,
 each with a number. The number travels with the commit as its hot mark, and `apply` takes each
 number once: so a restart may re-commit whatever the file holds, and what was committed before the
-crash is recognised (DESIGN 3.5). A file is locked while its process lives; whoever starts next in
-the directory adopts the files whose lock is free.
+crash is recognised (DESIGN 3.5). Files are locked while their process lives; whoever starts next in
+the directory adopts the logs whose locks are free, each log by one process alone: a part of it that
+is committed by another would overtake the rest, and what is overtaken counts as committed.
 
 What a crash leaves: a torn last frame, which was never answered and is cut off; whole frames,
 which are re-committed. The file is deleted only when all of it is committed, and its mark is
@@ -12,14 +13,16 @@ retired only after the deletion is durable: a mark outlives its file, never the 
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -27,7 +30,7 @@ import pyarrow as pa
 from storage import chunk as chunks
 from storage.chunk import Rows, crc32c
 from storage.entry import HotMark, IdempotencyKey
-from storage.errors import CommitUnknown, StoreUnfit, Unavailable
+from storage.errors import CommitUnknown, LogError, StoreUnfit, Unavailable
 from storage.hot import PartRows, Request
 
 log = logging.getLogger("tidelog.hotlog")
@@ -69,6 +72,17 @@ class Recovered(NamedTuple):
     fd: int
 
 
+@dataclass
+class _File:
+    """A file of ours: `size` bytes of it are durable, up to number `last`."""
+
+    path: Path
+    fd: int
+    size: int
+    last: int = -1
+    is_spoilt: bool = False  # what lies after `size` nobody knows: nothing may follow it
+
+
 class _Waiting(NamedTuple):
     request: Request
     frame: _Frame
@@ -80,6 +94,7 @@ class HotLog:
 
     `on_durable` is called with each request, marked, in the order of marks and before its caller
     goes on: commits must carry marks in that order, whichever callers have gone away meanwhile.
+    `on_failed` is called with each of the others, whether its caller is still there or not.
     """
 
     def __init__(
@@ -88,17 +103,17 @@ class HotLog:
         cluster_id: str,
         new_log_id: str,
         on_durable: Callable[[Request], None],
+        on_failed: Callable[[Request, LogError], None],
     ) -> None:
         self._on_durable = on_durable
+        self._on_failed = on_failed
         self.directory = directory
         self.cluster_id = cluster_id
         self.log_id = new_log_id
-        self._fd = -1
         self._next = 0
-        self._size = 0
         self._generation = 0
-        self._last_of_file: dict[Path, int] = {}
-        self._path = directory
+        self._file: _File | None = None  # the one that is written
+        self._full: list[_File] = []  # those before it, locked until all they hold is committed
         self._waiting: list[_Waiting] = []
         self._sync: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "tidelog-hotlog")
@@ -132,6 +147,7 @@ class HotLog:
                 await loop.run_in_executor(self._thread, self._write, first, payloads)
             except (Unavailable, CommitUnknown) as error:
                 for waiting in batch:
+                    self._on_failed(waiting.request, error)
                     if not waiting.done.done():
                         waiting.done.set_exception(error)
                 continue
@@ -143,59 +159,56 @@ class HotLog:
 
     def _write(self, first: int, payloads: Sequence[bytes]) -> None:
         try:
-            if self._fd < 0 or self._size >= ROTATE_BYTES:
+            if self._file is None or self._file.size >= ROTATE_BYTES or self._file.is_spoilt:
                 self._open_file()
         except OSError as error:
             raise Unavailable(f"cannot create a hot log in {self.directory}: {error}") from error
+        file = self._file
+        assert file is not None
         body = b"".join(
             _FRAME.pack(len(payload), crc32c(payload), number) + payload
             for number, payload in enumerate(payloads, first)
         )
         try:
-            write_all(self._fd, body)
-            os.fdatasync(self._fd)
+            write_all(file.fd, body)
+            os.fdatasync(file.fd)
         except OSError as error:
-            self._take_back(error)
-        self._size += len(body)
-        self._last_of_file[self._path] = first + len(payloads) - 1
-
-    def _take_back(self, error: OSError) -> None:
-        """Frames that were not synced must not be found by a recovery: a no has to stay a no
-        (I6)."""
-        try:
-            os.ftruncate(self._fd, self._size)
-            os.lseek(self._fd, self._size, os.SEEK_SET)
-            os.fsync(self._fd)
-        except OSError as second:
-            raise CommitUnknown(f"hot log {self._path}: {error}, then {second}") from error
-        raise Unavailable(f"hot log {self._path} cannot be written: {error.strerror}") from error
+            _take_back(file, error)
+        file.size += len(body)
+        file.last = first + len(payloads) - 1
 
     def _open_file(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"{self.log_id}-{self._generation:06d}.hot"
         making = path.with_suffix(".new")
         fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        # Locked and headed before it gets the name that a recovery looks for.
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        head = msgspec.json.encode(_Head(self.cluster_id, self.log_id))
-        prefix = MAGIC + struct.pack("<I", len(head)) + head
-        write_all(fd, prefix)
-        os.fdatasync(fd)
-        making.rename(path)
-        sync_directory(self.directory)
+        try:
+            # Locked and headed before it gets the name that a recovery looks for.
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            head = msgspec.json.encode(_Head(self.cluster_id, self.log_id))
+            prefix = MAGIC + struct.pack("<I", len(head)) + head
+            write_all(fd, prefix)
+            os.fdatasync(fd)
+            making.rename(path)
+            sync_directory(self.directory)
+        except BaseException:
+            os.close(fd)
+            for half in (making, path):
+                half.unlink(missing_ok=True)
+            raise
+        if self._file is not None:
+            self._full.append(self._file)
         self._generation += 1
-        self._fd, self._path, self._size = fd, path, len(prefix)
+        self._file = _File(path, fd, len(prefix))
 
     def committed(self, marks: Sequence[HotMark]) -> None:
         """These are in the WAL, and all before them: files that hold nothing else are deleted."""
         newest = max((mark.seq for mark in marks if mark.log_id == self.log_id), default=-1)
-        for path, last in list(self._last_of_file.items()):
-            if last <= newest and path != self._path:
-                del self._last_of_file[path]
-                path.unlink(missing_ok=True)  # coming back after a crash is harmless
+        while self._full and self._full[0].last <= newest:
+            file = self._full.pop(0)
+            with contextlib.suppress(OSError):  # it may come back: its marks are remembered
+                file.path.unlink()
+            os.close(file.fd)
 
     async def drain(self) -> None:
         """Wait until nothing is being written; everything durable has been handed on."""
@@ -203,55 +216,95 @@ class HotLog:
             await self._sync
 
     async def close(self, *, is_drained: bool) -> None:
-        """Release the file; delete it when nothing in it is left to commit."""
+        """Release the files; delete them when nothing in them is left to commit."""
         await self.drain()
         self._thread.shutdown()
-        if self._fd >= 0:
-            if is_drained:
-                for path in {*self._last_of_file, self._path}:
-                    path.unlink(missing_ok=True)
+        files = [*self._full, *([] if self._file is None else [self._file])]
+        self._full, self._file = [], None
+        try:
+            if files and is_drained:
+                for file in files:
+                    file.path.unlink(missing_ok=True)
                 sync_directory(self.directory)
-            os.close(self._fd)
-            self._fd = -1
+        except OSError as error:
+            log.warning("hot logs in %s stay, though all is committed: %s", self.directory, error)
+        finally:
+            for file in files:
+                os.close(file.fd)
 
 
 def recover(directory: Path, cluster_id: str) -> list[Recovered]:
-    """The files in the directory that no living process holds. Raises StoreUnfit for one that
-    belongs to another cluster: its records must not end up in this one, nor be dropped."""
-    found = []
-    for path in sorted(directory.glob("*.hot")):
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            continue
-        try:
-            recovered = _read_file(path, fd, cluster_id)
-        except BaseException:
-            os.close(fd)
-            raise
-        found.append(recovered)
+    """The logs in the directory that no living process holds, each with all of its files.
+
+    Raises StoreUnfit for one that belongs to another cluster: its records must not end up in this
+    one, nor be dropped.
+    """
+    found: list[Recovered] = []
+    taken: set[str] = set()  # logs of which another process holds, or just removed, a file
+    try:
+        for path in sorted(directory.glob("*.hot")):
+            log_id = path.name.rpartition("-")[0]
+            # In order, so that of two processes that start here at once one gets all of a log.
+            fd = None if log_id in taken else _lock(path)
+            if fd is None:
+                taken.add(log_id)
+                continue
+            try:
+                found.append(_read_file(path, fd, cluster_id))
+            except BaseException:
+                os.close(fd)
+                raise
+    except BaseException as error:
+        for recovered in found:
+            os.close(recovered.fd)
+        if isinstance(error, OSError):
+            raise StoreUnfit(f"hot logs in {directory} cannot be read: {error}") from error
+        raise
     return found
 
 
-def discard(files: Iterable[Recovered]) -> None:
-    """Delete files whose requests are all committed, durably, and let go of their locks."""
+def _lock(path: Path) -> int | None:
+    """The file's descriptor, None when another process has it or has removed it."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    if os.fstat(fd).st_nlink == 0:
+        os.close(fd)
+        return None
+    return fd
+
+
+def discard(files: Sequence[Recovered]) -> set[str]:
+    """Delete files whose requests are all committed, durably, and let go of their locks.
+
+    Returns the logs of which no file is left: no recovery will ever look for their marks again.
+    """
+    finished = set()
     for recovered in files:
+        directory = recovered.path.parent
         recovered.path.unlink(missing_ok=True)
-        sync_directory(recovered.path.parent)
+        sync_directory(directory)
         os.close(recovered.fd)
+        if not any(directory.glob(f"{recovered.log_id}-*.hot")):
+            finished.add(recovered.log_id)
+    return finished
 
 
 def _read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
     body = path.read_bytes()
     if not body.startswith(MAGIC):
         raise StoreUnfit(f"hot log {path} does not begin as one: move it away to start without it")
-    (length,) = struct.unpack_from("<I", body, len(MAGIC))
+    length = int.from_bytes(body[len(MAGIC) : len(MAGIC) + 4], "little")
     at = len(MAGIC) + 4 + length
     try:
         head = msgspec.json.decode(body[len(MAGIC) + 4 : at], type=_Head)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreUnfit(f"hot log {path} has a damaged head: {error}") from error
     if head.cluster_id != cluster_id:
         raise StoreUnfit(
@@ -262,8 +315,9 @@ def _read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
     while len(body) - at >= _FRAME.size:
         size, crc, number = _FRAME.unpack_from(body, at)
         payload = body[at + _FRAME.size : at + _FRAME.size + size]
-        if len(payload) < size or crc32c(payload) != crc:
-            break  # torn: it was never answered
+        # Torn, so never answered; zeros are what some file systems leave of it.
+        if size == 0 or len(payload) < size or crc32c(payload) != crc:
+            break
         requests.append(_request(_frames.decode(payload), HotMark(head.log_id, number)))
         at += _FRAME.size + size
     if at < len(body):
@@ -295,6 +349,18 @@ def _request(frame: _Frame, mark: HotMark) -> Request:
 def _message(rows: Rows | pa.RecordBatch) -> bytes:
     batch = chunks.batch_of_rows([rows]) if isinstance(rows, Rows) else rows
     return batch.serialize().to_pybytes()
+
+
+def _take_back(file: _File, error: OSError) -> NoReturn:
+    """Frames that were not synced must not be found by a recovery: a no has to stay a no (I6)."""
+    try:
+        os.ftruncate(file.fd, file.size)
+        os.lseek(file.fd, file.size, os.SEEK_SET)
+        os.fsync(file.fd)
+    except OSError as second:
+        file.is_spoilt = True
+        raise CommitUnknown(f"hot log {file.path}: {error}, then {second}") from error
+    raise Unavailable(f"hot log {file.path} cannot be written: {error.strerror}") from error
 
 
 def write_all(fd: int, body: bytes) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from storage import chunk as chunks
 from storage import hotlog, keys, topics
 from storage.chunk import Rows
 from storage.clock import Clock
@@ -48,9 +49,6 @@ from storage.wal import Wal, WalSettings
 from storage.writer import Acks, Writer, WriterSettings
 
 log = logging.getLogger("tidelog.log")
-
-REQUEST_OVERHEAD = 512
-"""Memory of a request beside its records; keeps the bound of the buffer honest for tiny ones."""
 
 
 class LogSettings(NamedTuple):
@@ -100,6 +98,7 @@ class Log:
         self._tables: dict[str, asyncio.Future[Table]] = {}
         self._waiting: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_draining = False
 
     # -- life
 
@@ -116,7 +115,11 @@ class Log:
             identity = self.wal.cluster.cluster_id
             left = await asyncio.to_thread(hotlog.recover, self.hot_dir, identity)
             self.writer.hot_log = hotlog.HotLog(
-                self.hot_dir, identity, log_id, self.writer.enqueue_durable
+                self.hot_dir,
+                identity,
+                log_id,
+                self.writer.enqueue_durable,
+                self.writer.release,
             )
         self.writer.start()
         await self._recommit(left)
@@ -134,10 +137,18 @@ class Log:
         if requests:
             log.info("hot log: %d requests of a dead broker are in the WAL", len(requests))
         # All of them are applied or known: only now may the files go, and then the marks.
-        await asyncio.to_thread(hotlog.discard, files)
-        retired = [RetireHotLog(log_id) for log_id in {file.log_id for file in files}]
-        if retired:
-            await self._submit(retired)
+        finished = await asyncio.to_thread(hotlog.discard, files)
+        retired = [RetireHotLog(log_id) for log_id in sorted(finished)]
+        if retired:  # not waited for: it only frees memory, and a flush may be a minute away
+            request = Request(self.clock.new_id(), (), 0, actions=retired)
+            await self.writer.append(request, Acks.NONE)
+
+    def drain(self) -> None:
+        """The end is near: flushes wait for no interval, and nobody waits here for new records."""
+        self._is_draining = True
+        self.writer.hurry()
+        for key in list(self._waiting):
+            self._wake(key)
 
     async def close(self) -> None:
         """Flush, stop, release. Acked records are safe whether or not this is ever called."""
@@ -187,6 +198,8 @@ class Log:
             )
         _check_partitions(partitions)
         if name in self.state.topics:
+            await self.wal.refresh()  # another broker may just have deleted it
+        if name in self.state.topics:
             raise TopicExists(f"Topic '{name}' already exists.")
         if validate_only:
             return None
@@ -194,7 +207,7 @@ class Log:
         return self.state.topic(name)
 
     async def delete_topic(self, name: str) -> None:
-        topic = self.state.topic(name)
+        topic = await self._topic(name)
         await self._submit([DeleteTopic(topic.topic_id)])
         self.tail.forget_topic(topic.topic_id)
         self._tables.pop(topic.topic_id, None)
@@ -204,12 +217,18 @@ class Log:
         for config, value in configs.items():
             if value is not None or config not in topics.CONFIGS:
                 topics.check(config, value or "")
-        await self._submit([AlterTopic(self.state.topic(name).topic_id, configs)])
+        await self._submit([AlterTopic((await self._topic(name)).topic_id, configs)])
 
     async def add_partitions(self, name: str, partitions: int) -> None:
         """Grow the topic to so many partitions; raises InvalidRequest if that is no growth."""
         _check_partitions(partitions)
-        await self._submit([AddPartitions(self.state.topic(name).topic_id, partitions)])
+        await self._submit([AddPartitions((await self._topic(name)).topic_id, partitions)])
+
+    async def _topic(self, name: str) -> Topic:
+        """The topic; before it is said not to exist, the WAL is asked (I3)."""
+        if name not in self.state.topics:
+            await self.wal.refresh()
+        return self.state.topic(name)
 
     async def _submit(self, actions: Sequence[AnyAction]) -> None:
         await self.writer.append(Request(self.clock.new_id(), (), 0, actions=actions), Acks.ALL)
@@ -231,14 +250,16 @@ class Log:
 
         Raises UnknownPartition, Throttled, Unavailable, CommitUnknown, IdempotencyMismatch.
         """
-        for partition, _ in parts:
+        for partition, part in parts:
             if not 0 <= partition < len(topic.partitions):
                 raise UnknownPartition(topic.name, partition, len(topic.partitions))
+            if not chunks.count(part):
+                raise InvalidRequest(f"the request has no record for {topic.name}-{partition}")
         rows = [PartRows(topic.topic_id, partition, rows) for partition, rows in parts]
         request = Request(
             self.clock.new_id(),
             rows,
-            size + REQUEST_OVERHEAD,
+            size,
             is_json=is_json,
             key=key,
             topic_id=topic.topic_id,
@@ -253,7 +274,7 @@ class Log:
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
         """
         await self.wal.ensure_view()
-        held = self.state.partition(topic, partition)
+        held = await self._partition(topic, partition)
         if offset >= held.high_watermark:
             # What we know may be old: whoever was acked before this call must be seen (I3).
             await self.wal.refresh()
@@ -267,6 +288,13 @@ class Log:
             return Fetched([], offset, held.log_start_offset, held.high_watermark)
         taken = await self.reader.read(self.state.topic(topic), partition, offset, bytes_max)
         return Fetched(taken.pieces, taken.next_offset, held.log_start_offset, held.high_watermark)
+
+    async def _partition(self, topic: str, partition: int) -> Partition:
+        """The partition; before it is said not to exist, the WAL is asked (I3)."""
+        with contextlib.suppress(UnknownTopic, UnknownPartition):
+            return self.state.partition(topic, partition)
+        await self.wal.refresh()
+        return self.state.partition(topic, partition)
 
     def _check_range(self, topic: str, number: int, offset: int, partition: Partition) -> None:
         if not partition.log_start_offset <= offset <= partition.high_watermark:
@@ -285,6 +313,8 @@ class Log:
         deadline = loop.time() + wait_s
         key = (topic.name, number)
         while topic.partitions[number].high_watermark <= offset and loop.time() < deadline:
+            if self._is_draining:
+                raise Unavailable("this broker is shutting down: read on from another")
             waiter: asyncio.Future[None] = loop.create_future()
             self._waiting.setdefault(key, set()).add(waiter)
             try:
@@ -314,7 +344,7 @@ class Log:
 
     async def seal(self, topic: str, partitions: Sequence[int] | None = None) -> int:
         """Seal now, whatever `segment.ms` and `segment.bytes` say; returns records sealed."""
-        return await self.sealer.seal(self.state.topic(topic), partitions)
+        return await self.sealer.seal(await self._topic(topic), partitions)
 
     # -- what follows from commits
 

@@ -11,6 +11,7 @@ the next sealer finds the transaction ahead of `sealed_end` and only repeats the
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -130,22 +131,26 @@ class Sealer:
             files: list[SegmentFile] = []
             transactions: dict[str, int] = {}
             actions: list[AnyAction] = []
-            for number in wanted:
-                partition = topic.partitions[number]
-                base = partition.sealed_end
-                done = await table.transaction_version(seal_app_id(number)) or 0
-                if done < base:
-                    raise Corrupt(
-                        f"{topic.prefix}/_delta_log",
-                        f"partition {number} is sealed to {base}, its table only to {done}",
-                    )
-                if done > base:
-                    actions.append(Sealed(topic.topic_id, number, done))
-                elif partition.high_watermark > base:
-                    end = partition.high_watermark
-                    files += await self._write(topic, number, base, end)
-                    transactions[seal_app_id(number)] = end
-                    actions.append(Sealed(topic.topic_id, number, end))
+            try:
+                for number in wanted:
+                    partition = topic.partitions[number]
+                    base = partition.sealed_end
+                    done = await table.transaction_version(seal_app_id(number)) or 0
+                    if done < base:
+                        raise Corrupt(
+                            f"{topic.prefix}/_delta_log",
+                            f"partition {number} is sealed to {base}, its table only to {done}",
+                        )
+                    if done > base:
+                        actions.append(Sealed(topic.topic_id, number, done))
+                    elif partition.high_watermark > base:
+                        end = partition.high_watermark
+                        await self._write(topic, number, base, end, files)
+                        transactions[seal_app_id(number)] = end
+                        actions.append(Sealed(topic.topic_id, number, end))
+            except LogError:
+                await self._remove(topic, files)
+                raise
             if files:
                 try:
                     await table.add(files, transactions)
@@ -163,11 +168,13 @@ class Sealer:
             self.counters.bytes += sum(file.size for file in files)
             return rows
 
-    async def _write(self, topic: Topic, number: int, base: int, end: int) -> list[SegmentFile]:
-        """Upload [base, end) as one or more segments; the table does not know them yet."""
+    async def _write(
+        self, topic: Topic, number: int, base: int, end: int, files: list[SegmentFile]
+    ) -> None:
+        """Upload [base, end) as one or more segments, add them to `files` one by one; the table
+        does not know them yet."""
         state = self.writer.wal.state
         config = state.config(topic)
-        files = []
         while base < end:
             taken = await self.reader.read(topic, number, base, config.segment_bytes)
             batches = [piece.batch for piece in taken.pieces]
@@ -194,7 +201,12 @@ class Sealer:
                 )
             )
             base = upto
-        return files
+
+    async def _remove(self, topic: Topic, files: Sequence[SegmentFile]) -> None:
+        """Take back what no commit was even tried with: each retry would leave as much again, on
+        the very disk that is full."""
+        with contextlib.suppress(LogError):
+            await self.store.delete([f"{topic.prefix}/{file.path}" for file in files])
 
     async def _upload(self, key: str, body: pa.Buffer) -> None:
         pause_s = 0.05

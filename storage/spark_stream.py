@@ -74,7 +74,7 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
                 begin[of] = head
         if isinstance(limit, ReadMaxRows):
             heads = take(begin, heads, limit.max_rows)
-        return start if heads == begin else _to_json(heads)
+        return start if heads == _from_json(start) else _to_json(heads)
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802
         return _to_json(self._heads) if self._heads else None

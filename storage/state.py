@@ -444,9 +444,13 @@ def recall(known: RememberedKey, fingerprint: bytes) -> Outcome:
     """The answer to a request whose key is known: the first answer, or a refusal of another
     body."""
     if known.claim.fingerprint != fingerprint:
-        reason = f"idempotency key {known.claim.key!r} was used for another request"
-        return Outcome([], IdempotencyMismatch(reason))
+        return Outcome([], another_request(known.claim.key))
     return Outcome(known.placements, is_duplicate=True)
+
+
+def another_request(key: str) -> IdempotencyMismatch:
+    """What a request is told whose key stands for a request with another body."""
+    return IdempotencyMismatch(f"idempotency key {key!r} was used for another request")
 
 
 def _check_configs(configs: dict[str, str]) -> LogError | None:

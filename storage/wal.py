@@ -297,14 +297,13 @@ class Wal:
                 await self._ensure_view()
 
     async def refresh(self) -> None:
-        """Afterwards the state holds every entry that was committed before this call (I3).
-
-        One GET of the next number, shared by all who ask while it has not begun.
-        """
+        """Afterwards the state holds every entry that was committed before this call (I3). It costs
+        one GET of the next number, shared by all who ask while it has not begun."""
         need = self._probes_begun + 1
         while self._probe_fresh < need:
             if self._probe is None or self._probe.done():
                 self._probe = asyncio.create_task(self._find_end())
+                self._probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
             await asyncio.shield(self._probe)
 
     async def _find_end(self) -> None:

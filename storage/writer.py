@@ -23,7 +23,7 @@ from storage.errors import CommitUnknown, Corrupt, LogError, StoreUnfit, Throttl
 from storage.hot import ClosedSegment, Encoded, Request
 from storage.hotlog import HotLog
 from storage.model import Placement
-from storage.state import Outcome, recall
+from storage.state import Outcome, another_request, recall
 from storage.wal import Wal
 
 log = logging.getLogger("tidelog.writer")
@@ -31,8 +31,12 @@ log = logging.getLogger("tidelog.writer")
 ENCODE_INLINE_BYTES = 128 * 1024
 """Smaller segments are encoded on the loop: a trip to a thread costs more (~100 us)."""
 
-FLUSH_REQUESTS_MAX = 50_000
-"""Requests of one entry: each is ~100 bytes of its header, which has a bound (I10)."""
+FLUSH_PARTS_MAX = 100_000
+"""Requests and their parts in one entry: each is 20 to 300 bytes of its header, which has a bound
+(I10): nobody reads an entry that is over it."""
+
+PART_OVERHEAD_BYTES = 512
+"""What a request costs in memory beside its bytes, and again each of its parts: lists, a future."""
 
 
 class Acks(IntEnum):
@@ -76,6 +80,18 @@ class WriterCounters:
 Waiter: TypeAlias = asyncio.Future[list[Placement]]
 
 
+class _UnderWay(NamedTuple):
+    """The first request with an idempotency key that is not answered yet."""
+
+    request: Request
+    fingerprint: bytes
+    waiter: Waiter
+
+    @property
+    def is_durable(self) -> bool:
+        return self.request.hot is not None
+
+
 class Writer:
     """Owned by one event loop; lives between `start` and `close`."""
 
@@ -96,10 +112,11 @@ class Writer:
         self._open: list[Request] = []
         self._open_bytes = 0
         self._waiters: dict[Request, Waiter] = {}
-        self._keyed: dict[str, tuple[bytes, Waiter]] = {}
+        self._keyed: dict[str, _UnderWay] = {}
         self._deadlines: deque[tuple[float, Waiter]] = deque()
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
+        self._is_hurried = False
         self._closing = False
         self.task: asyncio.Task[None] | None = None
 
@@ -107,13 +124,18 @@ class Writer:
         self.task = asyncio.create_task(self._run(), name="tidelog-writer")
         self._watch = asyncio.create_task(self._watch_deadlines(), name="tidelog-deadlines")
 
+    def hurry(self) -> None:
+        """Flushes wait for no interval any more: whoever waits is answered before the end."""
+        self._is_hurried = True
+        self._full.set()
+
     async def close(self) -> None:
         """Flush what is open, then stop. New requests are refused from now on."""
         self._closing = True
+        self.hurry()
         if self.hot_log is not None:
             await self.hot_log.drain()  # its last requests come here, to be flushed
         self._wake.set()
-        self._full.set()
         if self.task is not None:
             await self.task
             self._watch.cancel()
@@ -136,15 +158,17 @@ class Writer:
                     raise outcome.refusal
                 return outcome.placements
             under_way = self._keyed.get(request.key.key)
-            if under_way is not None and under_way[0] == request.key.fingerprint:
-                return await asyncio.shield(under_way[1])
+            if under_way is not None:
+                if under_way.fingerprint != request.key.fingerprint:
+                    raise another_request(request.key.key)
+                if acks is Acks.LOCAL and under_way.is_durable:
+                    return None  # what was promised then, at once
+                return await asyncio.shield(under_way.waiter)
         self._admit(request)
         if acks is Acks.LOCAL and self.hot_log is not None:
-            try:
-                await self.hot_log.append(request)
-            except LogError:
-                self.buffered_bytes -= request.size
-                raise
+            # Known by its key from here on: another request must not be promised what this one is.
+            self._expect(request).add_done_callback(_forget)
+            await self.hot_log.append(request)
             return None
         waiter = self._enqueue(request)
         if acks is Acks.NONE:
@@ -155,32 +179,41 @@ class Writer:
 
     def recover(self, requests: Sequence[Request]) -> list[Waiter]:
         """Take marked requests of a hot log, in order, before any others."""
-        for request in requests:
-            self.buffered_bytes += request.size
+        self.buffered_bytes += sum(map(_cost, requests))
         return [self._enqueue(request) for request in requests]
 
     def enqueue_durable(self, request: Request) -> None:
         """A request that the hot log holds: it is committed whatever happens to its caller."""
-        self._enqueue(request).add_done_callback(_forget)
+        _ = self._enqueue(request)
+
+    def release(self, request: Request, error: LogError) -> None:
+        """A request that the hot log could not take: its caller, if there still is one, knows."""
+        self._answer(request, [], error)
 
     def _admit(self, request: Request) -> None:
         if self._closing:
             raise Unavailable("this broker is shutting down: send the request to another")
-        if self.buffered_bytes + request.size > self.settings.buffer_bytes_max:
+        if self.buffered_bytes + _cost(request) > self.settings.buffer_bytes_max:
             self.counters.throttled += 1
             raise Throttled(
                 f"{self.buffered_bytes} bytes wait to be committed, the bound is "
                 f"{self.settings.buffer_bytes_max}: try again later",
                 retry_after_ms=1000,
             )
-        self.buffered_bytes += request.size
+        self.buffered_bytes += _cost(request)
         self.counters.requests += 1
 
-    def _enqueue(self, request: Request) -> Waiter:
+    def _expect(self, request: Request) -> Waiter:
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._waiters[request] = waiter
         if request.key is not None:
-            self._keyed.setdefault(request.key.key, (request.key.fingerprint, waiter))
+            waiter.add_done_callback(_see)  # its callers may all be gone by then
+            under_way = _UnderWay(request, request.key.fingerprint, waiter)
+            self._keyed.setdefault(request.key.key, under_way)
+        return waiter
+
+    def _enqueue(self, request: Request) -> Waiter:
+        waiter = self._waiters.get(request) or self._expect(request)
         self._open.append(request)
         self._open_bytes += request.size
         self._wake.set()
@@ -196,30 +229,36 @@ class Writer:
         while True:
             await asyncio.sleep(min(1.0, self.settings.answer_timeout_s / 4))
             now_s = self.clock.boot_s()
-            while self._deadlines and (
-                self._deadlines[0][1].done() or self._deadlines[0][0] <= now_s
-            ):
-                _, waiter = self._deadlines.popleft()
+            late: set[Waiter] = set()
+            while self._deadlines:
+                # Waiters, not requests: those would be kept alive, records and all, until then.
+                deadline_s, waiter = self._deadlines[0]
                 if not waiter.done():
-                    self._give_up(waiter)
+                    if deadline_s > now_s:
+                        break
+                    late.add(waiter)
+                self._deadlines.popleft()
+            if late:
+                self._give_up({one for one, waiter in self._waiters.items() if waiter in late})
 
-    def _give_up(self, waiter: Waiter) -> None:
-        """Tell a caller who waited too long. What no flush has taken yet is simply withdrawn."""
-        request = next(one for one, waits in self._waiters.items() if waits is waiter)
+    def _give_up(self, overdue: set[Request]) -> None:
+        """Tell callers who waited too long. What no flush has taken yet is simply withdrawn."""
         patience = f"after {self.settings.answer_timeout_s:.0f} s"
-        if request in self._open:
-            self._open.remove(request)
-            self._open_bytes -= request.size
+        withdrawn = [request for request in self._open if request in overdue]
+        self._open = [request for request in self._open if request not in overdue]
+        self._open_bytes -= sum(request.size for request in withdrawn)
+        for request in withdrawn:
             self._answer(
                 request, [], Unavailable(f"the store does not keep up: gave up {patience}")
             )
-            return
-        waiter.set_exception(
-            CommitUnknown(
-                f"the outcome is not known {patience}: the records may or may not be in the log; "
-                "retry with the same Idempotency-Key"
-            )
-        )
+        for request in overdue.difference(withdrawn):
+            if not self._waiters[request].done():
+                self._waiters[request].set_exception(
+                    CommitUnknown(
+                        f"the outcome is not known {patience}: the records may or may not be in "
+                        "the log; retry with the same Idempotency-Key"
+                    )
+                )
 
     # -- flushing
 
@@ -233,12 +272,17 @@ class Writer:
                 await self._wake.wait()
                 continue
             pause_s = started_s + self.settings.flush_interval_ms / 1000 - self.clock.boot_s()
-            if pause_s > 0 and self._open_bytes < self.settings.flush_bytes and not self._closing:
+            is_full = self._is_hurried or self._open_bytes >= self.settings.flush_bytes
+            if pause_s > 0 and not is_full:
                 await self._wait_until_full(pause_s)
             started_s = self.clock.boot_s()
             requests = self._take()
             if not await self._flush(requests) and self._closing:
-                return  # what the hot log holds stays there for the next start
+                # What the hot log holds stays there for the next start.
+                self._failed(
+                    self._take_first(len(self._open)), Unavailable("this broker is shutting down")
+                )
+                return
 
     async def _wait_until_full(self, pause_s: float) -> None:
         self._full.clear()
@@ -250,16 +294,19 @@ class Writer:
 
     def _take(self) -> list[Request]:
         """The open segment, or as much of it as one entry carries."""
-        taken_bytes = 0
+        taken_bytes = taken_parts = 0
         for count, request in enumerate(self._open):
-            is_full = taken_bytes + request.size > self.settings.flush_bytes_max
-            if count and (is_full or count >= FLUSH_REQUESTS_MAX):
-                break
             taken_bytes += request.size
-        else:
-            count = len(self._open)
+            taken_parts += 1 + len(request.parts)
+            if count and (
+                taken_bytes > self.settings.flush_bytes_max or taken_parts > FLUSH_PARTS_MAX
+            ):
+                return self._take_first(count)
+        return self._take_first(len(self._open))
+
+    def _take_first(self, count: int) -> list[Request]:
         taken, self._open = self._open[:count], self._open[count:]
-        self._open_bytes -= taken_bytes
+        self._open_bytes -= sum(request.size for request in taken)
         return taken
 
     async def _flush(self, requests: list[Request]) -> bool:
@@ -271,6 +318,9 @@ class Writer:
         except Unavailable as error:  # definitely not in the WAL (Wal.commit)
             self._failed(requests, error)
             await asyncio.sleep(0.1)  # a full disk stays full for a while
+            return False
+        except CommitUnknown as error:
+            self._failed(requests, error)
             return False
         except (Corrupt, StoreUnfit) as error:
             # The chain does not go on, so nobody can say whether our entry is in it.
@@ -308,11 +358,11 @@ class Writer:
     def _answer(
         self, request: Request, placements: list[Placement], error: LogError | None
     ) -> None:
-        self.buffered_bytes -= request.size
+        self.buffered_bytes -= _cost(request)
         waiter = self._waiters.pop(request)
         if request.key is not None:
             under_way = self._keyed.get(request.key.key)
-            if under_way is not None and under_way[1] is waiter:
+            if under_way is not None and under_way.waiter is waiter:
                 del self._keyed[request.key.key]
         if waiter.done():
             return  # its caller has gone
@@ -320,6 +370,16 @@ class Writer:
             waiter.set_result(placements)
         else:
             waiter.set_exception(error)
+
+
+def _cost(request: Request) -> int:
+    return request.size + PART_OVERHEAD_BYTES * (1 + len(request.parts))
+
+
+def _see(waiter: Waiter) -> None:
+    """Shielded callers that go away leave an error that nobody has looked at: asyncio minds."""
+    if not waiter.cancelled():
+        waiter.exception()
 
 
 def _forget(waiter: Waiter) -> None:

@@ -18,6 +18,7 @@ from service.hotpath import HotPath
 from service.main import _Server
 from service.settings import Settings
 from service.telemetry import HttpCounters
+from storage.chunk import Rows
 from storage.clock import SystemClock
 from storage.log import Log, LogSettings
 from storage.objectstore import MemoryStore, ObjectStore
@@ -150,11 +151,11 @@ async def stored(log: Log, partition: int = 0, topic: str = "t") -> list[dict[st
 
 async def until(condition: Any, seconds: float = 5.0) -> None:
     """Wait until the condition holds."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    while not condition() and loop.time() < deadline:
+    for _ in range(round(seconds / 0.005)):
+        if condition():
+            return
         await asyncio.sleep(0.005)
-    assert condition()
+    raise AssertionError("it never came to be")
 
 
 # -- what requests and answers of the hot routes look like
@@ -215,3 +216,22 @@ def arrow_of(*batches: pa.RecordBatch, compression: Any = None) -> bytes:
         for batch in batches:
             writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
+
+
+FIRST_MS = 1_700_000_000_000
+
+
+async def append(log: Log, *values: bytes | None, partition: int = 0, at: int = FIRST_MS) -> None:
+    """Records `at`, `at` + 1, ... ms."""
+    count = len(values)
+    rows = Rows(list(range(at, at + count)), [None] * count, list(values))
+    await log.append(log.state.topic("t"), [(partition, rows)], size=count, is_json=False)
+
+
+def positions(answer: httpx.Response) -> tuple[int, int, int]:
+    """(next offset, high watermark, log start)."""
+    names = ("next-offset", "high-watermark", "log-start-offset")
+    next_offset, high_watermark, log_start = (
+        int(answer.headers[f"tidelog-{name}"]) for name in names
+    )
+    return next_offset, high_watermark, log_start

@@ -282,13 +282,40 @@ def test_files_outside_of_the_range_are_not_named(spark: "SparkSession", history
     assert spans(frame) == {0: (120, 129, 10)}
 
 
-def test_many_files_are_listed_without_a_job(spark: "SparkSession", history: History) -> None:
+def test_local_files_are_listed_without_a_job(spark: "SparkSession", history: History) -> None:
     from storage.spark_native import read_topic
 
+    def jobs() -> int:
+        return len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
+
     threshold = "spark.sql.sources.parallelPartitionDiscovery.threshold"
-    before = spark.conf.get(threshold)
-    read_topic(spark, history.url, "events")
-    assert spark.conf.get(threshold) == before
+    spark.conf.set(threshold, "1")
+    try:
+        before = jobs()
+        frame = read_topic(spark, history.url, "events")
+        assert jobs() == before
+        assert len(frame.inputFiles()) > 1
+        assert spark.conf.get(threshold) == "1"
+    finally:
+        spark.conf.unset(threshold)
+
+
+def test_spark_takes_sizes_for_a_listing(spark: "SparkSession", history: History) -> None:
+    """What S3 is read by: the manifest's sizes, through Spark's inside. It may change; then the
+    public way is taken, three requests a file."""
+    from storage.spark_native import parquet_by_listing, parquet_by_sizes
+
+    paths = sorted((history.root / "topics").glob("events-*/partition=*/*.parquet"))
+    files = [(f"file://{path}", path.stat().st_size) for path in paths]
+    options = {"basePath": f"file://{paths[0].parents[1]}", "__globPaths__": "false"}
+    by_sizes = parquet_by_sizes(spark, files, options)
+    by_listing = parquet_by_listing(spark, files, options)
+    assert by_sizes.schema == by_listing.schema
+    assert sorted(by_sizes.inputFiles()) == sorted(by_listing.inputFiles())
+    wanted = "partition = 0 and offset between 95 and 104"
+    assert spans(by_sizes.where(wanted)) == {0: (95, 104, 10)}
+    assert by_sizes.exceptAll(by_listing).isEmpty()
+    assert by_sizes.count() == by_listing.count()
 
 
 # -- S3

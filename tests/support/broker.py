@@ -7,9 +7,13 @@ with Broker(tmp_path) as broker:        # `tidelog serve` on file://tmp_path/sto
     broker.stop()                       # SIGTERM; its exit status
 """
 
+import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +21,10 @@ import httpx
 
 from service.broker_process import BrokerFailed, BrokerProcess
 
-__all__ = ["Broker", "BrokerFailed", "environment", "tidelog"]
+__all__ = ["Broker", "BrokerFailed"]
 
 CLI_S = 60.0
+PATIENCE_S = 30.0
 
 
 class Broker(BrokerProcess):
@@ -48,6 +53,10 @@ class Broker(BrokerProcess):
             "configs": {key.replace("_", "."): value for key, value in configs.items()},
         }
         httpx.post(f"{self.base_url}/admin/topics", json=body).raise_for_status()
+
+    def records(self, topic: str, *options: str) -> list[Any]:
+        """All records, keys and values as text, as `consume --json` prints them."""
+        return lines_of(self.cli("consume", topic, "--json", "-f", "text", *options))
 
     def high_watermark(self, topic: str, partition: int = 0) -> int:
         path = f"/topics/{topic}/partitions/{partition}/offsets"
@@ -81,6 +90,40 @@ def error_line(done: subprocess.CompletedProcess[bytes]) -> str:
     assert len(lines) == 1, _said(done)
     assert lines[0].startswith("tidelog: "), _said(done)
     return lines[0].removeprefix("tidelog: ")
+
+
+@contextmanager
+def running(broker: Broker, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`tidelog` as a process that goes on, all its streams pipes; ended by its id."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "service.cli", *arguments],
+        env=environment(TIDELOG_URL=broker.base_url),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def json_of(done: subprocess.CompletedProcess[bytes]) -> Any:
+    """What a command with `--json` printed."""
+    return json.loads(done.stdout)
+
+
+def lines_of(done: subprocess.CompletedProcess[bytes]) -> list[Any]:
+    """What `consume --json` printed."""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def until(is_done: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + seconds
+    while not is_done():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.02)
 
 
 def environment(**variables: str) -> dict[str, str]:

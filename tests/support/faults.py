@@ -10,8 +10,10 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from storage.errors import StoreRefused, Unavailable
+from storage.manifest import Catalog
 from storage.objectstore import Created, ObjectInfo, ObjectStore, Part
 
 
@@ -39,6 +41,8 @@ class Answered(NamedTuple):
     call: Call
     outcome: str
 
+
+_catalogs: WeakKeyDictionary[ObjectStore, Catalog] = WeakKeyDictionary()
 
 Plan = Callable[[Call], "Fault | None"]
 
@@ -109,9 +113,10 @@ class FaultyStore:
     def url(self) -> str:
         return self.inner.url
 
-    def table_uri(self, key: str) -> str:
-        """Tables go past the faults, where the inner store has them at all."""
-        return self.inner.table_uri(key)  # type: ignore[attr-defined,no-any-return]
+    @property
+    def tables(self) -> Catalog:
+        """The manifests of a store in memory: one catalog for all ways to it."""
+        return _catalogs.setdefault(self.inner, {})
 
     # -- what tests hold
 

@@ -1,53 +1,32 @@
 """Brokers that are killed: what was acked is there, once, at its offset; what was not, is whole or
 not at all (I1, I2, I4, I6, I7)."""
 
-import asyncio
 import random
 import secrets
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
-from service.broker_process import BrokerProcess
-from storage.folder import FolderStore
-from tests.support.history import Log, Request, Written, violations
-from tests.support.records import entries_of
+from tests.support.broker import Broker
+from tests.support.history import Request, Written, violations
+from tests.system.checks import (
+    Starting,
+    check_chain,
+    check_retries,
+    hot_files,
+    new_topic,
+    table_of,
+    the_log,
+)
 from tests.system.client import Client, Form, wait_until
 from tests.system.load import Load, Mix, Sent
 
+Result = TypeVar("Result")
+
 KILLS = 4
 PARTITIONS = 3
-
-
-def new_topic() -> str:
-    """A name that no other test has: while a broker is dead, its port may be another's."""
-    return f"t-{secrets.token_hex(4)}"
-
-
-def the_log(broker: BrokerProcess, topic: str, partitions: int = PARTITIONS) -> Log:
-    with Client(broker.base_url) as client:
-        return client.read_all(topic, partitions)
-
-
-async def _check_chain(folder: Path) -> None:
-    store = FolderStore(folder)
-    try:
-        found = [key for key, _ in await entries_of(store)]
-        there = [info.key async for info in store.list("wal/")]
-        assert found == there, "the chain ends before the last entry"
-    finally:
-        await store.close()
-
-
-def check_chain(folder: Path) -> None:
-    """Every entry names the one before it, and none lies beyond a missing one (I2)."""
-    asyncio.run(_check_chain(folder))
-
-
-def check_retries(broker: BrokerProcess, topic: str, sent: list[Sent]) -> None:
-    """A retry of what was acked is told the same, and writes nothing."""
-    with Client(broker.base_url) as client:
-        for request, key, form in sent:
-            client.send(topic, request, key=key, form=form)
 
 
 def test_under_load_every_ack_is_kept(tmp_path: Path) -> None:
@@ -55,12 +34,8 @@ def test_under_load_every_ack_is_kept(tmp_path: Path) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
     folder, topic = tmp_path / "store", new_topic()
-    settings = {
-        "hot_dir": tmp_path / "hot",
-        "checkpoint_entries": 20,
-        "checkpoint_interval_ms": 0,
-    }
-    with BrokerProcess(str(folder), tmp_path / "log", settings) as broker:
+    often = {"checkpoint_entries": 20, "checkpoint_interval_ms": 0}
+    with Broker(tmp_path, hot_dir=tmp_path / "hot", **often) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS)
         with Load(broker.base_url, Mix(topic, PARTITIONS), seed) as load:
@@ -72,15 +47,15 @@ def test_under_load_every_ack_is_kept(tmp_path: Path) -> None:
             load.wait_for_acks(10)
             sent = load.finish()
         requests = [each.request for each in sent]
-        log = the_log(broker, topic)
+        log = the_log(broker, topic, PARTITIONS)
         assert violations(requests, log) == []
         assert any(request.unknown for request in requests), "no kill met a request"
         acked = [each for each in sent if each.request.is_acked]
         check_retries(broker, topic, draw.sample(acked, 30))
         broker.restart()
-        assert the_log(broker, topic) == log
+        assert the_log(broker, topic, PARTITIONS) == log
         check_retries(broker, topic, draw.sample(acked, 30))
-        assert violations(requests, the_log(broker, topic)) == []
+        assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
     check_chain(folder)
 
 
@@ -89,13 +64,6 @@ def test_under_load_every_ack_is_kept(tmp_path: Path) -> None:
 HELD_BACK = {"flush_interval_ms": 60_000}
 """The first flush comes at once, and is spent on making the topic; what is acked locally later
 stays in the hot log alone."""
-
-
-class Starting(BrokerProcess):
-    """A broker whose start nobody waits for."""
-
-    def _wait_until_ready(self) -> None:
-        pass
 
 
 def acked_locally(
@@ -117,14 +85,9 @@ def acked_locally(
     return sent
 
 
-def hot_files(folder: Path) -> set[str]:
-    return {path.name for path in folder.glob("*.hot")}
-
-
 def test_what_was_acked_locally_is_there_once_after_a_kill(tmp_path: Path) -> None:
     topic, hot = new_topic(), tmp_path / "hot"
-    settings = {"hot_dir": hot, **HELD_BACK}
-    with BrokerProcess(str(tmp_path / "store"), tmp_path / "log", settings) as broker:
+    with Broker(tmp_path, hot_dir=hot, **HELD_BACK) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS)
             unkeyed = acked_locally(client, topic, "unkeyed", 10, is_keyed=False)
@@ -135,48 +98,44 @@ def test_what_was_acked_locally_is_there_once_after_a_kill(tmp_path: Path) -> No
             assert client.read_all(topic, PARTITIONS) == {0: [], 1: [], 2: []}, "I3"
         requests = [each.request for each in unkeyed + keyed]
         broker.restart()
-        log = the_log(broker, topic)
+        log = the_log(broker, topic, PARTITIONS)
         assert violations(requests, log) == []
         assert hot_files(hot) == set()
         broker.restart()
-        assert the_log(broker, topic) == log
+        assert the_log(broker, topic, PARTITIONS) == log
         check_retries(broker, topic, keyed)
         assert all(len(each.request.acks) == 1 for each in keyed), "a retry is told the offsets"
-        assert violations(requests, the_log(broker, topic)) == []
+        assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
 
 
 def test_a_kill_in_the_middle_of_the_recovery_doubles_nothing(tmp_path: Path) -> None:
     topic, hot, folder = new_topic(), tmp_path / "hot", tmp_path / "store"
-    settings = {"hot_dir": hot, **HELD_BACK}
-    with BrokerProcess(str(folder), tmp_path / "log", settings) as broker:
+    with Broker(tmp_path, hot_dir=hot, **HELD_BACK) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS)
             sent = acked_locally(client, topic, "a", 50, is_keyed=False)
         broker.kill()
-        with Starting(str(folder), tmp_path / "log-of-dying", settings) as dying:
-            entries = len(list((folder / "wal").iterdir()))
-            dying.start()
+        dying = Starting(tmp_path / "dying", broker.store, hot_dir=hot, **HELD_BACK)
+        entries = len(list((folder / "wal").iterdir()))
+        with dying:
             wait_until(lambda: len(list((folder / "wal").iterdir())) > entries, "the commit")
-            dying.kill()
-            dying.start()
+        with dying:
             wait_until(lambda: not hot_files(hot), "the removal of the hot log")
-            dying.kill()
-            dying.start()
+        with dying:
             time.sleep(secrets.randbelow(1000) / 1000)
         broker.start()
         with Client(broker.base_url) as client:
             sent += acked_locally(client, topic, "b", 5, is_keyed=False)
         broker.restart()
-        assert violations([each.request for each in sent], the_log(broker, topic)) == []
+        assert violations([each.request for each in sent], the_log(broker, topic, PARTITIONS)) == []
     check_chain(folder)
 
 
 def test_brokers_that_share_a_hot_dir_take_only_what_the_dead_left(tmp_path: Path) -> None:
     """The first has more than one file of acked records when the second starts beside it."""
-    topic, hot, folder = new_topic(), tmp_path / "hot", tmp_path / "store"
+    topic, hot = new_topic(), tmp_path / "hot"
     large = {"flush_bytes": 2**30, "flush_bytes_max": 2**30, "buffer_bytes": 2**30}
-    settings = {"hot_dir": hot, "sealing": False, **HELD_BACK, **large}
-    with BrokerProcess(str(folder), tmp_path / "log", settings) as broker:
+    with Broker(tmp_path, hot_dir=hot, **HELD_BACK, **large) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, 1, max_message_bytes=16 * 2**20)
             requests = []
@@ -185,9 +144,111 @@ def test_brokers_that_share_a_hot_dir_take_only_what_the_dead_left(tmp_path: Pat
                 requests.append(Request([Written(value, None, 0)], is_keyed=False))
                 client.send(topic, requests[-1], acks="1", form=Form.ARROW)
         held = hot_files(hot)
-        other_settings = {"hot_dir": hot, "sealing": False}
-        with BrokerProcess(str(folder), tmp_path / "log-2", other_settings) as other:
+        with Broker(tmp_path / "other", broker.store, hot_dir=hot) as other:
             assert the_log(other, topic, 1) == {0: []}, "the other's records are not its to commit"
             assert hot_files(hot) == held
             assert broker.stop() == 0
             assert violations(requests, the_log(other, topic, 1)) == []
+
+
+# -- SIGTERM
+
+
+def test_a_broker_that_is_told_to_stop_keeps_all_it_acked(tmp_path: Path) -> None:
+    topic, hot = new_topic(), tmp_path / "hot"
+    seed = secrets.randbits(32)
+    mix = Mix(topic, PARTITIONS, acks=("all", "1"))
+    with Broker(tmp_path, hot_dir=hot) as broker:
+        with Client(broker.base_url) as client:
+            client.create_topic(topic, PARTITIONS)
+        with Load(broker.base_url, mix, seed) as load:
+            for _ in range(2):
+                load.wait_for_acks(100)
+                assert broker.stop() == 0, broker.log()
+                assert "Traceback" not in broker.log()
+                assert list(hot.iterdir()) == [], "nothing is left for a recovery"
+                broker.settings["hot_dir"] = hot = tmp_path / "another"
+                broker.start()
+            load.wait_for_acks(10)
+            sent = load.finish()
+        check_retries(broker, topic, [each for each in sent if each.request.is_acked][-50:])
+        assert violations([each.request for each in sent], the_log(broker, topic, PARTITIONS)) == []
+    check_chain(tmp_path / "store")
+
+
+def test_whoever_waits_for_a_broker_that_stops_is_answered(tmp_path: Path) -> None:
+    """A flush that is held back, a long poll and a follower: none of them is cut off in the end."""
+    topic, hot = new_topic(), tmp_path / "hot"
+    records = f"/topics/{topic}/partitions/0/records?offset=0"
+    with Broker(tmp_path, hot_dir=hot, **HELD_BACK) as broker, ThreadPoolExecutor(3) as pool:
+        with Client(broker.base_url) as client:
+            client.create_topic(topic, PARTITIONS)
+            sent = acked_locally(client, topic, "a", 10, is_keyed=False)
+            waiting = Request([Written(b'"waiting"', None, 1)], is_keyed=False)
+            produced = pool.submit(_alone, broker, lambda own: own.send(topic, waiting))
+            polled = pool.submit(
+                _alone, broker, lambda own: own.call("GET", f"{records}&timeout=30000")
+            )
+            followed = pool.submit(
+                _alone,
+                broker,
+                lambda own: own.call("GET", records, headers={"Accept": "text/event-stream"}),
+            )
+            wait_until(lambda: client.metrics()["tidelog_append_requests_total"] == 12, "its entry")
+        time.sleep(0.5)  # the readers most likely wait by now; if not, they are refused
+        assert broker.stop() == 0
+        assert produced.result() == 200
+        assert polled.result().status in {200, 503}
+        assert followed.result().status in {200, 503}
+        assert "Traceback" not in broker.log()
+        assert "timeout graceful shutdown exceeded" not in broker.log()
+        assert list(hot.iterdir()) == []
+        broker.settings["hot_dir"] = tmp_path / "another"
+        broker.start()
+        requests = [*(each.request for each in sent), waiting]
+        assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
+
+
+def _alone(broker: Broker, call: Callable[[Client], Result]) -> Result:
+    with Client(broker.base_url) as own:
+        return call(own)
+
+
+# -- sealing
+
+
+def test_i7_kills_while_sealing_leave_no_row_twice_and_none_missing(tmp_path: Path) -> None:
+    topic, folder, seed = new_topic(), tmp_path / "store", secrets.randbits(32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    with Broker(tmp_path, seal_check_interval_ms=10) as broker:
+        with Client(broker.base_url) as client:
+            client.create_topic(topic, PARTITIONS, segment_bytes=20_000, segment_ms=200)
+        seen = []
+        with Load(broker.base_url, Mix(topic, PARTITIONS, pad_bytes=200), seed) as load:
+            for _ in range(KILLS):
+                load.wait_for_acks(5)
+                with Client(broker.base_url) as client:
+                    sealed = "tidelog_sealed_segments_total"
+                    wanted = client.metrics()[sealed] + draw.randrange(1, 8)
+                    wait_until(lambda: client.metrics()[sealed] >= wanted, "sealing")  # noqa: B023
+                time.sleep(draw.random() / 20)
+                broker.kill()
+                seen.append(table_of(folder, PARTITIONS))
+                broker.start()
+            load.wait_for_acks(10)
+            sent = load.finish()
+        requests = [each.request for each in sent]
+        log = the_log(broker, topic, PARTITIONS)
+        assert violations(requests, log) == []
+        unsealed = f'tidelog_unsealed_bytes{{topic="{topic}"}}'
+        with Client(broker.base_url) as client:
+            wait_until(lambda: client.metrics()[unsealed] == 0, "the end of sealing")
+        assert table_of(folder, PARTITIONS) == log
+        for table in seen:
+            for partition, records in table.items():
+                assert records == log[partition][: len(records)], "a table held what never was"
+        assert any(map(any, (table.values() for table in seen))), "no kill came after a seal"
+        broker.restart()
+        assert the_log(broker, topic, PARTITIONS) == log
+    check_chain(folder)

@@ -11,7 +11,9 @@ import pytest
 from storage import keys
 from storage.errors import Corrupt, StoreRefused, Unavailable
 from storage.objectstore import MemoryStore
-from tests.support.brokers import (
+from tests.support.faults import Fault, Script, Seeded
+from tests.support.records import fold
+from tests.support.views import (
     CLUSTER_ID,
     one,
     opened,
@@ -19,8 +21,6 @@ from tests.support.brokers import (
     values_of,
     with_topic,
 )
-from tests.support.faults import Fault, Script, Seeded
-from tests.support.records import fold
 from tests.support.vloop import run
 
 # -- the outcomes of a conditional PUT
@@ -312,6 +312,11 @@ def test_a_reader_that_goes_away_disturbs_nobody() -> None:
         await asyncio.sleep(0.01)
         gone.cancel()
         await stays
+        store_of(wal).plan = Script("get_range", keys.WAL, [Fault.UNAVAILABLE])
+        only = asyncio.create_task(wal.refresh())
+        await asyncio.sleep(0.01)
+        only.cancel()
+        await asyncio.sleep(0.1)  # its probe fails, and nobody is left to be told
 
     run(main)
 

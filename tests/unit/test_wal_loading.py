@@ -10,7 +10,10 @@ from storage.errors import Corrupt, StoreRefused, StoreUnfit
 from storage.objectstore import MemoryStore
 from storage.state import ClusterState
 from storage.wal import Wal, WalSettings
-from tests.support.brokers import (
+from tests.support.clock import ManualClock
+from tests.support.faults import Fault, Script
+from tests.support.records import creating
+from tests.support.views import (
     AGE_S,
     CLUSTER_ID,
     checkpoint_and_collect,
@@ -22,9 +25,6 @@ from tests.support.brokers import (
     wal_on,
     with_topic,
 )
-from tests.support.clock import ManualClock
-from tests.support.faults import Fault, Script
-from tests.support.records import creating
 from tests.support.vloop import run
 
 

@@ -11,7 +11,9 @@ from storage import keys
 from storage.entry import HotMark
 from storage.errors import CommitUnknown
 from storage.objectstore import MemoryStore
-from tests.support.brokers import (
+from tests.support.faults import Fault, Script
+from tests.support.records import draft, request, rows
+from tests.support.views import (
     AGE_S,
     CLUSTER_ID,
     HOUR_S,
@@ -24,8 +26,6 @@ from tests.support.brokers import (
     wal_on,
     with_topic,
 )
-from tests.support.faults import Fault, Script
-from tests.support.records import draft, request, rows
 from tests.support.vloop import run
 
 

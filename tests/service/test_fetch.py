@@ -1,0 +1,407 @@
+"""GET /topics/{t}/partitions/{p}/records: offsets, bounds, waiting, formats, both tiers, and what
+a damaged object does. What stays open is in test_follow."""
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.settings import Settings
+from storage.log import Log
+from storage.objectstore import MemoryStore
+from tests.service.conftest import (
+    ARROW,
+    BINARY,
+    FIRST_MS,
+    JSON,
+    TEXT,
+    V2,
+    Broker,
+    append,
+    assert_refused,
+    broker_on,
+    positions,
+    post,
+    serving,
+    until,
+)
+
+PATH = "/topics/t/partitions/0/records"
+
+
+async def get(broker: Broker, accept: str | None = None, **query: Any) -> httpx.Response:
+    headers = {} if accept is None else {"accept": accept}
+    return await broker.http.get(PATH, headers=headers, params=query)
+
+
+async def values(broker: Broker, **query: Any) -> list[str]:
+    """Records as text; they must be dense."""
+    answer = await get(broker, TEXT, **query)
+    assert answer.status_code == 200, answer.text
+    records = answer.json()
+    if records:
+        first = records[0]["offset"]
+        assert [record["offset"] for record in records] == [*range(first, first + len(records))]
+    return [record["value"] for record in records]
+
+
+@pytest.fixture
+async def ten(broker: Broker, topic: str) -> None:
+    """Ten records of ten bytes in partition 0, stamped a millisecond apart."""
+    await append(broker.log, *(b"value-%04d" % n for n in range(10)))
+
+
+# -- where to begin
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ({}, 0),
+        ({"offset": "earliest"}, 0),
+        ({"offset": "0"}, 0),
+        ({"offset": "7"}, 7),
+        ({"offset": "10"}, 10),
+        ({"offset": "latest"}, 10),
+        ({"timestamp": str(FIRST_MS - 1)}, 0),
+        ({"timestamp": str(FIRST_MS)}, 0),
+        ({"timestamp": str(FIRST_MS + 7)}, 7),
+        ({"timestamp": str(FIRST_MS + 9)}, 9),
+        ({"timestamp": str(FIRST_MS + 10)}, 10),
+        ({"timestamp": "0"}, 0),
+        ({"last-event-id": "3"}, 4),
+    ],
+)
+async def test_a_fetch_begins_where_it_is_told(
+    broker: Broker, ten: None, query: dict[str, str], first: int
+) -> None:
+    answer = await get(broker, **query)
+    assert answer.status_code == 200
+    assert [record["offset"] for record in answer.json()] == list(range(first, 10))
+    assert positions(answer) == (10, 10, 0)
+
+
+async def test_a_record_is_whole(broker: Broker, topic: str) -> None:
+    record = {"key": "k", "value": {"a": 1}, "timestamp": 5, "partition": 0}
+    record["headers"] = [{"key": "h", "value": "aGk="}]
+    await post(broker.http, [record])
+    answer = await get(broker, JSON)
+    assert answer.json() == [{"topic": "t", "offset": 0, **record}]
+
+
+async def test_an_empty_partition_has_an_end(broker: Broker, topic: str) -> None:
+    for query in ({}, {"offset": "latest"}, {"offset": "0"}, {"timestamp": "0"}):
+        answer = await get(broker, **query)
+        assert (answer.status_code, answer.json()) == (200, [])
+        assert positions(answer) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("offset", ["11", str(2**63 - 1)])
+async def test_out_of_range_says_the_range(broker: Broker, ten: None, offset: str) -> None:
+    message = assert_refused(await get(broker, offset=offset), 400, 40002)
+    assert f"offset {offset} is out of range" in message
+    assert "0 to 10" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-1", "x", "", "1.5", "1_0", " 1", "0x1", "\u0661", "9" * 19, "9" * 5000, "1e3", "null"],
+)
+@pytest.mark.parametrize("name", ["offset", "timestamp", "timeout", "max_bytes", "last-event-id"])
+async def test_bad_parameters_are_refused(broker: Broker, ten: None, name: str, text: str) -> None:
+    if name in ("timeout", "max_bytes") and text == "9" * 19:
+        text = "9" * 20
+    assert_refused(await get(broker, **{name: text}), 400, 40002)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"offset": "0", "timestamp": "0"},
+        {"offset": "earliest", "timestamp": "0"},
+        {"offset": "smallest"},
+        {"max_bytes": "0"},
+        {"timestamp": "253402300800000"},
+        {"format": "avro"},
+    ],
+)
+async def test_nonsense_is_refused(broker: Broker, ten: None, query: dict[str, str]) -> None:
+    assert_refused(await get(broker, "application/x-ndjson", **query), 400, 40002)
+
+
+@pytest.mark.parametrize("event_id", ["", "x", "-1", "1 2", "\xff", str(2**63)])
+async def test_a_bad_last_event_id_is_refused(broker: Broker, ten: None, event_id: str) -> None:
+    headers = {"last-event-id": event_id.encode("latin-1")}
+    answer = await broker.http.get(PATH, headers=headers)
+    if event_id:
+        assert_refused(answer, 400, 40002)
+    else:  # what an EventSource has that has seen no id
+        assert len(answer.json()) == 10
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/topics/none/partitions/0/records", 40401),
+        ("/topics/t/partitions/3/records", 40402),
+        ("/topics/t/partitions/-1/records", 40402),
+        ("/topics/t/partitions/x/records", 40402),
+        ("/topics/t/partitions/%D9%A1/records", 40402),
+        (f"/topics/t/partitions/{'9' * 5000}/records", 40402),
+    ],
+)
+async def test_what_is_not_there_is_404(broker: Broker, ten: None, path: str, code: int) -> None:
+    assert_refused(await broker.http.get(path), 404, code)
+
+
+# -- how much
+
+
+async def test_max_bytes_cuts_exactly(broker: Broker, ten: None) -> None:
+    # A record is 10 bytes of key and value; there is always one.
+    for max_bytes, count in ((1, 1), (10, 1), (19, 1), (20, 2), (99, 9), (100, 10), (10**18, 10)):
+        answer = await get(broker, offset=0, max_bytes=max_bytes)
+        assert len(answer.json()) == count
+        assert positions(answer) == (count, 10, 0)
+
+
+async def test_following_the_next_offset_reads_all_once(broker: Broker, ten: None) -> None:
+    read: list[str] = []
+    offset = 0
+    while offset < 10:
+        answer = await get(broker, TEXT, offset=offset, max_bytes=25)
+        read += [record["value"] for record in answer.json()]
+        offset = positions(answer)[0]
+    assert read == [f"value-{n:04d}" for n in range(10)]
+
+
+async def test_the_servers_bound_is_the_last_word(store: MemoryStore) -> None:
+    async with broker_on(store, fetch_bytes=20, fetch_bytes_max=1024) as broker:
+        await broker.log.create_topic("t", 1, {})
+        await append(broker.log, *([b"v" * 10] * 200))
+        assert len((await get(broker)).json()) == 2
+        assert len((await get(broker, max_bytes=10**9)).json()) == 102
+
+
+# -- long polls
+
+
+async def timed(broker: Broker, **query: Any) -> tuple[httpx.Response, float]:
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    return await get(broker, TEXT, **query), loop.time() - started
+
+
+async def test_a_poll_returns_with_the_first_record(broker: Broker, ten: None) -> None:
+    polls = [asyncio.create_task(timed(broker, offset=10, timeout=20_000)) for _ in range(3)]
+    await until(lambda: len(broker.log._waiting.get(("t", 0), ())) == 3)
+    await append(broker.log, b"else", partition=1)
+    await asyncio.sleep(0.02)
+    assert not any(poll.done() for poll in polls)
+    await append(broker.log, b"new")
+    for poll in polls:
+        answer, took_s = await poll
+        assert [record["value"] for record in answer.json()] == ["new"]
+        assert positions(answer) == (11, 11, 0)
+        assert took_s < 5
+    assert not broker.log._waiting
+
+
+async def test_a_poll_ends_at_its_timeout(broker: Broker, ten: None) -> None:
+    answer, took_s = await timed(broker, offset=10, timeout=150)
+    assert answer.json() == []
+    assert positions(answer) == (10, 10, 0)
+    assert 0.14 < took_s < 5
+
+
+async def test_a_poll_does_not_wait_for_what_is_there(broker: Broker, ten: None) -> None:
+    answer, took_s = await timed(broker, offset=9, timeout=20_000)
+    assert len(answer.json()) == 1
+    assert took_s < 5
+
+
+async def test_a_polls_timeout_has_a_bound(store: MemoryStore) -> None:
+    async with broker_on(store, fetch_wait_ms_max=50) as broker:
+        await broker.log.create_topic("t", 1, {})
+        _, took_s = await timed(broker, timeout=10**15)
+        assert 0.04 < took_s < 5
+
+
+async def test_a_poll_ends_when_its_topic_does(broker: Broker, ten: None) -> None:
+    poll = asyncio.create_task(get(broker, offset=10, timeout=300))
+    await until(lambda: broker.log._waiting)
+    await broker.log.delete_topic("t")
+    assert_refused(await poll, 404, 40401)
+
+
+async def test_a_poll_sees_what_another_broker_acked(store: MemoryStore) -> None:
+    async with broker_on(store) as one, broker_on(store, "b2", poll_interval_ms=10) as two:
+        await one.log.create_topic("t", 1, {})
+        await append(one.log, b"a")
+        assert await values(two) == ["a"]
+        await append(one.log, b"b")  # I3: without a wait
+        assert await values(two, offset=1) == ["b"]
+        poll = asyncio.create_task(values(two, offset=2, timeout=20_000))
+        await until(lambda: two.log._waiting)
+        await append(one.log, b"c")
+        assert await poll == ["c"]
+
+
+async def test_waiting_holds_nothing_of_the_bound(store: MemoryStore) -> None:
+    async with broker_on(store, fetch_bytes_in_flight=1024) as broker:
+        await broker.log.create_topic("t", 2, {})
+        await append(broker.log, b"a", partition=1)
+        query = {"max_bytes": 1024, "timeout": 20_000}
+        polls = [asyncio.create_task(get(broker, TEXT, **query)) for _ in range(5)]
+        await until(lambda: len(broker.log._waiting.get(("t", 0), ())) == 5)
+        answer = await broker.http.get("/topics/t/partitions/1/records?max_bytes=1024")
+        assert (answer.status_code, len(answer.json())) == (200, 1)
+        await append(broker.log, b"b")
+        for poll in polls:
+            assert [record["value"] for record in (await poll).json()] == ["b"]
+
+
+async def test_the_bound_of_answers_is_503(log: Log, store: MemoryStore) -> None:
+    gate = asyncio.Event()
+    bounds = Settings(store="memory://", fetch_bytes_in_flight=1500)
+    async with serving(log, bounds) as broker:
+        await log.create_topic("t", 1, {})
+        await append(log, b"a")
+        log.tail.clear()
+        get_range = store.get_range
+
+        async def slow(key: str, start: int, length: int) -> bytes:
+            await gate.wait()
+            return await get_range(key, start, length)
+
+        store.get_range = slow  # type: ignore[method-assign]
+        first = asyncio.create_task(get(broker, max_bytes=1000, offset=0))
+        await asyncio.sleep(0.01)
+        answer = await get(broker, max_bytes=1000, offset=0)
+        assert_refused(answer, 503, 50302)
+        assert answer.headers["retry-after"] == "1"
+        gate.set()
+        assert len((await first).json()) == 1
+        assert len((await get(broker, max_bytes=1000, offset=0)).json()) == 1
+
+
+# -- formats
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        (None, BINARY),
+        ("", BINARY),
+        ("*/*", BINARY),
+        ("application/*", BINARY),
+        (V2, BINARY),
+        ("application/json", BINARY),
+        (JSON, JSON),
+        (JSON.upper(), JSON),
+        (f"{JSON}; q=0.5", JSON),
+        ("application/vnd.kafka.json+json", JSON),
+        ("application/vnd.kafka.json.v1+json", JSON),
+        (TEXT, TEXT),
+        (ARROW, ARROW),
+        ("application/x-ndjson", "application/x-ndjson"),
+        (f"text/html, {TEXT};q=0.9, */*;q=0.1", TEXT),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", BINARY),
+    ],
+)
+async def test_accept_chooses_the_format(
+    broker: Broker, topic: str, accept: str | None, media_type: str
+) -> None:
+    await append(broker.log, b"1")
+    headers = [] if accept is None else [("accept", accept)]
+    request = broker.http.build_request("GET", PATH)
+    request.headers = httpx.Headers(headers)
+    answer = await broker.http.send(request)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
+
+
+@pytest.mark.parametrize(
+    "accept", ["text/html", "image/*", "application/vnd.kafka.avro.v2+json", "\xff", "application"]
+)
+async def test_other_formats_are_406(broker: Broker, ten: None, accept: str) -> None:
+    answer = await broker.http.get(PATH, headers={"accept": accept.encode("latin-1")})
+    assert_refused(answer, 406, 40601)
+
+
+async def test_what_is_no_json_is_named(broker: Broker, topic: str) -> None:
+    await append(broker.log, b'{"a":1}', b"null", b'1},{"x":2', b"2")
+    assert len((await get(broker, JSON, max_bytes=8)).json()) == 1
+    message = assert_refused(await get(broker, JSON), 422, 422)
+    assert message.startswith("value deserialization error for format json: offset 2:")
+    assert len((await get(broker, JSON, offset=3)).json()) == 1
+    await append(broker.log, b"\xff")
+    assert "format text: offset 4" in assert_refused(await get(broker, TEXT), 422, 422)
+    assert len((await get(broker, BINARY)).json()) == 5
+
+
+async def test_lines_are_records(broker: Broker, topic: str) -> None:
+    await append(broker.log, b'{"a":\n1}', None, '"\u2028"'.encode())
+    answer = await get(broker, "application/x-ndjson")
+    lines = answer.text.splitlines()
+    assert [json.loads(line)["value"] for line in lines] == [{"a": 1}, None, "\u2028"]
+    assert positions(answer) == (3, 3, 0)
+    answer = await get(broker, "application/x-ndjson", format="binary", offset=1)
+    assert [json.loads(line)["value"] for line in answer.text.splitlines()] == [None, "IuKAqCI="]
+    assert (await get(broker, "application/x-ndjson", offset="latest")).content == b""
+
+
+# -- whatever comes
+
+
+@settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    query=st.lists(
+        st.tuples(
+            st.sampled_from(["offset", "timestamp", "max_bytes", "format", "last-event-id"]),
+            st.text(max_size=4)
+            | st.integers().map(str)
+            | st.sampled_from(["earliest", "latest", "json", "0", "3"]),
+        ),
+        max_size=3,
+    ).map(lambda pairs: urlencode(pairs).encode())
+    | st.binary(max_size=10),
+    accept=st.sampled_from([JSON, BINARY, TEXT, ARROW, "*/*", "application/x-ndjson"]).map(
+        str.encode
+    )
+    | st.binary(max_size=4),
+    event_id=st.none() | st.binary(max_size=3) | st.integers().map(lambda n: str(n).encode()),
+)
+async def test_no_query_is_an_internal_error(
+    broker: Broker, query: bytes, accept: bytes, event_id: bytes | None
+) -> None:
+    if "t" not in broker.log.state.topics:
+        await broker.log.create_topic("t", 1, {})
+        await append(broker.log, b"1", b'"2"', b"3")
+    headers = [(b"accept", accept)]
+    if event_id is not None:
+        headers.append((b"last-event-id", event_id))
+    scope = {"type": "http", "method": "GET", "path": PATH}
+    scope |= {"query_string": query, "headers": headers}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await broker.app(scope, receive, send)
+    status = sent[0]["status"]
+    assert status in {200, 400, 406, 422}, sent
+    if status != 200:
+        assert json.loads(sent[1]["body"]).keys() == {"error_code", "message"}

@@ -1,0 +1,113 @@
+"""A fetch over both tiers is one dense run, and what a damaged object does to it."""
+
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from storage.objectstore import MemoryStore
+from tests.service.conftest import (
+    ARROW,
+    FIRST_MS,
+    TEXT,
+    Broker,
+    append,
+    assert_refused,
+    post,
+)
+from tests.support.views import flip
+
+PATH = "/topics/t/partitions/0/records"
+
+
+async def get(broker: Broker, accept: str = TEXT, **query: Any) -> httpx.Response:
+    return await broker.http.get(PATH, headers={"accept": accept}, params=query)
+
+
+async def values(broker: Broker, **query: Any) -> list[str]:
+    """Records as text; they must be dense."""
+    answer = await get(broker, TEXT, **query)
+    assert answer.status_code == 200, answer.text
+    records = answer.json()
+    if records:
+        first = records[0]["offset"]
+        assert [record["offset"] for record in records] == [*range(first, first + len(records))]
+    return [record["value"] for record in records]
+
+
+# -- both tiers
+
+
+async def test_one_answer_spans_the_tiers(broker: Broker, topic: str) -> None:
+    for n in range(30):
+        await append(broker.log, b"value-%04d" % n, at=FIRST_MS + n)
+        if n in (9, 19):
+            await broker.log.seal("t")
+    held = broker.log.state.partition("t", 0)
+    assert (held.sealed_end, held.high_watermark) == (20, 30)
+    expected = [f"value-{n:04d}" for n in range(30)]
+    for cold in (False, True, True):
+        if cold:
+            broker.log.tail.clear()
+        assert await values(broker) == expected
+        for offset in (5, 9, 10, 15, 19, 20, 25, 29, 30):
+            assert await values(broker, offset=offset) == expected[offset:]
+            assert await values(broker, timestamp=FIRST_MS + offset) == expected[offset:]
+            assert await values(broker, offset=offset, max_bytes=150) == expected[offset:][:15]
+    table = pa.ipc.open_stream((await get(broker, ARROW)).content).read_all()
+    assert table.column("offset").to_pylist() == list(range(30))
+
+
+# -- damage
+
+
+def damage(store: MemoryStore, key: str, at: int) -> None:
+    body, modified_ms = store._objects[key]
+    store._objects[key] = (flip(body, at), modified_ms)
+
+
+async def test_a_damaged_chunk_fails_its_partition_alone(
+    broker: Broker, store: MemoryStore, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = [{"value": n, "partition": n % 2} for n in range(20)]
+    await post(broker.http, body)
+    run = broker.log.state.partition("t", 0).tail[0]
+    damage(store, run.object_key, run.position + run.size // 2)
+    assert len((await get(broker)).json()) == 10  # from memory
+    broker.log.tail.clear()
+    message = assert_refused(await get(broker), 500, 50002)
+    assert run.object_key in message
+    assert run.object_key in caplog.text
+    other = await broker.http.get("/topics/t/partitions/1/records")
+    assert len(other.json()) == 10
+    # What was written since is whole; the offset before it is not skipped in silence.
+    await post(broker.http, [{"value": 1, "partition": 0}])
+    assert len((await get(broker, offset=10)).json()) == 1
+    assert_refused(await get(broker, offset=9), 500, 50002)
+
+
+async def test_a_damaged_segment_fails_its_partition_alone(
+    broker: Broker, store: MemoryStore, topic: str
+) -> None:
+    await post(broker.http, [{"value": "v" * 100, "partition": n % 2} for n in range(20)])
+    await broker.log.seal("t")
+    await post(broker.http, [{"value": 1, "partition": 0}])
+    broker.log.tail.clear()
+    segments = sorted(key for key in store._objects if key.endswith(".parquet"))
+    assert len(segments) == 2
+    for at in (10, len(store._objects[segments[0]][0]) - 20):
+        damage(store, segments[0], at)
+        broker.log.reader.group_cache._values.clear()
+        broker.log.reader.footer_cache._values.clear()
+        assert segments[0] in assert_refused(await get(broker), 500, 50002)
+        other = await broker.http.get("/topics/t/partitions/1/records")
+        assert len(other.json()) == 10
+        assert len((await get(broker, offset=10)).json()) == 1
+        damage(store, segments[0], at)
+    broker.log.reader.group_cache._values.clear()
+    assert len((await get(broker)).json()) == 11
+    del store._objects[segments[0]]
+    broker.log.reader.group_cache._values.clear()
+    broker.log.reader.footer_cache._values.clear()
+    assert segments[0] in assert_refused(await get(broker), 500, 50002)

@@ -1,0 +1,295 @@
+"""Idempotency-Key: a retry is told what the first request was told, and writes nothing."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from storage import keys
+from storage.log import Log
+from storage.objectstore import MemoryStore
+from storage.partitioner import partition_of
+from tests.service.conftest import (
+    ARROW,
+    BINARY,
+    JSON,
+    TEXT,
+    Broker,
+    arrow,
+    assert_refused,
+    broker_on,
+    ends,
+    placed,
+    post,
+    stored,
+)
+from tests.support.faults import FaultyStore
+
+KEYLESS = [{"value": n} for n in range(10)]
+KEYED = [{"key": f"k{n}", "value": n} for n in range(10)]
+MANY = [{"value": "v" * 1000, **({"key": f"k{n}"} if n % 3 else {})} for n in range(100)]
+BODIES = {"keyless": KEYLESS, "keyed": KEYED, "many": MANY}
+
+
+async def values(log: Log) -> dict[int, list[Any]]:
+    return {
+        number: [json.loads(row["value"]) for row in await stored(log, number)]
+        for number in range(len(log.state.topic("t").partitions))
+    }
+
+
+async def assert_true(log: Log, records: list[dict[str, Any]], answer: httpx.Response) -> None:
+    """Each record lies where the answer says."""
+    held = await values(log)
+    for record, (partition, offset) in zip(records, placed(answer), strict=True):
+        assert held[partition][offset or 0] == record["value"]
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_retry_gets_the_first_answer(broker: Broker, topic: str, name: str) -> None:
+    first = await post(broker.http, BODIES[name], key="a")
+    before = ends(broker.log)
+    await assert_true(broker.log, BODIES[name], first)
+    for _ in range(3):
+        again = await post(broker.http, BODIES[name], key="a")
+        assert (again.status_code, again.content) == (200, first.content)
+    assert ends(broker.log) == before
+    assert sum(before) == len(BODIES[name])
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_retry_is_parted_as_the_first_was(store: MemoryStore, name: str) -> None:
+    for turn, (before, after) in enumerate([(1, 2), (2, 3), (3, 7), (4, 64)]):
+        async with broker_on(store) as broker, broker_on(store, "b2") as other:
+            if turn:
+                await broker.log.delete_topic("t")
+            await broker.log.create_topic("t", before, {})
+            first = await post(broker.http, BODIES[name], key=f"turn {turn}")
+            await assert_true(broker.log, BODIES[name], first)
+            await other.log.wal.refresh()
+            await other.log.add_partitions("t", after)
+            for each in (broker, other, broker):
+                again = await post(each.http, BODIES[name], key=f"turn {turn}")
+                assert (again.status_code, again.content) == (200, first.content)
+            assert sum(ends(broker.log)) == len(BODIES[name])
+
+
+async def test_the_same_partitions_with_other_records_are_not_the_same(
+    store: MemoryStore,
+) -> None:
+    # Both ways of parting name partitions 0 and 1, in this order, with two records each.
+    both = {key: (partition_of(b"%d" % key, 2), partition_of(b"%d" % key, 3)) for key in range(40)}
+    chosen = [
+        next(key for key in both if both[key] == pair) for pair in ((0, 0), (1, 0), (0, 1), (1, 1))
+    ]
+    records = [{"key": str(key), "value": str(key)} for key in chosen]
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 2, {})
+        first = await post(broker.http, records, TEXT, key="a")
+        assert [partition for partition, _ in placed(first)] == [0, 1, 0, 1]
+        await broker.log.add_partitions("t", 3)
+        assert (await post(broker.http, records, TEXT, key="a")).content == first.content
+
+
+async def test_arrow_is_remembered_too(broker: Broker, topic: str) -> None:
+    body = arrow(value=pa.array([b"v" * 10_000] * 20), key=pa.array(["a", None] * 10))
+    headers = {"content-type": ARROW, "idempotency-key": "a"}
+    first = await broker.http.post("/topics/t", content=body, headers=headers)
+    assert first.status_code == 200
+    await broker.log.add_partitions("t", 11)
+    again = await broker.http.post("/topics/t", content=body, headers=headers)
+    assert (again.status_code, again.content) == (200, first.content)
+    assert sum(ends(broker.log)) == 20
+
+
+async def test_a_key_stands_for_one_request(broker: Broker, topic: str) -> None:
+    await broker.log.create_topic("u", 3, {})
+    await post(broker.http, KEYED, key="a", path="/topics/t/partitions/1")
+    before = ends(broker.log)
+    for others in (
+        post(broker.http, KEYED[:-1], key="a", path="/topics/t/partitions/1"),
+        post(broker.http, KEYED, key="a", path="/topics/t/partitions/2"),
+        post(broker.http, KEYED, key="a", path="/topics/t"),
+        post(broker.http, KEYED, key="a", path="/topics/u/partitions/1"),
+        post(broker.http, KEYED, key="a", path="/topics/u/partitions/1", acks="1"),
+        post(broker.http, KEYED, TEXT, key="a", path="/topics/t/partitions/1"),
+    ):
+        answer = await others
+        assert answer.status_code == 422, answer.text
+    assert ends(broker.log) == before
+    assert ends(broker.log, "u") == [0, 0, 0]
+
+
+async def test_the_same_bytes_of_another_format_are_another_request(
+    broker: Broker, topic: str
+) -> None:
+    record = {"value": "aGk=", "partition": 0}
+    await post(broker.http, [record], BINARY, key="a")
+    assert "key" in assert_refused(await post(broker.http, [record], JSON, key="a"), 422, 422)
+    assert [row["value"] for row in await stored(broker.log)] == [b"hi"]
+    # Two names of one format are not two formats.
+    assert placed(await post(broker.http, [record], "application/json", key="a")) == [(0, 0)]
+
+
+async def test_a_refused_request_leaves_its_key_free(broker: Broker, topic: str) -> None:
+    assert (await post(broker.http, [{"value": 1, "partition": 9}], key="a")).status_code == 404
+    assert placed(await post(broker.http, [{"value": 1, "partition": 2}], key="a")) == [(2, 0)]
+
+
+@pytest.mark.parametrize("name", ["keyless", "keyed"])
+async def test_duplicates_at_once_are_one(store: MemoryStore, name: str) -> None:
+    async with broker_on(store) as one, broker_on(store, "b2") as two:
+        await one.log.create_topic("t", 5, {})
+        answers = await asyncio.gather(
+            *(post(each.http, BODIES[name], key="a") for each in (one, two, one, two) * 3)
+        )
+        assert {answer.content for answer in answers} == {answers[0].content}
+        await assert_true(two.log, BODIES[name], answers[0])
+        assert sum(ends(one.log)) == len(BODIES[name])
+
+
+async def test_others_at_once_are_told_apart(broker: Broker, topic: str) -> None:
+    answers = await asyncio.gather(
+        *(post(broker.http, [{"value": n, "partition": 0}], key="a") for n in range(5))
+    )
+    assert sorted(answer.status_code for answer in answers) == [200, 422, 422, 422, 422]
+    assert ends(broker.log) == [1, 0, 0]
+
+
+async def test_a_retry_meets_the_first_under_way(store: MemoryStore) -> None:
+    faulty = FaultyStore(store)
+    async with broker_on(faulty) as broker:
+        await broker.log.create_topic("t", 2, {})
+        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1), is_after=True)
+        first = asyncio.create_task(post(broker.http, KEYED, key="a"))
+        await gate.reached.wait()
+        first.cancel()  # the client gave up
+        await asyncio.gather(first, return_exceptions=True)
+        again = asyncio.create_task(post(broker.http, KEYED, key="a"))
+        await asyncio.sleep(0.01)
+        gate.opened.set()
+        await assert_true(broker.log, KEYED, await again)
+        assert sum(ends(broker.log)) == len(KEYED)
+
+
+async def test_a_lost_answer_is_found_again(store: MemoryStore) -> None:
+    faulty = FaultyStore(store)
+    async with broker_on(faulty, produce_timeout_ms=100) as broker:
+        await broker.log.create_topic("t", 2, {})
+        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1), is_after=True)
+        answer = await post(broker.http, KEYED, key="a")
+        assert "Idempotency-Key" in assert_refused(answer, 504, 50003)
+        gate.opened.set()
+        async with broker_on(store, "b2") as other:
+            await assert_true(other.log, KEYED, await post(other.http, KEYED, key="a"))
+            assert sum(ends(other.log)) == len(KEYED)
+
+
+async def test_keys_outlive_the_broker(store: MemoryStore) -> None:
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 3, {})
+        first = await post(broker.http, KEYLESS, key="a")
+        await broker.log.wal.checkpoint()
+        second = await post(broker.http, KEYLESS, key="b")
+    async with broker_on(store, "b2") as broker:
+        assert (await post(broker.http, KEYLESS, key="a")).content == first.content
+        assert (await post(broker.http, KEYLESS, key="b")).content == second.content
+        assert_refused(await post(broker.http, KEYED, key="a"), 422, 422)
+        assert sum(ends(broker.log)) == 2 * len(KEYLESS)
+
+
+async def test_acks_1_and_0_take_keys(broker: Broker, topic: str) -> None:
+    for acks in ("0", "1"):
+        for _ in range(3):
+            assert (await post(broker.http, KEYED, key=acks, acks=acks)).status_code == 200
+        answer = await post(broker.http, KEYED, key=acks)
+        await assert_true(broker.log, KEYED, answer)
+    assert sum(ends(broker.log)) == 2 * len(KEYED)
+
+
+@pytest.mark.parametrize("key", [b"", b'""', b"k" * 256, b"a\tb", b"a\x01", b"\xa0", b"\x7f"])
+async def test_a_bad_key_is_refused(broker: Broker, topic: str, key: bytes) -> None:
+    headers = {"content-type": JSON, "idempotency-key": key}
+    body = json.dumps({"records": KEYED})
+    cluster = broker.log.wal.cluster.cluster_id
+    for path, media_type in (
+        ("/topics/t", "application/vnd.kafka.v2+json"),
+        (f"/v3/clusters/{cluster}/topics/t/records", "application/json"),
+        (f"/v3/clusters/{cluster}/topics/t/records:batch", "application/json"),
+    ):
+        answer = await broker.http.post(path, content=body, headers=headers)
+        assert "Idempotency-Key" in assert_refused(answer, 400, 40002, media_type)
+    assert ends(broker.log) == [0, 0, 0]
+
+
+async def test_a_quoted_key_is_the_key(broker: Broker, topic: str) -> None:
+    first = await post(broker.http, KEYED, key='"a b"')
+    assert (await post(broker.http, KEYED, key="a b")).content == first.content
+    assert placed(await post(broker.http, KEYED, key="k" * 255))
+
+
+# -- v3
+
+
+def v3(broker: Broker, last: str) -> str:
+    return f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/topics/t/{last}"
+
+
+async def stream(broker: Broker, records: list[Any], key: str = "a") -> list[Any]:
+    body = "".join(map(json.dumps, records))
+    headers = {"idempotency-key": key}
+    answer = await broker.http.post(v3(broker, "records"), content=body, headers=headers)
+    assert answer.status_code == 200
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def v3_record(n: int, **more: Any) -> dict[str, Any]:
+    return {"value": {"type": "JSON", "data": n}, "timestamp": "2021-02-05T19:14:42Z", **more}
+
+
+async def test_records_of_a_stream_are_remembered_one_by_one(store: MemoryStore) -> None:
+    records = [v3_record(n) for n in range(8)]
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 3, {})
+        half = await stream(broker, records[:4])  # and then the connection broke
+        await broker.log.add_partitions("t", 5)
+        whole = await stream(broker, records)
+        assert whole[:4] == half
+        assert {report["error_code"] for report in whole} == {200}
+    async with broker_on(store, "b2") as broker:
+        assert await stream(broker, records) == whole
+        other = await stream(broker, [v3_record(99), *records[1:]])
+        assert other[0]["error_code"] == 422
+        assert other[1:] == whole[1:]
+        assert sum(ends(broker.log)) == 8
+
+
+async def test_a_record_that_is_refused_counts(broker: Broker, topic: str) -> None:
+    bad = {"value": {"type": "JSON", "data": 1}, "partition_id": 9}
+    first = await stream(broker, [v3_record(0), bad, v3_record(2)])
+    assert [report["error_code"] for report in first] == [200, 40402, 200]
+    assert await stream(broker, [v3_record(0), bad, v3_record(2)]) == first
+
+
+async def test_entries_of_a_batch_are_remembered_by_id(store: MemoryStore) -> None:
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 3, {})
+
+    async def batch(broker: Broker, ids: list[int]) -> dict[str, Any]:
+        body = {"entries": [v3_record(n, id=str(n)) for n in ids]}
+        headers = {"idempotency-key": "a"}
+        answer = await broker.http.post(v3(broker, "records:batch"), json=body, headers=headers)
+        assert answer.status_code == 207
+        assert not answer.json()["failures"]
+        return {each["id"]: each for each in answer.json()["successes"]}
+
+    async with broker_on(store) as broker:
+        first = await batch(broker, [1, 2, 3])
+        await broker.log.add_partitions("t", 7)
+    async with broker_on(store, "b2") as broker:
+        again = await batch(broker, [3, 4, 1, 2])
+        assert {name: again[name] for name in first} == first
+        assert sum(ends(broker.log)) == 4

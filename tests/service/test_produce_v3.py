@@ -1,0 +1,405 @@
+"""POST /v3/clusters/{c}/topics/{t}/records and records:batch: streams of records and of reports."""
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage import keys
+from storage.objectstore import MemoryStore
+from tests.service.conftest import (
+    Broker,
+    assert_refused,
+    broker_on,
+    ends,
+    listening,
+    stored,
+    until,
+)
+from tests.service.test_produce_refusals import JSONISH, anything
+from tests.support.faults import FaultyStore
+
+JSON = "application/json"
+
+
+def path(broker: Broker, last: str = "records", topic: str = "t", base: str = "/v3") -> str:
+    return f"{base}/clusters/{broker.log.wal.cluster.cluster_id}/topics/{topic}/{last}"
+
+
+async def stream(broker: Broker, body: Any) -> list[dict[str, Any]]:
+    """The reports of a stream that was taken."""
+    answer = await broker.http.post(path(broker), content=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == JSON
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def pieces(*octets: bytes) -> AsyncIterator[bytes]:
+    for piece in octets:
+        yield piece
+
+
+def of(data: Any, kind: str = "JSON", **more: Any) -> dict[str, Any]:
+    return {"value": {"type": kind, "data": data}, "partition_id": 0, **more}
+
+
+def codes(reports: list[dict[str, Any]]) -> list[int]:
+    return [report["error_code"] for report in reports]
+
+
+# -- records
+
+
+async def test_a_report_says_what_became_of_the_record(broker: Broker, topic: str) -> None:
+    record = {
+        "partition_id": 2,
+        "headers": [{"name": "h", "value": b64encode(b"\xff").decode()}, {"name": "h"}],
+        "key": {"type": "STRING", "data": "kü"},
+        "value": {"type": "JSON", "data": {"a": 1}},
+        "timestamp": "2021-02-05T19:14:42.5Z",
+    }
+    (report,) = await stream(broker, json.dumps(record))
+    assert report == {
+        "error_code": 200,
+        "cluster_id": broker.log.wal.cluster.cluster_id,
+        "topic_name": "t",
+        "partition_id": 2,
+        "offset": 0,
+        "timestamp": "2021-02-05T19:14:42.500Z",
+        "key": {"type": "STRING", "size": 3},
+        "value": {"type": "JSON", "size": 8},
+    }
+    (row,) = await stored(broker.log, 2)
+    assert (row["key"], row["value"]) == ("kü".encode(), b'{"a": 1}')
+    assert row["headers"] == [{"key": "h", "value": b"\xff"}, {"key": "h", "value": None}]
+    assert row["timestamp"].isoformat() == "2021-02-05T19:14:42.500000+00:00"
+
+
+async def test_types_are_bytes_as_they_say(broker: Broker, topic: str) -> None:
+    records: list[tuple[Any, bytes | None]] = [
+        (of("aGk=", "BINARY"), b"hi"),
+        (of("aGk=", "STRING"), b"aGk="),
+        (of("aGk=", "JSON"), b'"aGk="'),
+        (of(False), b"false"),
+        (of(0), b"0"),
+        (of(""), b'""'),
+        (of({}), b"{}"),
+        (of(None), None),
+        (of(None, "BINARY"), None),
+        (of(None, "STRING"), None),
+        (of("", "STRING"), b""),
+        ({"partition_id": 0}, None),
+        (of("ü☃𝄞\x00", "STRING"), "ü☃𝄞\x00".encode()),
+    ]
+    reports = await stream(broker, "".join(json.dumps(record) for record, _ in records))
+    assert codes(reports) == [200] * len(records)
+    assert [report["offset"] for report in reports] == list(range(len(records)))
+    assert [row["value"] for row in await stored(broker.log)] == [value for _, value in records]
+
+
+@pytest.mark.parametrize("base", ["/v3", "/kafka/v3", "//v3", "/kafka//v3"])
+async def test_both_mounts_are_served(broker: Broker, topic: str, base: str) -> None:
+    url = f"http://tide:8082{path(broker, base=base)}/"
+    answer = await broker.http.post(url, content=json.dumps(of(1)))
+    assert (answer.status_code, answer.json()["error_code"]) == (200, 200)
+
+
+@pytest.mark.parametrize("between", ["", "\n", "\r\n", " \t\n "])
+async def test_objects_are_concatenated(broker: Broker, topic: str, between: str) -> None:
+    body = between.join(json.dumps(of(n)) for n in range(25)) + between
+    reports = await stream(broker, body)
+    assert [report["offset"] for report in reports] == list(range(25))
+    assert [row["value"] for row in await stored(broker.log)] == [b"%d" % n for n in range(25)]
+
+
+async def test_objects_may_be_cut_anywhere(broker: Broker, topic: str) -> None:
+    body = json.dumps(of('ü{"}\\')).encode() + b"\n" + json.dumps(of([{}, "}"])).encode()
+    for at in range(len(body) + 1):
+        assert codes(await stream(broker, pieces(body[:at], body[at:]))) == [200, 200]
+    octets = (bytes([octet]) for octet in body)
+    assert codes(await stream(broker, pieces(*octets))) == [200, 200]
+    rows = await stored(broker.log)
+    assert len(rows) == 2 * (len(body) + 2)
+    assert {bytes(row["value"]) for row in rows[::2]} == {json.dumps('ü{"}\\').encode()}
+
+
+# -- errors
+
+
+async def test_errors_are_reported_in_their_place(broker: Broker, topic: str) -> None:
+    records: list[tuple[str, int]] = [
+        (json.dumps(of(1)), 200),
+        (json.dumps(of(1, partition_id=9)), 40402),
+        (json.dumps(of("?", "BINARY")), 400),
+        (json.dumps(of(5, "STRING")), 400),
+        (json.dumps(of(5, "AVRO")), 40801),
+        (json.dumps(of(5, "XML")), 400),
+        (json.dumps(of(1, timestamp="yesterday")), 400),
+        (json.dumps(of(1, no_such_field=1)), 400),
+        ('{"value":{"type":"JSON","data":tru}}', 400),
+        (json.dumps(of("v" * 1_100_000)), 413),
+        (json.dumps(of(2)), 200),
+    ]
+    reports = await stream(broker, "".join(record for record, _ in records))
+    assert codes(reports) == [code for _, code in records]
+    for report in reports:
+        if report["error_code"] != 200:
+            assert report.keys() == {"error_code", "message"}
+    assert reports[2]["message"] == 'Bad Request: data="?" is not a base64 string.'
+    assert [row["value"] for row in await stored(broker.log)] == [b"1", b"2"]
+
+
+async def test_what_is_no_object_ends_the_stream(broker: Broker, topic: str) -> None:
+    for end in (b"[1]", b"}", b'{"value":', b"x"):
+        body = json.dumps(of(1)).encode() + end
+        assert codes(await stream(broker, body)) == [200, 400]
+        assert codes(await stream(broker, pieces(*(bytes([octet]) for octet in body)))) == [
+            200,
+            400,
+        ]
+        answer = await broker.http.post(path(broker), content=end)
+        assert_refused(answer, 400, 400, JSON)
+    assert ends(broker.log) == [8, 0, 0]
+
+
+@pytest.mark.parametrize("body", [b"", b" \r\n"])
+async def test_an_empty_stream_is_422(broker: Broker, topic: str, body: bytes) -> None:
+    answer = await broker.http.post(path(broker), content=body)
+    assert_refused(answer, 422, 422, JSON)
+
+
+@pytest.mark.parametrize("last", ["records", "records:batch"])
+async def test_clusters_and_topics_must_be_there(broker: Broker, topic: str, last: str) -> None:
+    body = json.dumps(of(1))
+    answer = await broker.http.post(f"/v3/clusters/none/topics/t/{last}", content=body)
+    message = assert_refused(answer, 404, 404, JSON)
+    assert message == "Cluster none cannot be found."
+    answer = await broker.http.post(path(broker, last, "none"), content=body)
+    message = assert_refused(answer, 404, 40403, JSON)
+    assert message == "This server does not host this topic-partition."
+    assert ends(broker.log) == [0, 0, 0]
+
+
+async def test_a_topic_may_go_and_grow_in_a_stream(store: MemoryStore) -> None:
+    async with broker_on(store) as broker, broker_on(store, "b2") as other:
+        await broker.log.create_topic("t", 1, {})
+
+        async def body() -> AsyncIterator[bytes]:
+            yield json.dumps(of(1)).encode()
+            await other.log.wal.refresh()
+            await other.log.add_partitions("t", 2)
+            yield json.dumps(of(2, partition_id=1)).encode()
+            await until(lambda: ends(broker.log) == [1, 1])
+            await broker.log.delete_topic("t")
+            yield json.dumps(of(3)).encode()
+            await asyncio.sleep(0.01)
+            await broker.log.create_topic("t", 1, {})
+            yield json.dumps(of(4)).encode()
+
+        reports = await stream(broker, body())
+        assert codes(reports) == [200, 200, 40403, 200]
+        assert [row["value"] for row in await stored(broker.log)] == [b"4"]
+
+
+async def test_a_full_buffer_is_reported_in_place(store: MemoryStore) -> None:
+    faulty = FaultyStore(store)
+    async with broker_on(faulty, buffer_bytes=8192, request_bytes_max=4096) as broker:
+        await broker.log.create_topic("t", 1, {})
+        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1))
+
+        async def body() -> AsyncIterator[bytes]:
+            for n in range(8):
+                yield json.dumps(of(str(n) * 1500)).encode()
+            await gate.reached.wait()
+            gate.opened.set()
+
+        said = codes(await stream(broker, body()))
+        assert said == [200] * said.count(200) + [42901] * (8 - said.count(200))
+        assert ends(broker.log) == [said.count(200)]
+        assert 0 < said.count(200) < 8
+
+
+# -- open streams
+
+
+@asynccontextmanager
+async def open_stream(
+    port: int, target: str
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A chunked request that has begun; what is written must be `chunk`s."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {target} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    writer.write(head.encode())
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+def chunk(octets: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(octets), octets)
+
+
+async def read_head(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readuntil(b"\r\n\r\n")
+
+
+async def read_report(reader: asyncio.StreamReader) -> dict[str, Any]:
+    size = int(await reader.readline(), 16)
+    report: dict[str, Any] = json.loads(await reader.readexactly(size))
+    await reader.readexactly(2)
+    return report
+
+
+async def test_reports_come_while_records_go(broker: Broker, topic: str) -> None:
+    async with (
+        asyncio.timeout(10),
+        listening(broker.app) as port,
+        open_stream(port, path(broker)) as (reader, writer),
+    ):
+        for n in range(20):
+            writer.write(chunk(json.dumps(of(n)).encode()))
+            if n == 0:
+                head = await read_head(reader)
+                assert head.startswith(b"HTTP/1.1 200 ")
+                assert b"transfer-encoding: chunked" in head.lower()
+            report = await read_report(reader)  # before the next record is sent
+            assert (report["error_code"], report["offset"]) == (200, n)
+        record = json.dumps(of(20)).encode()
+        writer.write(chunk(record[:10]))
+        writer.write(chunk(record[10:] + b"x"))
+        assert (await read_report(reader))["offset"] == 20
+        assert (await read_report(reader))["error_code"] == 400  # the x, before the stream's end
+        assert await reader.readline() == b"0\r\n"
+
+
+async def test_reports_of_slow_commits_are_in_order(store: MemoryStore) -> None:
+    faulty = FaultyStore(store)
+    async with (
+        asyncio.timeout(10),
+        broker_on(faulty) as broker,
+        listening(broker.app) as port,
+        open_stream(port, path(broker)) as (reader, writer),
+    ):
+        await broker.log.create_topic("t", 2, {})
+        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1))
+        writer.write(chunk(json.dumps(of(0)).encode()))
+        await gate.reached.wait()
+        writer.write(chunk(json.dumps(of(1, partition_id=9)).encode()))  # refused at once
+        writer.write(chunk(json.dumps(of(2)).encode()))
+        await asyncio.sleep(0.05)
+        gate.opened.set()
+        writer.write(chunk(b""))
+        await read_head(reader)
+        assert [(await read_report(reader))["error_code"] for _ in range(3)] == [200, 40402, 200]
+
+
+async def test_a_client_that_leaves_an_open_stream_leaves_nothing(
+    broker: Broker, topic: str
+) -> None:
+    async with asyncio.timeout(10), listening(broker.app) as port:
+        before = asyncio.all_tasks()
+        async with open_stream(port, path(broker)) as (reader, writer):
+            writer.write(chunk(json.dumps(of(0)).encode() * 3 + b'{"value":'))
+            await read_head(reader)
+            assert (await read_report(reader))["offset"] == 0
+        await until(lambda: asyncio.all_tasks() <= before)
+        assert ends(broker.log) == [3, 0, 0]  # what was whole
+
+
+# -- batches
+
+
+async def batch(broker: Broker, body: Any) -> httpx.Response:
+    return await broker.http.post(path(broker, "records:batch"), json=body)
+
+
+async def test_a_batch_is_answered_by_id(broker: Broker, topic: str) -> None:
+    entries = [of(1, id="a"), of(2, id="b", partition_id=9), of(3, id=7), of("?", "BINARY", id="d")]
+    answer = await batch(broker, {"entries": entries})
+    assert (answer.status_code, answer.headers["content-type"]) == (207, JSON)
+    said = answer.json()
+    assert [(each["id"], each["offset"]) for each in said["successes"]] == [("a", 0), ("7", 1)]
+    assert [(each["id"], each["error_code"]) for each in said["failures"]] == [
+        ("b", 40402),
+        ("d", 400),
+    ]
+    assert all(each.keys() == {"id", "error_code", "message"} for each in said["failures"])
+    assert [row["value"] for row in await stored(broker.log)] == [b"1", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (json.dumps({"entries": []}), 422, 42208),
+        (json.dumps({"entries": [of(n, id=str(n)) for n in range(11)]}), 422, 42208),
+        (json.dumps({"entries": [of(1, id="a"), of(2, id="a")]}), 422, 42208),
+        (json.dumps({"entries": [of(1, id="a b")]}), 422, 42208),
+        (json.dumps({"entries": [of(1, id="")]}), 422, 42208),
+        (json.dumps({"entries": [of(1)]}), 400, 400),
+        (json.dumps({"entries": 5}), 400, 400),
+        (json.dumps({}), 400, 400),
+        ("", 400, 400),
+        ("null", 400, 400),
+        ("{", 400, 400),
+    ],
+)
+async def test_a_bad_batch_is_refused_whole(
+    broker: Broker, topic: str, body: str, status: int, code: int
+) -> None:
+    answer = await broker.http.post(path(broker, "records:batch"), content=body)
+    assert_refused(answer, status, code, JSON)
+    assert ends(broker.log) == [0, 0, 0]
+
+
+async def test_a_batch_has_ten_entries_at_most(broker: Broker, topic: str) -> None:
+    answer = await batch(broker, {"entries": [of(n, id=str(n)) for n in range(10)]})
+    assert [each["offset"] for each in answer.json()["successes"]] == list(range(10))
+
+
+async def test_a_batch_has_a_bound(store: MemoryStore) -> None:
+    async with broker_on(store, request_bytes_max=2048) as broker:
+        await broker.log.create_topic("t", 1, {})
+        answer = await batch(broker, {"entries": [of("v" * 2048, id="a")]})
+        assert_refused(answer, 413, 413, JSON)
+
+
+# -- whatever comes
+
+
+@anything
+@given(
+    body=st.binary(max_size=40)
+    | st.lists(JSONISH, max_size=4).map(lambda parts: "".join(map(json.dumps, parts)).encode())
+    | st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                **dict.fromkeys(("key", "value"), st.builds(of, JSONISH) | JSONISH),
+                **dict.fromkeys(("headers", "partition_id", "timestamp", "id"), JSONISH),
+            },
+        ),
+        max_size=4,
+    ).map(lambda records: "".join(map(json.dumps, records)).encode()),
+    last=st.sampled_from(["records", "records:batch"]),
+    is_batch=st.booleans(),
+)
+async def test_no_body_is_an_internal_error(
+    broker: Broker, body: bytes, last: str, is_batch: bool
+) -> None:
+    if "t" not in broker.log.state.topics:
+        await broker.log.create_topic("t", 3, {})
+    if is_batch:
+        body = b'{"entries":[%s]}' % body.replace(b"}{", b"},{")
+    answer = await broker.http.post(path(broker, last), content=body)
+    assert answer.status_code < 500
+    said = [json.loads(line) for line in answer.text.splitlines()]
+    assert all(each.get("error_code", 200) < 50000 for each in said)

@@ -1,0 +1,287 @@
+"""Snapshots and slices without Spark: on every kind of store, pruned, verified, and read only."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage.boundary import Boundary, Selection, Span, selection_of
+from storage.clock import SystemClock
+from storage.errors import Corrupt, StoreRefused, StoreUnfit, Unavailable, UnknownTopic
+from storage.model import TopicPartition
+from storage.objectstore import ObjectStore
+from storage.readonly import OpenedStore, ReadOnlyFolder
+from storage.scan import EVERYTHING, OFFSET_MAX, Range, SegmentSlice, Snapshot, Wanted, plan
+from storage.slices import decode, fetch, read_split
+from storage.snapshot import LogView, open_snapshot
+from tests.spark.conftest import History
+from tests.support.broker_log import TIME_MS, BrokerLog, Record, open_log, records_in, records_of
+
+COLUMNS = ["offset", "timestamp", "key", "value", "headers"]
+
+
+def whole(snapshot: Snapshot) -> list[Range]:
+    return [
+        Range(*of, snapshot.partition(of).log_start_offset, snapshot.partition(of).high_watermark)
+        for of in snapshot.all_partitions()
+    ]
+
+
+async def read(store: ObjectStore, snapshot: Snapshot, wanted: Wanted = EVERYTHING) -> list[Record]:
+    found = []
+    for split in plan(snapshot, whole(snapshot), wanted, splits_min=3):
+        for one in split.slices:
+            for batch in decode(one, await fetch(store, one, wanted), COLUMNS):
+                found += records_in(batch.to_pylist(), one.topic, one.partition)
+    return sorted(found, key=lambda record: record[:3])
+
+
+async def test_a_snapshot_reads_back_the_log(store: ObjectStore) -> None:
+    from storage.chunk import Rows
+
+    log = await open_log(store)
+    topic = await log.create_topic("t", 2, {})
+    assert topic is not None
+    for first in (0, 15_000):
+        for number in (0, 1):
+            values: list[bytes | None] = [b"v%d" % n for n in range(first, first + 15_000)]
+            stamps = list(range(TIME_MS + first, TIME_MS + first + 15_000))
+            rows = Rows(stamps, [None] * 15_000, values)
+            await log.append(topic, [(number, rows)], size=1 << 17, is_json=False)
+        if not first:
+            await log.seal("t", [0])
+    expected = await records_of(log, "t")
+    clock = SystemClock()
+    snapshot = await open_snapshot(store, clock, ["t"])
+    await log.seal("t")  # the manifest moves on, the snapshot does not
+    assert [len(part.segments) for part in snapshot.topics["t"].partitions] == [1, 0]
+    assert await read(store, snapshot) == expected
+    view = await LogView.open(store, clock)
+    later = await view.snapshot(None)
+    assert await read(store, later) == expected
+    at = TIME_MS + 12_345
+    found = await view.find(later, [(TopicPartition("t", 1), at), (TopicPartition("t", 0), 2 * at)])
+    assert list(found.values()) == [12_345, None]
+    await view.close()
+    await log.close()
+
+
+@pytest.fixture(scope="module")
+def opened(history: History) -> Iterator[OpenedStore]:
+    with OpenedStore(history.url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def snapshot(opened: OpenedStore) -> Snapshot:
+    return opened.run(open_snapshot(opened.store, SystemClock(), ["events"]))
+
+
+def test_blocking_calls_work_inside_a_running_loop(history: History) -> None:
+    import asyncio
+
+    async def inside() -> int:
+        with OpenedStore(history.url) as opened:
+            return opened.run(open_snapshot(opened.store, SystemClock(), None)).seq
+
+    assert asyncio.run(inside()) > 0
+
+
+def test_topics_are_chosen_by_name_pattern_or_all(opened: OpenedStore) -> None:
+    import re
+
+    view = opened.run(LogView.open(opened.store, SystemClock()))
+    assert list(view.offsets(None).topics) == ["empty", "events", "fresh", "stamped"]
+    assert list(view.offsets(re.compile("e.*")).topics) == ["empty", "events"]
+    assert list(view.offsets(["fresh", "empty"]).topics) == ["empty", "fresh"]
+    with pytest.raises(UnknownTopic):
+        view.offsets(["fresh", "e.*"])
+    opened.run(view.close())
+
+
+def test_who_reads_the_tail_alone_asks_no_manifest(opened: OpenedStore) -> None:
+    view = opened.run(LogView.open(opened.store, SystemClock()))
+    ends = {TopicPartition("events", number): 300 for number in range(3)}
+    snapshot = opened.run(view.snapshot(["events"], ends))
+    assert [len(part.segments) for part in snapshot.topics["events"].partitions] == [0, 0, 0]
+    assert [len(part.runs) for part in snapshot.topics["events"].partitions] == [1, 2, 0]
+    opened.run(view.close())
+
+
+def test_a_prefix_without_a_cluster_is_an_error_and_stays_so(tmp_path: Path) -> None:
+    with (
+        OpenedStore(str(tmp_path)) as opened,
+        pytest.raises(StoreUnfit, match=r"there is no cluster\.json"),
+    ):
+        opened.run(open_snapshot(opened.store, SystemClock(), None))
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_store_opened_to_read_refuses_to_write(tmp_path: Path) -> None:
+    store = ReadOnlyFolder(tmp_path)
+    with pytest.raises(StoreRefused):
+        await store.create("a", [b"x"])
+    with pytest.raises(StoreRefused):
+        await store.put("a", [b"x"])
+    with pytest.raises(StoreRefused):
+        await store.delete(["a"])
+    with pytest.raises(StoreUnfit, match="memory://"):
+        OpenedStore("memory://")
+
+
+def test_pruning_leaves_out_objects_and_groups(opened: OpenedStore, snapshot: Snapshot) -> None:
+    def keys(wanted: Wanted) -> list[tuple[int, int]]:
+        splits = plan(snapshot, whole(snapshot), wanted)
+        return sorted((one.partition, one.start) for split in splits for one in split.slices)
+
+    everything = [(0, 0), (0, 100), (0, 200), (1, 0), (1, 100), (1, 200), (2, 0)]
+    assert keys(EVERYTHING) == everything
+    assert keys(Wanted(timestamp_min=TIME_MS + 200)) == [(0, 200), (1, 200)]
+    assert keys(Wanted(timestamp_max=TIME_MS)) == [(0, 0), (1, 0), (2, 0)]
+    assert keys(Wanted(offset_min=150, partitions=frozenset({0}))) == [(0, 150), (0, 200)]
+
+
+async def test_row_groups_are_pruned_and_shared(tmp_path: Path) -> None:
+    segment = await large_segment(tmp_path)
+    store = ReadOnlyFolder(tmp_path)
+
+    async def groups(one: SegmentSlice, wanted: Wanted = EVERYTHING) -> list[int]:
+        return [group.index for group in (await fetch(store, one, wanted)).groups]
+
+    assert await groups(segment) == [0, 1, 2, 3, 4]
+    assert await groups(segment._replace(start=19_999, end=20_001)) == [1, 2]
+    assert await groups(segment, Wanted(timestamp_min=TIME_MS + 45_000)) == [4]
+    shares = [await groups(segment._replace(share=share, shares=3)) for share in range(3)]
+    assert shares == [[0], [1, 2], [3, 4]]
+    (narrow,) = decode(
+        segment._replace(start=19_990, end=19_993),
+        await fetch(store, segment._replace(start=19_990, end=19_993)),
+        ["value"],
+    )
+    assert narrow.to_pydict() == {"value": [b"19990", b"19991", b"19992"]}
+
+
+@pytest.mark.parametrize("where", ["group", "footer", "cut", "gone"])
+async def test_bytes_that_do_not_verify_are_refused(tmp_path: Path, where: str) -> None:
+    segment = await large_segment(tmp_path)
+    path = tmp_path / segment.key
+    body = bytearray(path.read_bytes())
+    match where:
+        case "group":
+            body[len(body) // 3] ^= 1
+        case "footer":
+            body[-200] ^= 1
+        case "cut":
+            del body[-1]
+    path.write_bytes(body)
+    if where == "gone":
+        path.unlink()
+    store = ReadOnlyFolder(tmp_path)
+    error, message = (Unavailable, "read again") if where == "gone" else (Corrupt, segment.key)
+    with pytest.raises(error, match=message):
+        list(decode(segment, await fetch(store, segment), ["offset"]))
+
+
+async def large_segment(root: Path) -> SegmentSlice:
+    """50,000 records in five row groups, as one slice."""
+    import pyarrow as pa
+
+    from storage import segment
+    from storage.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
+
+    count = 50_000
+    stamps = (TIME_MS + np.arange(count, dtype=np.int64)) * 1000
+    columns = [
+        pa.array(np.arange(count, dtype=np.int64)),
+        pa.array(stamps).view(TIMESTAMP_TYPE),
+        pa.nulls(count, pa.binary()),
+        pa.array([b"%d" % n for n in range(count)], pa.binary()),
+        pa.nulls(count, HEADERS_TYPE),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+    written = segment.write([batch], codec="zstd", is_json=True)
+    (root / "segment.parquet").write_bytes(written.body)
+    size = written.body.size
+    return SegmentSlice("t", 0, False, "segment.parquet", size, 0, count, size)
+
+
+def test_a_tail_of_many_small_runs_is_read_ahead(tmp_path: Path) -> None:
+    broker = BrokerLog(tmp_path)
+    broker.create("t", 1)
+    for number in range(100):
+        broker.append("t", {0: [b"%d" % number]})
+    broker.close()
+    with OpenedStore(str(tmp_path)) as opened:
+        snapshot = opened.run(open_snapshot(opened.store, SystemClock(), ["t"]))
+        (split,) = plan(snapshot, whole(snapshot))
+        values = [
+            value
+            for _, batch in read_split(opened, split, ["value"])
+            for value in batch.column("value").to_pylist()
+        ]
+        assert values == [b"%d" % number for number in range(100)]
+        stopped = read_split(opened, split, ["value"])
+        next(stopped)
+        stopped.close()  # what was read ahead goes with it
+
+
+async def test_a_span_resolves_over_both_tiers(history: History) -> None:
+    store = ReadOnlyFolder(history.root)
+    view = await LogView.open(store, SystemClock())
+    span = Span(Boundary(timestamp=TIME_MS + 150), Boundary(timestamp=TIME_MS + 250))
+    _, ranges = await view.resolve(selection_of({"assign": '{"events":[0,1]}'}), span)
+    assert ranges == [Range("events", 0, 150, 250), Range("events", 1, 150, 250)]
+    with pytest.raises(UnknownTopic):
+        await view.resolve(Selection(["absent"]), span)
+    await view.close()
+
+
+async def test_a_time_is_looked_up_after_the_log_start(history: History) -> None:
+    store = ReadOnlyFolder(history.root)
+    view = await LogView.open(store, SystemClock())
+    snapshot = await view.snapshot(["events"])
+    topic = snapshot.topics["events"]
+    cut = [part._replace(log_start_offset=95) for part in topic.partitions]
+    later = snapshot._replace(topics={"events": topic._replace(partitions=cut)})
+    of = TopicPartition("events", 0)
+    times = [(of, TIME_MS + 50), (of, TIME_MS + 99), (of, TIME_MS + 100), (of, TIME_MS + 300)]
+    assert list((await view.find(later, times)).values()) == [95, 99, 100, None]
+    await view.close()
+
+
+# -- Spark's filters
+
+
+def test_filters_narrow_what_is_wanted() -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql import datasource as api
+
+    from storage.spark_source import narrow
+
+    at = datetime(2023, 11, 14, 22, 13, 20, 250_500, tzinfo=UTC)
+    ms = TIME_MS + 250
+    cases: list[tuple[Any, Wanted, bool]] = [
+        (api.GreaterThan(("offset",), 5), Wanted(offset_min=6), True),
+        (api.GreaterThanOrEqual(("offset",), 5), Wanted(offset_min=5), True),
+        (api.LessThan(("offset",), 5), Wanted(offset_max=4), True),
+        (api.LessThanOrEqual(("offset",), OFFSET_MAX), Wanted(), True),
+        (api.EqualTo(("offset",), 5), Wanted(offset_min=5, offset_max=5), True),
+        (api.In(("offset",), (3, 9)), Wanted(offset_min=3, offset_max=9), False),
+        (api.EqualTo(("partition",), 2), Wanted(partitions=frozenset({2})), True),
+        (api.In(("topic",), ("a", "b")), Wanted(topics=frozenset("ab")), True),
+        (api.GreaterThan(("timestamp",), at), Wanted(timestamp_min=ms), False),
+        (api.LessThan(("timestamp",), at), Wanted(timestamp_max=ms), False),
+        (api.IsNotNull(("offset",)), Wanted(), True),
+        (api.IsNotNull(("key",)), Wanted(), False),
+        (api.EqualTo(("key",), b"x"), Wanted(), False),
+        (api.GreaterThan(("offset",), 5.5), Wanted(), False),
+        (api.Not(api.EqualTo(("offset",), 5)), Wanted(), False),
+        (api.EqualTo(("headers", "key"), "x"), Wanted(), False),
+    ]
+    for condition, wanted, is_exact in cases:
+        assert narrow(EVERYTHING, condition) == (wanted, is_exact), condition
+    both, _ = narrow(Wanted(partitions=frozenset({1, 2})), api.In(("partition",), (2, 3)))
+    assert both.partitions == frozenset({2})

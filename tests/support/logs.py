@@ -1,0 +1,122 @@
+"""Whole logs on a store in memory: opened, killed, read to the end."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from storage.log import Log, LogSettings
+from storage.model import Placement
+from storage.objectstore import ObjectStore
+from storage.reader import ReaderSettings
+from storage.wal import WalSettings
+from storage.writer import Acks
+from tests.support.clock import ManualClock
+from tests.support.faults import Call, FaultyStore, Plan
+from tests.support.records import rows
+
+MANUAL = LogSettings(is_sealing=False)
+"""Nothing is sealed but by the test."""
+
+COLD = LogSettings(
+    is_sealing=False,
+    tail_cache_bytes=0,
+    reader=ReaderSettings(chunk_cache_bytes=0, segment_cache_bytes=0, footer_cache_bytes=0),
+)
+"""Every read goes to the store."""
+
+CHECKPOINTING = LogSettings(
+    is_sealing=False,
+    wal=WalSettings(checkpoint_entries=7, checkpoint_interval_s=0.0),
+)
+
+_numbers = itertools.count(1)
+
+
+async def opened(
+    inner: ObjectStore,
+    settings: LogSettings = MANUAL,
+    *,
+    plan: Plan = lambda _: None,
+    latency: Callable[[Call], float] | None = None,
+    hot_dir: Path | None = None,
+) -> Log:
+    """A broker's log over a faulty way of its own; its clock is the loop's."""
+    clock = ManualClock(next(_numbers), loop_time=asyncio.get_running_loop().time)
+    store = FaultyStore(inner, plan, latency=latency)
+    log = Log(store, clock, f"b{clock.name}", settings, hot_dir)
+    await log.open("c0ffee")
+    return log
+
+
+def store_of(log: Log) -> FaultyStore:
+    assert isinstance(log.store, FaultyStore)
+    return log.store
+
+
+async def kill(log: Log) -> None:
+    """The process ends here and now: no call of it has an effect any more, its locks are free."""
+    store_of(log).kill()
+    tasks = [*log._tasks, log.wal._probe, log.wal._checkpointing, log.writer.task]
+    found = [task for task in (*tasks, log.writer._watch) if task is not None]
+    for task in found:
+        task.cancel()
+    await asyncio.gather(*found, return_exceptions=True)
+    if log.writer.hot_log is not None:
+        await log.writer.hot_log.close(is_drained=False)
+    log.sealer.close()
+    log.reader.close()
+
+
+@contextlib.asynccontextmanager
+async def closing(*logs: Log):
+    """Close them whatever the test comes to."""
+    try:
+        yield
+    finally:
+        for log in logs:
+            await log.close()
+
+
+async def append(
+    log: Log,
+    *values: str,
+    partition: int = 0,
+    timestamps: list[int] | None = None,
+    topic: str = "t",
+    acks: Acks = Acks.ALL,
+) -> list[Placement] | None:
+    """One request to one partition."""
+    part = rows(*values, timestamps=timestamps)
+    size = sum(map(len, values))
+    return await log.append(
+        log.state.topic(topic), [(partition, part)], size=size, is_json=False, acks=acks
+    )
+
+
+async def read_table(
+    log: Log, *, partition: int = 0, offset: int = 0, bytes_max: int = 1 << 20, topic: str = "t"
+) -> pa.Table:
+    """Everything from `offset` on, fetch by fetch, until an answer is empty."""
+    pieces: list[pa.RecordBatch] = []
+    while True:
+        fetched = await log.fetch(topic, partition, offset, bytes_max=bytes_max)
+        if not fetched.pieces:
+            assert fetched.next_offset == offset == fetched.high_watermark
+            break
+        pieces += [piece.batch for piece in fetched.pieces]
+        assert fetched.next_offset > offset
+        offset = fetched.next_offset
+    return pa.Table.from_batches(pieces) if pieces else pa.table({"offset": [], "value": []})
+
+
+async def read_values(log: Log, **where) -> list[str]:
+    """The values of `read_table`; their offsets must be dense."""
+    table = await read_table(log, **where)
+    offsets = table.column("offset").to_pylist()
+    first = where.get("offset", 0)
+    assert offsets == list(range(first, first + len(offsets)))
+    return [str(value, "utf-8") for value in table.column("value").to_pylist()]

@@ -1,0 +1,75 @@
+"""A broker's log, and what it is held against: its WAL, its tables, what retries are told."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from storage.folder import FolderStore
+from tests.support.broker import Broker
+from tests.support.history import Log, Read
+from tests.support.records import entries_of
+from tests.system.client import Client
+from tests.system.load import Sent
+
+
+class Starting(Broker):
+    """A broker whose start nobody waits for."""
+
+    def _wait_until_ready(self) -> None:
+        pass
+
+
+def new_topic() -> str:
+    """A name that no other test has: whoever answers at a wrong port does not know it."""
+    return f"t-{secrets.token_hex(4)}"
+
+
+def the_log(broker: Broker, topic: str, partitions: int) -> Log:
+    """All of it, as a reader of this broker gets it."""
+    with Client(broker.base_url) as client:
+        return client.read_all(topic, partitions)
+
+
+def hot_files(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.hot")}
+
+
+def check_retries(broker: Broker, topic: str, sent: Sequence[Sent]) -> None:
+    """Send again what was acked; what they are told goes to the history."""
+    with Client(broker.base_url) as client:
+        for request, key, form in sent:
+            client.send(topic, request, key=key, form=form)
+
+
+def check_chain(folder: Path) -> None:
+    """Every entry names the one before it, and none lies beyond a missing one (I2)."""
+    asyncio.run(_check_chain(folder))
+
+
+async def _check_chain(folder: Path) -> None:
+    store = FolderStore(folder)
+    try:
+        found = [key for key, _ in await entries_of(store)]
+        there = [info.key async for info in store.list("wal/")]
+        assert found == there, "the chain ends before the last entry"
+    finally:
+        await store.close()
+
+
+def table_of(folder: Path, partitions: int) -> Log:
+    """What another engine sees of the only topic there, with no broker's help."""
+    (directory,) = (folder / "topics").iterdir()
+    return table_at(str(directory), partitions)
+
+
+def table_at(uri: str, partitions: int, options: Mapping[str, str] | None = None) -> Log:
+    """The rows of a table by partition, in the order of offsets."""
+    table = DeltaTable(uri, storage_options=dict(options or {})).to_pyarrow_table()
+    found: dict[int, list[Read]] = {number: [] for number in range(partitions)}
+    columns = ("partition", "offset", "value", "key")
+    for row in table.select(columns).sort_by("offset").to_pylist():
+        found[row["partition"]].append(Read(row["offset"], row["value"], row["key"]))
+    return found

@@ -1,0 +1,96 @@
+"""`tidelog replay`: from the store to files, with Spark and without a broker."""
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.broker import Broker, error_line, json_of, tidelog
+
+PARTITIONS = 2
+RECORDS = 300
+
+
+def test_replay_of_what_is_not_there_does_not_start_spark(broker: Broker, tmp_path: Path) -> None:
+    to = str(tmp_path / "out")
+    done = tidelog("replay", "nope", "--store", broker.store, "--to", to, status=4)
+    assert "nope" in error_line(done)
+    missing = (tmp_path / "missing").as_uri()
+    done = tidelog("replay", "t", "--store", missing, "--to", to, status=3)
+    assert "missing" in error_line(done)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store whose broker has ended, with a topic of which two thirds are sealed; one record a
+    second from 2020 on."""
+    with Broker(tmp_path_factory.mktemp("replayed")) as broker:
+        broker.create_topic("t", PARTITIONS)
+        lines = [
+            json.dumps(
+                {
+                    "key": f"k{n}",
+                    "value": {"n": n},
+                    "partition": n % PARTITIONS,
+                    "timestamp": 1_577_836_800_000 + 1000 * n,
+                    "headers": [{"key": "h", "value": "aGVhZA=="}],
+                }
+            )
+            for n in range(RECORDS)
+        ]
+        broker.cli("produce", "t", "-f", "ndjson", stdin="\n".join(lines[:200]))
+        broker.cli("seal", "t")
+        broker.cli("produce", "t", "-f", "ndjson", stdin="\n".join(lines[200:]))
+        broker.stop()
+        return broker.store
+
+
+def replayed(store: str, to: Path, *options: str) -> int:
+    """Records that the command says it has written."""
+    done = tidelog("replay", "t", "--store", store, "--to", str(to), "--json", *options)
+    assert done.stderr == b""
+    records: int = json_of(done)["records"]
+    return records
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_replay_to_parquet_has_every_record(store: str, tmp_path: Path) -> None:
+    to = tmp_path / "out"
+    assert replayed(store, to) == RECORDS
+    table = pq.read_table(to)
+    assert sorted(json.loads(value)["n"] for value in table["value"].to_pylist()) == list(
+        range(RECORDS)
+    )
+    first = table.filter(pq.filters_to_expression([("offset", "==", 0), ("partition", "==", 1)]))
+    (record,) = first.to_pylist()
+    assert (record["topic"], record["key"], record["value"]) == ("t", b'"k1"', b'{"n": 1}')
+    assert record["headers"] == [{"key": "h", "value": b"head"}]
+    done = tidelog("replay", "t", "--store", store, "--to", str(to), status=1)
+    assert "already exists" in error_line(done)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_replay_of_a_range_to_text(store: str, tmp_path: Path) -> None:
+    offsets = json.dumps({str(partition): 120 for partition in range(PARTITIONS)})
+    to = tmp_path / "json"
+    assert replayed(store, to, "--as", "json", "--from", offsets) == 60
+    values = [
+        json.loads(line) for file in to.glob("*.json") for line in file.read_text().splitlines()
+    ]
+    assert sorted(json.loads(value["value"])["n"] for value in values) == list(range(240, 300))
+
+    to = tmp_path / "csv"
+    until = ["--from", "@2020-01-01T00:01:40Z", "--until", "@2020-01-01T00:04:00Z"]
+    assert replayed(store, to, "--as", "csv", *until) == 140
+    rows = [
+        row for file in to.glob("*.csv") for row in csv.DictReader(file.read_text().splitlines())
+    ]
+    assert sorted(row["key"] for row in rows) == sorted(f'"k{n}"' for n in range(100, 240))

@@ -1,0 +1,328 @@
+"""Brokers that cannot start: one line that says what and where, a status, no traceback.
+
+Whoever starts a broker wrongly reads one line, and a supervisor sees that it ended.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from storage.clock import SystemClock
+from storage.folder import FolderStore
+from storage.wal import Wal
+from tests.support.broker import Broker, environment, error_line, tidelog
+from tests.support.ports import free_port
+from tests.support.records import creating
+from tests.support.seaweed import ACCESS_KEY, SECRET_KEY, Seaweed
+from tests.system.client import Client
+
+FAILED = 1
+
+
+def refusal(store: str | Path, *flags: str, **variables: str) -> str:
+    """What a broker says that does not start; `tidelog` gives it no more than CLI_S."""
+    done = tidelog(
+        "serve", "--store", str(store), "--port", "0", *flags, status=FAILED, **variables
+    )
+    assert done.stdout == b""
+    return error_line(done)
+
+
+# -- what is no store
+
+
+def test_a_url_that_names_no_store() -> None:
+    said = refusal("gopher://burrow/7")
+    assert "'gopher://burrow/7' is none of memory://, file:///folder, a path, s3://" in said
+
+
+def test_a_store_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    assert f"folder {tmp_path}/file cannot be written" in refusal(tmp_path / "file")
+    assert f"folder {tmp_path}/file/below cannot be written" in refusal(tmp_path / "file/below")
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Not even root can write there."""
+    bind = ["mount", "--bind", str(folder), str(folder)]
+    if os.geteuid() != 0 or subprocess.run(bind, capture_output=True, check=False).returncode:
+        mode = folder.stat().st_mode
+        folder.chmod(0o500)
+        try:
+            yield
+        finally:
+            folder.chmod(mode)
+        return
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    with read_only(folder):
+        said = refusal(folder)
+    assert f"folder {folder} cannot be written" in said
+    assert "mount it writable" in said or "let the broker's user write there" in said
+    assert list(folder.iterdir()) == []
+
+
+# -- S3
+
+
+class Careless(BaseHTTPRequestHandler):
+    """An S3 that takes no notice of If-None-Match, as many still are."""
+
+    protocol_version = "HTTP/1.1"
+    objects: dict[str, bytes]
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.objects[urlsplit(self.path).path] = body
+        self._answer(200)
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if "list-type" in parse_qs(url.query):
+            self._answer(
+                200, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+            )
+        elif (body := self.objects.get(url.path)) is not None:
+            self._answer(200, body)
+        else:
+            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200, b"<DeleteResult></DeleteResult>")
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def careless() -> Iterator[str]:
+    handler = type("Handler", (Careless,), {"objects": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_an_s3_that_overwrites(careless: str, aws_credentials: None) -> None:
+    said = refusal("s3://b/p", "--s3-endpoint", careless)
+    assert "s3://b/p cannot carry a log: create-if-absent does not hold" in said
+    assert "both of two concurrent creates succeeded" in said
+
+
+def test_an_s3_that_nobody_answers_for(aws_credentials: None) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    said = refusal("s3://b/p", "--s3-endpoint", endpoint)
+    assert "s3://b/p cannot be reached" in said
+    assert endpoint in said
+
+
+def test_an_s3_without_credentials(tmp_path: Path, aws_credentials: None) -> None:
+    nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": str(tmp_path)}
+    said = refusal("s3://b/p", "--s3-endpoint", f"http://127.0.0.1:{free_port()}", **nothing)
+    assert "s3://b/p cannot be used" in said
+    assert "check the AWS credentials" in said
+
+
+@pytest.mark.seaweed
+def test_a_bucket_that_is_not_there(seaweed: Seaweed) -> None:
+    said = refusal("s3://no-such-bucket/p", "--s3-endpoint", seaweed.endpoint_url)
+    assert "s3://no-such-bucket/p cannot be used: NoSuchBucket (404)" in said
+    assert "create the bucket or correct its name" in said
+
+
+@pytest.mark.seaweed
+def test_a_wrong_secret(seaweed: Seaweed) -> None:
+    said = refusal(
+        f"s3://{seaweed.bucket}/p",
+        "--s3-endpoint",
+        seaweed.endpoint_url,
+        AWS_ACCESS_KEY_ID=ACCESS_KEY,
+        AWS_SECRET_ACCESS_KEY=f"not {SECRET_KEY}",
+    )
+    assert "SignatureDoesNotMatch (403)" in said
+    assert "check the AWS credentials" in said
+    assert SECRET_KEY not in said
+
+
+# -- what lies in the store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A cluster of five topics in so many entries, and no checkpoint."""
+    asyncio.run(_found(tmp_path / "store"))
+    return tmp_path / "store"
+
+
+async def _found(folder: Path) -> None:
+    store, clock = FolderStore(folder), SystemClock()
+    wal = Wal(store, clock, "b")
+    await wal.open("c0ffee")
+    for number in range(5):
+        topic_id = clock.new_id().hex()
+        await wal.commit(creating(clock, f"t{number}", topic_id=topic_id))
+    await wal.close()
+    await store.close()
+
+
+async def _checkpoint(folder: Path) -> None:
+    store = FolderStore(folder)
+    wal = Wal(store, SystemClock(), "b")
+    await wal.open("c0ffee")
+    await wal.checkpoint()
+    await wal.close()
+    await store.close()
+
+
+def spoil(path: Path, at: int) -> None:
+    """Turn one bit."""
+    body = bytearray(path.read_bytes())
+    body[at] ^= 0x10
+    path.write_bytes(body)
+
+
+def test_a_wal_without_its_cluster(folder: Path) -> None:
+    (folder / "cluster.json").unlink()
+    said = refusal(folder)
+    assert f"{folder.as_uri()} has wal/{1:020} but no cluster.json" in said
+    assert not (folder / "cluster.json").exists()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"\xff\xfe", b"[]", b'{"format":1,"cluster_id":"\xff"}']
+)
+def test_a_cluster_json_that_is_none(folder: Path, body: bytes) -> None:
+    (folder / "cluster.json").write_bytes(body)
+    assert f"{folder.as_uri()}/cluster.json is not ours" in refusal(folder)
+
+
+def test_a_cluster_of_a_later_format(folder: Path) -> None:
+    (folder / "cluster.json").write_text('{"format":2,"cluster_id":"c0ffee","created_ms":1}')
+    assert f"{folder.as_uri()} has format 2, this version reads 1" in refusal(folder)
+
+
+def test_another_cluster_than_asked_for(folder: Path) -> None:
+    said = refusal(folder, "--cluster-id", "decaf")
+    assert f"{folder.as_uri()} belongs to cluster c0ffee, not to decaf" in said
+
+
+def test_a_wal_entry_with_a_flipped_bit(folder: Path) -> None:
+    spoil(folder / f"wal/{3:020}", 40)
+    assert f"object wal/{3:020} is corrupt: checksum of the header differs" in refusal(folder)
+
+
+def test_a_wal_entry_that_is_missing(folder: Path) -> None:
+    (folder / f"wal/{3:020}").unlink()
+    assert f"object wal/{3:020} is corrupt: is missing, and the WAL goes on" in refusal(folder)
+
+
+def test_a_wal_that_no_checkpoint_covers_any_more(folder: Path) -> None:
+    asyncio.run(_checkpoint(folder))
+    spoil(folder / f"checkpoints/{5:020}", 40)
+    for number in range(1, 4):
+        (folder / f"wal/{number:020}").unlink()
+    done = tidelog("serve", "--store", str(folder), "--port", "0", status=FAILED)
+    warned, said = done.stderr.decode().splitlines()
+    assert f"object checkpoints/{5:020} is corrupt" in warned
+    assert f"tidelog: {folder.as_uri()}: the WAL begins at wal/{4:020} and no checkpoint" in said
+
+
+def test_a_corrupt_checkpoint_is_passed_over(folder: Path, tmp_path: Path) -> None:
+    asyncio.run(_checkpoint(folder))
+    spoil(folder / f"checkpoints/{5:020}", 40)
+    with Broker(tmp_path, str(folder)) as broker:
+        assert f"object checkpoints/{5:020} is corrupt" in broker.log()
+        with Client(broker.base_url) as client:
+            assert client.call("GET", "/topics").json() == ["t0", "t1", "t2", "t3", "t4"]
+
+
+# -- hot logs
+
+
+def test_a_hot_dir_of_another_cluster(folder: Path, tmp_path: Path) -> None:
+    hot = tmp_path / "hot"
+    with Broker(tmp_path / "other", hot_dir=hot, flush_interval_ms=60_000) as broker:
+        broker.create_topic("t")
+        with Client(broker.base_url) as client:
+            body = b'{"records":[{"value":"eA=="}]}'
+            assert client.call("POST", "/topics/t?acks=1", body).status == 200
+    (left,) = hot.iterdir()
+    said = refusal(folder, "--hot-dir", str(hot))
+    assert f"hot log {left} belongs to cluster" in said
+    assert "not to c0ffee" in said
+    assert left.exists()
+
+
+@pytest.mark.parametrize("body", [b"", b"TIDEHOT1", b"TIDEHOT1\xff\0\0\0{}", b"something else"])
+def test_a_hot_log_that_is_none(folder: Path, tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "notes.hot").write_bytes(body)
+    assert f"hot log {tmp_path}/notes.hot" in refusal(folder, "--hot-dir", str(tmp_path))
+
+
+def test_a_hot_dir_that_is_none(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert f"{tmp_path}/file" in refusal(folder, "--hot-dir", str(tmp_path / "file"))
+
+
+# -- the rest of the machine
+
+
+def test_a_port_that_is_taken(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = ["serve", "--store", str(folder), "--port", str(port), "--log-level", "error"]
+        done = tidelog(*command, status=FAILED)
+    assert f"tidelog: cannot listen on 127.0.0.1:{port}" in done.stderr.decode().splitlines()[-1]
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    limited = [sys.executable, "-c", LIMITED, "serve", "--store", str(tmp_path / "store")]
+    done = subprocess.run(limited, capture_output=True, env=environment(), timeout=60, check=False)
+    assert done.returncode == FAILED
+    said = error_line(done)
+    assert "writing does not hold" in said
+    assert "raise the file size limit (ulimit -f)" in said
+
+
+LIMITED = """
+import resource, signal, sys
+from service.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+sys.argv[0] = "tidelog"
+sys.exit(main())
+"""

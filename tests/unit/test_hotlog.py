@@ -1,0 +1,373 @@
+"""The local hot log: what acks=1 promised survives a crash, and is in the log once (I4)."""
+
+import asyncio
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage import hotlog
+from storage.entry import HotMark, IdempotencyKey
+from storage.errors import StoreUnfit
+from storage.hotlog import discard, recover
+from tests.support.hotlogs import (
+    CLUSTER_ID,
+    LOG_ID,
+    Opened,
+    let_go,
+    names,
+    requests_in,
+    values,
+    values_of_lists,
+)
+from tests.support.records import request, rows
+from tests.support.vloop import run
+
+# -- what survives
+
+
+def test_what_was_appended_is_recovered_in_order_with_its_marks(tmp_path: Path) -> None:
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        key = IdempotencyKey("k", b"f", 4)
+        keyed = request(hot.clock, {1: rows("k")}, key=key)
+        await asyncio.gather(*(hot.append(f"a{i}", f"b{i}") for i in range(50)))
+        await hot.log.append(keyed)
+        assert [one.hot for one in hot.handed] == [HotMark(LOG_ID, i) for i in range(51)]
+        await hot.crash()
+        (file,) = recover(tmp_path, CLUSTER_ID)
+        assert file.log_id == LOG_ID
+        assert [one.hot for one in file.requests] == [one.hot for one in hot.handed]
+        assert [one.commit_id for one in file.requests] == [one.commit_id for one in hot.handed]
+        assert values(file.requests) == [f"{x}{i}" for i in range(50) for x in "ab"] + ["k"]
+        last = file.requests[-1]
+        assert (last.key, last.topic_id) == (key, keyed.topic_id)
+        assert (last.parts[0].topic_id, last.parts[0].partition) == (keyed.topic_id, 1)
+        let_go([file])
+
+    run(main)
+
+
+def test_a_caller_goes_on_only_when_its_request_was_handed_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        hot = Opened(tmp_path)
+
+        async def append(value: str) -> None:
+            await hot.append(value)
+            assert value in values_of_lists(hot.handed)
+
+        await asyncio.gather(*(append(str(i)) for i in range(20)))
+        await hot.crash()
+
+    run(main)
+
+
+def test_many_appends_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs = []
+    fdatasync = os.fdatasync
+    monkeypatch.setattr(hotlog.os, "fdatasync", lambda fd: (syncs.append(fd), fdatasync(fd)))
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("first")
+        del syncs[:]
+        await asyncio.gather(*(hot.append(str(i)) for i in range(200)))
+        assert len(syncs) <= 2
+        await hot.crash()
+
+    run(main)
+
+
+def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> None:
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("a")
+        await hot.append("b")
+        (path,) = names(tmp_path)
+        whole = path.stat().st_size
+        await hot.append("torn")
+        await hot.crash()
+        body = path.read_bytes()
+        for size in range(whole, len(body)):
+            path.write_bytes(body[:size])
+            assert values(requests_in(tmp_path)) == ["a", "b"]
+            if size % 5:
+                continue
+            # What a disk may leave behind that took the length before the data.
+            path.write_bytes(body[:size] + bytes(len(body) - size))
+            is_whole = not body[size:].strip(b"\0")
+            assert values(requests_in(tmp_path)) == ["a", "b"] + ["torn"] * is_whole
+        for at in (*range(whole, whole + 20), *range(whole + 20, len(body), 11)):
+            damaged = bytearray(body)
+            damaged[at] ^= 0x20
+            path.write_bytes(damaged)
+            found = requests_in(tmp_path)
+            assert values(found)[:2] == ["a", "b"]
+            assert values(found)[2:] in ([], ["torn"])
+            if len(found) == 3:  # the frame's number is all that its checksum does not cover
+                assert whole + 8 <= at < whole + 16
+
+    run(main)
+
+
+def test_a_recovery_that_crashes_is_repeated(tmp_path: Path) -> None:
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("a", "b")
+        await hot.append("c")
+        await hot.crash()
+        first, second = requests_in(tmp_path), requests_in(tmp_path)
+        assert values(first) == values(second) == ["a", "b", "c"]
+        assert [one.hot for one in first] == [one.hot for one in second]
+        discard(recover(tmp_path, CLUSTER_ID))
+        assert recover(tmp_path, CLUSTER_ID) == []
+        assert names(tmp_path, "*") == []
+
+    run(main)
+
+
+def test_nothing_is_recovered_where_nothing_was(tmp_path: Path) -> None:
+    assert recover(tmp_path / "missing", CLUSTER_ID) == []
+    (tmp_path / "notes.txt").write_text("not ours")
+    assert recover(tmp_path, CLUSTER_ID) == []
+
+
+def test_closing_drained_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("a")
+        await hot.log.close(is_drained=True)
+        assert names(tmp_path, "*") == []
+        unused = Opened(tmp_path)
+        await unused.log.close(is_drained=True)
+
+    run(main)
+
+
+# -- locks
+
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from storage.hotlog import HotLog
+from tests.support.clock import ManualClock
+from tests.support.records import request, rows
+
+async def main():
+    log = HotLog(Path(sys.argv[1]), "c0ffee", "e" * 32, print, print)
+    await log.append(request(ManualClock(), {0: rows("theirs")}))
+    print("held", flush=True)
+    sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+def test_a_file_is_left_to_the_process_that_lives(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().startswith(b"Request(")
+        assert holder.stdout.readline() == b"held\n"
+        assert recover(tmp_path, CLUSTER_ID) == []
+        holder.kill()
+        holder.wait()
+        files = recover(tmp_path, CLUSTER_ID)
+        assert values(files[0].requests) == ["theirs"]
+        # Adopted: a third process finds it held again.
+        assert recover(tmp_path, CLUSTER_ID) == []
+        discard(files)
+
+
+def test_two_processes_adopt_each_file_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        for letter in "ab":
+            hot = Opened(tmp_path, letter * 32)
+            await hot.append(letter)
+            await hot.crash()
+        first = recover(tmp_path, CLUSTER_ID)
+        assert len(first) == 2
+        assert recover(tmp_path, CLUSTER_ID) == []
+        let_go(first)
+
+    run(main)
+
+
+def test_a_file_that_another_has_just_discarded_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        for letter in "abc":
+            hot = Opened(tmp_path, letter * 32)
+            await hot.append(letter)
+            await hot.crash()
+
+    run(main)
+    first, second, _ = names(tmp_path)
+    flock = fcntl.flock
+
+    def late(fd: int, operation: int) -> None:
+        # Somebody else is done with `a` between our open and our lock, with `b` before our open.
+        first.unlink(missing_ok=True)
+        second.unlink(missing_ok=True)
+        flock(fd, operation)
+
+    monkeypatch.setattr(hotlog.fcntl, "flock", late)
+    assert values(requests_in(tmp_path)) == ["c"]
+
+
+def test_i4_a_mark_outlives_every_file_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes recover two files of one log: who is done first must not retire the marks."""
+    monkeypatch.setattr(hotlog, "ROTATE_BYTES", 1)
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("a")
+        await hot.append("b")
+        await hot.crash()
+        ours, theirs = recover(tmp_path, CLUSTER_ID)
+        assert discard([ours]) == set()
+        assert discard([theirs]) == {LOG_ID}
+
+    run(main)
+
+
+def test_a_log_is_adopted_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were its later file committed first, the earlier one would count as committed, too."""
+    monkeypatch.setattr(hotlog, "ROTATE_BYTES", 1)
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("a")
+        await hot.append("b")
+        await hot.crash()
+        with names(tmp_path)[0].open("rb") as first:
+            fcntl.flock(first, fcntl.LOCK_EX)
+            assert recover(tmp_path, CLUSTER_ID) == []
+        assert values(requests_in(tmp_path)) == ["a", "b"]
+
+    run(main)
+
+
+# -- rotation
+
+
+def test_files_are_deleted_when_all_they_hold_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hotlog, "ROTATE_BYTES", 1000)
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        for i in range(30):
+            await hot.append(f"{i:03}")
+        files = names(tmp_path)
+        assert len(files) > 3
+        assert names(tmp_path) == names(tmp_path, "*")
+        for i in range(30):
+            hot.log.committed([HotMark(LOG_ID, i)])
+            left = names(tmp_path)
+            assert left == files[len(files) - len(left) :]
+            assert left, "the file that is being written stays"
+        assert left == files[-1:]
+        hot.log.committed([HotMark("of another log", 1000)])
+        await hot.crash()
+        assert values(requests_in(tmp_path))[-1] == "029"
+
+    run(main)
+
+
+def test_what_is_not_committed_survives_a_rotation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hotlog, "ROTATE_BYTES", 1000)
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        for i in range(30):
+            await hot.append(f"{i:03}")
+        hot.log.committed([HotMark(LOG_ID, 11)])
+        await hot.crash()
+        found = requests_in(tmp_path)
+        marks = [one.hot.seq for one in found if one.hot is not None]
+        assert marks == list(range(marks[0], 30))
+        assert marks[0] <= 12
+
+    run(main)
+
+
+def test_i4_a_living_process_keeps_its_rotated_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever adopts one commits it again, and then retires marks of a log that still writes."""
+    monkeypatch.setattr(hotlog, "ROTATE_BYTES", 1)
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        for i in range(5):
+            await hot.append(str(i))
+        assert len(names(tmp_path)) == 5
+        assert recover(tmp_path, CLUSTER_ID) == []
+        hot.log.committed([HotMark(LOG_ID, 2)])
+        assert len(names(tmp_path)) == 2
+        assert recover(tmp_path, CLUSTER_ID) == []
+        before = len(os.listdir("/proc/self/fd"))
+        await hot.crash()
+        assert len(os.listdir("/proc/self/fd")) == before - 2
+        assert values(requests_in(tmp_path)) == ["3", "4"]
+
+    run(main)
+
+
+# -- files that are not ours
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "does not begin as one"),
+        (b"TIDEHOT", "does not begin as one"),
+        (b"NOTAHOTLOG", "does not begin as one"),
+        (b"TIDEHOT1", "damaged head"),
+        (b"TIDEHOT1\x05\0\0\0", "damaged head"),
+        (b"TIDEHOT1\x02\0\0\0{}", "damaged head"),
+        (b"TIDEHOT1\xff\xff\xff\xff{}", "damaged head"),
+        (b"TIDEHOT1\x02\0\0\0\xff\xff", "damaged head"),
+    ],
+)
+def test_a_file_that_is_no_hot_log_is_left_alone(tmp_path: Path, body: bytes, why: str) -> None:
+    path = tmp_path / "x.hot"
+    path.write_bytes(body)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StoreUnfit, match=why):
+        recover(tmp_path, CLUSTER_ID)
+    assert path.read_bytes() == body
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_another_clusters_records_stay_where_they_are(tmp_path: Path) -> None:
+    async def main() -> None:
+        for letter in "ab":
+            hot = Opened(tmp_path, letter * 32)
+            await hot.append(letter)
+            await hot.crash()
+
+    run(main)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StoreUnfit, match="belongs to cluster c0ffee, not to tea"):
+        recover(tmp_path, "tea")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert values(requests_in(tmp_path)) == ["a", "b"]
