@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 POSITIONS = (
     "beginning, end, @ an ISO time, or JSON with an offset for every partition: "
-    """'{"0": 17, "1": -2}', -2 for the beginning, -1 for the end"""
+    """'{"0": 17, "1": -2}', -2 for the beginning, -1 (in --until) for the end"""
 )
 
 

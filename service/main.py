@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import hashlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,10 @@ from storage.stores import open_store, probe
 
 log = logging.getLogger("tidelog")
 
+CLOSE_S = 12.0
+"""For the last flush, after the 10 s that uvicorn gives to open requests: 22 s together, of the
+30 s after which Kubernetes kills."""
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_UNREACHABLE = 3
@@ -42,11 +47,7 @@ _M_MMAP_THRESHOLD = -3
 
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; the process's exit status."""
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+    _log_to_stderr(settings.log_level.upper())
     tune_malloc()
     try:
         uvloop.run(serve(settings))
@@ -54,6 +55,18 @@ def run(settings: Settings) -> int:
         sys.stderr.write(f"tidelog: {error}\n")
         return EXIT_UNREACHABLE if isinstance(error, Unavailable) else EXIT_FAILED
     return EXIT_OK
+
+
+def _log_to_stderr(level: str) -> None:
+    """Our lines at the level that is asked for; of the libraries (the SDK tells every credential
+    that it finds) only warnings."""
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    for name in ("tidelog", "uvicorn"):
+        logging.getLogger(name).setLevel(level)
 
 
 async def serve(settings: Settings) -> None:
@@ -68,9 +81,22 @@ async def serve(settings: Settings) -> None:
         try:
             await _serve_http(settings, broker)
         finally:
-            await broker.close()
+            await _close(broker)
     finally:
         await store.close()
+
+
+async def _close(broker: Log) -> None:
+    """Raises Unavailable where the store does not answer: to wait for it is no better than to be
+    killed, which supervisors do before long."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await broker.close()
+    except TimeoutError:
+        raise Unavailable(
+            f"ended without a last flush: {broker.store.url} did not answer for {CLOSE_S:.0f} s; "
+            "what acks=1 promised is in the hot log"
+        ) from None
 
 
 async def _serve_http(settings: Settings, broker: Log) -> None:
@@ -92,6 +118,7 @@ async def _serve_http(settings: Settings, broker: Log) -> None:
         server_header=False,
         proxy_headers=False,  # links look at them (service.paths); nothing else may believe them
         timeout_keep_alive=75,
+        limit_concurrency=settings.connections_max,
         timeout_graceful_shutdown=10,
     )
     server = _Server(config)
@@ -149,13 +176,25 @@ def hot_dir(settings: Settings, store: ObjectStore) -> Path | None:
     None for a store in memory: nothing there outlives the process that a hot log would help.
     """
     if settings.hot_dir:
-        return Path(settings.hot_dir).expanduser().absolute()
+        return _usable_folder(Path(settings.hot_dir))
     if isinstance(store, FolderStore):
         return Path(store.table_uri(".hot"))
     if isinstance(store, MemoryStore):
         return None
     name = hashlib.blake2b(store.url.encode(), digest_size=8).hexdigest()
     return state_home() / "tidelog" / name
+
+
+def _usable_folder(path: Path) -> Path:
+    """Whoever names one wants to be told at once that it cannot be used."""
+    try:
+        folder = path.expanduser().absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # the second: a home that nobody has
+        raise LogError(f"hot dir {path} cannot be used: {error}") from error
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise LogError(f"hot dir {folder} cannot be used: the broker's user may not write there")
+    return folder
 
 
 def tune_malloc() -> None:

@@ -86,6 +86,9 @@ class Settings:
     produce_timeout_ms: int = _setting(
         30_000, "a produce whose outcome is still unknown answers 504 after this", low=100
     )
+    connections_max: int = _setting(
+        10_000, "connections and requests at once; beyond it 503", low=1
+    )
     fetch_bytes: int = _setting(1 * MIB, "max_bytes of a fetch that does not say", low=1)
     fetch_bytes_max: int = _setting(64 * MIB, "most that one fetch returns", low=1024)
     fetch_wait_ms_max: int = _setting(30_000, "longest long poll", low=0, high=600_000)

@@ -97,6 +97,7 @@ class Log:
         )
         self._tables: dict[str, asyncio.Future[Table]] = {}
         self._waiting: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
+        self._deleted_seen = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._is_draining = False
 
@@ -352,6 +353,10 @@ class Log:
         """An entry was folded in: wake who waits for its partitions."""
         if not self._waiting:
             return
+        if len(self.state.deleted) != self._deleted_seen:
+            self._deleted_seen = len(self.state.deleted)
+            for key in [key for key in self._waiting if key[0] not in self.state.topics]:
+                self._wake(key)
         for outcome in outcomes:
             if not outcome.is_duplicate:
                 for placement in outcome.placements:

@@ -88,6 +88,7 @@ class Reader:
         """
         pieces: list[Piece] = []
         budget = bytes_max
+        end = topic.partitions[number].high_watermark
         async for piece in self._walk(topic, number, offset):
             rows, used = _rows_within(piece.batch, budget, at_least=0 if pieces else 1)
             if rows:
@@ -96,28 +97,31 @@ class Reader:
                 budget -= used
             if rows < piece.batch.num_rows or budget <= 0:
                 break
+        else:  # nothing is left up to there, be the last offsets taken by a compaction
+            offset = max(offset, end)
         return Taken(pieces, offset)
 
     async def offset_for_timestamp(self, topic: Topic, number: int, timestamp: int) -> int | None:
         """The first offset whose timestamp (ms) is at or after `timestamp`; None when there is
         none."""
         partition = topic.partitions[number]
-        start = partition.log_start_offset
-        if partition.sealed_end > start:
-            index = await self._index(topic, number, partition.sealed_end - 1)
+        # All three as of now: while we read, a seal may trim the tail, a retention move its start.
+        start, sealed_end = partition.log_start_offset, partition.sealed_end
+        tail = list(partition.tail)
+        if sealed_end > start:
+            index = await self._index(topic, number, sealed_end - 1)
             for file in index.since(timestamp):
                 found = await self._search_segment(topic, file, timestamp, start)
-                if found is not None and found < partition.sealed_end:
+                if found is not None and found < sealed_end:
                     return found
-        for position, run in enumerate(partition.tail):
+        for run in tail:
             newest = run.append_ms if run.append_ms >= 0 else run.timestamp_max
-            if newest >= timestamp and run.end_offset > partition.sealed_end:
+            if newest >= timestamp:
                 batch = await self._run_batch(run)
-                first = max(partition.sealed_end, start) - run.base_offset
+                first = max(sealed_end, start) - run.base_offset
                 hit = _first_at(batch, timestamp, max(first, 0))
                 if hit is not None:
                     return run.base_offset + hit
-            assert position >= 0
         return None
 
     # -- the walk

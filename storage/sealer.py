@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from storage import keys
+from storage import keys, topics
 from storage import segment as segments
 from storage.clock import Clock
 from storage.entry import AnyAction, Sealed
@@ -126,15 +126,17 @@ class Sealer:
         """
         async with self._turn:
             table = await self._table_of(topic)
-            await table.refresh()
             wanted = range(len(topic.partitions)) if numbers is None else numbers
+            # Before the table is read: what another sealer does after that, and our view hears of
+            # while we write, must not look like a table that has lost a seal.
+            bases = [topic.partitions[number].sealed_end for number in wanted]
+            await table.refresh()
             files: list[SegmentFile] = []
             transactions: dict[str, int] = {}
             actions: list[AnyAction] = []
             try:
-                for number in wanted:
+                for number, base in zip(wanted, bases, strict=True):
                     partition = topic.partitions[number]
-                    base = partition.sealed_end
                     done = await table.transaction_version(seal_app_id(number)) or 0
                     if done < base:
                         raise Corrupt(
@@ -142,7 +144,8 @@ class Sealer:
                             f"partition {number} is sealed to {base}, its table only to {done}",
                         )
                     if done > base:
-                        actions.append(Sealed(topic.topic_id, number, done))
+                        if done > partition.sealed_end:
+                            actions.append(Sealed(topic.topic_id, number, done))
                     elif partition.high_watermark > base:
                         end = partition.high_watermark
                         await self._write(topic, number, base, end, files)
@@ -173,8 +176,7 @@ class Sealer:
     ) -> None:
         """Upload [base, end) as one or more segments, add them to `files` one by one; the table
         does not know them yet."""
-        state = self.writer.wal.state
-        config = state.config(topic)
+        config = topics.effective(topic.configs)  # the state forgets a topic that is deleted
         while base < end:
             taken = await self.reader.read(topic, number, base, config.segment_bytes)
             batches = [piece.batch for piece in taken.pieces]

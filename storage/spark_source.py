@@ -18,6 +18,7 @@ What the API for Python sources gives and what it does not, as of pyspark 4.3:
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
@@ -78,6 +79,8 @@ _OPTIONS = (
 _KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
 """Options that say how to talk to a Kafka broker: taken and not used, there is none."""
 
+_registered: WeakSet[SparkSession] = WeakSet()
+
 
 class ReadRequest(NamedTuple):
     """The options of one load, checked."""
@@ -121,7 +124,9 @@ def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest
 
 def register(spark: SparkSession) -> None:
     """Make `format("tidelog")` known to this session; its workers must have tidelog installed."""
-    spark.dataSource.register(TidelogSource)
+    if spark not in _registered:  # a second time Spark warns that the first was replaced
+        spark.dataSource.register(TidelogSource)
+        _registered.add(spark)
 
 
 class TidelogSource(api.DataSource):

@@ -165,7 +165,7 @@ class Wal:
         body = await self.store.get(keys.CLUSTER)
         try:
             cluster = msgspec.json.decode(body, type=Cluster)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StoreUnfit(f"{self.store.url}/{keys.CLUSTER} is not ours: {error}") from error
         if cluster.format != entries.FORMAT:
             raise StoreUnfit(

@@ -39,6 +39,10 @@ PART_OVERHEAD_BYTES = 512
 """What a request costs in memory beside its bytes, and again each of its parts: lists, a future."""
 
 
+LAST_ANSWERS_S = 5.0
+"""Of a process that ends: supervisors are patient for 10 to 30 s."""
+
+
 class Acks(IntEnum):
     """When a produce is answered."""
 
@@ -125,9 +129,12 @@ class Writer:
         self._watch = asyncio.create_task(self._watch_deadlines(), name="tidelog-deadlines")
 
     def hurry(self) -> None:
-        """Flushes wait for no interval any more: whoever waits is answered before the end."""
+        """The end is near: flushes wait for no interval any more, and nobody waits for an answer
+        longer than a few seconds."""
         self._is_hurried = True
         self._full.set()
+        last_s = self.clock.boot_s() + LAST_ANSWERS_S
+        self._deadlines = deque((min(at_s, last_s), it) for at_s, it in self._deadlines)
 
     async def close(self) -> None:
         """Flush what is open, then stop. New requests are refused from now on."""
@@ -193,7 +200,8 @@ class Writer:
     def _admit(self, request: Request) -> None:
         if self._closing:
             raise Unavailable("this broker is shutting down: send the request to another")
-        if self.buffered_bytes + _cost(request) > self.settings.buffer_bytes_max:
+        is_over = self.buffered_bytes + _cost(request) > self.settings.buffer_bytes_max
+        if is_over and self.buffered_bytes:  # what the bound of a body let pass always fits alone
             self.counters.throttled += 1
             raise Throttled(
                 f"{self.buffered_bytes} bytes wait to be committed, the bound is "

@@ -33,7 +33,7 @@ def measure(*, is_quick: bool) -> list[Row]:
 
 def _compare(url: str, root: str, records: int) -> list[Row]:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as fn
 
     from storage import spark_source
     from storage.spark_native import read_topic
@@ -58,8 +58,8 @@ def _compare(url: str, root: str, records: int) -> list[Row]:
         for number in range(RUNS + 1):
             for name, read in ways.items():
                 started = time.perf_counter()
-                sums = F.sum(F.length("key")), F.sum(F.length("value")), F.count("*")
-                (row,) = read().agg(*sums, F.max("offset"), F.max("timestamp")).collect()
+                sums = fn.sum(fn.length("key")), fn.sum(fn.length("value")), fn.count("*")
+                (row,) = read().agg(*sums, fn.max("offset"), fn.max("timestamp")).collect()
                 assert row[2] == records, f"{name} saw {row[2]} of {records} records"
                 if number:  # the first round warms the JVM
                     taken[name].append(time.perf_counter() - started)

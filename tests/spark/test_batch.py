@@ -2,6 +2,7 @@
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,20 +147,20 @@ def test_a_snapshot_is_consistent_while_a_writer_goes_on(read: Read, tmp_path: P
             stop.wait(0.005)
         broker.close()
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(write)
         assert opened.wait(30)
-        for _ in range(4):
-            found = spans(read(str(tmp_path), "t"))
-            (first, last, count), other = found[0], found[1]
-            assert other == (first, last, count)
-            assert (first, count) == (0, last + 1)
-            assert count % 3 == 0
-            seen.append((last, count))
-    finally:
-        stop.set()
-        writer.join()
+        try:
+            for _ in range(4):
+                found = spans(read(str(tmp_path), "t"))
+                (first, last, count), other = found[0], found[1]
+                assert other == (first, last, count)
+                assert (first, count) == (0, last + 1)
+                assert count % 3 == 0
+                seen.append((last, count))
+        finally:
+            stop.set()
+            writer.result()
     assert seen == sorted(seen)
     assert seen[0] < seen[-1], "the writer did not go on"
 

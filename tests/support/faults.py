@@ -9,7 +9,7 @@ import enum
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from storage.errors import StoreRefused, Unavailable
@@ -42,6 +42,7 @@ class Answered(NamedTuple):
     outcome: str
 
 
+_hanging: set[asyncio.Task[Any]] = set()
 _catalogs: WeakKeyDictionary[ObjectStore, Catalog] = WeakKeyDictionary()
 
 Plan = Callable[[Call], "Fault | None"]
@@ -218,7 +219,7 @@ class FaultyStore:
         if self.latency is not None:
             await asyncio.sleep(self.latency(call) / 2)
         if self.is_dead:
-            await asyncio.Event().wait()
+            await self._hang()
         return fault
 
     async def _before(self, call: Call) -> None:
@@ -242,8 +243,15 @@ class FaultyStore:
             await asyncio.sleep(self.latency(call) / 2)
         await self._pass(call, is_after=True)
         if self.is_dead:
-            await asyncio.Event().wait()
+            await self._hang()
         return answer
+
+    async def _hang(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        _hanging.add(task)  # the loop alone would let go of it, and asyncio would mind
+        task.add_done_callback(_hanging.discard)
+        await asyncio.Event().wait()
 
     async def _pass(self, call: Call, *, is_after: bool) -> None:
         for gate in self._gates:

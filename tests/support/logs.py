@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from storage.reader import ReaderSettings
 from storage.wal import WalSettings
 from storage.writer import Acks
 from tests.support.clock import ManualClock
-from tests.support.faults import Call, FaultyStore, Plan
+from tests.support.faults import FaultyStore
 from tests.support.records import rows
 
 MANUAL = LogSettings(is_sealing=False)
@@ -36,18 +35,16 @@ CHECKPOINTING = LogSettings(
 _numbers = itertools.count(1)
 
 
-async def opened(
-    inner: ObjectStore,
-    settings: LogSettings = MANUAL,
-    *,
-    plan: Plan = lambda _: None,
-    latency: Callable[[Call], float] | None = None,
-    hot_dir: Path | None = None,
-) -> Log:
-    """A broker's log over a faulty way of its own; its clock is the loop's."""
+def made(inner: ObjectStore, settings: LogSettings = MANUAL, *, hot_dir: Path | None = None) -> Log:
+    """A broker's log, not open yet, over a faulty way of its own; its clock is the loop's."""
     clock = ManualClock(next(_numbers), loop_time=asyncio.get_running_loop().time)
-    store = FaultyStore(inner, plan, latency=latency)
-    log = Log(store, clock, f"b{clock.name}", settings, hot_dir)
+    return Log(FaultyStore(inner), clock, f"b{clock.name}", settings, hot_dir)
+
+
+async def opened(
+    inner: ObjectStore, settings: LogSettings = MANUAL, *, hot_dir: Path | None = None
+) -> Log:
+    log = made(inner, settings, hot_dir=hot_dir)
     await log.open("c0ffee")
     return log
 
@@ -105,7 +102,8 @@ async def read_table(
     while True:
         fetched = await log.fetch(topic, partition, offset, bytes_max=bytes_max)
         if not fetched.pieces:
-            assert fetched.next_offset == offset == fetched.high_watermark
+            # Further on than asked only where a compaction took all that was left.
+            assert fetched.next_offset == fetched.high_watermark
             break
         pieces += [piece.batch for piece in fetched.pieces]
         assert fetched.next_offset > offset

@@ -15,11 +15,12 @@ from tests.system.client import PATIENCE_S, Client, Form, wait_until
 RETRY_S = 0.02
 GIVE_UP_SHARE = 0.2
 MANY_RECORDS_SHARE = 0.1
-RECORDS_MANY = 300
+RECORDS_MANY = 100
 
 
 class Mix(NamedTuple):
-    """What a load is made of. `acks` are drawn for each request."""
+    """What a load is made of. `acks` are drawn for each request; `first` is the number of its first
+    producer, for loads that run side by side."""
 
     topic: str
     partitions: int
@@ -27,6 +28,7 @@ class Mix(NamedTuple):
     acks: tuple[str, ...] = ("all",)
     pad_bytes: int = 40
     pause_s: float = 0.0
+    first: int = 0
 
 
 class Sent(NamedTuple):
@@ -48,7 +50,9 @@ class Load:
         self._sent: list[list[Sent]] = [[] for _ in range(mix.producers)]
         self._failures: list[BaseException] = []
         self._threads = [
-            threading.Thread(target=self._run, args=(number, random.Random(f"{seed}/{number}")))
+            threading.Thread(
+                target=self._run, args=(number, random.Random(f"{seed}/{mix.first + number}"))
+            )
             for number in range(mix.producers)
         ]
 
@@ -90,9 +94,9 @@ class Load:
 
     def _send_next(self, client: Client, producer: int, draw: random.Random) -> None:
         mix, number = self._mix, len(self._sent[producer])
-        form = draw.choice(list(Form))
-        request = Request(self._records(producer, number, form, draw), producer=producer)
-        sent = Sent(request, f"{mix.topic}-{producer}-{number}", form)
+        form, name = draw.choice(list(Form)), mix.first + producer
+        request = Request(self._records(name, number, form, draw), producer=name)
+        sent = Sent(request, f"{mix.topic}-{name}-{number}", form)
         self._sent[producer].append(sent)
         acks = draw.choice(mix.acks)
         gives_up = draw.random() < GIVE_UP_SHARE

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from storage import keys
+from storage import segment as segments
 from storage.entry import Sealed
 from storage.errors import Corrupt, Unavailable
 from storage.hot import Request
@@ -118,13 +119,10 @@ def test_i7_a_seal_while_a_time_is_looked_for_hides_nothing(reads: int) -> None:
             for run_ in log.state.partition("t", 0).tail:
                 run_.timestamp_max = 100
             gate = store.hold("get_range", keys_read[reads - 1])
-            search = asyncio.create_task(
-                log.reader.offset_for_timestamp(log.state.topic("t"), 0, 5)
-            )
+            topic = log.state.topic("t")
+            search = asyncio.create_task(log.reader.offset_for_timestamp(topic, 0, 5))
             await gate.reached.wait()
-            seal = Request(
-                log.clock.new_id(), (), 0, actions=[Sealed(log.state.topic("t").topic_id, 0, 4)]
-            )
+            seal = Request(log.clock.new_id(), (), 0, actions=[Sealed(topic.topic_id, 0, 4)])
             await log.writer.append(seal, Acks.ALL)
             gate.opened.set()
             assert await search == 5
@@ -333,7 +331,7 @@ def test_a_table_that_is_behind_the_wal_is_damage() -> None:
 @pytest.mark.parametrize("kept", [[0, 1, 2], [5], [0, 3, 4, 7], [8, 9], [0, 9]])
 @pytest.mark.parametrize("has_tail", [False, True])
 def test_a_reader_passes_over_what_compaction_took(kept: list[int], has_tail: bool) -> None:
-    """At the end of what is sealed too: a consumer that is told to ask there again, asks for ever."""
+    """At the end of what is sealed too: who is told to ask there again would ask for ever."""
 
     async def main() -> None:
         inner = MemoryStore()
@@ -356,8 +354,6 @@ def test_a_reader_passes_over_what_compaction_took(kept: list[int], has_tail: bo
 
 async def rewrite(log: Log, kept: list[int]) -> None:
     """The one segment of `t`-0 without the other offsets, as a compaction commits it."""
-    from storage import segment as segments
-
     (file,) = await segments_of(log)
     prefix = log.state.topic("t").prefix
     batch = (await read_table(log)).take(kept).combine_chunks().to_batches()
@@ -384,7 +380,7 @@ def test_a_damaged_object_fails_its_own_partition_by_name(damage: str, sealed: b
             for number in (0, 1):
                 await append(log, f"{number}a", partition=number)
                 if sealed:
-                    await log.seal("t")
+                    await log.seal("t", [number])
                 await append(log, f"{number}b", partition=number)
         held = log.state.partition("t", 0)
         topic = log.state.topic("t")

@@ -1,0 +1,138 @@
+"""Brokers on a real S3 server: the whole way of a record, kills, several brokers, lost answers."""
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from storage.s3 import S3Options, S3Store
+from tests.support.broker import Broker
+from tests.support.history import Log, Request, Written, violations
+from tests.support.seaweed import REGION, Seaweed
+from tests.system.checks import check_retries, new_topic, table_at, the_log
+from tests.system.client import Client, wait_until
+from tests.system.load import Load, Mix
+from tests.system.lossy import LossyProxy
+
+PARTITIONS = 3
+
+pytestmark = pytest.mark.seaweed
+
+
+@pytest.fixture
+def store(seaweed: Seaweed) -> str:
+    """A prefix of its own."""
+    return f"s3://{seaweed.bucket}/{secrets.token_hex(4)}/logs"
+
+
+async def table_in(seaweed: Seaweed, store: str) -> Log:
+    """The rows of the only topic's table, by deltalake alone."""
+    options = S3Options(endpoint_url=seaweed.endpoint_url, region=REGION)
+    prefix = store.removeprefix(f"s3://{seaweed.bucket}/")
+    opened = await S3Store.open(seaweed.bucket, prefix, options)
+    try:
+        keys = [info.key async for info in opened.list("topics/")]
+        (topic,) = {key.split("/")[1] for key in keys}
+        options_of_delta = await opened.deltalake_options()
+        return table_at(opened.table_uri(f"topics/{topic}"), PARTITIONS, options_of_delta)
+    finally:
+        await opened.close()
+
+
+async def test_a_record_goes_all_the_way(seaweed: Seaweed, store: str, tmp_path: Path) -> None:
+    """Produced, sealed, read over both tiers after a kill, and seen by others in the table."""
+    topic, seed = new_topic(), secrets.randbits(32)
+    with Broker(
+        tmp_path, store, s3_endpoint=seaweed.endpoint_url, hot_dir=tmp_path / "hot"
+    ) as broker:
+        with Client(broker.base_url) as client:
+            client.create_topic(topic, PARTITIONS)
+            with Load(broker.base_url, Mix(topic, PARTITIONS, acks=("all", "1")), seed) as load:
+                load.wait_for_acks(50)
+                assert client.call("POST", f"/admin/topics/{topic}/seal").status == 200
+                load.wait_for_acks(20)
+                assert client.metrics()["tidelog_sealed_records_total"] > 0
+                broker.restart()
+                load.wait_for_acks(20)
+                sent = load.finish()
+        with Client(broker.base_url) as client:
+            metrics = client.metrics()
+        assert metrics["tidelog_wal_puts_total"] > 10
+        assert metrics["tidelog_requests_per_flush"] == 1.0
+        log = the_log(broker, topic, PARTITIONS)
+        requests = [each.request for each in sent]
+        assert violations(requests, log) == []
+        table = await table_in(seaweed, store)
+        assert any(table.values())
+        for partition, records in table.items():
+            assert records == log[partition][: len(records)]
+        check_retries(broker, topic, [each for each in sent if each.request.is_acked][-10:])
+        assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
+        assert broker.stop() == 0
+
+
+def test_i3_two_brokers_on_one_prefix_are_one_log(
+    seaweed: Seaweed, store: str, tmp_path: Path
+) -> None:
+    topic, seed = new_topic(), secrets.randbits(32)
+    endpoint = {"s3_endpoint": seaweed.endpoint_url}
+    with (
+        Broker(tmp_path / "a", store, hot_dir=tmp_path / "hot-a", **endpoint) as one,
+        Broker(tmp_path / "b", store, hot_dir=tmp_path / "hot-b", **endpoint) as other,
+        Client(one.base_url) as ours,
+        Client(other.base_url) as theirs,
+    ):
+        ours.create_topic(topic, PARTITIONS, segment_ms=500)
+        assert topic in theirs.call("GET", "/topics").json()
+        alone = []
+        with (
+            Load(one.base_url, Mix(topic, PARTITIONS, 2, pause_s=0.01), seed) as load,
+            Load(other.base_url, Mix(topic, PARTITIONS, 2, pause_s=0.01, first=2), seed) as load_2,
+        ):
+            for number in range(10):
+                writer, reader = (ours, theirs) if number % 2 else (theirs, ours)
+                request = Request([Written(b'"alone %d"' % number)], producer=-1)
+                key = f"{topic}-alone-{number}"
+                writer.send(topic, request, key=key)
+                ((place,),) = request.acks
+                seen = reader.read(topic, place.partition, place.offset)
+                assert seen[0].value == request.records[0].value, "seen right after its ack"
+                reader.send(topic, request, key=key)  # a retry on another broker
+                alone.append(request)
+            load_2.wait_for_acks(5)
+            other.restart()
+            load.wait_for_acks(10)
+            load_2.wait_for_acks(10)
+            sent = [*load.finish(), *load_2.finish()]
+        logs = [the_log(broker, topic, PARTITIONS) for broker in (one, other)]
+        assert logs[0] == logs[1]
+        assert violations([*alone, *(each.request for each in sent)], logs[0]) == []
+        assert ours.metrics()["tidelog_wal_lost_total"] > 0, "they never met"
+
+
+def test_answers_that_get_lost_lose_and_double_nothing(
+    seaweed: Seaweed, store: str, tmp_path: Path
+) -> None:
+    """Connections to the store break in the middle of requests and of answers: outcomes of PUTs are
+    unknown, and found out (DESIGN 4)."""
+    topic, seed = new_topic(), secrets.randbits(32)
+    print(f"seed {seed}")
+    with (
+        LossyProxy(seaweed.endpoint_url, seed) as proxy,
+        Broker(tmp_path, store, s3_endpoint=proxy.url, hot_dir=tmp_path / "hot") as broker,
+        Client(broker.base_url) as client,
+    ):
+        client.create_topic(topic, PARTITIONS, segment_ms=300)
+        mix = Mix(topic, PARTITIONS, acks=("all", "1"))
+        with Load(broker.base_url, mix, seed) as load, proxy.losing(answers=0.1, requests=0.1):
+            load.wait_for_acks(100)
+            unknown = "tidelog_wal_unknown_total"
+            wait_until(lambda: client.metrics()[unknown] >= 5, "unknown outcomes")
+            with proxy.losing(answers=0, requests=0):
+                sent = load.finish()
+        assert proxy.broken > 10
+        assert client.metrics()["tidelog_requests_per_flush"] > 1.0
+        requests = [each.request for each in sent]
+        assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
+        broker.restart()
+        assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
