@@ -136,11 +136,11 @@ class Reader:
                     batch = part.batch.slice(offset - part.base_offset)
                     yield Piece(chunks.with_offsets(batch, offset), part.is_json)
                     offset = part.end_offset
-            elif offset < partition.sealed_end:
-                async for piece in self._walk_table(topic, number, offset, partition):
+            elif offset < (sealed_end := partition.sealed_end):  # may move on while we read
+                async for piece in self._walk_table(topic, number, offset, sealed_end):
                     yield piece
                     offset = int(piece.batch.column(0)[-1].as_py()) + 1
-                offset = max(offset, partition.sealed_end)
+                offset = max(offset, sealed_end)
             else:
                 run = partition.tail[partition.run_at(offset)]
                 self._read_ahead(partition, offset)
@@ -149,9 +149,10 @@ class Reader:
                 offset = run.end_offset
 
     async def _walk_table(
-        self, topic: Topic, number: int, offset: int, partition: Partition
+        self, topic: Topic, number: int, offset: int, end: int
     ) -> AsyncIterator[Piece]:
-        end = partition.sealed_end  # what the table holds beyond it is in the tail still
+        """Of [offset, end), where `end` was sealed: what the table holds beyond it is in the tail
+        still."""
         while offset < end:
             index = await self._index(topic, number, end - 1)
             file = index.at_or_after(offset)

@@ -188,6 +188,9 @@ class Sealer:
             written = await asyncio.get_running_loop().run_in_executor(
                 self._threads, _encode, batches, config.compression_type, is_json
             )
+            if (written.base_offset, written.end_offset, written.rows) != (base, upto, upto - base):
+                found = f"{written.rows} records of [{written.base_offset}, {written.end_offset})"
+                raise Corrupt(f"{topic.prefix} partition {number}", f"[{base}, {upto}) has {found}")
             path = keys.segment(number, base, upto, self.clock.new_id().hex())
             await self._upload(f"{topic.prefix}/{path}", written.body)
             files.append(

@@ -338,18 +338,20 @@ class Wal:
 
     async def _load(self) -> None:
         """A new view from the newest checkpoint on. Until it is whole the old one stays, void."""
-        self._fresh_s = -math.inf
-        missing = 0
+        self._fresh_s = fresh_s = -math.inf
+        stuck_at = -1
         while True:
             state = await self._newest_checkpoint()
             checkpoint_seq = state.seq
-            fresh_s = await self._follow_to_newest(state)
-            if fresh_s is not None:
+            try:
+                fresh_s = await self._follow_to_newest(state)
                 break
-            if missing == state.seq + 1:
-                raise Corrupt(keys.wal(missing), "is missing, and the WAL goes on after it")
-            # Collected while we looked, so there is a newer checkpoint; or gone for good.
-            missing = state.seq + 1
+            except Corrupt:
+                # Collected while we looked, or a sleeper's void entry stands where one was: then
+                # there is a newer checkpoint by now. Or it is damaged for good.
+                if stuck_at == state.seq:
+                    raise
+                stuck_at = state.seq
         self.state = state
         self._fresh_s = fresh_s
         self._checkpoint_seq = checkpoint_seq
@@ -358,18 +360,16 @@ class Wal:
             self.listener.on_reset()
         self._checkpoint_if_due()
 
-    async def _follow_to_newest(self, state: ClusterState) -> float | None:
-        """Apply what comes after `state`; since when that is all, None when there is a hole.
-
-        That the next number is absent proves nothing here: a checkpoint is no fresh view, what
-        follows it may have been collected. A listing does: the newest entry never is.
-        """
+    async def _follow_to_newest(self, state: ClusterState) -> float:
+        """Apply what comes after `state`; since when that is all. Raises Corrupt at a hole: that a
+        number is absent proves nothing here, because what follows a checkpoint may be collected; a
+        listing does, because the newest entry never is."""
         while True:
             started_s = self.clock.boot_s()
             numbers = await self._numbers_after(state.seq)
             await self._follow(state, lambda _: None)
             if numbers and numbers[-1] > state.seq:
-                return None
+                raise Corrupt(keys.wal(state.seq + 1), "is missing, and the WAL goes on after it")
             if self.clock.boot_s() - started_s <= self.settings.view_age_max_s:
                 return started_s
 
@@ -431,7 +431,8 @@ class Wal:
             try:
                 for read in reads:
                     decoded = await read
-                    if decoded is None:
+                    # Slept: this may be a sleeper's void entry at a number that was collected.
+                    if decoded is None or (state is self.state and self._is_void()):
                         return started_s
                     if decoded.entry.previous != state.hash:
                         why = "does not name the entry before it: the chain is broken"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-STUCK_S = 5.0
+STUCK_S = 30.0
 """Real seconds without an event, with no timer set: a deadlock."""
 
 

@@ -11,7 +11,7 @@ from storage.folder import FolderStore
 from tests.support.broker import Broker
 from tests.support.history import Log, Read
 from tests.support.records import entries_of
-from tests.system.client import Client
+from tests.system.client import Client, wait_until
 from tests.system.load import Sent
 
 
@@ -31,6 +31,12 @@ def the_log(broker: Broker, topic: str, partitions: int) -> Log:
     """All of it, as a reader of this broker gets it."""
     with Client(broker.base_url) as client:
         return client.read_all(topic, partitions)
+
+
+def wait_for_commits(broker: Broker) -> None:
+    """Until nothing that was acked locally waits for its commit."""
+    with Client(broker.base_url) as client:
+        wait_until(lambda: client.metrics()["tidelog_buffered_bytes"] == 0, "the last commit")
 
 
 def hot_files(folder: Path) -> set[str]:

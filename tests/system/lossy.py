@@ -25,7 +25,6 @@ class LossyProxy:
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self.answers_lost = 0.0
         self.requests_lost = 0.0
-        self.broken = 0
 
     def __enter__(self) -> Self:
         self._start(self._accept)
@@ -63,7 +62,6 @@ class LossyProxy:
         with contextlib.suppress(OSError):
             while block := source.recv(BLOCK):
                 if self._random.random() < getattr(self, share):
-                    self.broken += 1
                     break
                 sink.sendall(block)
         for one in (source, sink):

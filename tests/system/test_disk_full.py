@@ -1,9 +1,11 @@
 """Disks that fill up: a definite no while they are full, nothing half, and work again afterwards
 (I6). A small tmpfs is the disk, so root is needed."""
 
+import io
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,20 +46,27 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def full(disk: Path, room: int = 0) -> Iterator[None]:
-    """No more than `room` bytes are left."""
+    """No more than `room` bytes are left; what a file under way gives back is taken, too."""
     ballast = disk / "ballast"
     with open(ballast, "wb", buffering=0) as file:
-        for size in (2**16, 2**12, 1):
-            try:
-                while file.write(bytes(size)):
-                    pass
-            except OSError:
-                continue
+        while _fill(file):
+            time.sleep(0.2)
         file.truncate(file.tell() - room)
     try:
         yield
     finally:
         ballast.unlink()
+
+
+def _fill(file: io.FileIO) -> int:
+    before = file.tell()
+    for size in (2**16, 2**12, 1):
+        try:
+            while file.write(bytes(size)):
+                pass
+        except OSError:
+            continue
+    return file.tell() - before
 
 
 class Producer:

@@ -19,6 +19,7 @@ from tests.system.checks import (
     new_topic,
     table_of,
     the_log,
+    wait_for_commits,
 )
 from tests.system.client import Client, Form, wait_until
 from tests.system.load import Load, Mix, Sent
@@ -171,6 +172,7 @@ def test_a_broker_that_is_told_to_stop_keeps_all_it_acked(tmp_path: Path) -> Non
                 broker.start()
             load.wait_for_acks(10)
             sent = load.finish()
+        wait_for_commits(broker)
         check_retries(broker, topic, [each for each in sent if each.request.is_acked][-50:])
         assert violations([each.request for each in sent], the_log(broker, topic, PARTITIONS)) == []
     check_chain(tmp_path / "store")

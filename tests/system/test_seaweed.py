@@ -1,6 +1,11 @@
 """Brokers on a real S3 server: the whole way of a record, kills, several brokers, lost answers."""
 
+import os
 import secrets
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,7 +14,7 @@ from storage.s3 import S3Options, S3Store
 from tests.support.broker import Broker
 from tests.support.history import Log, Request, Written, violations
 from tests.support.seaweed import REGION, Seaweed
-from tests.system.checks import check_retries, new_topic, table_at, the_log
+from tests.system.checks import check_retries, new_topic, table_at, the_log, wait_for_commits
 from tests.system.client import Client, wait_until
 from tests.system.load import Load, Mix
 from tests.system.lossy import LossyProxy
@@ -42,23 +47,26 @@ async def table_in(seaweed: Seaweed, store: str) -> Log:
 async def test_a_record_goes_all_the_way(seaweed: Seaweed, store: str, tmp_path: Path) -> None:
     """Produced, sealed, read over both tiers after a kill, and seen by others in the table."""
     topic, seed = new_topic(), secrets.randbits(32)
-    with Broker(
-        tmp_path, store, s3_endpoint=seaweed.endpoint_url, hot_dir=tmp_path / "hot"
-    ) as broker:
+    mix = Mix(topic, PARTITIONS, acks=("all", "1"))
+    endpoint = {"s3_endpoint": seaweed.endpoint_url}
+    with Broker(tmp_path, store, hot_dir=tmp_path / "hot", **endpoint) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS)
-            with Load(broker.base_url, Mix(topic, PARTITIONS, acks=("all", "1")), seed) as load:
-                load.wait_for_acks(50)
-                assert client.call("POST", f"/admin/topics/{topic}/seal").status == 200
-                load.wait_for_acks(20)
-                assert client.metrics()["tidelog_sealed_records_total"] > 0
-                broker.restart()
-                load.wait_for_acks(20)
+            with Load(broker.base_url, mix, seed) as load:
+                load.wait_for_acks(100)
                 sent = load.finish()
-        with Client(broker.base_url) as client:
+            assert client.call("POST", f"/admin/topics/{topic}/seal").status == 200
+            wait_for_commits(broker)
             metrics = client.metrics()
-        assert metrics["tidelog_wal_puts_total"] > 10
+        assert metrics["tidelog_sealed_records_total"] > 0
+        assert metrics["tidelog_wal_puts_total"] == metrics["tidelog_wal_seq"]
         assert metrics["tidelog_requests_per_flush"] == 1.0
+        with Load(broker.base_url, mix._replace(first=mix.producers), seed) as load:
+            load.wait_for_acks(20)
+            broker.restart()
+            load.wait_for_acks(20)
+            sent += load.finish()
+        wait_for_commits(broker)
         log = the_log(broker, topic, PARTITIONS)
         requests = [each.request for each in sent]
         assert violations(requests, log) == []
@@ -86,8 +94,8 @@ def test_i3_two_brokers_on_one_prefix_are_one_log(
         assert topic in theirs.call("GET", "/topics").json()
         alone = []
         with (
-            Load(one.base_url, Mix(topic, PARTITIONS, 2, pause_s=0.01), seed) as load,
-            Load(other.base_url, Mix(topic, PARTITIONS, 2, pause_s=0.01, first=2), seed) as load_2,
+            Load(one.base_url, Mix(topic, PARTITIONS, 1, pause_s=0.01), seed) as load,
+            Load(other.base_url, Mix(topic, PARTITIONS, 1, pause_s=0.01, first=1), seed) as load_2,
         ):
             for number in range(10):
                 writer, reader = (ours, theirs) if number % 2 else (theirs, ours)
@@ -125,14 +133,51 @@ def test_answers_that_get_lost_lose_and_double_nothing(
         client.create_topic(topic, PARTITIONS, segment_ms=300)
         mix = Mix(topic, PARTITIONS, acks=("all", "1"))
         with Load(broker.base_url, mix, seed) as load, proxy.losing(answers=0.1, requests=0.1):
-            load.wait_for_acks(100)
             unknown = "tidelog_wal_unknown_total"
-            wait_until(lambda: client.metrics()[unknown] >= 5, "unknown outcomes")
+            wait_until(lambda: client.metrics()[unknown] >= 20, "unknown outcomes")
+            load.wait_for_acks(20)
             with proxy.losing(answers=0, requests=0):
                 sent = load.finish()
-        assert proxy.broken > 10
         assert client.metrics()["tidelog_requests_per_flush"] > 1.0
         requests = [each.request for each in sent]
         assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
         broker.restart()
         assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
+
+
+@contextmanager
+def silent(seaweed: Seaweed) -> Iterator[None]:
+    """The server takes connections and bytes, and says nothing; afterwards it does it all."""
+    os.kill(seaweed.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(seaweed.pid, signal.SIGCONT)
+
+
+def test_a_broker_that_stops_while_the_store_is_silent(
+    seaweed: Seaweed, store: str, tmp_path: Path
+) -> None:
+    """Its clients are told in time that nobody knows, and it ends once the store answers."""
+    topic = new_topic()
+    unknown, local = (Request([Written(b'"%d"' % it)], is_keyed=False) for it in range(2))
+    endpoint = {"s3_endpoint": seaweed.endpoint_url}
+    with Broker(tmp_path, store, hot_dir=tmp_path / "hot", **endpoint) as broker:
+        with Client(broker.base_url) as client:
+            client.create_topic(topic, PARTITIONS)
+        with ThreadPoolExecutor(2) as pool:
+            with silent(seaweed):
+                status = pool.submit(_send_alone, broker, topic, unknown, "all")
+                assert _send_alone(broker, topic, local, "1") == 200
+                stopped = pool.submit(broker.stop)
+                assert status.result() == 504
+            assert stopped.result() == 0
+        assert "Traceback" not in broker.log()
+        broker.settings["hot_dir"] = tmp_path / "another"
+        broker.start()
+        assert violations([unknown, local], the_log(broker, topic, PARTITIONS)) == []
+
+
+def _send_alone(broker: Broker, topic: str, request: Request, acks: str) -> int:
+    with Client(broker.base_url) as client:
+        return client.send(topic, request, acks=acks)

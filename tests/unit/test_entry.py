@@ -4,7 +4,7 @@ import struct
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import entry as entries
@@ -29,6 +29,7 @@ from storage.entry import (
     encode_header,
 )
 from storage.errors import Corrupt
+from tests.support.properties import examples
 
 KEY = keys.wal(7)
 PREVIOUS = bytes(range(32))
@@ -103,7 +104,7 @@ def refused(body: bytes, *, seq: int = 7, previous: bytes | None = PREVIOUS) -> 
 
 
 @given(entry_values, st.binary(max_size=50))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 def test_what_goes_in_comes_out(entry: Entry, body: bytes) -> None:
     header, entry_hash = encode_header(entry)
     assert entries.header_length(header[:16], KEY) == len(header)
@@ -137,7 +138,7 @@ def test_every_flipped_bit_is_corrupt() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300)
 def test_noise_is_corrupt(noise: bytes) -> None:
     refused(noise)
     refused(entries.MAGIC + noise)
@@ -151,7 +152,7 @@ def test_noise_is_corrupt(noise: bytes) -> None:
         max_leaves=12,
     )
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300)
 def test_other_messages_are_corrupt(value: object) -> None:
     refused(framed(msgspec.msgpack.encode(value)))
 

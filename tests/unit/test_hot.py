@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import chunk as chunks
@@ -16,6 +16,7 @@ from storage.errors import IdempotencyMismatch, UnknownTopic
 from storage.hot import ClosedSegment, Encoded, PartRows, Request
 from storage.state import ClusterState, Outcome
 from tests.support.clock import ManualClock
+from tests.support.properties import examples
 from tests.support.records import rows
 
 IDS = ["a" * 32, "b" * 32]
@@ -124,7 +125,7 @@ shapes = st.lists(
 
 
 @given(shapes, st.sampled_from(["", "lz4", "zstd"]))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
     """Against the plainest model: requests one after the other, each whole or refused."""
     drawn = Drawn(shapes)
@@ -166,7 +167,7 @@ def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
 
 
 @given(shapes)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 def test_what_is_handed_to_the_cache_is_what_was_applied(shapes) -> None:
     drawn = Drawn(shapes)
     segment = ClosedSegment(drawn.requests)

@@ -2,11 +2,12 @@
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import chunk as chunks
 from storage.tail import MERGE_ROWS_MAX, PIECE_OVERHEAD, Piece, TailCache
+from tests.support.properties import examples
 from tests.support.records import rows
 
 KEYS = [("a" * 32, 0), ("a" * 32, 1), ("b" * 32, 0)]
@@ -48,7 +49,7 @@ adds = st.tuples(
 
 
 @given(st.lists(adds, max_size=60), st.integers(0, 60_000))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 def test_i3_what_is_held_is_what_was_added_and_runs_to_the_end(added, bytes_max: int) -> None:
     cache = TailCache(bytes_max)
     ends = dict.fromkeys(KEYS, 0)

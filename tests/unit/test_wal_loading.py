@@ -224,6 +224,25 @@ def test_a_checkpoint_that_is_collected_while_it_is_looked_at_is_looked_for_agai
     run(main)
 
 
+def test_a_first_checkpoint_that_is_written_while_one_looks_is_found() -> None:
+    """None is listed; then there is one, and the WAL begins behind it."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        wal = await with_topic(inner)
+        late = wal_on(inner)
+        gate = store_of(late).hold("list", keys.CHECKPOINTS, is_after=True)
+        opening = asyncio.create_task(late.open(CLUSTER_ID))
+        await gate.reached.wait()
+        await wal.commit(one(wal, "a"))
+        await checkpoint_and_collect(wal, inner)
+        gate.opened.set()
+        await opening
+        assert late.state.encode() == wal.state.encode()
+
+    run(main)
+
+
 def test_strange_keys_among_ours_are_passed_over() -> None:
     async def main() -> None:
         inner = MemoryStore()

@@ -302,6 +302,77 @@ def test_i5_a_broker_that_slept_while_it_loaded_its_view_is_a_zombie_too(verb: s
     run(main)
 
 
+def test_i5_a_sleeper_that_reads_another_sleepers_void_entry_does_not_take_it() -> None:
+    """Two slept at one view. One made the collected number again; the other reads that: it fits on
+    what it knows, and is no part of the log. Neither its readers nor its pollers may see it."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        first = await with_topic(inner)
+        second, other = await opened(inner), await opened(inner)
+        put = store_of(first).hold("create", keys.wal(2))
+        commit = asyncio.create_task(first.commit(one(first, "void")))
+        await put.reached.wait()
+        await other.commit(one(other, "0"))
+        probe, read = (store_of(second).hold("get_range", keys.wal(2)) for _ in range(2))
+        refresh = asyncio.create_task(second.refresh())
+        probe.opened.set()  # there is something; it falls asleep when it goes to take it
+        await read.reached.wait()
+        for i in range(1, 3):
+            await other.commit(one(other, str(i)))
+        await checkpoint_and_collect(other, inner)
+        for wal in (first, second):
+            suspend(wal, 2 * HOUR_S)
+        put.opened.set()
+        with pytest.raises(CommitUnknown):
+            await commit
+        heard: list[int] = []
+
+        class Listening:
+            def on_applied(self, outcomes) -> None:
+                heard.append(second.state.partition("t", 0).high_watermark)
+
+            def on_reset(self) -> None:
+                assert second.state.encode() == other.state.encode()
+
+        second.listener = Listening()
+        read.opened.set()
+        await refresh
+        assert heard == []
+        assert second.state.encode() == other.state.encode()
+
+    run(main)
+
+
+def test_i5_a_void_entry_before_true_ones_is_no_broken_chain_for_a_new_view() -> None:
+    """Whoever loads from an older checkpoint, asleep for a while, meets it: the newest one leads
+    past it."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        zombie = await with_topic(inner)
+        await zombie.checkpoint()
+        other, late = await opened(inner), wal_on(inner)
+        put = store_of(zombie).hold("create", keys.wal(2))
+        commit = asyncio.create_task(zombie.commit(one(zombie, "void")))
+        listed = store_of(late).hold("list", keys.CHECKPOINTS, is_after=True)
+        opening = asyncio.create_task(late.open(CLUSTER_ID))
+        await put.reached.wait()
+        await listed.reached.wait()
+        for i in range(3):
+            await other.commit(one(other, str(i)))
+        await other.checkpoint()
+        await inner.delete([keys.wal(1), keys.wal(2)])
+        suspend(zombie, 2 * HOUR_S)
+        put.opened.set()
+        await commit  # made again at a new number
+        listed.opened.set()
+        await opening
+        assert late.state.encode() == zombie.state.encode()
+
+    run(main)
+
+
 def test_a_broker_is_never_seen_with_half_a_view() -> None:
     """While a void view is loaded, nobody sees the state go back in time."""
 

@@ -1,0 +1,322 @@
+"""Format 1 as it was written down once: what it means stays, and today's code writes the same.
+
+What fails here on purpose of nobody is a change of the format, which every cluster out there would
+meet: a reader of old objects must go on, and new ones need a new version (FORMAT.md).
+"""
+
+import asyncio
+import hashlib
+import shutil
+import struct
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import msgspec
+import pyarrow as pa
+import pytest
+
+from storage import chunk as chunks
+from storage import entry as entries
+from storage import hotlog
+from storage import segment as segments
+from storage.clock import SystemClock
+from storage.entry import HotMark, IdempotencyKey
+from storage.folder import FolderStore
+from storage.log import Log, LogSettings
+from storage.state import ClusterState
+from storage.wal import CHECKPOINT_MAGIC
+from tests.golden.make import FOLDER, HOT, make
+from tests.support.records import fold
+
+CLUSTER_ID = "0123456789abcdef0123456789abcdef"
+A, B = "a" * 32, "b" * 32
+ENTRIES = [f"wal/{seq:020}" for seq in range(1, 8)]
+CHECKPOINT = f"checkpoints/{6:020}"
+DATA = "data/00/00000000000000070000000000000013"
+HOT_FILE = f"{HOT}/{'e' * 32}-000000.hot"
+SEGMENT = f"topics/flights-{A}/partition=0/{0:020}-{3:020}-00000000000000070000000000000016.parquet"
+START = datetime.fromtimestamp(1_700_000_000, UTC)
+
+
+def golden(name: str) -> bytes:
+    return (FOLDER / name).read_bytes()
+
+
+def number(value: int) -> bytes:
+    """An id as the clock of `make` drew it."""
+    return (7).to_bytes(8, "big") + value.to_bytes(8, "big")
+
+
+def after_ms(value: int) -> datetime:
+    return START + timedelta(milliseconds=value)
+
+
+# -- today's code writes what was written then
+
+
+@pytest.fixture(scope="module")
+def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("golden") / "made"
+    make(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["cluster.json", *ENTRIES, DATA, CHECKPOINT, HOT_FILE])
+def test_the_same_input_gives_the_same_bytes(today: Path, name: str) -> None:
+    assert (today / name).read_bytes() == golden(name)
+
+
+def test_the_same_objects_are_made(today: Path) -> None:
+    def names(folder: Path) -> set[str]:
+        return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+    assert names(today) == names(FOLDER)
+
+
+# -- entries
+
+
+def test_an_entry_is_what_format_md_says() -> None:
+    """Without our own code: magic, lengths, checksums, the chain, the order of fields."""
+    previous = bytes(32)
+    for seq, name in enumerate(ENTRIES, 1):
+        body = golden(name)
+        magic, length, crc = struct.unpack_from("<8sII", body)
+        header, rest = body[16 : 16 + length], body[16 + length :]
+        assert magic == b"TIDEWAL1"
+        assert google_crc32c.value(header) == crc
+        format_, said, named, entry_id, writer, at_ms, carried, commits = msgspec.msgpack.decode(
+            header
+        )
+        assert (format_, said, named, writer) == (1, seq, previous, "golden-broker")
+        assert at_ms == 1_700_000_000_000 + seq * 1500
+        assert len(entry_id) == 16
+        assert commits
+        previous = hashlib.blake2b(header, digest_size=32).digest()
+        for _, _, position, size, crc, *_, data in carried:
+            where = golden(data) if data else rest
+            assert google_crc32c.value(where[position : position + size]) == crc
+        assert sum(size for _, _, _, size, *_, data in carried if not data) == len(rest)
+
+
+def test_the_commits_of_an_entry() -> None:
+    _, length, _ = struct.unpack_from("<8sII", golden(ENTRIES[1]))
+    header = msgspec.msgpack.decode(golden(ENTRIES[1])[16 : 16 + length])
+    key = ["order-17", bytes(range(16)), 3]
+    assert header[6:] == [
+        [
+            [A, 0, 0, 744, 4238561746, 6, 1699999999995, 1700000000003, False, "", 744, ""],
+            [A, 2, 744, 600, 3672268034, 2, 1700000000000, 1700000000001, True, "", 600, ""],
+            [A, 1, 1344, 624, 4251275232, 2, 1700000000000, 1700000000000, True, "", 624, ""],
+            [B, 0, 1968, 568, 1435384145, 1, 5, 5, True, "", 568, ""],
+            [
+                "f" * 32,
+                0,
+                2536,
+                560,
+                2889032621,
+                1,
+                1700000000000,
+                1700000000000,
+                True,
+                "",
+                560,
+                "",
+            ],
+        ],
+        [
+            [number(7), [["append", 0, 0, 5], ["append", 1, 0, 2]], None, None],
+            [number(9), [["append", 2, 0, 1]], key, None],
+            [number(10), [["append", 2, 1, 1]], key, None],
+            [number(11), [["append", 0, 5, 1]], None, ["d" * 32, 3]],
+            [number(12), [["append", 3, 0, 1]], None, ["e" * 32, 0]],
+            [number(13), [["append", 4, 0, 1]], None, None],
+        ],
+    ]
+
+
+def test_the_other_actions() -> None:
+    def actions(name: str) -> list[Any]:
+        _, length, _ = struct.unpack_from("<8sII", golden(name))
+        commits = msgspec.msgpack.decode(golden(name)[16 : 16 + length])[7]
+        return [action for commit in commits for action in commit[1]]
+
+    assert actions(ENTRIES[0]) == [
+        ["create-topic", "flights", A, 2, {"retention.ms": "1000"}],
+        ["create-topic", "audit.log", B, 1, {"message.timestamp.type": "LogAppendTime"}],
+        ["create-topic", "gone", "c" * 32, 1, {}],
+        ["create-topic", "gone", "9" * 32, 1, {}],
+        ["add-partitions", A, 3],
+    ]
+    assert actions(ENTRIES[5]) == [
+        ["sealed", A, 0, 3],
+        ["retire-hot-log", "d" * 32],
+        ["alter-topic", A, {"retention.ms": None, "segment.ms": "60000"}],
+        ["delete-topic", "c" * 32],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "size", "crc"),
+    [(ENTRIES[2], "lz4", 5901, 960167772), (ENTRIES[3], "zstd", 2918, 1160339645)],
+)
+def test_a_packed_chunk(name: str, codec: str, size: int, crc: int) -> None:
+    body = golden(name)
+    decoded = entries.decode(body, name, seq=int(name[-1]), previous=None)
+    packed, plain = decoded.entry.chunks
+    assert (packed.codec, packed.size, packed.raw_size, packed.crc32c) == (codec, size, 43728, crc)
+    assert (plain.codec, plain.size, plain.raw_size) == ("", 552, 552)
+    start = decoded.body_start
+    batch = chunks.decode(
+        body[start : start + size], crc=crc, rows=400, codec=codec, raw_size=43728, key=name
+    )
+    assert batch.column("value")[399].as_py() == b'{"row":399,"pad":"%s"}' % (b"x" * 60)
+    assert batch.column("timestamp")[399].as_py() == after_ms(399)
+    assert batch.schema == pa.schema(
+        {
+            "timestamp": pa.timestamp("us", tz="UTC"),
+            "key": pa.binary(),
+            "value": pa.binary(),
+            "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
+        }
+    )
+
+
+# -- checkpoints
+
+
+def test_a_checkpoint_is_the_fold_of_its_entries(tmp_path: Path) -> None:
+    body = golden(CHECKPOINT)
+    assert body[:8] == CHECKPOINT_MAGIC == b"TIDECKP1"
+    assert int.from_bytes(body[8:12], "little") == google_crc32c.value(body[12:])
+    state = ClusterState.decode(body[12:], CHECKPOINT)
+    assert state.encode() == body[12:]
+    shutil.copytree(FOLDER / "wal", tmp_path / "wal")
+    (tmp_path / ENTRIES[-1]).unlink()  # it came after the checkpoint
+    store = FolderStore(tmp_path)
+    folded, outcomes = asyncio.run(fold(store, CLUSTER_ID))
+    asyncio.run(store.close())
+    assert folded.encode() == body[12:]
+    refused = [str(outcome.refusal) for found in outcomes for outcome in found if outcome.refusal]
+    assert refused == ["topic 'gone' already exists", f"topic {'f' * 32!r} does not exist"]
+    assert [outcome.is_duplicate for outcome in outcomes[1]] == [False, False, True, *[False] * 3]
+
+
+def test_the_state_of_a_checkpoint() -> None:
+    raw = msgspec.msgpack.decode(golden(CHECKPOINT)[12:])
+    format_, cluster_id, seq, hash_, time_ms, topics, deleted, keys, hot_logs = raw
+    assert (format_, cluster_id, seq, time_ms) == (1, CLUSTER_ID, 6, 1700000009000)
+    _, length, _ = struct.unpack_from("<8sII", golden(ENTRIES[5]))
+    header = golden(ENTRIES[5])[16 : 16 + length]
+    assert hash_ == hashlib.blake2b(header, digest_size=32).digest()
+    assert [topic[:4] for topic in topics] == [
+        ["flights", A, 1700000001500, {"segment.ms": "60000"}],
+        ["audit.log", B, 1700000001500, {"message.timestamp.type": "LogAppendTime"}],
+    ]
+    assert [partition[:3] for topic in topics for partition in topic[4]] == [
+        [0, 3, 6],  # log start, sealed end, high watermark
+        [0, 0, 3],
+        [0, 0, 803],
+        [0, 0, 1],
+    ]
+    assert deleted == [["gone", "c" * 32, 1700000009000]]
+    key = ["order-17", bytes(range(16)), 3]
+    assert keys == [[key, 1700000003000, [["flights", 1, 0, 1]]]]
+    assert hot_logs == {"e" * 32: 0}
+
+
+# -- segments
+
+
+FLIGHTS = [
+    {"timestamp": after_ms(0), "key": b'"EWR"', "value": b'{"dep_delay":2}', "headers": None},
+    {
+        "timestamp": after_ms(1),
+        "key": None,
+        "value": None,
+        "headers": [
+            {"key": "a", "value": b"1"},
+            {"key": "a", "value": None},
+            {"key": "\u00e9", "value": b""},
+        ],
+    },
+    {"timestamp": after_ms(-5), "key": b"", "value": b"", "headers": []},
+    {"timestamp": after_ms(3), "key": b"\x00\xff", "value": b"\xfe not JSON", "headers": None},
+]
+
+
+def test_a_segment() -> None:
+    body = golden(SEGMENT)
+    footer = segments.read_footer(body, len(body), SEGMENT)
+    (group,) = footer.groups
+    assert not footer.is_json
+    assert (group.rows, group.base_offset, group.end_offset) == (3, 0, 3)
+    assert (group.timestamp_min, group.timestamp_max) == (1699999999995, 1700000000001)
+    batch = footer.decode_group(0, body[group.start : group.start + group.length], SEGMENT)
+    assert batch.to_pylist() == [
+        {"offset": offset, **record} for offset, record in enumerate(FLIGHTS[:3])
+    ]
+
+
+# -- hot logs
+
+
+def test_a_hot_log(tmp_path: Path) -> None:
+    (tmp_path / Path(HOT_FILE).name).write_bytes(golden(HOT_FILE))
+    (found,) = hotlog.recover(tmp_path, CLUSTER_ID)
+    assert found.log_id == "e" * 32
+    assert [request.hot for request in found.requests] == [HotMark("e" * 32, n) for n in range(3)]
+    committed, keyed, wide = found.requests
+    assert (committed.topic_id, committed.key, committed.is_json) == (B, None, True)
+    assert keyed.key == IdempotencyKey("order-18", bytes(16), 3)
+    assert (keyed.topic_id, wide.topic_id, wide.is_json) == (A, None, False)
+    assert [(part.topic_id, part.partition) for part in wide.parts] == [(A, 1), (B, 0)]
+    rows = [[part.rows.to_pylist() for part in request.parts] for request in found.requests]
+    values = [[[row["value"] for row in part] for part in parts] for parts in rows]
+    assert values[:2] == [[[b'"hot"']], [[b'"acked"', b'"both"']]]
+    assert rows[2][0] == FLIGHTS
+    assert values[2][1] == [b'"two topics"']
+    hotlog.discard([found])
+
+
+# -- all of it
+
+
+def test_a_broker_of_today_goes_on_from_there(tmp_path: Path) -> None:
+    """The whole cluster with what its hot log holds, over both tiers, and one record more."""
+    shutil.copytree(FOLDER, tmp_path / "store")
+    found = asyncio.run(_read_all(tmp_path / "store"))
+    assert [len(found["flights", number]) for number in range(3)] == [9, 8, 803]
+    assert found["flights", 0][:4] == FLIGHTS
+    values = {partition: [row["value"] for row in rows] for partition, rows in found.items()}
+    assert values["flights", 0][4:] == [b"1", b'"hot"', b'"acked"', b'"both"', b'"today"']
+    assert values["flights", 1][:4] == [
+        b'"keyed"',
+        b'"small"',
+        b'"small"',
+        b'"after the checkpoint"',
+    ]
+    assert found["flights", 1][4:] == FLIGHTS
+    assert values["flights", 2][:2] == [b"2", b"3"]
+    assert values["flights", 2][802] == b'"referred"'
+    assert values["audit.log", 0] == [b'"stamped by the log"', b'"two topics"']
+    assert found["audit.log", 0][0]["timestamp"] == after_ms(3000)
+
+
+async def _read_all(folder: Path) -> dict[tuple[str, int], list[Any]]:
+    store = FolderStore(folder)
+    log = Log(store, SystemClock(), "today", LogSettings(is_sealing=False), folder / HOT)
+    await log.open(CLUSTER_ID)
+    record = chunks.Rows([1], [None], [b'"today"'])
+    await log.append(log.state.topic("flights"), [(0, record)], size=7, is_json=True)
+    found = {}
+    for topic, number, _ in log.state.partitions():
+        fetched = await log.fetch(topic.name, number, 0, bytes_max=2**20)
+        rows = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
+        assert [row.pop("offset") for row in rows] == list(range(fetched.high_watermark))
+        found[topic.name, number] = rows
+    await log.close()
+    await store.close()
+    return found
