@@ -151,15 +151,22 @@ class Client:
         has asked the store."""
         found: list[Read] = []
         while True:
-            path = f"/topics/{topic}/partitions/{partition}/records?offset={offset}"
-            answer = self.call("GET", f"{path}&max_bytes=67108864", headers={"Accept": ARROW})
-            assert answer.status == 200, answer
-            table = pa.ipc.open_stream(answer.body).read_all()
-            if not table.num_rows:
+            page, offset = self.read_page(topic, partition, offset)
+            if not page:
                 return found
-            columns = (table.column(name).to_pylist() for name in ("offset", "value", "key"))
-            found += map(Read, *columns)
-            offset = int(answer.headers["tidelog-next-offset"])
+            found += page
+
+    def read_page(
+        self, topic: str, partition: int, offset: int, bytes_max: int = 2**26
+    ) -> tuple[list[Read], int]:
+        """One fetch: its records, and the offset to go on from."""
+        path = f"/topics/{topic}/partitions/{partition}/records"
+        query = f"offset={offset}&max_bytes={bytes_max}"
+        answer = self.call("GET", f"{path}?{query}", headers={"Accept": ARROW})
+        assert answer.status == 200, answer
+        table = pa.ipc.open_stream(answer.body).read_all()
+        columns = (table.column(name).to_pylist() for name in ("offset", "value", "key"))
+        return list(map(Read, *columns)), int(answer.headers["tidelog-next-offset"])
 
     def read_all(self, topic: str, partitions: int) -> Log:
         return {number: self.read(topic, number) for number in range(partitions)}

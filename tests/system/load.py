@@ -1,7 +1,8 @@
-"""Producers in threads: requests one after the other, each retried under its key until it is acked.
+"""Producers and readers in threads, for as long as brokers are killed and tails are sealed.
 
-A few are given up after an attempt of unknown outcome, so that logs with unknown requests are met.
-What every attempt came to is written down for `tests.support.history`.
+Producers send one request after the other, each retried under its key until it is acked. A few are
+given up after an attempt of unknown outcome, so that logs with unknown requests are met. What every
+attempt came to is written down for `tests.support.history`.
 """
 
 import random
@@ -10,7 +11,7 @@ import time
 from typing import NamedTuple, Self
 
 from tests.support.history import Request, Written
-from tests.system.client import PATIENCE_S, Client, Form, wait_until
+from tests.system.client import PATIENCE_S, AnswerLost, Client, Form, NotSent, wait_until
 
 RETRY_S = 0.02
 GIVE_UP_SHARE = 0.2
@@ -124,3 +125,45 @@ class Load:
             partition = draw.randrange(self._mix.partitions) if is_placed else None
             records.append(Written(value, key, partition))
         return records
+
+
+class Reading:
+    """Reads a partition from its begin to its end, again and again, in pages of a few records; any
+    offset that is not the next one is a failure. Runs from `with` to the end of the block."""
+
+    def __init__(self, base_url: str, topic: str, partition: int) -> None:
+        self._base_url = base_url
+        self._where = (topic, partition)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with Client(self._base_url) as client:
+            while not self._stop.is_set():
+                try:
+                    self._read_all(client)
+                except (NotSent, AnswerLost):
+                    time.sleep(RETRY_S)
+                except BaseException as error:  # noqa: BLE001 - told to whoever looks
+                    self.failures.append(repr(error))
+                    return
+
+    def _read_all(self, client: Client) -> None:
+        at = 0
+        while not self._stop.is_set():
+            page, next_offset = client.read_page(*self._where, at, bytes_max=20_000)
+            found = [read.offset for read in page]
+            if found != list(range(at, next_offset)):
+                self.failures.append(f"asked for {at}, got {found}, then to go on at {next_offset}")
+            at = next_offset
+            if not page:
+                return

@@ -22,7 +22,7 @@ from tests.system.checks import (
     wait_for_commits,
 )
 from tests.system.client import Client, Form, wait_until
-from tests.system.load import Load, Mix, Sent
+from tests.system.load import Load, Mix, Reading, Sent
 
 Result = TypeVar("Result")
 
@@ -223,11 +223,12 @@ def test_i7_kills_while_sealing_leave_no_row_twice_and_none_missing(tmp_path: Pa
     topic, folder, seed = new_topic(), tmp_path / "store", secrets.randbits(32)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    with Broker(tmp_path, seal_check_interval_ms=10) as broker:
+    with Broker(tmp_path, seal_check_interval_ms=10, tail_cache_bytes=0) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS, segment_bytes=20_000, segment_ms=200)
-        seen = []
-        with Load(broker.base_url, Mix(topic, PARTITIONS, pad_bytes=200), seed) as load:
+        seen, mix = [], Mix(topic, PARTITIONS, pad_bytes=200)
+        reading = Reading(broker.base_url, topic, 0)
+        with Load(broker.base_url, mix, seed) as load, reading:
             for _ in range(KILLS):
                 load.wait_for_acks(5)
                 with Client(broker.base_url) as client:
@@ -240,6 +241,7 @@ def test_i7_kills_while_sealing_leave_no_row_twice_and_none_missing(tmp_path: Pa
                 broker.start()
             load.wait_for_acks(10)
             sent = load.finish()
+        assert reading.failures == []
         requests = [each.request for each in sent]
         log = the_log(broker, topic, PARTITIONS)
         assert violations(requests, log) == []
