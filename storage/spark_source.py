@@ -123,7 +123,7 @@ def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("tidelog")` known to this Spark session; its workers must have tidelog installed."""
+    """Make `format("tidelog")` known to this Spark session; workers must have tidelog installed."""
     if spark not in _registered:  # a second time Spark warns that the first was replaced
         spark.dataSource.register(TidelogSource)
         _registered.add(spark)
