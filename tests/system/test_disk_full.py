@@ -137,7 +137,8 @@ def test_i6_a_full_hot_dir_refuses_acks_1_alone(disk: Path, tmp_path: Path) -> N
 def test_what_was_acked_locally_waits_for_a_store_with_room(disk: Path, tmp_path: Path) -> None:
     """There is room for the probe of a starting broker, and none for what the hot log holds."""
     topic, hot = new_topic(), tmp_path / "hot"
-    with Broker(tmp_path, str(disk / "store"), hot_dir=hot, flush_interval_ms=60_000) as broker:
+    patient = {"hot_dir": hot, "flush_interval_ms": 60_000, "produce_timeout_ms": 120_000}
+    with Broker(tmp_path, str(disk / "store"), **patient) as broker:
         with Client(broker.base_url) as client:
             producer = Producer(client, topic)
             sizes = [DISK_BYTES // 16] * 4

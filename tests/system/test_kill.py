@@ -62,7 +62,7 @@ def test_under_load_every_ack_is_kept(tmp_path: Path) -> None:
 
 # -- acks=1
 
-HELD_BACK = {"flush_interval_ms": 60_000}
+HELD_BACK = {"flush_interval_ms": 60_000, "produce_timeout_ms": 120_000}
 """The first flush comes at once, and is spent on making the topic; what is acked locally later
 stays in the hot log alone."""
 

@@ -271,7 +271,8 @@ def test_a_corrupt_checkpoint_is_passed_over(folder: Path, tmp_path: Path) -> No
 
 def test_a_hot_dir_of_another_cluster(folder: Path, tmp_path: Path) -> None:
     hot = tmp_path / "hot"
-    with Broker(tmp_path / "other", hot_dir=hot, flush_interval_ms=60_000) as broker:
+    patient = {"hot_dir": hot, "flush_interval_ms": 60_000, "produce_timeout_ms": 120_000}
+    with Broker(tmp_path / "other", **patient) as broker:
         broker.create_topic("t")
         with Client(broker.base_url) as client:
             body = b'{"records":[{"value":"eA=="}]}'
