@@ -30,7 +30,7 @@ HEADER_BYTES_MAX = 64 * 1024 * 1024
 _PREFIX = struct.Struct("<8sII")
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The records of one partition in one closed hot segment.
 
     `data` is empty when the chunk lies in this entry, and then `position` counts from the end of
@@ -52,11 +52,11 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     data: str = ""
 
 
-class Action(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+class Action(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
     """Something that `apply` does. Decided by kind; unknown kinds do not decode."""
 
 
-class Append(Action, frozen=True, array_like=True, tag="append"):
+class Append(Action, frozen=True, array_like=True, tag="append", gc=False):
     """Rows [first_row, first_row + count) of the entry's chunk number `chunk`."""
 
     chunk: int
@@ -64,7 +64,7 @@ class Append(Action, frozen=True, array_like=True, tag="append"):
     count: int
 
 
-class CreateTopic(Action, frozen=True, array_like=True, tag="create-topic"):
+class CreateTopic(Action, frozen=True, array_like=True, tag="create-topic", gc=False):
     """Refused when the name is taken. The id makes a later topic of that name another topic."""
 
     name: str
@@ -73,27 +73,27 @@ class CreateTopic(Action, frozen=True, array_like=True, tag="create-topic"):
     configs: dict[str, str]
 
 
-class DeleteTopic(Action, frozen=True, array_like=True, tag="delete-topic"):
+class DeleteTopic(Action, frozen=True, array_like=True, tag="delete-topic", gc=False):
     """The topic is gone for readers and writers; its objects are collected later."""
 
     topic_id: str
 
 
-class AlterTopic(Action, frozen=True, array_like=True, tag="alter-topic"):
+class AlterTopic(Action, frozen=True, array_like=True, tag="alter-topic", gc=False):
     """Set configs (value) or return them to their defaults (None)."""
 
     topic_id: str
     configs: dict[str, str | None]
 
 
-class AddPartitions(Action, frozen=True, array_like=True, tag="add-partitions"):
+class AddPartitions(Action, frozen=True, array_like=True, tag="add-partitions", gc=False):
     """Grow to `partitions`; refused when that is no growth."""
 
     topic_id: str
     partitions: int
 
 
-class Sealed(Action, frozen=True, array_like=True, tag="sealed"):
+class Sealed(Action, frozen=True, array_like=True, tag="sealed", gc=False):
     """The partition's table holds everything below `end_offset`: trim the tail."""
 
     topic_id: str
@@ -101,7 +101,7 @@ class Sealed(Action, frozen=True, array_like=True, tag="sealed"):
     end_offset: int
 
 
-class RetireHotLog(Action, frozen=True, array_like=True, tag="retire-hot-log"):
+class RetireHotLog(Action, frozen=True, array_like=True, tag="retire-hot-log", gc=False):
     """The hot log's file is gone for good: its mark need not be remembered."""
 
     log_id: str
@@ -110,7 +110,7 @@ class RetireHotLog(Action, frozen=True, array_like=True, tag="retire-hot-log"):
 AnyAction = Append | CreateTopic | DeleteTopic | AlterTopic | AddPartitions | Sealed | RetireHotLog
 
 
-class IdempotencyKey(msgspec.Struct, frozen=True, array_like=True):
+class IdempotencyKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request's key, the hash of what it asked for, and how many partitions its topic had: a
     retry must be parted as the first was, or its records could not be told apart in the answer."""
 
@@ -119,14 +119,14 @@ class IdempotencyKey(msgspec.Struct, frozen=True, array_like=True):
     partitions: int = 0
 
 
-class HotMark(msgspec.Struct, frozen=True, array_like=True):
+class HotMark(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """This commit is number `seq` of a broker's local hot log (acks=1): applied at most once."""
 
     log_id: str
     seq: int
 
 
-class Commit(msgspec.Struct, frozen=True, array_like=True):
+class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The unit of atomicity (I4): all actions or a recorded refusal."""
 
     commit_id: bytes
@@ -135,7 +135,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
     hot: HotMark | None = None
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The header of a WAL object: everything but the records. `at_ms` is the writer's clock."""
 
     format: int

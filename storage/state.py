@@ -52,7 +52,7 @@ KEY_WINDOW_MS = 3_600_000
 """How long a key is remembered, in entry time."""
 
 
-class Run(msgspec.Struct, array_like=True):
+class Run(msgspec.Struct, array_like=True, gc=False):
     """Consecutive records of the tail that lie in one chunk: where each offset's bytes are.
 
     `position` is absolute in `object_key`'s bytes. `append_ms` >= 0 replaces the records'
@@ -117,7 +117,7 @@ class Topic(msgspec.Struct, array_like=True):
         return keys.topic(self.name, self.topic_id)
 
 
-class DeletedTopic(msgspec.Struct, array_like=True, frozen=True):
+class DeletedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A tombstone: kept until nothing of the topic's prefix is left."""
 
     name: str
@@ -125,7 +125,7 @@ class DeletedTopic(msgspec.Struct, array_like=True, frozen=True):
     deleted_ms: int
 
 
-class RememberedKey(msgspec.Struct, array_like=True, frozen=True):
+class RememberedKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a request with an Idempotency-Key was answered."""
 
     claim: IdempotencyKey

@@ -32,6 +32,7 @@ ENCODE_INLINE_BYTES = 2 * 1024 * 1024
 """Smaller segments are encoded on the loop, ~250 us a MiB: a thread would wait as long for the
 interpreter's lock, each time it comes back from Arrow."""
 
+
 GATHER_ROUNDS_MAX = 8
 """How often a flush looks whether more has just arrived, ~50 us each under load."""
 

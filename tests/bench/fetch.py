@@ -4,7 +4,7 @@ random."""
 import asyncio
 import random
 import statistics
-import tempfile
+from pathlib import Path
 
 import httpx
 
@@ -22,29 +22,28 @@ PAGE_BYTES = 114_000
 """About 1,000 records an answer."""
 
 
-def measure(*, is_quick: bool) -> list[Row]:
+def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     seconds = 1.0 if is_quick else 3.0
     cold_records = COLD_RECORDS // 5 if is_quick else COLD_RECORDS
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"file://{folder}/store"
-        with Broker(url) as broker:
-            broker.create_topic("bench", 1)
-            fill(broker, HOT_RECORDS)
-            for name, accept, target in (("JSON", JSON, 3e6), ("Arrow", ARROW, 12e6)):
-                paths = _pages(0, HOT_RECORDS)
-                rows.append(_row(f"hot, {name}", broker, accept, paths, seconds, target))
-            fill(broker, cold_records - HOT_RECORDS)
-            seal(broker)
-        for name, accept, target in (("JSON", JSON, 2.5e6), ("Arrow", ARROW, 4e6)):
-            with Broker(url) as broker:  # empty caches; each page is asked for once
-                paths = _pages(0, cold_records)
-                rows.append(_row(f"cold, in order, {name}", broker, accept, paths, None, target))
-        draw = random.Random(1)
-        with Broker(url, segment_cache_bytes=0) as broker:
-            starts = [draw.randrange(cold_records - 1000) for _ in range(200)]
-            paths = [_path(start) for start in starts]
-            rows.append(_row("cold, at random, JSON", broker, JSON, paths, seconds, 0.5e6))
+    url = f"file://{folder}"
+    with Broker(url) as broker:
+        broker.create_topic("bench", 1)
+        fill(broker, HOT_RECORDS)
+        for name, accept, target in (("JSON", JSON, 3e6), ("Arrow", ARROW, 12e6)):
+            paths = _pages(0, HOT_RECORDS)
+            rows.append(_row(f"hot, {name}", broker, accept, paths, seconds, target))
+        fill(broker, cold_records - HOT_RECORDS)
+        seal(broker)
+    for name, accept, target in (("JSON", JSON, 2.5e6), ("Arrow", ARROW, 4e6)):
+        with Broker(url) as broker:  # empty caches; each page is asked for once
+            paths = _pages(0, cold_records)
+            rows.append(_row(f"cold, in order, {name}", broker, accept, paths, None, target))
+    draw = random.Random(1)
+    with Broker(url, segment_cache_bytes=0) as broker:
+        starts = [draw.randrange(cold_records - 1000) for _ in range(200)]
+        paths = [_path(start) for start in starts]
+        rows.append(_row("cold, at random, JSON", broker, JSON, paths, seconds, 0.5e6))
     return rows
 
 

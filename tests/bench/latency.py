@@ -3,10 +3,10 @@
 import asyncio
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from storage.s3 import S3Options
 from storage.stores import open_store
@@ -21,10 +21,10 @@ SLACK_MS = 2.0
 FACTOR = 1.5
 
 
-def measure(*, is_quick: bool) -> list[Row]:
+def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     rows = []
     for name, stores in (("file", _folder), ("SeaweedFS", _seaweed)):
-        with stores() as (url, settings, s3):
+        with stores(folder) as (url, settings, s3):
             puts: list[float] = []
             acks: list[float] = []
             with Broker(url, **settings) as broker:
@@ -78,13 +78,12 @@ Stores = tuple[str, dict[str, object], S3Options | None]
 
 
 @contextmanager
-def _folder() -> Iterator[Stores]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield f"file://{folder}/store", {}, None
+def _folder(folder: Path) -> Iterator[Stores]:
+    yield f"file://{folder}", {}, None
 
 
 @contextmanager
-def _seaweed() -> Iterator[Stores]:
+def _seaweed(_: Path) -> Iterator[Stores]:
     with running_seaweed() as server:
         environment = {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,

@@ -2,7 +2,7 @@
 
 import asyncio
 import statistics
-import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -44,11 +44,11 @@ BODIES = {
 }
 
 
-def measure(*, is_quick: bool) -> list[Row]:
+def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     seconds = 1.0 if is_quick else 4.0
     rows = []
-    for case in CASES:
-        with tempfile.TemporaryDirectory() as folder, Broker(f"file://{folder}/store") as broker:
+    for number, case in enumerate(CASES):
+        with Broker(f"file://{folder}/{number}") as broker:
             broker.create_topic("bench", PARTITIONS)
             runs = [_run(broker, case, seconds) for _ in range(RUNS)]
             flushes = _requests_per_flush(broker)

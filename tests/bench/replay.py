@@ -4,9 +4,9 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.bench.broker import Broker
 from tests.bench.fetch import fill, seal
@@ -17,18 +17,17 @@ RECORDS = 4_000_000
 TARGET = 1.15
 
 
-def measure(*, is_quick: bool) -> list[Row]:
+def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     if shutil.which("java") is None:
         return [Row("replay", "skipped", 0, "", note="Java 17 is needed for Spark")]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     records = RECORDS // 10 if is_quick else RECORDS
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"file://{folder}/store"
-        with Broker(url) as broker:
-            broker.create_topic("bench", 6)
-            fill(broker, records)
-            seal(broker)
-        return _compare(url, f"{folder}/store", records)
+    url = f"file://{folder}"
+    with Broker(url) as broker:
+        broker.create_topic("bench", 6)
+        fill(broker, records)
+        seal(broker)
+    return _compare(url, str(folder), records)
 
 
 def _compare(url: str, root: str, records: int) -> list[Row]:
