@@ -80,7 +80,10 @@ class Call:
         raw: bytes = self.scope["query_string"]
         if not raw:
             return {}
-        return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True))
+        text = raw.decode("latin-1")
+        if "%" in text or "+" in text or "&&" in text:
+            return dict(parse_qsl(text, keep_blank_values=True))
+        return {name: value for name, _, value in (part.partition("=") for part in text.split("&"))}
 
     async def body(self, bytes_max: int) -> bytes:
         """The whole body. Raises RecordTooLarge without reading more than the bound (I10), and

@@ -37,7 +37,7 @@ from storage.errors import (
 )
 from storage.log import Log
 from storage.model import Placement
-from storage.partitioner import NoSuchPartition, Split, Sticky, split
+from storage.partitioner import NoSuchPartition, Places, Sticky, place, tally
 from storage.state import Topic
 from storage.writer import Acks
 
@@ -87,33 +87,33 @@ class Produce:
         acks = _acks(query)
         topic = await self.topic(topic_name)
         try:
-            number, produced, key, parts = self._parted(call, topic, partition, body, format_name)
+            number, produced, key, places = self._placed(call, topic, partition, body, format_name)
         except UnknownPartition:
             topic = await self.newest(topic)
-            number, produced, key, parts = self._parted(call, topic, partition, body, format_name)
-        placements = await self.append(topic, produced, parts, acks, key, len(body))
+            number, produced, key, places = self._placed(call, topic, partition, body, format_name)
+        placements = await self.append(topic, produced, places, acks, key, len(body))
         if key is not None and placements is not None:
-            parts = self._parts_of_first(parts, produced, number, key)
+            places = self._places_of_first(places, produced, number, key)
         self._counters.add_records_in(produced.count, len(body))
         if query.get("async") == "true":
             return Answer(204, b"")
         if format_name == "arrow":
-            return Answer(200, _ranges(parts, _placed(parts, placements)))
-        placed = _placed(parts, placements)
-        return Answer(200, wire_out.encode_placements(placed, parts, produced.count))
+            return Answer(200, _ranges(places, placements, produced.count))
+        return Answer(200, wire_out.encode_placements(places, placements, produced.count))
 
     async def append(
         self,
         topic: Topic,
         produced: wire_in.Produced,
-        parts: Split,
+        places: Places,
         acks: Acks,
         key: IdempotencyKey | None,
         size: int,
     ) -> list[Placement] | None:
         """Hand checked records to the log; None when their offsets are not known yet."""
+        parts = [(places, produced.rows)]
         return await self._log.append(
-            topic, parts.parts, size=size, is_json=produced.is_json, acks=acks, key=key
+            topic, parts, size=size, is_json=produced.is_json, acks=acks, key=key
         )
 
     async def topic(self, name: str) -> Topic:
@@ -133,10 +133,10 @@ class Produce:
         await self._log.wal.refresh()
         return self._log.state.topic(topic.name)
 
-    def _parted(
+    def _placed(
         self, call: Call, topic: Topic, partition: str | None, body: bytes, format_name: str
-    ) -> tuple[int | None, wire_in.Produced, IdempotencyKey | None, Split]:
-        """The path's partition, the records, the request's key, and the records by partition."""
+    ) -> tuple[int | None, wire_in.Produced, IdempotencyKey | None, Places]:
+        """The path's partition, the records, the request's key, and where the records go."""
         number = None if partition is None else _partition(topic, partition)
         produced = self._decode(body, format_name)
         name = client_key(call)
@@ -144,7 +144,7 @@ class Produce:
         if name is not None:
             mark = fingerprint(f"{topic.topic_id}/{number}/{format_name}", body)
             key = IdempotencyKey(name, mark, len(topic.partitions))
-        return number, produced, key, self.split(topic, produced, number, key)
+        return number, produced, key, self.place(topic, produced, number, key)
 
     def _decode(self, body: bytes, format_name: str) -> wire_in.Produced:
         now_ms = self._log.clock.now_ms()
@@ -155,38 +155,38 @@ class Produce:
             raise _schema_error(body)
         return wire_in.decode_json(body, cast("wire_in.Format", format_name), now_ms)
 
-    def split(
+    def place(
         self,
         topic: Topic,
         produced: wire_in.Produced,
         number: int | None,
         key: IdempotencyKey | None,
-    ) -> Split:
-        """The records by partition, checked. A keyed request is parted by nothing but its content
-        and the number of partitions: a retry gets the same parts, on any broker."""
+    ) -> Places:
+        """Where the checked records go. A keyed request is parted by nothing but its content and
+        the number of partitions: a retry gets the same parts, on any broker."""
         check_sizes(produced.rows, self._log.state.config(topic).max_message_bytes)
         try:
             if key is not None:
-                return _split_keyed(produced, number, key)
+                return _place_keyed(produced, number, key)
             count = len(topic.partitions)
-            return split(produced.rows, produced.partitions, count, self.sticky, otherwise=number)
+            return place(produced.rows, produced.partitions, count, self.sticky, otherwise=number)
         except NoSuchPartition as error:
             raise UnknownPartition(topic.name, error.partition, error.count) from error
 
-    def _parts_of_first(
-        self, parts: Split, produced: wire_in.Produced, number: int | None, key: IdempotencyKey
-    ) -> Split:
-        """`parts`, or what they were when the request was first made: if the topic has grown since
+    def _places_of_first(
+        self, places: Places, produced: wire_in.Produced, number: int | None, key: IdempotencyKey
+    ) -> Places:
+        """`places`, or what they were when the request was first made: if the topic has grown since
         then, the placements are of those."""
         known = self._log.state.remembered(key.key)
         if known is None or known.claim.partitions == key.partitions:
-            return parts
-        return _split_keyed(produced, number, known.claim)
+            return places
+        return _place_keyed(produced, number, known.claim)
 
 
-def _split_keyed(produced: wire_in.Produced, number: int | None, key: IdempotencyKey) -> Split:
+def _place_keyed(produced: wire_in.Produced, number: int | None, key: IdempotencyKey) -> Places:
     sticky = Sticky(int.from_bytes(key.fingerprint[:8], "little"))
-    return split(produced.rows, produced.partitions, key.partitions, sticky, otherwise=number)
+    return place(produced.rows, produced.partitions, key.partitions, sticky, otherwise=number)
 
 
 def check_sizes(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
@@ -197,9 +197,10 @@ def check_sizes(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
             if size > bytes_max:
                 raise _record_too_large(index, size, bytes_max)
         return
-    if rows.nbytes <= bytes_max:
+    before = chunks.sizes_before(rows)
+    if before[-1] <= bytes_max:
         return
-    sizes = chunks.sizes(rows)
+    sizes = before[1:] - before[:-1]
     index = int(sizes.argmax())
     if sizes[index] > bytes_max:
         raise _record_too_large(index, int(sizes[index]), bytes_max)
@@ -250,18 +251,16 @@ def fingerprint(goal: str, body: bytes) -> bytes:
     return digest.digest()
 
 
-def _placed(parts: Split, placements: list[Placement] | None) -> list[tuple[int, int | None]]:
-    """Partition and base offset of each part; the offset is None while it is not known."""
-    if placements is None:
-        return [(partition, None) for partition, _ in parts.parts]
-    return [(placement.partition, placement.base_offset) for placement in placements]
-
-
-def _ranges(parts: Split, placed: list[tuple[int, int | None]]) -> bytes:
+def _ranges(places: Places, placements: list[Placement] | None, count: int) -> bytes:
     """The answer to columns is columns' size: one range a partition, not one line a record."""
+    ranges: list[tuple[int, int | None, int]] = (
+        [(partition, None, rows) for partition, rows in tally(places, count)]
+        if placements is None
+        else [(placed.partition, placed.base_offset, placed.count) for placed in placements]
+    )
     said = [
-        {"partition": partition, "base_offset": base, "count": chunks.count(rows)}
-        for (partition, base), (_, rows) in zip(placed, parts.parts, strict=True)
+        {"partition": partition, "base_offset": base, "count": rows}
+        for partition, base, rows in ranges
     ]
     return msgspec.json.encode({"partitions": said})
 

@@ -21,7 +21,7 @@ from service.telemetry import HttpCounters
 from storage.entry import IdempotencyKey
 from storage.errors import InvalidRequest, LogError, UnknownPartition, UnknownTopic
 from storage.log import Log
-from storage.partitioner import Split
+from storage.partitioner import Places
 from storage.state import Topic
 from storage.writer import Acks
 
@@ -120,11 +120,11 @@ class ProduceV3:
         # Looked up for each record: in the day that a stream may last the topic may go, and grow.
         topic = await self._produce.topic(topic_name)
         try:
-            key, parts = self._parted(topic, produced, record, name)
+            key, places = self._placed(topic, produced, record, name)
         except UnknownPartition:
             topic = await self._produce.newest(topic)
-            key, parts = self._parted(topic, produced, record, name)
-        placements = await self._produce.append(topic, produced, parts, Acks.ALL, key, len(record))
+            key, places = self._placed(topic, produced, record, name)
+        placements = await self._produce.append(topic, produced, places, Acks.ALL, key, len(record))
         self._counters.add_records_in(1, len(record))
         assert placements is not None, "acks=all gives placements"
         (placement,) = placements
@@ -139,14 +139,14 @@ class ProduceV3:
             "value": _shown(decoded.value),
         }
 
-    def _parted(
+    def _placed(
         self, topic: Topic, produced: wire_in.Produced, record: bytes, name: str | None
-    ) -> tuple[IdempotencyKey | None, Split]:
+    ) -> tuple[IdempotencyKey | None, Places]:
         key = None
         if name is not None:
             mark = fingerprint(f"{topic.topic_id}/v3", record)
             key = IdempotencyKey(name, mark, len(topic.partitions))
-        return key, self._produce.split(topic, produced, None, key)
+        return key, self._produce.place(topic, produced, None, key)
 
 
 async def _records(call: Call) -> AsyncIterator[bytes]:

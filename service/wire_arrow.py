@@ -22,7 +22,8 @@ from storage.chunk import (
     TIMESTAMP_TYPE,
     US_PER_MS,
     concat,
-    conform,
+    no_headers,
+    same_timestamps,
     timestamps_us,
 )
 from storage.errors import InvalidRequest, RecordTooLarge
@@ -118,19 +119,25 @@ def _read(
     batch: pa.RecordBatch, now_ms: int, budget: _Budget, *, is_exact: bool
 ) -> "tuple[pa.RecordBatch, Column | None]":
     """A batch as CHUNK_SCHEMA with all timestamps, and its `partition` column."""
-    budget.take(batch.num_rows * ROW_BYTES)
+    rows = batch.num_rows
+    budget.take(rows * ROW_BYTES)
+    batch.validate(full=True)  # these bytes come from outside
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if not is_exact:
-        batch.validate(full=True)
-        names = batch.schema.names
-        columns = [_cast(batch.column(name), name, budget) for name in names]
-        batch = pa.RecordBatch.from_arrays(columns, names=names)
-    rows = conform(batch)
-    _check_headers(rows.column("headers"))
-    stamps: Any = rows.column("timestamp")
-    if (filled := _stamped(stamps, now_ms)) is not stamps:
-        rows = rows.set_column(0, CHUNK_SCHEMA.field(0), filled)
-    said = batch.column("partition") if "partition" in batch.schema.names else None
-    return rows, said
+        columns = {name: _cast(column, name, budget) for name, column in columns.items()}
+    stamps, key, headers = map(columns.get, ("timestamp", "key", "headers"))
+    if headers is not None:
+        _check_headers(headers)
+    conformed = pa.RecordBatch.from_arrays(
+        [
+            same_timestamps(now_ms, rows) if stamps is None else _stamped(stamps, now_ms),
+            pa.nulls(rows, pa.binary()) if key is None else key,
+            columns["value"],
+            no_headers(rows) if headers is None else headers,
+        ],
+        schema=CHUNK_SCHEMA,
+    )
+    return conformed, columns.get("partition")
 
 
 def _cast(column: Column, name: str, budget: _Budget) -> Column:
@@ -173,7 +180,7 @@ def _headers(column: Column, budget: _Budget) -> Column:
     """Lists of (key, value) of any string and binary types."""
     lists: Any = column
     if pa.types.is_null(lists.type):
-        return pa.nulls(len(column), HEADERS_TYPE)
+        return no_headers(len(column))
     is_list = pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type)
     pair = lists.type.value_type if is_list else pa.null()
     if not pa.types.is_struct(pair) or sorted(field.name for field in pair) != ["key", "value"]:

@@ -27,7 +27,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Raw
 
-from storage.chunk import CHUNK_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE, US_PER_MS, Headers, Rows
+from storage.chunk import (
+    CHUNK_SCHEMA,
+    HEADERS_TYPE,
+    Headers,
+    Rows,
+    no_headers,
+    same_timestamps,
+    timestamps,
+)
 from storage.errors import InvalidRequest, RecordTooLarge
 
 Format: TypeAlias = Literal["json", "binary", "text"]
@@ -246,15 +254,15 @@ def _batch(records: list[Any], fmt: Format, now_ms: int, is_plain: bool) -> pa.R
     column = _COLUMNS[fmt]
     keys = column([record.key for record in records])
     values = column([record.value for record in records])
-    headers: Column = pa.nulls(len(records), HEADERS_TYPE)
+    headers: Column = no_headers(len(records))
     if is_plain:
-        stamps = np.full(len(records), now_ms, dtype=np.int64)
+        stamps = same_timestamps(now_ms, len(records))
     else:
-        stamps = np.array(_timestamps(records, now_ms), dtype=np.int64)
+        stamps = timestamps(np.array(_timestamps(records, now_ms), dtype=np.int64))
         if any(record.headers for record in records):
             headers = _headers_column([record.headers for record in records])
     return pa.RecordBatch.from_arrays(
-        [pa.array(stamps * US_PER_MS).view(TIMESTAMP_TYPE), keys, values, headers],
+        [stamps, keys, values, headers],
         schema=CHUNK_SCHEMA,
     )
 

@@ -5,10 +5,10 @@ a few records the ~50 us that this takes however little there is would be most o
 are written one by one, to the same bytes. Pure.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,8 @@ from service import wire_text
 from service.wire_in import Format
 from service.wire_text import EMPTY, decimal, scalar
 from storage.chunk import US_PER_MS, concat, timestamps_us
-from storage.partitioner import Split
-
-Positions: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
+from storage.model import Placement
+from storage.partitioner import Places, tally
 
 FEW = 12
 """Up to this many records are written one by one; measured, the two ways meet at ~20."""
@@ -91,19 +90,20 @@ def encode_sse(
     return _encode(_fixed(_EVENTS, topic, partition, fmt), batches, is_json)
 
 
-def encode_placements(placed: Sequence[tuple[int, int | None]], split: Split, count: int) -> bytes:
+def encode_placements(places: Places, placements: Sequence[Placement] | None, count: int) -> bytes:
     """The v2 answer to a produce: where each of `count` records came to lie, in request order.
 
-    `placed` is (partition, base offset) of each of `split.parts`; the base offset is None when it
-    is not known yet (acks=1, 0).
+    `placements` is one for each partition that `places` names; None while offsets are not known
+    (acks=1, 0).
     """
+    bases = {placed.partition: placed.base_offset for placed in placements or ()}
     reports: tuple[bytes | memoryview, ...]
-    if split.part_of_row is None or split.row_in_part is None:
-        reports = _run_of_reports(*placed[0], count)
+    if isinstance(places, int):
+        reports = _run_of_reports(places, bases.get(places), count)
     elif count <= FEW_REPORTS:
-        reports = _few_reports(placed, split.part_of_row, split.row_in_part)
+        reports = _few_reports(places, bases)
     else:
-        reports = _mixed_reports(placed, split.part_of_row, split.row_in_part)
+        reports = _mixed_reports(np.asarray(places), bases)
     # One join: each copy of a large answer is fresh pages from the system.
     return b"".join((b'{"offsets":[', *reports, b'],"key_schema_id":null,"value_schema_id":null}'))
 
@@ -274,27 +274,29 @@ def _run_of_reports(partition: int, base: int | None, count: int) -> tuple[bytes
     return begin.encode(), offsets, _REPORT_END.encode()
 
 
-def _few_reports(
-    placed: Sequence[tuple[int, int | None]], part_of_row: Positions, row_in_part: Positions
-) -> tuple[bytes]:
+def _few_reports(places: Iterable[int], bases: dict[int, int]) -> tuple[bytes]:
     reports = []
-    for part, row in zip(part_of_row, row_in_part, strict=True):
-        partition, base = placed[part]
-        offset = "null" if base is None else base + row
+    following = dict(bases)
+    for partition in places:
+        offset: int | str = "null"
+        if partition in following:
+            offset = following[partition]
+            following[partition] += 1
         reports.append(f'{{"partition":{partition},"offset":{offset}{_REPORT_END}')
     return (",".join(reports).encode(),)
 
 
-def _mixed_reports(
-    placed: Sequence[tuple[int, int | None]], part_of_row: Positions, row_in_part: Positions
-) -> tuple[memoryview]:
-    parts = np.asarray(part_of_row)
-    bases = np.array([-1 if base is None else base for _, base in placed], dtype=np.int64)[parts]
-    begins: Any = pa.array([f'{{"partition":{partition},"offset":' for partition, _ in placed])
-    offsets: Any = pa.array(bases + np.asarray(row_in_part)).cast(pa.string())
-    if (bases < 0).any():
-        offsets = pc.if_else(pa.array(bases < 0), "null", offsets)
+def _mixed_reports(places: npt.NDArray[np.int64], bases: dict[int, int]) -> tuple[memoryview]:
+    counts = tally(places, len(places))
+    begins: Any = pa.array([f'{{"partition":{partition},"offset":' for partition, _ in counts])
+    index = np.searchsorted([partition for partition, _ in counts], places)
+    offsets: Any = pa.scalar("null")
+    if bases:
+        runs = [np.arange(bases[which], bases[which] + rows) for which, rows in counts]
+        numbers = np.empty(len(places), dtype=np.int64)
+        numbers[np.argsort(index, kind="stable")] = np.concatenate(runs)
+        offsets = pa.array(numbers).cast(pa.string())
     reports = pc.binary_join_element_wise(
-        begins.take(pa.array(parts)), offsets, _REPORT_END + ",", ""
+        begins.take(pa.array(index)), offsets, _REPORT_END + ",", ""
     )
     return (_content(reports)[:-1],)

@@ -125,7 +125,9 @@ class HotLog:
         does not say.
         """
         parts = [
-            _Part(part.topic_id, part.partition, _message(part.rows)) for part in request.parts
+            _Part(part.topic_id, partition, _message(rows))
+            for part in request.parts
+            for partition, rows in part.parted()
         ]
         frame = _Frame(request.commit_id, request.is_json, request.topic_id, request.key, parts)
         done = asyncio.get_running_loop().create_future()

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from storage import chunk as chunks
 from storage import hotlog, keys, topics
 from storage.chunk import Rows
 from storage.clock import Clock
@@ -40,6 +39,7 @@ from storage.hot import ClosedSegment, Encoded, PartRows, Request
 from storage.manifest import Table
 from storage.model import Placement
 from storage.objectstore import ObjectStore
+from storage.partitioner import Places
 from storage.reader import Piece, Reader, ReaderSettings
 from storage.sealer import Sealer, SealerSettings
 from storage.state import PARTITIONS_MAX, ClusterState, Outcome, Partition, Topic
@@ -239,24 +239,25 @@ class Log:
     async def append(
         self,
         topic: Topic,
-        parts: Sequence[tuple[int, Rows | pa.RecordBatch]],
+        parts: Sequence[tuple[Places, Rows | pa.RecordBatch]],
         *,
         size: int,
         is_json: bool,
         acks: Acks = Acks.ALL,
         key: IdempotencyKey | None = None,
     ) -> list[Placement] | None:
-        """Append one request's records, atomically: `parts` are (partition, rows), at most one a
-        partition; `size` is their bytes. Placements in order of `parts`, None for acks 0 and 1.
+        """Append one request's records, atomically: `parts` are (where to, rows); `size` is their
+        bytes. Placements in order of `parts`, and within one by partition; None for acks 0 and 1.
 
         Raises UnknownPartition, Throttled, Unavailable, CommitUnknown, IdempotencyMismatch.
         """
-        for partition, part in parts:
-            if not 0 <= partition < len(topic.partitions):
-                raise UnknownPartition(topic.name, partition, len(topic.partitions))
-            if not chunks.count(part):
-                raise InvalidRequest(f"the request has no record for {topic.name}-{partition}")
-        rows = [PartRows(topic.topic_id, partition, rows) for partition, rows in parts]
+        rows = [PartRows(topic.topic_id, places, rows) for places, rows in parts]
+        for part in rows:
+            for partition, count in part.tally:
+                if not 0 <= partition < len(topic.partitions):
+                    raise UnknownPartition(topic.name, partition, len(topic.partitions))
+                if not count:
+                    raise InvalidRequest(f"the request has no record for {topic.name}-{partition}")
         request = Request(
             self.clock.new_id(),
             rows,

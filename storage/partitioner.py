@@ -1,4 +1,4 @@
-"""Which partition each record of a request goes to, and the request's rows parted by it.
+"""Which partition each record of a request goes to, and rows parted by it.
 
 Kafka's rules: an explicit partition wins, else murmur2 of the key exactly as the Java client
 computes it (so that every producer of a key, by whatever protocol, meets in one partition), else
@@ -7,8 +7,9 @@ seeded by its owner. Knows rows and columns, nothing of topics or requests.
 """
 
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ Lengths: TypeAlias = npt.NDArray[np.int32]
 Said: TypeAlias = "Sequence[int | None] | Column | None"
 Partitions: TypeAlias = "Said | int"
 """What a request says: a partition per record (null: none said), one for all, or nothing."""
+Places: TypeAlias = "int | list[int] | Ints"
+"""Where records go: one partition for all, or one for each."""
 
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
@@ -46,18 +49,6 @@ class NoSuchPartition(InvalidRequest):
         self.row = row
         self.partition = partition
         self.count = count
-
-
-class Split(NamedTuple):
-    """A request's rows by partition: one part each, rows in request order within it.
-
-    Record i of the request is row `row_in_part[i]` of `parts[part_of_row[i]]`; both are None when
-    one part holds all rows in order.
-    """
-
-    parts: list[tuple[int, Rows | pa.RecordBatch]]
-    part_of_row: Sequence[int] | Ints | None = None
-    row_in_part: Sequence[int] | Ints | None = None
 
 
 class Sticky:
@@ -127,30 +118,63 @@ def partitions_of(keys: pa.BinaryArray, count: int) -> npt.NDArray[np.int32]:
     return partitions
 
 
-def split(
+def place(
     rows: Rows | pa.RecordBatch,
     partitions: Partitions,
     count: int,
     sticky: Sticky,
     *,
     otherwise: int | None = None,
-) -> Split:
-    """Part the rows of one request over the `count` partitions of its topic.
+) -> Places:
+    """Where the rows of one request go, among the `count` partitions of its topic.
 
     `otherwise` is the partition of records that say none themselves (a produce to
     `/partitions/{p}`); an int as `partitions` means the same. Raises NoSuchPartition.
-    A batch that goes to one partition is handed on untouched.
     """
     if isinstance(partitions, int):
         otherwise, partitions = partitions, None
     if otherwise is not None and not 0 <= otherwise < count:
         raise NoSuchPartition(0, otherwise, count)
     if partitions is None and (otherwise is not None or count == 1):
-        return Split([(otherwise or 0, rows)])
+        return otherwise or 0
     if isinstance(rows, Rows):
         said = partitions.to_pylist() if isinstance(partitions, pa.Array) else partitions
-        return _part_rows(rows, _place_rows(rows, said, count, sticky, otherwise))
-    return _part_batch(rows, _place_batch(rows, partitions, count, sticky, otherwise), count)
+        few = _place_rows(rows, said, count, sticky, otherwise)
+        return few if len(set(few)) > 1 else few[0]
+    placed = _place_batch(rows, partitions, count, sticky, otherwise)
+    return placed if (placed != placed[0]).any() else int(placed[0])
+
+
+def tally(places: Places, rows: int) -> list[tuple[int, int]]:
+    """The partitions that `rows` records go to, in ascending order, and how many go there."""
+    if isinstance(places, int):
+        return [(places, rows)]
+    if isinstance(places, list):
+        return sorted(Counter(places).items())
+    counts = np.bincount(places)
+    used = np.flatnonzero(counts)
+    return list(zip(used.tolist(), counts[used].tolist(), strict=True))
+
+
+def part(batch: pa.RecordBatch, places: Places) -> list[tuple[int, pa.RecordBatch]]:
+    """The rows by partition, in ascending order; those of one keep their order.
+
+    A batch that goes to one partition is handed on untouched.
+    """
+    if isinstance(places, int):
+        return [(places, batch)]
+    placed = np.asarray(places)
+    # A radix sort for 16 bits, which all numbers of partitions fit that anybody has.
+    order = np.argsort(
+        placed.astype(np.uint16) if placed.max() < 1 << 16 else placed, kind="stable"
+    )
+    ordered = _take(batch, order)
+    parts = []
+    start = 0
+    for partition, count in tally(placed, len(placed)):
+        parts.append((partition, ordered.slice(start, count)))
+        start += count
+    return parts
 
 
 # --- rows: small requests, plain Python
@@ -176,31 +200,6 @@ def _place_rows(
         for row, partition in zip(keyless, spread, strict=True):
             placed[row] = partition
     return placed  # type: ignore[return-value]  # every None was replaced
-
-
-def _part_rows(rows: Rows, placed: list[int]) -> Split:
-    members: dict[int, list[int]] = {}
-    row_in_part = []
-    for row, partition in enumerate(placed):
-        part = members.setdefault(partition, [])
-        row_in_part.append(len(part))
-        part.append(row)
-    if len(members) == 1:
-        return Split([(placed[0], rows)])
-    index = {partition: part for part, partition in enumerate(members)}
-    parts: list[tuple[int, Rows | pa.RecordBatch]] = [
-        (partition, _pick(rows, picked)) for partition, picked in members.items()
-    ]
-    return Split(parts, [index[partition] for partition in placed], row_in_part)
-
-
-def _pick(rows: Rows, picked: list[int]) -> Rows:
-    return Rows(
-        [rows.timestamps[row] for row in picked],
-        [rows.keys[row] for row in picked],
-        [rows.values[row] for row in picked],
-        None if rows.headers is None else [rows.headers[row] for row in picked],
-    )
 
 
 # --- batches: numpy
@@ -252,42 +251,6 @@ def _by_key(batch: pa.RecordBatch, count: int) -> Ints:
     if keys.null_count == batch.num_rows:
         return np.full(batch.num_rows, -1)
     return partitions_of(keys, count).astype(np.int64)
-
-
-def _part_batch(batch: pa.RecordBatch, placed: Ints, count: int) -> Split:
-    starts = _run_starts(placed)
-    if starts.size <= 1:
-        return Split([(int(placed[0]), batch)] if starts.size else [])
-    # Runs of different partitions (no keys, or a request in order) are slices: nothing is copied.
-    if starts.size <= count and np.unique(placed[starts]).size == starts.size:
-        return _parts(batch, np.arange(batch.num_rows), starts, placed[starts])
-    small = placed.astype(np.uint16) if count <= 1 << 16 else placed
-    order = np.argsort(small, kind="stable")  # a radix sort for 16 bits
-    ordered = placed[order]
-    starts = _run_starts(ordered)
-    return _parts(_take(batch, order), order, starts, ordered[starts])
-
-
-def _run_starts(placed: Ints) -> Ints:
-    """Rows whose partition differs from that of the row before, and row 0."""
-    if not placed.size:
-        return np.empty(0, dtype=np.int64)
-    return np.concatenate(([0], np.flatnonzero(placed[1:] != placed[:-1]) + 1))
-
-
-def _parts(batch: pa.RecordBatch, order: Ints, starts: Ints, partitions: Ints) -> Split:
-    """Cut a batch that is in partition order at `starts`; its row i was row `order[i]`."""
-    bounds: list[int] = [*starts.tolist(), batch.num_rows]
-    lengths = np.diff(bounds)
-    part_of_row = np.empty(batch.num_rows, dtype=np.int64)
-    part_of_row[order] = np.repeat(np.arange(len(lengths)), lengths)
-    row_in_part = np.empty(batch.num_rows, dtype=np.int64)
-    row_in_part[order] = np.arange(batch.num_rows) - np.repeat(starts, lengths)
-    parts: list[tuple[int, Rows | pa.RecordBatch]] = [
-        (partition, batch.slice(start, end - start))
-        for partition, start, end in zip(partitions.tolist(), bounds, bounds[1:], strict=False)
-    ]
-    return Split(parts, part_of_row, row_in_part)
 
 
 def _take(batch: pa.RecordBatch, order: Ints) -> pa.RecordBatch:

@@ -268,10 +268,10 @@ class Reader:
 
 def _rows_within(batch: pa.RecordBatch, budget: int, *, at_least: int) -> tuple[int, int]:
     """How many leading rows fit the budget, and their bytes of key and value."""
-    total = np.cumsum(chunks.sizes(batch))
-    rows = max(int(np.searchsorted(total, budget, side="right")), at_least)
+    before = chunks.sizes_before(batch)
+    rows = max(int(before.searchsorted(budget, side="right")) - 1, at_least)
     rows = min(rows, batch.num_rows)
-    return rows, int(total[rows - 1]) if rows else 0
+    return rows, int(before[rows])
 
 
 def _between(batch: pa.RecordBatch, offset: int, end: int) -> pa.RecordBatch:

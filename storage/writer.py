@@ -321,7 +321,7 @@ class Writer:
         taken_bytes = taken_parts = 0
         for count, request in enumerate(self._open):
             taken_bytes += request.size
-            taken_parts += 1 + len(request.parts)
+            taken_parts += 1 + request.appends
             if count and (
                 taken_bytes > self.settings.flush_bytes_max or taken_parts > FLUSH_PARTS_MAX
             ):
@@ -397,7 +397,7 @@ class Writer:
 
 
 def _cost(request: Request) -> int:
-    return request.size + PART_OVERHEAD_BYTES * (1 + len(request.parts))
+    return request.size + PART_OVERHEAD_BYTES * (1 + request.appends)
 
 
 def _see(waiter: Waiter) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from storage.chunk import PACK_BYTES_MIN, Rows
 from storage.entry import CreateTopic, DeleteTopic, Draft, Entry, HotMark, IdempotencyKey
 from storage.errors import IdempotencyMismatch, UnknownTopic
 from storage.hot import ClosedSegment, Encoded, PartRows, Request
+from storage.partitioner import Places
 from storage.state import ClusterState, Outcome
 from tests.support.clock import ManualClock
 from tests.support.properties import examples
@@ -26,7 +28,7 @@ NAMES = {IDS[0]: "alpha", IDS[1]: "beta"}
 
 def request(
     clock: ManualClock,
-    parts: Sequence[tuple[str, int, Rows | pa.RecordBatch]],
+    parts: Sequence[tuple[str, Places, Rows | pa.RecordBatch]],
     *,
     key: IdempotencyKey | None = None,
     hot: HotMark | None = None,
@@ -103,7 +105,11 @@ class Drawn:
                 part: Rows | pa.RecordBatch = rows(*labels)
                 if is_batch:
                     part = chunks.batch_of_rows([rows("x", *labels, "y")]).slice(1, count)
-                made.append(((*IDS, GONE)[topic], partition, part))
+                places: Places = partition
+                if count > 1 and (kind != "key" or len(parts) == 1) and number % 2:
+                    places = [(partition + row) % 3 for row in range(count)]
+                    places = np.array(places) if is_batch else places
+                made.append(((*IDS, GONE)[topic], places, part))
             key = IdempotencyKey(f"k{number % 3}", b"f%d" % (number % 4)) if kind == "key" else None
             hot = HotMark("log", number) if kind == "hot" else None
             self.requests.append(request(clock, made, key=key, hot=hot, is_json=number % 2 == 0))
@@ -113,7 +119,7 @@ shapes = st.lists(
     st.tuples(
         st.sampled_from(["plain", "plain", "key", "hot"]),
         st.lists(
-            st.tuples(st.sampled_from([0, 0, 0, 1, 2]), st.integers(0, 2), st.integers(1, 3)),
+            st.tuples(st.sampled_from([0, 0, 0, 1, 2]), st.integers(0, 2), st.integers(1, 5)),
             min_size=1,
             max_size=4,
         ),
@@ -155,10 +161,14 @@ def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
         assert answer.error is None
         expected = []
         for part in made.parts:
-            where = log.setdefault((NAMES[part.topic_id], part.partition), [])
-            count = len(values(part.rows))
-            expected.append((NAMES[part.topic_id], part.partition, len(where), count))
-            where += values(part.rows)
+            found = values(part.rows)
+            places = part.partition
+            each = [places] * len(found) if isinstance(places, int) else list(places)
+            for partition in sorted(set(each)):
+                where = log.setdefault((NAMES[part.topic_id], partition), [])
+                own = [one for one, place in zip(found, each, strict=True) if place == partition]
+                expected.append((NAMES[part.topic_id], partition, len(where), len(own)))
+                where += own
         assert answer.placements == expected
         if key is not None:
             known[key.key] = (key.fingerprint, expected)

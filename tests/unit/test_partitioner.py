@@ -1,4 +1,4 @@
-"""Kafka's partitioner to its published vectors, and splits that lose nothing and keep the order."""
+"""Kafka's partitioner to its published vectors, and parts that lose nothing and keep the order."""
 
 from typing import Any
 
@@ -13,12 +13,14 @@ from storage.partitioner import (
     ACTIVE_MIN,
     NoSuchPartition,
     Partitions,
-    Split,
+    Places,
     Sticky,
     murmur2,
+    part,
     partition_of,
     partitions_of,
-    split,
+    place,
+    tally,
 )
 
 # org.apache.kafka.common.utils.UtilsTest.testMurmur2
@@ -80,7 +82,7 @@ def test_nulls_with_bytes_beneath() -> None:
     assert partitions_of(column, 9).tolist() == [partition_of(b"aa", 9), -1, partition_of(b"cc", 9)]
 
 
-# --- split
+# --- place, tally, part
 
 
 def rows_of(found: list[bytes | None], headers: bool = False) -> Rows:
@@ -99,24 +101,24 @@ def contents(part: Rows | pa.RecordBatch) -> list[tuple[object, ...]]:
     return [tuple(map(str, row.values())) for row in part.to_pylist()]
 
 
-def check(done: Split, rows: Rows | pa.RecordBatch) -> list[int]:
-    """Nothing lost, order kept, the mapping true; returns each record's partition."""
-    whole = contents(rows)
-    parts = [contents(part) for _, part in done.parts]
-    assert len({partition for partition, _ in done.parts}) == len(parts)
-    if done.part_of_row is None or done.row_in_part is None:
-        assert done.part_of_row is done.row_in_part is None
-        assert len(done.parts) == 1
-        assert done.parts[0][1] is rows
-        return [done.parts[0][0]] * len(whole)
-    places = list(zip(done.part_of_row, done.row_in_part, strict=True))
-    assert [parts[part][row] for part, row in places] == whole
-    assert sum(map(len, parts)) == len(whole)
-    for part in range(len(parts)):
-        ranks = [row for other, row in places if other == part]
-        assert ranks == list(range(len(ranks)))
-        assert ranks
-    return [done.parts[part][0] for part in done.part_of_row]
+def check(places: Places, rows: Rows | pa.RecordBatch) -> list[int]:
+    """Nothing lost by parting, order kept, the tally true; returns each record's partition."""
+    batch = batch_of_rows([rows]) if isinstance(rows, Rows) else rows
+    whole = contents(batch)
+    placed = [places] * len(whole) if isinstance(places, int) else list(map(int, places))
+    parts = part(batch, places)
+    if isinstance(places, int):
+        assert parts == [(places, batch)]
+        assert parts[0][1] is batch
+    else:
+        assert len(set(placed)) > 1
+    counts = [(partition, placed.count(partition)) for partition in sorted(set(placed))]
+    assert tally(places, len(whole)) == counts
+    assert [(partition, found.num_rows) for partition, found in parts] == counts
+    for partition, found in parts:
+        own = [row for row, where in zip(whole, placed, strict=True) if where == partition]
+        assert contents(found) == own
+    return placed
 
 
 said = st.one_of(st.none(), st.integers(0, 4), st.lists(st.none() | st.integers(0, 4), min_size=80))
@@ -129,7 +131,7 @@ said = st.one_of(st.none(), st.integers(0, 4), st.lists(st.none() | st.integers(
     st.none() | st.integers(0, 4),
     st.booleans(),
 )
-def test_split_keeps_everything_and_the_order(
+def test_parting_keeps_everything_and_the_order(
     found: list[bytes | None],
     asked: list[int | None] | int | None,
     otherwise: int | None,
@@ -139,12 +141,12 @@ def test_split_keeps_everything_and_the_order(
         asked = asked[: len(found)]
     rows = rows_of(found, headers)
     batch = batch_of_rows([rows])
-    placed = check(split(rows, asked, 5, Sticky(7), otherwise=otherwise), rows)
-    assert check(split(batch, asked, 5, Sticky(7), otherwise=otherwise), batch) == placed
+    placed = check(place(rows, asked, 5, Sticky(7), otherwise=otherwise), rows)
+    assert check(place(batch, asked, 5, Sticky(7), otherwise=otherwise), batch) == placed
     if isinstance(asked, list):
         column = pa.array(asked, pa.int32())
-        assert check(split(batch, column, 5, Sticky(7), otherwise=otherwise), batch) == placed
-        assert check(split(rows, column, 5, Sticky(7), otherwise=otherwise), rows) == placed
+        assert check(place(batch, column, 5, Sticky(7), otherwise=otherwise), batch) == placed
+        assert check(place(rows, column, 5, Sticky(7), otherwise=otherwise), rows) == placed
     everyone = asked if isinstance(asked, int) else otherwise
     each = asked if isinstance(asked, list) else [None] * len(found)
     for key, own, partition in zip(found, each, placed, strict=True):
@@ -162,7 +164,7 @@ def test_a_partition_out_of_range_is_named(wrong: int, as_batch: bool) -> None:
     rows = rows_of([None] * 5)
     given_rows = batch_of_rows([rows]) if as_batch else rows
     with pytest.raises(NoSuchPartition, match=f"record 3 names partition {wrong}") as refused:
-        split(given_rows, [0, None, 2, wrong, 9], 3, Sticky(1))
+        place(given_rows, [0, None, 2, wrong, 9], 3, Sticky(1))
     assert isinstance(refused.value, InvalidRequest)
     assert (refused.value.row, refused.value.partition, refused.value.count) == (3, wrong, 3)
 
@@ -172,26 +174,13 @@ def test_one_partition_for_all_out_of_range(asked: int) -> None:
     for how in ({"partitions": asked}, {"partitions": None, "otherwise": asked}):
         options: dict[str, Partitions] = how  # type: ignore[assignment]
         with pytest.raises(NoSuchPartition):
-            split(rows_of([None]), count=3, sticky=Sticky(1), **options)  # type: ignore[arg-type]
+            place(rows_of([None]), count=3, sticky=Sticky(1), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("column", [pa.array([1, 0], pa.uint64()), pa.array([1, 0], pa.int8())])
 def test_any_integer_column_names_partitions(column: pa.Array) -> None:
     batch = batch_of_rows([rows_of([b"a", b"b"])])
-    assert check(split(batch, column, 2, Sticky(1)), batch) == [1, 0]
-
-
-def test_runs_of_partitions_are_slices() -> None:
-    batch = batch_of_rows([rows_of([b"k"] * 90)])
-    done = split(batch, [2] * 30 + [0] * 30 + [1] * 30, 3, Sticky(1))
-    assert check(done, batch) == [2] * 30 + [0] * 30 + [1] * 30
-    data = batch.column("value").buffers()[2]
-    assert data is not None
-    for _, part in done.parts:
-        assert isinstance(part, pa.RecordBatch)
-        shared = part.column("value").buffers()[2]
-        assert shared is not None
-        assert shared.address == data.address
+    assert check(place(batch, column, 2, Sticky(1)), batch) == [1, 0]
 
 
 # --- sticky
@@ -203,7 +192,7 @@ def keyless(count: int, size: int) -> pa.RecordBatch:
 
 def test_keyless_records_stay_for_16_kib() -> None:
     batch = keyless(100, 1024)
-    placed = check(split(batch, None, 50, Sticky(3)), batch)
+    placed = check(place(batch, None, 50, Sticky(3)), batch)
     runs = [partition for i, partition in enumerate(placed) if not i or partition != placed[i - 1]]
     assert len(runs) == len(set(runs)) == 7
     assert placed.count(runs[0]) == 16
@@ -212,23 +201,19 @@ def test_keyless_records_stay_for_16_kib() -> None:
 def test_each_request_begins_at_another_draw_and_all_get_their_share() -> None:
     sticky = Sticky(11)
     rows = rows_of([None])
-    first = [split(rows, None, 8, sticky).parts[0][0] for _ in range(8000)]
+    first = [place(rows, None, 8, sticky) for _ in range(8000)]
     assert all(800 < first.count(partition) < 1200 for partition in range(8))
     again = Sticky(11)
-    assert [split(rows, None, 8, again).parts[0][0] for _ in range(8000)] == first
+    assert [place(rows, None, 8, again) for _ in range(8000)] == first
     other = Sticky(12)
-    assert [split(rows, None, 8, other).parts[0][0] for _ in range(8000)] != first
+    assert [place(rows, None, 8, other) for _ in range(8000)] != first
 
 
 def test_more_runs_than_partitions() -> None:
     batch = keyless(100, 3000)
-    assert set(check(split(batch, None, 3, Sticky(5)), batch)) == {0, 1, 2}
+    assert set(check(place(batch, None, 3, Sticky(5)), batch)) == {0, 1, 2}
 
 
 def test_a_tombstone_without_a_key_has_no_size() -> None:
     rows = Rows([0, 0], [None, None], [None, None])
-    assert len(set(check(split(rows, None, 9, Sticky(2)), rows))) == 1
-
-
-def test_no_rows() -> None:
-    assert split(keyless(0, 0), None, 3, Sticky(1)).parts == []
+    assert len(set(check(place(rows, None, 9, Sticky(2)), rows))) == 1
