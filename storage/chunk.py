@@ -222,12 +222,28 @@ def sizes_before(batch: pa.RecordBatch) -> np.ndarray:
     return _bytes_before(batch.column("key")) + _bytes_before(batch.column("value"))
 
 
+def rows_bound(batch: pa.RecordBatch, bytes_max: int) -> int:
+    """At most so many leading rows have `bytes_max` bytes, and one more: to look at no others.
+    Costs a few microseconds however long the batch."""
+    values = batch.column("value")
+    rows = batch.num_rows
+    if values.null_count:
+        return rows
+    bounds = _bounds(values)
+    return min(int(bounds.searchsorted(int(bounds[0]) + bytes_max, side="right")), rows)
+
+
+def _bounds(column: pa.Array) -> np.ndarray:
+    """Where each value begins, and the last one ends: int32, no copy."""
+    offsets = np.frombuffer(memoryview(column.buffers()[1] or b""), np.int32)
+    return offsets[column.offset : column.offset + len(column) + 1]
+
+
 def _bytes_before(column: pa.Array) -> np.ndarray:
     rows = len(column)
     if column.null_count == rows:
         return np.zeros(rows + 1, dtype=np.int64)
-    bounds = np.frombuffer(memoryview(column.buffers()[1] or b""), np.int32)
-    bounds = bounds[column.offset : column.offset + rows + 1].astype(np.int64)
+    bounds = _bounds(column).astype(np.int64)
     if column.null_count:  # foreign ones may have bytes beneath a null: they count for nothing
         lengths = np.diff(bounds)
         lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0

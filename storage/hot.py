@@ -63,11 +63,11 @@ class Request:
     key: IdempotencyKey | None = None
     hot: HotMark | None = None
     topic_id: str | None = None
+    appends: int = field(init=False)
+    """How many partitions its records go to."""
 
-    @property
-    def appends(self) -> int:
-        """How many partitions its records go to."""
-        return sum(len(part.tally) for part in self.parts)
+    def __post_init__(self) -> None:
+        self.appends = sum(len(part.tally) for part in self.parts)
 
     @property
     def is_plain(self) -> bool:
@@ -258,7 +258,21 @@ def _sorted(parts: Sequence[PartRows]) -> dict[int, pa.RecordBatch]:
     rows: dict[int, list[Rows | pa.RecordBatch]] = {}
     for part in parts:
         rows.setdefault(part.tally[0][0], []).append(part.rows)
-    return {partition: _joined(found) for partition, found in rows.items()}
+    if any(isinstance(part.rows, pa.RecordBatch) for part in parts):
+        return {partition: _joined(found) for partition, found in rows.items()}
+    # Few records each, as most requests have: one batch, to be cut, costs less than one for each.
+    batch = chunks.batch_of_rows([few for found in rows.values() for few in found])  # type: ignore[misc]
+    return _cut(batch, [(which, sum(map(chunks.count, found))) for which, found in rows.items()])
+
+
+def _cut(batch: pa.RecordBatch, counts: Sequence[tuple[int, int]]) -> dict[int, pa.RecordBatch]:
+    """A batch whose rows are in the order of `counts`, (partition, rows), by partition."""
+    parts = {}
+    start = 0
+    for partition, count in counts:
+        parts[partition] = batch.slice(start, count)
+        start += count
+    return parts
 
 
 def _placed(part: PartRows) -> partitioner.Ints:

@@ -89,7 +89,7 @@ class Reader:
         pieces: list[Piece] = []
         budget = bytes_max
         end = topic.partitions[number].high_watermark
-        async for piece in self._walk(topic, number, offset):
+        async for piece in self._walk(topic, number, offset, bytes_max):
             rows, used = _rows_within(piece.batch, budget, at_least=0 if pieces else 1)
             if rows:
                 pieces.append(Piece(piece.batch.slice(0, rows), piece.is_json))
@@ -126,16 +126,21 @@ class Reader:
 
     # -- the walk
 
-    async def _walk(self, topic: Topic, number: int, offset: int) -> AsyncIterator[Piece]:
+    async def _walk(
+        self, topic: Topic, number: int, offset: int, bytes_max: int
+    ) -> AsyncIterator[Piece]:
+        """Everything from `offset` on. `bytes_max` is a hint: nobody will want much more."""
         partition = topic.partitions[number]
         end = partition.high_watermark
         while offset < end:
             held = self.tail.read((topic.topic_id, number), offset)
             if held:
                 for part in held:
-                    batch = part.batch.slice(offset - part.base_offset)
-                    yield Piece(chunks.with_offsets(batch, offset), part.is_json)
-                    offset = part.end_offset
+                    while offset < part.end_offset:
+                        batch = part.batch.slice(offset - part.base_offset)
+                        batch = batch.slice(0, chunks.rows_bound(batch, bytes_max))
+                        yield Piece(chunks.with_offsets(batch, offset), part.is_json)
+                        offset += batch.num_rows
             elif offset < (sealed_end := partition.sealed_end):  # may move on while we read
                 async for piece in self._walk_table(topic, number, offset, sealed_end):
                     yield piece
@@ -268,7 +273,7 @@ class Reader:
 
 def _rows_within(batch: pa.RecordBatch, budget: int, *, at_least: int) -> tuple[int, int]:
     """How many leading rows fit the budget, and their bytes of key and value."""
-    before = chunks.sizes_before(batch)
+    before = chunks.sizes_before(batch.slice(0, chunks.rows_bound(batch, budget)))
     rows = max(int(before.searchsorted(budget, side="right")) - 1, at_least)
     rows = min(rows, batch.num_rows)
     return rows, int(before[rows])

@@ -107,14 +107,14 @@ def test_the_commits_of_an_entry() -> None:
     key = ["order-17", bytes(range(16)), 3]
     assert header[6:] == [
         [
-            [A, 0, 0, 744, 4238561746, 6, 1699999999995, 1700000000003, False, "", 744, ""],
-            [A, 2, 744, 584, 3989537737, 2, 1700000000000, 1700000000001, True, "", 584, ""],
-            [A, 1, 1328, 608, 4077385207, 2, 1700000000000, 1700000000000, True, "", 608, ""],
-            [B, 0, 1936, 568, 3470710847, 1, 5, 5, True, "", 568, ""],
+            [A, 0, 0, 776, 4123894386, 6, 1699999999995, 1700000000003, False, "", 776, ""],
+            [A, 2, 776, 632, 2078763581, 2, 1700000000000, 1700000000001, True, "", 632, ""],
+            [A, 1, 1408, 624, 1103695872, 2, 1700000000000, 1700000000000, True, "", 624, ""],
+            [B, 0, 2032, 568, 3470710847, 1, 5, 5, True, "", 568, ""],
             [
                 "f" * 32,
                 0,
-                2504,
+                2600,
                 560,
                 2944754339,
                 1,
@@ -160,17 +160,17 @@ def test_the_other_actions() -> None:
 
 @pytest.mark.parametrize(
     ("name", "codec", "size", "crc"),
-    [(ENTRIES[2], "lz4", 5885, 705444389), (ENTRIES[3], "zstd", 2912, 4031600696)],
+    [(ENTRIES[2], "lz4", 5894, 1521424442), (ENTRIES[3], "zstd", 2915, 1830805270)],
 )
 def test_a_packed_chunk(name: str, codec: str, size: int, crc: int) -> None:
     body = golden(name)
     decoded = entries.decode(body, name, seq=int(name[-1]), previous=None)
     packed, plain = decoded.entry.chunks
-    assert (packed.codec, packed.size, packed.raw_size, packed.crc32c) == (codec, size, 40528, crc)
+    assert (packed.codec, packed.size, packed.raw_size, packed.crc32c) == (codec, size, 40536, crc)
     assert (plain.codec, plain.size, plain.raw_size) == ("", 552, 552)
     start = decoded.body_start
     batch = chunks.decode(
-        body[start : start + size], crc=crc, rows=400, codec=codec, raw_size=40528, key=name
+        body[start : start + size], crc=crc, rows=400, codec=codec, raw_size=40536, key=name
     )
     assert batch.column("value")[399].as_py() == b'{"row":399,"pad":"%s"}' % (b"x" * 60)
     assert batch.column("timestamp")[399].as_py() == after_ms(399)
