@@ -193,10 +193,11 @@ def decode(
     return batch
 
 
-def crc32c(body: Part) -> int:
+def crc32c(body: Part, before: int = 0) -> int:
+    """The checksum of `body`, or of what has the checksum `before` and then `body`."""
     # The library takes bytes and Arrow buffers but no memoryview; wrapping copies nothing.
     data = body if isinstance(body, bytes) else pa.py_buffer(body)
-    return google_crc32c.value(data)
+    return google_crc32c.extend(before, data)
 
 
 def timestamp_range(batch: pa.RecordBatch) -> tuple[int, int]:

@@ -36,7 +36,7 @@ from storage.hot import PartRows, Request
 log = logging.getLogger("tidelog.hotlog")
 
 MAGIC = b"TIDEHOT1"
-_FRAME = struct.Struct("<IIQ")  # payload length, CRC-32C of the payload, number
+_FRAME = struct.Struct("<IIQ")  # payload length, CRC-32C of number and payload, number
 ROTATE_BYTES = 64 * 1024 * 1024
 
 
@@ -168,7 +168,7 @@ class HotLog:
         file = self._file
         assert file is not None
         body = b"".join(
-            _FRAME.pack(len(payload), crc32c(payload), number) + payload
+            _FRAME.pack(len(payload), _checksum(number, payload), number) + payload
             for number, payload in enumerate(payloads, first)
         )
         try:
@@ -318,13 +318,17 @@ def _read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
         size, crc, number = _FRAME.unpack_from(body, at)
         payload = body[at + _FRAME.size : at + _FRAME.size + size]
         # Torn, so never answered; zeros are what some file systems leave of it.
-        if size == 0 or len(payload) < size or crc32c(payload) != crc:
+        if size == 0 or len(payload) < size or _checksum(number, payload) != crc:
             break
         requests.append(_request(_frames.decode(payload), HotMark(head.log_id, number)))
         at += _FRAME.size + size
     if at < len(body):
         log.warning("hot log %s: cut off %d torn bytes", path, len(body) - at)
     return Recovered(path, head.log_id, requests, fd)
+
+
+def _checksum(number: int, payload: bytes) -> int:
+    return crc32c(payload, crc32c(number.to_bytes(8, "little")))
 
 
 def _request(frame: _Frame, mark: HotMark) -> Request:

@@ -104,11 +104,7 @@ def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> None:
             damaged = bytearray(body)
             damaged[at] ^= 0x20
             path.write_bytes(damaged)
-            found = requests_in(tmp_path)
-            assert values(found)[:2] == ["a", "b"]
-            assert values(found)[2:] in ([], ["torn"])
-            if len(found) == 3:  # the frame's number is all that its checksum does not cover
-                assert whole + 8 <= at < whole + 16
+            assert values(requests_in(tmp_path)) == ["a", "b"]
 
     run(main)
 
