@@ -27,6 +27,10 @@ serve: $(VENV)/.has-runtime  ## Run one broker on ./data; ARGS are those of `tid
 demo: java $(VENV)/.has-demo  ## Produce, consume and query a real data set, with Spark
 	$(BIN)/python -m service.demo $(ARGS)
 
+.PHONY: cluster
+cluster: $(VENV)/.has-all  ## Run SeaweedFS, three brokers and a balancer here; ARGS are --brokers, --store, --port
+	$(BIN)/python -m deploy.local.cluster $(ARGS)
+
 .PHONY: test
 test: $(VENV)/.has-all  ## Run the tests; ARGS are those of pytest
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)

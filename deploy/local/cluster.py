@@ -1,0 +1,166 @@
+"""A cluster on this machine, without Docker: an S3 server, brokers, a balancer. `make cluster`.
+
+    python -m deploy.local.cluster [--brokers 3] [--store URL] [--port 8080]
+
+SeaweedFS holds the log, unless `--store` says where; nginx or haproxy, whichever is installed,
+stands in front. Each part is a child process that is ended by its process id, in the reverse order,
+whatever happens; what SeaweedFS held is gone then. Nobody but this machine reaches any of it.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from service.broker_process import BrokerProcess
+from tests.support.ports import free_port
+from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, running_seaweed
+
+CONFIGS = Path(__file__).parent
+BALANCERS: Mapping[str, Sequence[str]] = {
+    "nginx": ("-c", "{config}", "-p", "{folder}", "-e", "{folder}/log"),
+    "haproxy": ("-f", "{config}"),
+}
+"""Either is free, in every distribution, and forwards a stream as it comes."""
+START_S = 10.0
+
+
+def installed_balancer() -> str | None:
+    """The path of one, if there is one: Debian keeps them where only root's shell looks."""
+    places = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
+    return next(filter(None, (shutil.which(name, path=places) for name in BALANCERS)), None)
+
+
+@contextlib.contextmanager
+def balancer(folder: Path, targets: Sequence[int], port: int = 0) -> Iterator[int]:
+    """One in front of the brokers on these ports of 127.0.0.1; its own port.
+
+    A request that a broker has seen is not sent to another: whether to is its sender's to decide,
+    who knows whether it has an Idempotency-Key.
+    """
+    program = installed_balancer()
+    if program is None:
+        raise FileNotFoundError(f"none of {', '.join(BALANCERS)} is installed")
+    name = Path(program).name
+    port = port or free_port()
+    template = (CONFIGS / f"{name}.conf").read_text(encoding="utf-8")
+    line = {
+        "nginx": "server 127.0.0.1:{0} max_fails=1 fail_timeout=1s;",
+        "haproxy": "server broker-{0} 127.0.0.1:{0} check inter 500ms fall 1 rise 1",
+    }[name]
+    servers = "\n        ".join(line.format(target) for target in targets)
+    config = folder / f"{name}.conf"
+    filled = template.replace("@port@", str(port)).replace("@servers@", servers)
+    config.write_text(filled.replace("@folder@", str(folder)), encoding="utf-8")
+    command = [program, *(part.format(config=config, folder=folder) for part in BALANCERS[name])]
+    with open(folder / f"{name}.out", "wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        _wait_for(port, process, folder / f"{name}.out")
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes], out: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        time.sleep(0.02)
+    raise RuntimeError(f"the balancer does not start:\n{out.read_text(errors='replace')[-2000:]}")
+
+
+class Store(NamedTuple):
+    """Where the log lives, and what a broker needs to be told to reach it."""
+
+    url: str
+    settings: Mapping[str, object] = {}
+    environment: Mapping[str, str] = {}
+
+
+@contextlib.contextmanager
+def s3_store() -> Iterator[Store]:
+    """A SeaweedFS of our own with a bucket."""
+    with running_seaweed() as server:
+        yield Store(
+            f"s3://{server.bucket}/cluster",
+            {"s3_endpoint": server.endpoint_url, "s3_region": REGION},
+            {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY},
+        )
+
+
+@contextlib.contextmanager
+def brokers(
+    count: int, store: Store, folder: Path, **settings: object
+) -> Iterator[list[BrokerProcess]]:
+    """So many brokers of one cluster, ready; killed at the end unless somebody stopped them."""
+    with contextlib.ExitStack() as stack:
+        made = [
+            BrokerProcess(
+                store.url,
+                folder / f"{name}.log",
+                {"broker_id": name, "hot_dir": folder / name, **store.settings, **settings},
+                {**os.environ, **store.environment},
+            )
+            for name in (f"broker-{number}" for number in range(1, count + 1))
+        ]
+        for broker in made:
+            stack.callback(broker.kill)
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(BrokerProcess.start, made))
+        yield made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make cluster", description=__doc__)
+    parser.add_argument("--brokers", type=int, default=3, help="how many (3)")
+    parser.add_argument("--store", default="", help="a store's URL; empty: a SeaweedFS of its own")
+    parser.add_argument("--port", type=int, default=8080, help="the balancer's port (8080)")
+    arguments = parser.parse_args()
+    console = Console(highlight=False, soft_wrap=True)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-cluster-")))
+        store = Store(arguments.store)
+        if not store.url:
+            console.print("starting SeaweedFS ...")
+            store = stack.enter_context(s3_store())
+            console.print(f"store      {store.url} at {store.settings['s3_endpoint']}")
+        console.print(f"starting {arguments.brokers} brokers ...")
+        running = stack.enter_context(brokers(arguments.brokers, store, folder))
+        for broker in running:
+            console.print(f"broker     {broker.base_url}   log {broker.log_path}")
+        try:
+            ports = [broker.port for broker in running]
+            port = stack.enter_context(balancer(folder, ports, arguments.port))
+            console.print(f"balancer   http://127.0.0.1:{port}   docs at /docs")
+        except FileNotFoundError as error:
+            console.print(f"no balancer: {error} (apt install nginx-light); use the brokers' own")
+        console.print("Ctrl-C stops all of it")
+        ended.wait()
+        console.print("stopping ...")
+        for broker in running:
+            if broker.is_running:
+                broker.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
