@@ -27,7 +27,7 @@ def children(pid: int) -> set[int]:
 
 
 def values(url: str) -> list[int]:
-    """All there is, page by page: what was acked anywhere is seen at its own offset at the latest."""
+    """Page by page: what was acked anywhere is seen at its own offset at the latest."""
     found: list[int] = []
     while True:
         path = f"{url}/topics/t/partitions/0/records?offset={len(found)}"
