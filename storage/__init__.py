@@ -10,6 +10,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     tree_order    byte order of keys from a server that lists like a tree of directories
     chunk         records as columns, and the bytes of a chunk
     partitioner   which partition a record goes to: Kafka's murmur2, sticky for null keys
+    assignors     which member of a group reads which partition: range, round robin, sticky
     topics        the configs of a topic: names, defaults, checks
     entry         the bytes of a WAL entry, and the actions in it
     state         the cluster state, and `apply`
