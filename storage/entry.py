@@ -64,6 +64,43 @@ class Append(Action, frozen=True, array_like=True, tag="append", gc=False):
     count: int
 
 
+class ProducerAppend(Append, frozen=True, array_like=True, tag="append-of-producer", gc=False):
+    """An append that is number `base_sequence` and on of a Kafka producer: done once, in order.
+
+    A kind of its own, so that the many appends of everybody else do not carry three empty fields.
+    """
+
+    producer_id: int
+    epoch: int
+    base_sequence: int
+
+
+class InitProducer(Action, frozen=True, array_like=True, tag="init-producer", gc=False):
+    """A new producer id (`producer_id` -1), or the next epoch of a known one; `epoch`, unless -1,
+    is the one that the producer believes to have. A commit of its own."""
+
+    producer_id: int = -1
+    epoch: int = -1
+
+
+class GroupOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a group goes on reading a partition. `leader_epoch` is kept for Kafka's clients."""
+
+    topic_id: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class CommitOffsets(Action, frozen=True, array_like=True, tag="commit-offsets", gc=False):
+    """The group has come so far. `generation` -1 is a committer that is no member."""
+
+    group_id: str
+    generation: int
+    offsets: list[GroupOffset]
+
+
 class CreateTopic(Action, frozen=True, array_like=True, tag="create-topic", gc=False):
     """Refused when the name is taken. The id makes a later topic of that name another topic."""
 
@@ -107,7 +144,18 @@ class RetireHotLog(Action, frozen=True, array_like=True, tag="retire-hot-log", g
     log_id: str
 
 
-AnyAction = Append | CreateTopic | DeleteTopic | AlterTopic | AddPartitions | Sealed | RetireHotLog
+AnyAction = (
+    Append
+    | ProducerAppend
+    | InitProducer
+    | CommitOffsets
+    | CreateTopic
+    | DeleteTopic
+    | AlterTopic
+    | AddPartitions
+    | Sealed
+    | RetireHotLog
+)
 
 
 class IdempotencyKey(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -4,10 +4,15 @@
     ├── InvalidRequest          the caller's fault, nothing was written          (400, 422)
     │   ├── RecordTooLarge      over max.message.bytes or the request's bound     (413)
     │   ├── IdempotencyMismatch the key was used for another body                 (422)
+    │   ├── OffsetMetadataTooLarge  over offset.metadata.max.bytes                (422)
     │   ├── TopicExists                                                           (400)
     │   └── InvalidConfig       unknown topic config or value                     (400)
     ├── UnknownTopic / UnknownPartition                                           (404)
     ├── OffsetOutOfRange        carries the valid range                           (400)
+    ├── StaleCommit             what it builds on is not so any more              (409)
+    │   ├── ProducerFenced      a newer instance of the producer has taken over
+    │   ├── OutOfOrderSequence  a producer's batch came before the one it follows
+    │   └── IllegalGeneration   the group has gone on without this member
     ├── Throttled               a bound was reached, come back later              (429)
     ├── Unavailable             definitely not done, try again                    (503)
     │   └── StoreRefused        the store said no and stored nothing
@@ -34,6 +39,10 @@ class RecordTooLarge(InvalidRequest):
 
 class IdempotencyMismatch(InvalidRequest):
     """The Idempotency-Key is remembered for a request with another body."""
+
+
+class OffsetMetadataTooLarge(InvalidRequest):
+    """The note beside a committed offset is over its bound."""
 
 
 class TopicExists(InvalidRequest):
@@ -74,6 +83,22 @@ class OffsetOutOfRange(LogError):
         self.offset = offset
         self.log_start_offset = log_start_offset
         self.high_watermark = high_watermark
+
+
+class StaleCommit(LogError):
+    """Refused for good as it stands: the committer's view of itself is not the cluster's."""
+
+
+class ProducerFenced(StaleCommit):
+    """The epoch is older than the producer's newest: Kafka's PRODUCER_FENCED."""
+
+
+class OutOfOrderSequence(StaleCommit):
+    """A batch does not follow the producer's last: Kafka's OUT_OF_ORDER_SEQUENCE_NUMBER."""
+
+
+class IllegalGeneration(StaleCommit):
+    """The generation is not the group's: Kafka's ILLEGAL_GENERATION."""
 
 
 class Throttled(LogError):

@@ -9,7 +9,6 @@ Mutable and owned by one event loop: readers look, only `apply` writes.
 """
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -24,11 +23,13 @@ from storage.entry import (
     Append,
     Chunk,
     Commit,
+    CommitOffsets,
     CreateTopic,
     Decoded,
     DeleteTopic,
     Entry,
-    IdempotencyKey,
+    InitProducer,
+    ProducerAppend,
     RetireHotLog,
     Sealed,
 )
@@ -41,15 +42,14 @@ from storage.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from storage.groups import Groups, KeptGroups
 from storage.model import Placement
+from storage.producers import KeptProducers, ProducerEpoch, Producers
+from storage.requests import RememberedKey, RememberedKeys
 
 FORMAT = 1
 PARTITIONS_MAX = 10_000
 """Partitions of one topic (I10): each costs ~200 bytes of state and checkpoint on every broker."""
-KEYS_MAX = 250_000
-"""Idempotency keys remembered (I10); the oldest go first. ~100 bytes each."""
-KEY_WINDOW_MS = 3_600_000
-"""How long a key is remembered, in entry time."""
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):
@@ -125,25 +125,20 @@ class DeletedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
     deleted_ms: int
 
 
-class RememberedKey(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a request with an Idempotency-Key was answered."""
-
-    claim: IdempotencyKey
-    at_ms: int
-    placements: list[Placement]
-
-
 class Outcome(NamedTuple):
     """What became of a commit: placed (one placement per Append, in order), or refused with a
     reason.
 
     `is_duplicate`: an earlier commit of the same key or hot mark was; its placements are given
-    when they are remembered.
+    when they are remembered. `repeated` are the numbers of placements where a producer's batch lay
+    already; `producer` answers an InitProducer.
     """
 
     placements: list[Placement]
     refusal: LogError | None = None
     is_duplicate: bool = False
+    repeated: frozenset[int] = frozenset()
+    producer: ProducerEpoch | None = None
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -156,6 +151,8 @@ class _Snapshot(msgspec.Struct, array_like=True):
     deleted: list[DeletedTopic]
     keys: list[RememberedKey]
     hot_logs: dict[str, int]
+    producers: KeptProducers | None = None
+    groups: KeptGroups | None = None
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -173,8 +170,9 @@ class ClusterState:
         self.topics: dict[str, Topic] = {}
         self.deleted: list[DeletedTopic] = []
         self.hot_logs: dict[str, int] = {}
-        self._keys: dict[str, RememberedKey] = {}
-        self._key_order: deque[str] = deque()
+        self.producers = Producers()
+        self.groups = Groups()
+        self._keys = RememberedKeys()
         self._by_id: dict[str, Topic] = {}
         self._configs: dict[str, topics.TopicConfig] = {}
 
@@ -217,8 +215,10 @@ class ClusterState:
         assert entry.previous == self.hash, f"entry {entry.seq} does not follow"
         self.seq = entry.seq
         self.hash = decoded.hash
-        self.time_ms = max(self.time_ms, entry.at_ms)
-        self._forget_keys()
+        before_ms, self.time_ms = self.time_ms, max(self.time_ms, entry.at_ms)
+        self._keys.forget(self.time_ms)
+        self.producers.forget(self.time_ms)
+        self.groups.forget(before_ms, self.time_ms)
         return [
             self._apply_commit(commit, entry, object_key, decoded.body_start)
             for commit in entry.commits
@@ -239,33 +239,42 @@ class ClusterState:
         # Actions are checked against the state before the commit: one must not take from the next
         # what it needs, or every broker would fail at this entry for ever.
         if len(commit.actions) > 1 and any(
-            isinstance(action, CreateTopic | DeleteTopic) for action in commit.actions
+            isinstance(action, CreateTopic | DeleteTopic | InitProducer)
+            for action in commit.actions
         ):
-            return Outcome([], InvalidRequest("a topic is made or deleted by a commit of its own"))
+            why = "a topic is made or deleted, a producer begun, by a commit of its own"
+            return Outcome([], InvalidRequest(why))
         for action in commit.actions:
             refusal = self._check(action, entry.chunks)
             if refusal is not None:
                 return Outcome([], refusal)
-        placements = []
+        batches = self.producers.recognise(commit.actions, entry.chunks, self.time_ms)
+        if isinstance(batches, LogError):
+            return Outcome([], batches)
+        placements: list[Placement] = []
+        producer = None
         for action in commit.actions:
             if isinstance(action, Append):
                 chunk = entry.chunks[action.chunk]
-                placements.append(self._append(action, chunk, object_key, body_start))
-            else:
+                base_offset = batches.first_offsets.get(len(placements))
+                if base_offset is None:
+                    base_offset = self._append(action, chunk, object_key, body_start)
+                topic = self._by_id[chunk.topic_id]
+                placements.append(Placement(topic.name, chunk.partition, base_offset, action.count))
+            elif isinstance(action, InitProducer):
+                producer = self.producers.init(action, self.time_ms)
+            elif not batches.is_retry:
                 self._do(action)
-        if commit.key is not None:
-            self._remember(RememberedKey(commit.key, self.time_ms, placements))
-        return Outcome(placements)
+        if commit.key is not None and not batches.is_retry:
+            self._keys.remember(RememberedKey(commit.key, self.time_ms, placements))
+        return Outcome(
+            placements, None, batches.is_retry, frozenset(batches.first_offsets), producer
+        )
 
     def _check(self, action: AnyAction, chunks: Sequence[Chunk]) -> LogError | None:
         match action:
-            case Append(index, first_row, count):
-                if not 0 <= index < len(chunks):
-                    return InvalidRequest(f"append of chunk {index}, the entry has {len(chunks)}")
-                chunk = chunks[index]
-                if first_row < 0 or count < 1 or first_row + count > chunk.rows:
-                    return InvalidRequest("append of rows that its chunk does not have")
-                return self._check_partition(chunk.topic_id, chunk.partition)
+            case Append():
+                return self._check_append(action, chunks)
             case Sealed(topic_id, partition, end_offset):
                 refusal = self._check_partition(topic_id, partition)
                 if refusal is not None:
@@ -274,11 +283,15 @@ class ClusterState:
                     return InvalidRequest(f"sealed end {end_offset} is beyond the high watermark")
                 return None
             case CreateTopic(name, topic_id, count, configs):
-                return self._check_create(name, topic_id, count, configs)
+                if name in self.topics or topic_id in self._by_id:
+                    return TopicExists(f"topic {name!r} already exists")
+                if not 1 <= count <= PARTITIONS_MAX:
+                    return InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions: {count}")
+                return topics.check_name(name) or topics.check_all(configs)
             case AlterTopic(topic_id, changes):
                 if topic_id not in self._by_id:
                     return self._unknown(topic_id)
-                return _check_configs({k: v for k, v in changes.items() if v is not None})
+                return topics.check_all({k: v for k, v in changes.items() if v is not None})
             case AddPartitions(topic_id, count):
                 topic = self._by_id.get(topic_id)
                 if topic is None:
@@ -291,8 +304,21 @@ class ClusterState:
                 return None
             case DeleteTopic(topic_id):
                 return None if topic_id in self._by_id else self._unknown(topic_id)
+            case InitProducer():
+                return self.producers.check_init(action)
+            case CommitOffsets(offsets=offsets):
+                named = (self._check_partition(each.topic_id, each.partition) for each in offsets)
+                return next(filter(None, named), None) or self.groups.check(action)
             case RetireHotLog():
                 return None
+
+    def _check_append(self, action: Append, chunks: Sequence[Chunk]) -> LogError | None:
+        if not 0 <= action.chunk < len(chunks):
+            return InvalidRequest(f"append of chunk {action.chunk}, the entry has {len(chunks)}")
+        chunk, first_row, count = chunks[action.chunk], action.first_row, action.count
+        if first_row < 0 or count < 1 or first_row + count > chunk.rows:
+            return InvalidRequest("append of rows that its chunk does not have")
+        return self._check_partition(chunk.topic_id, chunk.partition)
 
     def _check_partition(self, topic_id: str, partition: int) -> LogError | None:
         topic = self._by_id.get(topic_id)
@@ -306,19 +332,6 @@ class ClusterState:
         """By the name that the topic had: nobody outside knows ids."""
         names = (gone.name for gone in self.deleted if gone.topic_id == topic_id)
         return UnknownTopic(next(names, topic_id))
-
-    def _check_create(
-        self, name: str, topic_id: str, count: int, configs: dict[str, str]
-    ) -> LogError | None:
-        if not keys.is_topic_name(name):
-            return InvalidRequest(
-                f"topic name {name!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - and not . or .."
-            )
-        if name in self.topics or topic_id in self._by_id:
-            return TopicExists(f"topic {name!r} already exists")
-        if not 1 <= count <= PARTITIONS_MAX:
-            return InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {count}")
-        return _check_configs(configs)
 
     def _do(self, action: AnyAction) -> None:
         match action:
@@ -343,12 +356,17 @@ class ClusterState:
                 del self.topics[topic.name]
                 del self._configs[topic_id]
                 self.deleted.append(DeletedTopic(topic.name, topic_id, self.time_ms))
+                self.producers.forget_topic(topic_id)
+                self.groups.forget_topic(topic_id)
             case RetireHotLog(log_id):
                 self.hot_logs.pop(log_id, None)
-            case Append():
-                raise AssertionError("appends are placed by _append")
+            case CommitOffsets():
+                self.groups.commit(action, self.time_ms)
+            case Append() | InitProducer():
+                raise AssertionError("what has an answer is done by _apply_commit")
 
-    def _append(self, action: Append, chunk: Chunk, object_key: str, body_start: int) -> Placement:
+    def _append(self, action: Append, chunk: Chunk, object_key: str, body_start: int) -> int:
+        """Where the rows begin."""
         topic = self._by_id[chunk.topic_id]
         partition = topic.partitions[chunk.partition]
         base_offset = partition.high_watermark
@@ -377,40 +395,36 @@ class ClusterState:
             partition.tail.append(run)
         partition.high_watermark += action.count
         partition.tail_bytes += run.bytes
-        return Placement(topic.name, chunk.partition, base_offset, action.count)
+        if isinstance(action, ProducerAppend):
+            self.producers.appended(action, chunk, base_offset, self.time_ms)
+        return base_offset
 
     def _index(self, topic: Topic) -> None:
         self.topics[topic.name] = topic
         self._by_id[topic.topic_id] = topic
         self._configs[topic.topic_id] = topics.effective(topic.configs)
 
-    def _remember(self, key: RememberedKey) -> None:
-        self._keys[key.claim.key] = key
-        self._key_order.append(key.claim.key)
-
-    def _forget_keys(self) -> None:
-        horizon = self.time_ms - KEY_WINDOW_MS
-        order = self._key_order
-        while order and (self._keys[order[0]].at_ms < horizon or len(order) > KEYS_MAX):
-            del self._keys[order.popleft()]
-
     # -- checkpoints
 
     def encode(self) -> bytes:
         """The whole state; equal states give equal bytes."""
-        return _encoder.encode(
-            _Snapshot(
-                FORMAT,
-                self.cluster_id,
-                self.seq,
-                self.hash,
-                self.time_ms,
-                list(self.topics.values()),
-                self.deleted,
-                [self._keys[key] for key in self._key_order],
-                self.hot_logs,
-            )
+        snapshot = _Snapshot(
+            FORMAT,
+            self.cluster_id,
+            self.seq,
+            self.hash,
+            self.time_ms,
+            list(self.topics.values()),
+            self.deleted,
+            list(self._keys),
+            self.hot_logs,
+            self.producers.kept(),
+            self.groups.kept(),
         )
+        elements = list(msgspec.structs.astuple(snapshot))
+        while elements[-1] is None:  # a cluster that never used them has the bytes it always had
+            elements.pop()
+        return _encoder.encode(elements)
 
     @classmethod
     def decode(cls, body: bytes, key: str) -> "ClusterState":
@@ -427,10 +441,12 @@ class ClusterState:
         state.time_ms = snapshot.time_ms
         state.deleted = snapshot.deleted
         state.hot_logs = snapshot.hot_logs
+        state.producers = Producers.restored(snapshot.producers)
+        state.groups = Groups(snapshot.groups)
         for topic in snapshot.topics:
             state._index(topic)
         for remembered in snapshot.keys:
-            state._remember(remembered)
+            state._keys.remember(remembered)
         return state
 
     def partitions(self) -> Iterator[tuple[Topic, int, Partition]]:
@@ -451,15 +467,6 @@ def recall(known: RememberedKey, fingerprint: bytes) -> Outcome:
 def another_request(key: str) -> IdempotencyMismatch:
     """What a request is told whose key stands for a request with another body."""
     return IdempotencyMismatch(f"idempotency key {key!r} was used for another request")
-
-
-def _check_configs(configs: dict[str, str]) -> LogError | None:
-    try:
-        for name, value in configs.items():
-            topics.check(name, value)
-    except InvalidRequest as error:
-        return error
-    return None
 
 
 def _continues(last: Run, run: Run) -> bool:

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from storage.errors import InvalidConfig
+from storage import keys
+from storage.errors import InvalidConfig, InvalidRequest
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 MS_PER_MINUTE = 60_000
@@ -109,6 +110,25 @@ def check(name: str, value: str) -> None:
         known.parse(value)
     except ValueError as error:
         raise InvalidConfig(f"invalid value {value!r} for topic config {name}: {error}") from error
+
+
+def check_all(configs: Mapping[str, str]) -> InvalidConfig | None:
+    """The first refusal of `check`."""
+    try:
+        for name, value in configs.items():
+            check(name, value)
+    except InvalidConfig as error:
+        return error
+    return None
+
+
+def check_name(name: str) -> InvalidRequest | None:
+    """Why a topic cannot be called so."""
+    if keys.is_topic_name(name):
+        return None
+    return InvalidRequest(
+        f"topic name {name!r} is illegal: 1 to 249 of a-z A-Z 0-9 . _ - and not . or .."
+    )
 
 
 def effective(configs: Mapping[str, str]) -> TopicConfig:

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import entry as entries
-from storage import keys
-from storage import state as states
+from storage import keys, requests
 from storage.entry import (
     AddPartitions,
     AlterTopic,
@@ -34,7 +33,8 @@ from storage.entry import (
     Sealed,
 )
 from storage.errors import Corrupt, IdempotencyMismatch, LogError, UnknownTopic
-from storage.state import KEY_WINDOW_MS, ClusterState, Outcome, Partition, recall
+from storage.requests import KEY_WINDOW_MS
+from storage.state import ClusterState, Outcome, Partition, recall
 from tests.support.properties import examples
 
 IDS = [letter * 32 for letter in "abc"]
@@ -461,7 +461,7 @@ def test_log_append_time_is_the_entrys() -> None:
 
 
 def test_i10_keys_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "KEYS_MAX", 5)
+    monkeypatch.setattr(requests, "KEYS_MAX", 5)
     state = with_records()
     for i in range(20):
         commit = Commit(b"", [Append(0, 0, 1)], IdempotencyKey(str(i), b"f"))
