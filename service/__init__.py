@@ -10,15 +10,18 @@ errors          one table: our error, its HTTP status and code
 wire_in         JSON bodies of produce requests to columns
 wire_arrow      Arrow streams to columns and back
 wire_v3         records of the v3 dialect, one by one, from a stream or a batch
+wire_transactions  records for several topics and offsets of groups
 wire_out        columns to JSON, lines and events; reports of produce
 wire_text       columns of values to columns of JSON texts
 produce         records in, v2
 produce_v3      records in, v3: streams and batches
 fetch           records out, with long polls and followers
+transactions    records for several topics and offsets of groups, all or nothing
 hotdocs         the hot routes as the documentation shows them
 topics          topics, partitions and offsets, v2
 admin_v3        clusters, topics, partitions in Confluent's v3 dialect
 configs_v3      configs of topics in that dialect
+groups_v3       committed offsets of consumer groups in that dialect
 resources_v3    the shapes of its resources
 telemetry       metrics
 

@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import admin_v3, configs_v3, topics
+from service import admin_v3, configs_v3, groups_v3, topics
 from service.errors import (
     INTERNAL_ERROR,
     ErrorBody,
@@ -53,6 +53,10 @@ TAGS = [
     {"name": "v3 cluster", "description": "The cluster in the v3 dialect."},
     {"name": "v3 topics", "description": "Topics in the v3 dialect; also under `/kafka/v3`."},
     {"name": "v3 configs", "description": "Configs of topics; also under `/kafka/v3`."},
+    {
+        "name": "v3 consumer groups",
+        "description": "Committed offsets and transactions; also under `/kafka/v3`.",
+    },
     {"name": "health", "description": "For load balancers, orchestrators and Prometheus."},
 ]
 
@@ -135,7 +139,7 @@ def build_app(
         app.include_router(router)
     app.include_router(topics.router)
     for mount in admin_v3.MOUNTS:
-        for router in (admin_v3.clusters, admin_v3.router, configs_v3.router):
+        for router in (admin_v3.clusters, admin_v3.router, configs_v3.router, groups_v3.router):
             app.include_router(router, prefix=mount, include_in_schema=mount == "/v3")
     return app
 

@@ -62,6 +62,71 @@ _FETCH_ANSWER: dict[int | str, dict[str, Any]] = {
 }
 _RECORDS_EXAMPLE = {"records": [{"key": "N14228", "value": {"delay": 2}}]}
 
+_TRANSACTION_EXAMPLE = {
+    "topics": [
+        {
+            "topic_name": "delays",
+            "records": [
+                {
+                    "key": {"type": "STRING", "data": "N14228"},
+                    "value": {"type": "JSON", "data": {"delay_minutes": 2}},
+                }
+            ],
+        },
+        {"topic_name": "audit", "records": [{"value": {"type": "STRING", "data": "0-41"}}]},
+    ],
+    "consumer_groups": [
+        {
+            "consumer_group_id": "enrich",
+            "offsets": [{"topic_name": "flights", "partition_id": 0, "offset": 42}],
+        }
+    ],
+}
+_TRANSACTION_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "All of it is committed. Where each record lies, in the request's order, "
+        "and what is committed of each group.",
+        "content": {
+            "application/json": {
+                "example": {
+                    "cluster_id": "c0ffee",
+                    "topics": [
+                        {
+                            "topic_name": "delays",
+                            "records": [{"partition_id": 2, "offset": 1017}],
+                        },
+                        {"topic_name": "audit", "records": [{"partition_id": 0, "offset": 9}]},
+                    ],
+                    "consumer_groups": [
+                        {
+                            "consumer_group_id": "enrich",
+                            "offsets": [
+                                {
+                                    "topic_name": "flights",
+                                    "partition_id": 0,
+                                    "offset": 42,
+                                    "metadata": "",
+                                }
+                            ],
+                        }
+                    ],
+                }
+            }
+        },
+    },
+    400: {"description": "A bad Idempotency-Key, or half a body."},
+    404: {"description": "404 another cluster, 40401 unknown topic, 40402 unknown partition."},
+    409: {"description": "40903: the generation is not the group's. Nothing was done."},
+    413: {"description": "The body, or a record, is over its bound."},
+    422: {
+        "description": "The body is no transaction, the message says where; or the "
+        "Idempotency-Key was used for another body."
+    },
+    429: _PRODUCE_ANSWER[429],
+    503: {"description": "Definitely not done, nothing of it. Try again."},
+    504: {"description": "Not known whether it was done: retry with the same Idempotency-Key."},
+}
+
 TopicName = Annotated[str, Path(description="name of the topic")]
 PartitionNumber = Annotated[int, Path(description="number of the partition", ge=0)]
 ProduceBody = Annotated[
@@ -137,6 +202,15 @@ def documented_routes() -> APIRouter:
             summary="Produce up to ten records, with an answer each",
             include_in_schema=base == "/v3",
         )
+        router.add_api_route(
+            base + "/clusters/{cluster_id}/transactions",
+            _transact,
+            methods=["POST"],
+            tags=["v3 consumer groups"],
+            summary="Produce to several topics and commit offsets, all or nothing",
+            responses=_TRANSACTION_ANSWER,
+            include_in_schema=base == "/v3",
+        )
     return router
 
 
@@ -151,4 +225,39 @@ async def _produce_v3_batch(
     cluster_id: str, topic_name: TopicName, body: dict[str, Any], idempotency_key: KeyHeader = None
 ) -> None:
     """207 with `successes` and `failures` by entry id."""
+    raise AssertionError("served by hotpath")
+
+
+async def _transact(
+    cluster_id: str,
+    body: Annotated[
+        dict[str, Any], Body(media_type="application/json", examples=[_TRANSACTION_EXAMPLE])
+    ],
+    idempotency_key: KeyHeader = None,
+) -> None:
+    """Records for up to 100 topics, and offsets of consumer groups, in one commit: everybody sees
+    all of it or nothing, whatever dies. Records are those of the v3 `records` route (types `JSON`,
+    `STRING` and `BINARY`), 10,000 at most; an offset is that of the next record to read. `acks` is
+    always all.
+
+    **Consume, transform, produce, exactly once** takes two requests in a loop, no transaction
+    coordinator, and any broker for each of them:
+
+    ```
+    where = 0                                                    # or, after a start:
+    GET  /v3/clusters/{c}/consumer-groups/enrich/offsets         # 404: nothing committed yet
+    loop:
+      GET  /topics/flights/partitions/0/records?offset={where}&timeout=5000
+                                                                 # 200, Tidelog-Next-Offset: 42
+      POST /v3/clusters/{c}/transactions                         # what is made of them, and
+           Idempotency-Key: "enrich-flights-0-{where}"           # {"topic_name": "flights",
+                                                                 #  "partition_id": 0, "offset": 42}
+      where = 42
+    ```
+
+    Whoever dies anywhere in it goes on from the committed offset: a batch is either committed with
+    its results, or neither is there. After 503, 504 or a lost answer send the same body with the
+    same key, which answers as the first time. `generation` is the group's of a member that commits;
+    without it (-1) the committer is no member, and keeps others off its partitions by itself.
+    """
     raise AssertionError("served by hotpath")

@@ -19,6 +19,7 @@ from service.produce import Produce
 from service.produce_v3 import ProduceV3
 from service.settings import Settings
 from service.telemetry import HttpCounters
+from service.transactions import Transactions
 from storage.errors import LogError
 from storage.log import Log
 
@@ -26,6 +27,10 @@ log = logging.getLogger("tidelog.http")
 
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[[Call], Awaitable[Answer | None]]
+
+
+V3 = (["v3"], ["kafka", "v3"])
+"""Where the v3 dialect is mounted, as parts of a path."""
 
 
 class HotPath:
@@ -39,6 +44,7 @@ class HotPath:
         self._produce = Produce(broker, settings, counters)
         self._fetch = Fetch(broker, settings, counters)
         self._produce_v3 = ProduceV3(broker, settings, self._produce, counters)
+        self._transactions = Transactions(broker, settings, self._produce, counters)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -63,10 +69,9 @@ class HotPath:
                 return "produce", lambda call: self._produce.serve(call, topic, number)
             case "GET", ["topics", topic, "partitions", number, "records"]:
                 return "fetch", lambda call: self._fetch.serve(call, topic, number)
-            case "POST", [*base, "clusters", cluster, "topics", topic, last] if base in (
-                ["v3"],
-                ["kafka", "v3"],
-            ):
+            case "POST", [*base, "clusters", cluster, "transactions"] if base in V3:
+                return "transactions", lambda call: self._transactions.serve(call, cluster)
+            case "POST", [*base, "clusters", cluster, "topics", topic, last] if base in V3:
                 if last == "records":
                     return "records", lambda call: self._produce_v3.stream(call, cluster, topic)
                 if last == "records:batch":
@@ -99,5 +104,5 @@ class HotPath:
             return  # half an answer is out: nothing better can be said
         pairs = ((name.lower().encode(), text.encode()) for name, text in refusal.headers.items())
         body = error_body(refusal.code, refusal.message)
-        media_type = JSON if route == "records" else JSON_V2
+        media_type = JSON if route in {"records", "transactions"} else JSON_V2
         await call.answer(Answer(refusal.status, body, media_type, tuple(pairs)))

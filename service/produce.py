@@ -167,7 +167,7 @@ class Produce:
         check_sizes(produced.rows, self._log.state.config(topic).max_message_bytes)
         try:
             if key is not None:
-                return _place_keyed(produced, number, key)
+                return _place_keyed(produced, number, key.fingerprint, len(topic.partitions))
             count = len(topic.partitions)
             return place(produced.rows, produced.partitions, count, self.sticky, otherwise=number)
         except NoSuchPartition as error:
@@ -181,12 +181,13 @@ class Produce:
         known = self._log.state.remembered(key.key)
         if known is None or known.claim.partitions == key.partitions:
             return places
-        return _place_keyed(produced, number, known.claim)
+        assert isinstance(known.claim.partitions, int), "its fingerprint is of another route"
+        return _place_keyed(produced, number, key.fingerprint, known.claim.partitions)
 
 
-def _place_keyed(produced: wire_in.Produced, number: int | None, key: IdempotencyKey) -> Places:
-    sticky = Sticky(int.from_bytes(key.fingerprint[:8], "little"))
-    return place(produced.rows, produced.partitions, key.partitions, sticky, otherwise=number)
+def _place_keyed(produced: wire_in.Produced, number: int | None, mark: bytes, count: int) -> Places:
+    sticky = Sticky(int.from_bytes(mark[:8], "little"))
+    return place(produced.rows, produced.partitions, count, sticky, otherwise=number)
 
 
 def check_sizes(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:

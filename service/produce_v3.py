@@ -97,8 +97,7 @@ class ProduceV3:
         return Answer(207, said, JSON)
 
     async def _topic(self, cluster: str, name: str) -> Topic:
-        if cluster != self._log.wal.cluster.cluster_id:
-            raise UnknownCluster(f"Cluster {cluster} cannot be found.")
+        check_cluster(self._log, cluster)
         try:
             return await self._produce.topic(name)
         except UnknownTopic as error:
@@ -147,6 +146,12 @@ class ProduceV3:
             mark = fingerprint(f"{topic.topic_id}/v3", record)
             key = IdempotencyKey(name, mark, len(topic.partitions))
         return key, self._produce.place(topic, produced, None, key)
+
+
+def check_cluster(broker: Log, cluster: str) -> None:
+    """Raises UnknownCluster unless this is the one that lives here."""
+    if cluster != broker.wal.cluster.cluster_id:
+        raise UnknownCluster(f"Cluster {cluster} cannot be found.")
 
 
 async def _records(call: Call) -> AsyncIterator[bytes]:

@@ -160,11 +160,12 @@ AnyAction = (
 
 class IdempotencyKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request's key, the hash of what it asked for, and how many partitions its topic had: a
-    retry must be parted as the first was, or its records could not be told apart in the answer."""
+    retry must be parted as the first was, or its records could not be told apart in the answer.
+    A request that may span topics has a list, in the order in which it names them."""
 
     key: str
     fingerprint: bytes
-    partitions: int = 0
+    partitions: int | list[int] = 0
 
 
 class HotMark(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -154,7 +154,7 @@ class Groups:
                 del self._groups[group_id]
 
 
-def check_group_id(group_id: str) -> LogError | None:
+def check_group_id(group_id: str) -> InvalidRequest | None:
     """Why a group cannot be called so."""
     if 1 <= len(group_id.encode()) <= GROUP_ID_BYTES_MAX and group_id.isprintable():
         return None
@@ -164,7 +164,7 @@ def check_group_id(group_id: str) -> LogError | None:
     )
 
 
-def check_offset(each: GroupOffset) -> LogError | None:
+def check_offset(each: GroupOffset) -> InvalidRequest | None:
     """Why this can be no committed offset."""
     if not 0 <= each.offset <= OFFSET_MAX:
         return InvalidRequest(f"a committed offset is 0 to {OFFSET_MAX}, not {each.offset}")

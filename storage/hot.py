@@ -17,7 +17,16 @@ import pyarrow as pa
 from storage import chunk as chunks
 from storage import partitioner
 from storage.chunk import Rows
-from storage.entry import AnyAction, Append, Chunk, Commit, Draft, HotMark, IdempotencyKey
+from storage.entry import (
+    AnyAction,
+    Append,
+    Chunk,
+    Commit,
+    CommitOffsets,
+    Draft,
+    HotMark,
+    IdempotencyKey,
+)
 from storage.errors import LogError
 from storage.model import Placement
 from storage.objectstore import Part
@@ -51,7 +60,7 @@ class PartRows:
 class Request:
     """What one caller wants done, all or nothing. `size` is what it counts against the buffer.
 
-    `topic` is None when it spans several topics; requests without key or mark that share one
+    `topic_id` is None when it spans several topics; requests without key or mark that share one
     share a commit, because nothing can refuse one of them and not the others.
     """
 
@@ -63,17 +72,25 @@ class Request:
     key: IdempotencyKey | None = None
     hot: HotMark | None = None
     topic_id: str | None = None
-    appends: int = field(init=False)
-    """How many partitions its records go to."""
+    pieces: int = field(init=False)
+    """What of it takes room of its own in an entry's header, ~300 bytes each: itself, every
+    partition that its records go to, every offset that it commits."""
 
     def __post_init__(self) -> None:
-        self.appends = sum(len(part.tally) for part in self.parts)
+        appends = sum(len(part.tally) for part in self.parts)
+        self.pieces = 1 + appends + sum(map(_pieces, self.actions))
 
     @property
     def is_plain(self) -> bool:
         return (
             self.topic_id is not None and self.key is None and self.hot is None and not self.actions
         )
+
+
+def _pieces(action: AnyAction) -> int:
+    if not isinstance(action, CommitOffsets):
+        return 0
+    return sum(1 + len(each.metadata) // 100 for each in action.offsets)
 
 
 @dataclass(slots=True)
@@ -186,9 +203,10 @@ class ClosedSegment:
             (number, first, count, placement)
             for commit, outcome in zip(self._commits, outcomes, strict=True)
             if outcome.refusal is None and not outcome.is_duplicate
-            for (number, (first, count)), placement in zip(
-                commit.appends.items(), outcome.placements, strict=True
+            for nth, ((number, (first, count)), placement) in enumerate(
+                zip(commit.appends.items(), outcome.placements, strict=True)
             )
+            if nth not in outcome.repeated
         ]
 
     def _answer(self, share: _Share, outcome: Outcome, bases: dict[int, Placement]) -> Answer:

@@ -21,6 +21,7 @@ from storage.entry import (
     AddPartitions,
     AlterTopic,
     AnyAction,
+    CommitOffsets,
     CreateTopic,
     DeleteTopic,
     IdempotencyKey,
@@ -35,9 +36,10 @@ from storage.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from storage.groups import CommittedOffset
 from storage.hot import ClosedSegment, Encoded, PartRows, Request
 from storage.manifest import Table
-from storage.model import Placement
+from storage.model import Placement, TopicPartition
 from storage.objectstore import ObjectStore
 from storage.partitioner import Places
 from storage.reader import Piece, Reader, ReaderSettings
@@ -251,22 +253,51 @@ class Log:
 
         Raises UnknownPartition, Throttled, Unavailable, CommitUnknown, IdempotencyMismatch.
         """
-        rows = [PartRows(topic.topic_id, places, rows) for places, rows in parts]
-        for part in rows:
-            for partition, count in part.tally:
-                if not 0 <= partition < len(topic.partitions):
-                    raise UnknownPartition(topic.name, partition, len(topic.partitions))
-                if not count:
-                    raise InvalidRequest(f"the request has no record for {topic.name}-{partition}")
         request = Request(
             self.clock.new_id(),
-            rows,
+            [_part_rows(topic, places, rows) for places, rows in parts],
             size,
             is_json=is_json,
             key=key,
             topic_id=topic.topic_id,
         )
         return await self.writer.append(request, acks)
+
+    async def transact(
+        self,
+        parts: Sequence[tuple[Topic, Places, Rows | pa.RecordBatch]],
+        offsets: Sequence[CommitOffsets],
+        *,
+        size: int,
+        is_json: bool,
+        key: IdempotencyKey | None = None,
+    ) -> list[Placement]:
+        """Append records to several topics and commit offsets of groups: all of it or nothing (I4).
+
+        Each topic is there once. Placements in order of `parts`, and within one by partition.
+        Raises what `append` does, and IllegalGeneration.
+        """
+        request = Request(
+            self.clock.new_id(),
+            [_part_rows(topic, places, rows) for topic, places, rows in parts],
+            size,
+            is_json=is_json,
+            actions=offsets,
+            key=key,
+        )
+        placements = await self.writer.append(request, Acks.ALL)
+        assert placements is not None, "acks=all gives placements"
+        return placements
+
+    def committed_offsets(self, group_id: str) -> dict[TopicPartition, CommittedOffset]:
+        """Of the group, sorted; empty when it has none."""
+        found = {}
+        for topic_id, partitions in self.state.groups.offsets(group_id).items():
+            topic = self.state.topic_of_id(topic_id)
+            assert topic is not None, "offsets go with their topic"
+            for number, committed in partitions.items():
+                found[TopicPartition(topic.name, number)] = committed
+        return dict(sorted(found.items()))
 
     async def fetch(
         self, topic: str, partition: int, offset: int, *, bytes_max: int, wait_s: float = 0.0
@@ -405,6 +436,17 @@ class Log:
             return await asyncio.shield(opening)
         except OSError as error:
             raise Unavailable(f"table of {topic.name} cannot be opened: {error}") from error
+
+
+def _part_rows(topic: Topic, places: Places, rows: Rows | pa.RecordBatch) -> PartRows:
+    """Rows on their way to a topic; raises UnknownPartition."""
+    part = PartRows(topic.topic_id, places, rows)
+    for partition, count in part.tally:
+        if not 0 <= partition < len(topic.partitions):
+            raise UnknownPartition(topic.name, partition, len(topic.partitions))
+        if not count:
+            raise InvalidRequest(f"the request has no record for {topic.name}-{partition}")
+    return part
 
 
 def _check_partitions(partitions: int) -> None:

@@ -37,7 +37,7 @@ GATHER_ROUNDS_MAX = 8
 """How often a flush looks whether more has just arrived, ~50 us each under load."""
 
 FLUSH_PARTS_MAX = 100_000
-"""Requests and their parts in one entry: each is 20 to 300 bytes of its header, which has a bound
+"""Requests and their pieces in one entry: each is 20 to 300 bytes of its header, which has a bound
 (I10): nobody reads an entry that is over it."""
 
 PART_OVERHEAD_BYTES = 512
@@ -321,7 +321,7 @@ class Writer:
         taken_bytes = taken_parts = 0
         for count, request in enumerate(self._open):
             taken_bytes += request.size
-            taken_parts += 1 + request.appends
+            taken_parts += request.pieces
             if count and (
                 taken_bytes > self.settings.flush_bytes_max or taken_parts > FLUSH_PARTS_MAX
             ):
@@ -397,7 +397,7 @@ class Writer:
 
 
 def _cost(request: Request) -> int:
-    return request.size + PART_OVERHEAD_BYTES * (1 + request.appends)
+    return request.size + PART_OVERHEAD_BYTES * request.pieces
 
 
 def _see(waiter: Waiter) -> None:

@@ -1,0 +1,470 @@
+"""POST /v3/clusters/{c}/transactions: all or nothing, on any broker, however often (I4, I6)."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.hotdocs import _TRANSACTION_EXAMPLE
+from service.wire_transactions import OFFSETS_MAX, RECORDS_MAX, TOPICS_MAX
+from storage import keys
+from storage.groups import METADATA_BYTES_MAX
+from storage.objectstore import MemoryStore
+from tests.service.conftest import Broker, assert_refused, broker_on, ends, stored
+from tests.service.test_produce_refusals import JSONISH, anything
+from tests.support.faults import FaultyStore
+
+JSON = "application/json"
+LONG_AGO = "2021-02-05T19:14:42Z"
+
+
+def base(broker: Broker, mount: str = "/v3") -> str:
+    return f"{mount}/clusters/{broker.log.wal.cluster.cluster_id}"
+
+
+async def transact(broker: Broker, body: Any, key: str | None = None) -> httpx.Response:
+    headers = {} if key is None else {"idempotency-key": key}
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    path = f"{base(broker)}/transactions"
+    return await broker.http.post(path, content=content, headers=headers)
+
+
+def records(name: str, *values: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "topic_name": name,
+        "records": [{"value": {"type": "JSON", "data": value}, **more} for value in values],
+    }
+
+
+def keyed(name: str, count: int) -> dict[str, Any]:
+    """Every other record has a key, every third no place to go but where it wants."""
+    made = [
+        {
+            "value": {"type": "STRING", "data": f"{name} {n}" + "x" * 900},
+            **({"key": {"type": "STRING", "data": f"k{n}"}} if n % 2 else {}),
+        }
+        for n in range(count)
+    ]
+    return {"topic_name": name, "records": made}
+
+
+def group(*offsets: tuple[str, int, int], name: str = "g", **more: Any) -> dict[str, Any]:
+    said = [
+        {"topic_name": topic, "partition_id": number, "offset": offset}
+        for topic, number, offset in offsets
+    ]
+    return {"consumer_group_id": name, "offsets": said, **more}
+
+
+async def committed(broker: Broker, name: str = "g") -> dict[tuple[str, int], int] | None:
+    """As the broker says it; None when there are none."""
+    answer = await broker.http.get(f"{base(broker)}/consumer-groups/{name}/offsets")
+    if answer.status_code == 404:
+        assert_refused(answer, 404, 404, JSON)
+        return None
+    assert answer.status_code == 200, answer.text
+    return {
+        (each["topic_name"], each["partition_id"]): each["offset"] for each in answer.json()["data"]
+    }
+
+
+async def assert_true(broker: Broker, body: dict[str, Any], answer: httpx.Response) -> None:
+    """Each record lies where the answer says, and every offset is the group's."""
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    for asked, told in zip(body.get("topics", []), said["topics"], strict=True):
+        assert told["topic_name"] == asked["topic_name"]
+        for record, report in zip(asked["records"], told["records"], strict=True):
+            rows = await stored(broker.log, report["partition_id"], asked["topic_name"])
+            value = rows[report["offset"]]["value"].decode()
+            data = record["value"]["data"]
+            assert value == (data if record["value"]["type"] == "STRING" else json.dumps(data))
+    for asked, told in zip(body.get("consumer_groups", []), said["consumer_groups"], strict=True):
+        assert told["consumer_group_id"] == asked["consumer_group_id"]
+        offsets = [{"metadata": "", **each} for each in asked["offsets"]]
+        assert told["offsets"] == offsets
+        found = await committed(broker, asked["consumer_group_id"])
+        assert found is not None
+        for each in offsets:
+            assert found[each["topic_name"], each["partition_id"]] == each["offset"]
+
+
+@pytest.fixture
+async def two(broker: Broker) -> Broker:
+    """A broker with the topics `t` and `u`, three partitions and one."""
+    await broker.log.create_topic("t", 3, {})
+    await broker.log.create_topic("u", 1, {})
+    return broker
+
+
+async def untouched(broker: Broker) -> bool:
+    """Nothing of any request is there."""
+    sizes = [*ends(broker.log), *ends(broker.log, "u")]
+    return not any(sizes) and await committed(broker) is None
+
+
+BOTH = {
+    "topics": [keyed("t", 30), records("u", {"a": 1}, None, "x")],
+    "consumer_groups": [group(("t", 2, 7), ("u", 0, 0)), group(("t", 1, 9), name="h")],
+}
+
+# -- what is done
+
+
+async def test_records_of_topics_and_offsets_of_groups_are_committed_as_one(two: Broker) -> None:
+    seq = two.log.state.seq
+    body = {**BOTH, "topics": [keyed("t", 30), records("u", {"a": 1}, 2, "x")]}
+    answer = await transact(two, body)
+    assert answer.headers["content-type"] == JSON
+    await assert_true(two, body, answer)
+    assert (sum(ends(two.log)), ends(two.log, "u")) == (30, [3])
+    assert two.log.state.seq == seq + 1, "one entry"
+
+
+async def test_a_record_is_what_the_v3_route_makes_of_it(two: Broker) -> None:
+    record = {
+        "partition_id": 2,
+        "headers": [{"name": "h", "value": "/w=="}, {"name": "h"}],
+        "key": {"type": "BINARY", "data": "aGk="},
+        "timestamp": LONG_AGO,
+    }
+    answer = await transact(two, {"topics": [{"topic_name": "t", "records": [record, record]}]})
+    assert answer.json()["topics"][0]["records"] == [
+        {"partition_id": 2, "offset": 0},
+        {"partition_id": 2, "offset": 1},
+    ]
+    for row in await stored(two.log, 2):
+        assert (row["key"], row["value"]) == (b"hi", None)
+        assert row["headers"] == [{"key": "h", "value": b"\xff"}, {"key": "h", "value": None}]
+        assert row["timestamp"].isoformat().startswith("2021-02-05T19:14:42")
+
+
+async def test_the_documented_example_works(broker: Broker) -> None:
+    for name, partitions in (("flights", 1), ("delays", 3), ("audit", 1)):
+        await broker.log.create_topic(name, partitions, {})
+    await assert_true(broker, _TRANSACTION_EXAMPLE, await transact(broker, _TRANSACTION_EXAMPLE))
+
+
+@pytest.mark.parametrize("left_out", ["topics", "consumer_groups"])
+async def test_records_alone_and_offsets_alone(two: Broker, left_out: str) -> None:
+    body = {name: said for name, said in BOTH.items() if name != left_out}
+    answer = await transact(two, {**body, "topics": body.get("topics", [])[:1]})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()[left_out] == []
+    assert (await committed(two) is None) == (left_out == "consumer_groups")
+
+
+@pytest.mark.parametrize("mount", ["/v3", "/kafka/v3", "//v3"])
+async def test_both_mounts_are_served(two: Broker, mount: str) -> None:
+    url = f"http://tide:8082{base(two, mount)}/transactions/"
+    answer = await two.http.post(url, json={"consumer_groups": [group(("t", 0, 5))]})
+    assert answer.status_code == 200, answer.text
+    listed = await two.http.get(f"http://tide:8082{base(two, mount)}/consumer-groups/g/offsets")
+    mount = mount.replace("//", "/")
+    assert listed.json() == {
+        "kind": "TidelogConsumerGroupOffsetList",
+        "metadata": {
+            "self": f"http://tide:8082{base(two, mount)}/consumer-groups/g/offsets",
+            "next": None,
+        },
+        "cluster_id": two.log.wal.cluster.cluster_id,
+        "consumer_group_id": "g",
+        "data": [{"topic_name": "t", "partition_id": 0, "offset": 5, "metadata": ""}],
+    }
+
+
+async def test_offsets_are_kept_with_what_was_noted_beside_them(two: Broker) -> None:
+    offset = {"topic_name": "t", "partition_id": 0, "offset": 2**63 - 1}
+    note = "ü" * (METADATA_BYTES_MAX // 2)
+    for metadata in (note, None, "later"):
+        said = group(name="a/b c")
+        said["offsets"] = [{**offset, "metadata": metadata}]
+        assert (await transact(two, {"consumer_groups": [said]})).status_code == 200
+        path = f"{base(two)}/consumer-groups/a%2Fb c/offsets"
+        answer = await two.http.get(path)
+        if answer.status_code == 200:  # a slash in a name is another path to most routers
+            assert answer.json()["data"] == [{**offset, "metadata": metadata or ""}]
+    held = two.log.state.groups.offsets("a/b c")
+    assert [each.metadata for each in held[two.log.state.topic("t").topic_id].values()] == ["later"]
+
+
+async def test_i3_every_broker_sees_all_of_it_at_once(store: MemoryStore) -> None:
+    async with broker_on(store) as one, broker_on(store, "b2") as other:
+        await one.log.create_topic("t", 3, {})
+        await other.log.create_topic("u", 1, {})
+        answer = await transact(one, BOTH | {"topics": [keyed("t", 5), records("u", 1)]})
+        assert answer.status_code == 200, answer.text
+        assert await committed(other) == {("t", 2): 7, ("u", 0): 0}
+        assert (sum(ends(other.log)), ends(other.log, "u")) == (5, [1])
+
+
+async def test_a_partition_that_was_just_added_elsewhere_is_known(store: MemoryStore) -> None:
+    async with broker_on(store) as one, broker_on(store, "b2") as other:
+        await one.log.create_topic("t", 1, {})
+        await other.log.wal.refresh()
+        await one.log.add_partitions("t", 2)
+        body = {
+            "topics": [records("t", 1, partition_id=1)],
+            "consumer_groups": [group(("t", 1, 1))],
+        }
+        await assert_true(other, body, await transact(other, body))
+
+
+# -- with a key
+
+
+async def test_a_retry_gets_the_first_answer_on_any_broker(store: MemoryStore) -> None:
+    """Also where topics have grown since, each by its own number."""
+    body = {"topics": [keyed("t", 40), keyed("u", 40)], "consumer_groups": [group(("t", 0, 1))]}
+    for turn, (before, after) in enumerate([((1, 3), (2, 5)), ((2, 3), (7, 3)), ((4, 1), (64, 2))]):
+        async with broker_on(store) as one, broker_on(store, "b2") as other:
+            for name, count in zip(("t", "u"), before, strict=True):
+                if turn:
+                    await one.log.delete_topic(name)
+                await one.log.create_topic(name, count, {})
+            first = await transact(one, body, f"turn {turn}")
+            await assert_true(one, body, first)
+            for name, count in zip(("t", "u"), after, strict=True):
+                if count > len(one.log.state.topic(name).partitions):
+                    await one.log.add_partitions(name, count)
+            for each in (one, other, one):
+                again = await transact(each, body, f"turn {turn}")
+                assert (again.status_code, again.content) == (200, first.content)
+            assert sum(ends(one.log)) == sum(ends(one.log, "u")) == 40
+
+
+async def test_keys_outlive_the_broker_and_its_checkpoints(store: MemoryStore) -> None:
+    body = {"topics": [keyed("t", 9)], "consumer_groups": [group(("t", 0, 1))]}
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 3, {})
+        first = await transact(broker, body, "a")
+        await transact(broker, {"consumer_groups": [group(("t", 0, 2))]}, "b")
+        await broker.log.wal.checkpoint()
+    async with broker_on(store, "b2") as broker:
+        assert (await transact(broker, body, "a")).content == first.content
+        assert await committed(broker) == {("t", 0): 2}, "a retry commits no offsets again"
+        assert sum(ends(broker.log)) == 9
+
+
+async def test_a_key_stands_for_one_body_on_one_route(two: Broker) -> None:
+    body = {"topics": [records("t", 1)]}
+    first = await transact(two, body, "a")
+    for other in (
+        {"topics": [records("t", 2)]},
+        {"topics": [records("u", 1)]},
+        {**body, "consumer_groups": [group(("t", 0, 1))]},
+    ):
+        assert "key" in assert_refused(await transact(two, other, "a"), 422, 422, JSON)
+    headers = {"idempotency-key": "a", "content-type": "application/vnd.kafka.json.v2+json"}
+    v2 = await two.http.post("/topics/t", content=json.dumps(body).encode(), headers=headers)
+    assert v2.status_code == 422
+    assert (sum(ends(two.log)), ends(two.log, "u")) == (1, [0])
+    await two.log.delete_topic("t")
+    await two.log.create_topic("t", 3, {})
+    assert_refused(await transact(two, body, "a"), 422, 422, JSON)
+    assert first.status_code == 200
+
+
+async def test_duplicates_at_once_are_one(store: MemoryStore) -> None:
+    async with broker_on(store) as one, broker_on(store, "b2") as other:
+        await one.log.create_topic("t", 3, {})
+        await one.log.create_topic("u", 2, {})
+        body = {"topics": [keyed("t", 7), keyed("u", 7)], "consumer_groups": [group(("t", 0, 1))]}
+        answers = await asyncio.gather(
+            *(transact(each, body, "a") for each in (one, other, one, other) * 3)
+        )
+        assert {answer.content for answer in answers} == {answers[0].content}
+        await assert_true(other, body, answers[0])
+        assert sum(ends(one.log)) == sum(ends(one.log, "u")) == 7
+
+
+async def test_a_lost_answer_is_found_again(store: MemoryStore) -> None:
+    faulty = FaultyStore(store)
+    body = {"topics": [keyed("t", 7)], "consumer_groups": [group(("t", 0, 1))]}
+    async with broker_on(faulty, produce_timeout_ms=100) as broker:
+        await broker.log.create_topic("t", 2, {})
+        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1), is_after=True)
+        answer = await transact(broker, body, "a")
+        assert "Idempotency-Key" in assert_refused(answer, 504, 50003, JSON)
+        gate.opened.set()
+        async with broker_on(store, "b2") as other:
+            await assert_true(other, body, await transact(other, body, "a"))
+            assert sum(ends(other.log)) == 7
+
+
+# -- refusals: nothing is there (I6)
+
+
+async def test_unknown_topics_and_partitions(two: Broker) -> None:
+    good = records("t", 1)
+    for body, code, name in (
+        ({"topics": [good, records("nope", 1)]}, 40401, "nope"),
+        ({"topics": [good, records("u", 1, partition_id=1)]}, 40402, "u"),
+        ({"topics": [good], "consumer_groups": [group(("nope", 0, 1))]}, 40401, "nope"),
+        ({"topics": [good], "consumer_groups": [group(("u", 1, 1))]}, 40402, "u"),
+        ({"topics": [good], "consumer_groups": [group(("t", 2**31 - 1, 1))]}, 40402, "t"),
+        ({"topics": [good, records("a\nb", 1)]}, 40002, "a"),
+    ):
+        status = 400 if code == 40002 else 404
+        assert name in assert_refused(await transact(two, body), status, code, JSON)
+    path = "/v3/clusters/another/transactions"
+    assert_refused(await two.http.post(path, json={"topics": [good]}), 404, 404, JSON)
+    assert await untouched(two)
+
+
+async def test_a_member_of_no_group_has_no_generation(two: Broker) -> None:
+    body = {"topics": [records("t", 1)], "consumer_groups": [group(("t", 0, 1), generation=0)]}
+    assert "generation 0" in assert_refused(await transact(two, body, "a"), 409, 40903, JSON)
+    assert await untouched(two)
+    body["consumer_groups"] = [group(("t", 0, 1), generation=-1)]
+    await assert_true(
+        two, {"topics": body["topics"]}, await transact(two, body | {"consumer_groups": []}, "a")
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "no transaction"),
+        (b"{", "no transaction"),
+        (b"[]", "no transaction"),
+        (b"\xff", "no transaction"),
+        (b'{"topics":[{"topic_name":"\xff"}]}', "no transaction"),
+        ({}, "records, or offsets"),
+        ({"topics": [], "consumer_groups": []}, "records, or offsets"),
+        ({"topics": {}}, "$.topics"),
+        ({"topics": [records("t", 1)], "offsets": []}, "unknown field `offsets`"),
+        ({"topics": [records("t", 1), records("t", 2)]}, "topic 't' is there twice"),
+        ({"topics": [records("t", 1), records("u")]}, "topic 'u' has no records"),
+        ({"topics": [{"records": []}]}, "topic_name"),
+        ({"topics": [{"topic_name": "t", "records": [1]}]}, "record 0 of topic 't'"),
+        ({"topics": [records("t", 1, partition_id=-1)]}, "partition_id -1"),
+        ({"topics": [records("t", 1, partition_id=2**70)]}, "record 0"),
+        ({"topics": [records("t", 1, timestamp="now")]}, "timestamp 'now'"),
+        ({"topics": [records("t", 1, more=1)]}, "`more`"),
+        ({"topics": [records("t", 1, headers=[{"name": "h", "value": "?"}])]}, "base64"),
+        ({"topics": [records("t", 1)], "consumer_groups": [group()]}, "no offsets"),
+        ({"consumer_groups": [group(("t", 0, 1)), group(("t", 1, 1))]}, "consumer group 'g'"),
+        ({"consumer_groups": [group(("t", 0, 1), ("t", 0, 2))]}, "there twice"),
+        ({"consumer_groups": [group(("t", 0, 1), name="")]}, "1 to 255 bytes"),
+        ({"consumer_groups": [group(("t", 0, 1), name="a\nb")]}, "printable"),
+        ({"consumer_groups": [group(("t", 0, -1))]}, "offset"),
+        ({"consumer_groups": [group(("t", 0, 2**63))]}, "offset"),
+        ({"consumer_groups": [group(("t", -1, 1))]}, "partition_id"),
+        ({"consumer_groups": [group(("t", 0, 1), generation=-2)]}, "generation"),
+        ({"consumer_groups": [group(("t", 0, 1), generation=2**31)]}, "generation"),
+        ({"topics": [records(f"t{n}", 1) for n in range(TOPICS_MAX + 1)]}, "100 topics at most"),
+        ({"topics": [records("t", *range(RECORDS_MAX + 1))]}, "10000 records at most"),
+        (
+            {"consumer_groups": [group(*(("t", n, 1) for n in range(OFFSETS_MAX + 1)))]},
+            "1000 offsets at most",
+        ),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+async def test_a_body_that_is_none_is_refused(two: Broker, body: Any, why: str) -> None:
+    assert why in assert_refused(await transact(two, body), 422, 422, JSON)
+    assert await untouched(two)
+
+
+async def test_what_is_noted_beside_an_offset_has_a_bound(two: Broker) -> None:
+    said = group(("t", 0, 1))
+    said["offsets"][0]["metadata"] = "x" * (METADATA_BYTES_MAX + 1)
+    body = {"topics": [records("t", 1)], "consumer_groups": [said]}
+    assert "4097 bytes" in assert_refused(await transact(two, body), 422, 422, JSON)
+    assert await untouched(two)
+
+
+async def test_a_record_that_is_too_large_for_its_topic_refuses_all(two: Broker) -> None:
+    await two.log.alter_topic("u", {"max.message.bytes": "10"})
+    large = {"topics": [records("t", "x" * 100), records("u", "x", "x" * 9)]}
+    message = assert_refused(await transact(two, large), 413, 413, JSON)
+    assert message.startswith("topic 'u': record 1 has 11 bytes")
+    assert await untouched(two)
+    large["topics"][1]["records"].pop()
+    assert (await transact(two, large)).status_code == 200
+
+
+async def test_a_body_over_the_bound_is_refused(store: MemoryStore) -> None:
+    async with broker_on(store, request_bytes_max=70_000) as broker:
+        await broker.log.create_topic("t", 1, {})
+        assert (await transact(broker, {"topics": [records("t", "x" * 69_000)]})).status_code == 200
+        answer = await transact(broker, {"topics": [records("t", "x" * 71_000)]})
+        assert_refused(answer, 413, 413, JSON)
+
+
+async def test_data_with_a_schema_needs_a_registry(two: Broker) -> None:
+    record = {"value": {"type": "AVRO", "data": 1}}
+    answer = await transact(two, {"topics": [{"topic_name": "t", "records": [record]}]})
+    assert_refused(answer, 408, 40801, JSON)
+
+
+@pytest.mark.parametrize("gone", ["t", "u"])
+async def test_i4_a_topic_that_goes_meanwhile_takes_all_of_it_along(
+    store: MemoryStore, gone: str
+) -> None:
+    """Deleted by another broker after everything was checked: `apply` refuses the whole."""
+    faulty = FaultyStore(store)
+    async with broker_on(faulty) as one, broker_on(store, "b2") as other:
+        await one.log.create_topic("t", 2, {})
+        await one.log.create_topic("u", 1, {})
+        await other.log.wal.refresh()
+        gate = faulty.hold("create", keys.wal(one.log.state.seq + 1))
+        body = {"topics": [keyed("t", 5)], "consumer_groups": [group(("u", 0, 1), ("t", 0, 1))]}
+        asking = asyncio.create_task(transact(one, body, "a"))
+        await gate.reached.wait()
+        await other.log.delete_topic(gone)
+        gate.opened.set()
+        assert gone in assert_refused(await asking, 404, 40401, JSON)
+        assert await committed(one) is None
+        left = "u" if gone == "t" else "t"
+        assert not any(ends(one.log, left))
+        assert_refused(await transact(one, body, "a"), 404, 40401, JSON)
+
+
+SAID = st.fixed_dictionaries(
+    {},
+    optional={
+        "topics": st.lists(
+            st.fixed_dictionaries(
+                {"topic_name": st.sampled_from(["t", "u"]) | JSONISH},
+                optional={"records": st.lists(JSONISH, max_size=3) | JSONISH},
+            ),
+            max_size=2,
+        )
+        | JSONISH,
+        "consumer_groups": st.lists(
+            st.fixed_dictionaries(
+                {"consumer_group_id": st.sampled_from(["g"]) | JSONISH},
+                optional={
+                    "generation": st.integers() | JSONISH,
+                    "offsets": st.lists(
+                        st.fixed_dictionaries(
+                            {
+                                "topic_name": st.sampled_from(["t", "u"]) | JSONISH,
+                                "partition_id": st.integers(-1, 4) | st.integers() | JSONISH,
+                                "offset": st.integers() | JSONISH,
+                            }
+                        ),
+                        max_size=3,
+                    ),
+                },
+            ),
+            max_size=2,
+        )
+        | JSONISH,
+    },
+)
+
+
+@anything
+@given(st.binary(max_size=60) | SAID)
+async def test_whatever_is_sent_is_answered_in_our_form(two: Broker, body: Any) -> None:
+    answer = await transact(two, body)
+    if answer.status_code != 200:
+        assert answer.status_code in {400, 404, 408, 409, 422}, answer.text
+        assert_refused(answer, answer.status_code, answer.json()["error_code"], JSON)
