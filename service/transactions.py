@@ -65,7 +65,7 @@ class Transactions:
 
     async def _commit(self, asked: Transaction, body: bytes, name: str | None) -> Answer:
         plan = await self._plan(asked, body, name)
-        placements = await self._log.transact(
+        placements = await self._log.exactly_once.transact(
             [
                 (topic, places, records.produced.rows)
                 for (topic, places), records in zip(plan.parts, asked.topics, strict=True)

@@ -35,6 +35,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     wal           the chain: commit, follow, checkpoint, and the rules against zombies
     hotlog        hot segments on the local disk: what acks=1 means
     writer        the write path: one flush commits all that waits
+    exactly_once  appends over topics with groups' offsets, and of Kafka producers
     reader        the read path: one walk over the tail and the segments
     sealer        a partition's tail becomes a segment of its table
     log           the deep interface that brokers use: append, read, offsets, seal

@@ -64,8 +64,16 @@ class Append(Action, frozen=True, array_like=True, tag="append", gc=False):
     count: int
 
 
+class ProducerBatch(NamedTuple):
+    """How a Kafka producer names a batch: its records have the sequences from this one on."""
+
+    producer_id: int
+    epoch: int
+    base_sequence: int
+
+
 class ProducerAppend(Append, frozen=True, array_like=True, tag="append-of-producer", gc=False):
-    """An append that is number `base_sequence` and on of a Kafka producer: done once, in order.
+    """An append of a Kafka producer's batch (ProducerBatch): done once, in order.
 
     A kind of its own, so that the many appends of everybody else do not carry three empty fields.
     """

@@ -26,24 +26,29 @@ from storage.entry import (
     Draft,
     HotMark,
     IdempotencyKey,
+    ProducerAppend,
+    ProducerBatch,
 )
-from storage.errors import LogError
+from storage.errors import InvalidRequest, LogError, UnknownPartition
 from storage.model import Placement
 from storage.objectstore import Part
 from storage.partitioner import Places
-from storage.state import Outcome
+from storage.producers import ProducerEpoch
+from storage.state import Outcome, Topic
 
 
 @dataclass(slots=True, eq=False)
 class PartRows:
     """Records of a request that go to one topic: all to one partition, or each to one of its own.
 
-    `tally` says how many go where, in ascending order of partitions.
+    `tally` says how many go where, in ascending order of partitions. `batch` says which batch of a
+    producer they are; then all go to one partition, and no other part does.
     """
 
     topic_id: str
     partition: Places
     rows: Rows | pa.RecordBatch
+    batch: ProducerBatch | None = None
     tally: list[tuple[int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +59,22 @@ class PartRows:
         if isinstance(self.partition, int):
             return [(self.partition, self.rows)]
         return list(partitioner.part(_joined([self.rows]), self.partition))
+
+
+def part_rows(
+    topic: Topic,
+    places: Places,
+    rows: Rows | pa.RecordBatch,
+    batch: ProducerBatch | None = None,
+) -> PartRows:
+    """Rows on their way to a topic; raises UnknownPartition, or InvalidRequest for none."""
+    part = PartRows(topic.topic_id, places, rows, batch)
+    for partition, count in part.tally:
+        if not 0 <= partition < len(topic.partitions):
+            raise UnknownPartition(topic.name, partition, len(topic.partitions))
+        if not count:
+            raise InvalidRequest(f"the request has no record for {topic.name}-{partition}")
+    return part
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +93,8 @@ class Request:
     key: IdempotencyKey | None = None
     hot: HotMark | None = None
     topic_id: str | None = None
+    producer: ProducerEpoch | None = None
+    """What an InitProducer came to; `answers` sets it."""
     pieces: int = field(init=False)
     """What of it takes room of its own in an entry's header, ~300 bytes each: itself, every
     partition that its records go to, every offset that it commits."""
@@ -108,6 +131,7 @@ class _Column:
 class _OpenCommit:
     commit_id: bytes
     appends: dict[int, list[int]]
+    batches: dict[int, ProducerBatch]
     actions: Sequence[AnyAction]
     key: IdempotencyKey | None
     hot: HotMark | None
@@ -115,7 +139,10 @@ class _OpenCommit:
 
     def close(self) -> Commit:
         appends: list[AnyAction] = [
-            Append(number, first, count) for number, (first, count) in self.appends.items()
+            ProducerAppend(number, first, count, *self.batches[number])
+            if number in self.batches
+            else Append(number, first, count)
+            for number, (first, count) in self.appends.items()
         ]
         return Commit(self.commit_id, [*appends, *self.actions], self.key, self.hot)
 
@@ -210,6 +237,7 @@ class ClosedSegment:
         ]
 
     def _answer(self, share: _Share, outcome: Outcome, bases: dict[int, Placement]) -> Answer:
+        share.request.producer = outcome.producer
         if outcome.refusal is not None:
             return Answer(share.request, [], outcome.refusal)
         if outcome.is_duplicate:
@@ -242,6 +270,8 @@ class ClosedSegment:
                     commit.appends[column.number] = [column.rows, count]
                 else:
                     append[1] += count  # nobody else's rows came between: the commit is the last
+                if part.batch is not None:
+                    commit.batches[column.number] = part.batch
                 column.rows += count
                 column.is_json = column.is_json and request.is_json
         return _Share(request, len(self._commits) - 1, slots)
@@ -253,6 +283,7 @@ class ClosedSegment:
                 return last
         commit = _OpenCommit(
             request.commit_id,
+            {},
             {},
             request.actions,
             request.key,

@@ -21,7 +21,6 @@ from storage.entry import (
     AddPartitions,
     AlterTopic,
     AnyAction,
-    CommitOffsets,
     CreateTopic,
     DeleteTopic,
     IdempotencyKey,
@@ -36,8 +35,9 @@ from storage.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from storage.exactly_once import ExactlyOnce
 from storage.groups import CommittedOffset
-from storage.hot import ClosedSegment, Encoded, PartRows, Request
+from storage.hot import ClosedSegment, Encoded, Request, part_rows
 from storage.manifest import Table
 from storage.model import Placement, TopicPartition
 from storage.objectstore import ObjectStore
@@ -94,6 +94,7 @@ class Log:
         self.tail = TailCache(settings.tail_cache_bytes)
         self.reader = Reader(store, self.tail, self._table_of, settings.reader)
         self.writer = Writer(self.wal, clock, settings.writer, self._on_committed)
+        self.exactly_once = ExactlyOnce(self.writer, clock)
         self.sealer = Sealer(
             store, clock, self.reader, self.writer, self._table_of, settings.sealer
         )
@@ -255,39 +256,13 @@ class Log:
         """
         request = Request(
             self.clock.new_id(),
-            [_part_rows(topic, places, rows) for places, rows in parts],
+            [part_rows(topic, places, rows) for places, rows in parts],
             size,
             is_json=is_json,
             key=key,
             topic_id=topic.topic_id,
         )
         return await self.writer.append(request, acks)
-
-    async def transact(
-        self,
-        parts: Sequence[tuple[Topic, Places, Rows | pa.RecordBatch]],
-        offsets: Sequence[CommitOffsets],
-        *,
-        size: int,
-        is_json: bool,
-        key: IdempotencyKey | None = None,
-    ) -> list[Placement]:
-        """Append records to several topics and commit offsets of groups: all of it or nothing (I4).
-
-        Each topic is there once. Placements in order of `parts`, and within one by partition.
-        Raises what `append` does, and IllegalGeneration.
-        """
-        request = Request(
-            self.clock.new_id(),
-            [_part_rows(topic, places, rows) for topic, places, rows in parts],
-            size,
-            is_json=is_json,
-            actions=offsets,
-            key=key,
-        )
-        placements = await self.writer.append(request, Acks.ALL)
-        assert placements is not None, "acks=all gives placements"
-        return placements
 
     def committed_offsets(self, group_id: str) -> dict[TopicPartition, CommittedOffset]:
         """Of the group, sorted; empty when it has none."""
@@ -436,17 +411,6 @@ class Log:
             return await asyncio.shield(opening)
         except OSError as error:
             raise Unavailable(f"table of {topic.name} cannot be opened: {error}") from error
-
-
-def _part_rows(topic: Topic, places: Places, rows: Rows | pa.RecordBatch) -> PartRows:
-    """Rows on their way to a topic; raises UnknownPartition."""
-    part = PartRows(topic.topic_id, places, rows)
-    for partition, count in part.tally:
-        if not 0 <= partition < len(topic.partitions):
-            raise UnknownPartition(topic.name, partition, len(topic.partitions))
-        if not count:
-            raise InvalidRequest(f"the request has no record for {topic.name}-{partition}")
-    return part
 
 
 def _check_partitions(partitions: int) -> None:

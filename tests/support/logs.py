@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from storage.reader import ReaderSettings
 from storage.wal import WalSettings
 from storage.writer import Acks
 from tests.support.clock import ManualClock
-from tests.support.faults import FaultyStore
+from tests.support.faults import FaultyStore, Seeded
 from tests.support.records import rows
 
 MANUAL = LogSettings(is_sealing=False)
@@ -66,6 +67,12 @@ async def kill(log: Log) -> None:
         await log.writer.hot_log.close(is_drained=False)
     log.sealer.close()
     log.reader.close()
+
+
+def spoil(log: Log, draw: random.Random) -> None:
+    """From now on its store fails now and then, and takes its time."""
+    store_of(log).plan = Seeded(draw.randrange(2**32), 0.15)
+    store_of(log).latency = lambda _: draw.choice([0.005, 0.05, 0.2])
 
 
 @contextlib.asynccontextmanager

@@ -241,3 +241,35 @@ def test_a_day_is_of_entry_time() -> None:
 
 def test_a_checkpoint_of_a_cluster_without_producers_is_as_it_always_was() -> None:
     assert len(msgspec.msgpack.decode(state_with().encode())) == 9
+
+
+# -- bytes
+
+
+def test_actions_and_checkpoint_are_what_format_md_says() -> None:
+    state = state_with()
+    offsets = CommitOffsets("g", -1, [GroupOffset(IDS[0], 1, 7, metadata="m")])
+    commits = [
+        Commit(b"", [InitProducer()]),
+        Commit(b"", [batch(0, 2, who=0), offsets], IdempotencyKey("k", b"f", [2, 1])),
+    ]
+    decoded = encoded(state, Spec(40, [chunk(0)], commits))
+    header = msgspec.msgpack.encode(decoded.entry)
+    assert msgspec.msgpack.decode(header)[7] == [
+        [b"", [["init-producer", -1, -1]], None, None],
+        [
+            b"",
+            [
+                ["append-of-producer", 0, 0, 2, 0, 0, 0],
+                ["commit-offsets", "g", -1, [[IDS[0], 1, 7, -1, "m"]]],
+            ],
+            ["k", b"f", [2, 1]],
+            None,
+        ],
+    ]
+    state.apply(decoded, keys.wal(decoded.entry.seq))
+    body = msgspec.msgpack.decode(state.encode())
+    assert body[9:] == [
+        [1, [[0, 0, -1, 40, 40]], [[0, IDS[0], 0, 0, [[0, 1, 0, 40]]]]],
+        {"g": {IDS[0]: [[1, 7, -1, "m", 40]]}},
+    ]

@@ -22,8 +22,16 @@ from storage.log import Log
 from storage.model import Placement, TopicPartition
 from storage.objectstore import MemoryStore
 from storage.writer import Acks
-from tests.support.faults import Seeded
-from tests.support.logs import CHECKPOINTING, append, closing, kill, opened, read_values, store_of
+from tests.support.logs import (
+    CHECKPOINTING,
+    append,
+    closing,
+    kill,
+    opened,
+    read_values,
+    spoil,
+    store_of,
+)
 from tests.support.records import fold, rows, tail_values
 from tests.support.vloop import run
 
@@ -46,7 +54,7 @@ async def commit(log: Log, where: int, values: list[str]) -> list[Placement]:
     """One batch from `source`: its even numbers here, its odd ones there, and how far it went."""
     placed = [(topic, number, mine) for topic, number, mine in _sorted(values) if mine]
     offset = GroupOffset(log.state.topic("source").topic_id, 0, where + len(values))
-    return await log.transact(
+    return await log.exactly_once.transact(
         [(log.state.topic(topic), places, rows(*mine)) for topic, places, mine in placed],
         [CommitOffsets(GROUP, -1, [offset])],
         size=sum(map(len, values)),
@@ -169,12 +177,6 @@ def test_exactly_once_whoever_dies(seed: int) -> None:
     run(main)
 
 
-def spoil(log: Log, draw: random.Random) -> None:
-    """From now on its store fails now and then, and takes its time."""
-    store_of(log).plan = Seeded(draw.randrange(2**32), 0.15)
-    store_of(log).latency = lambda _: draw.choice([0.005, 0.05, 0.2])
-
-
 @pytest.mark.parametrize("is_after", [False, True], ids=["before the PUT", "after the PUT"])
 @pytest.mark.parametrize("is_retried", [False, True])
 def test_a_broker_that_dies_at_its_put(is_after: bool, is_retried: bool) -> None:
@@ -217,7 +219,7 @@ def test_i4_what_rides_in_the_same_flush_is_decided_by_itself() -> None:
             seq = log.state.seq
             first, *others = await asyncio.gather(
                 append(log, "a", topic="even"),
-                log.transact([odd], [stale], size=1, is_json=False),
+                log.exactly_once.transact([odd], [stale], size=1, is_json=False),
                 commit(log, 0, ["0", "1"]),
                 append(log, "b", topic="even", acks=Acks.ALL),
                 return_exceptions=True,
