@@ -87,14 +87,15 @@ class _Sequence(msgspec.Struct, array_like=True, gc=False):
 
 
 class Recognised(NamedTuple):
-    """What of a commit was here before: base offsets by the number of the append. `is_retry`: all
-    of it was, and what else the commit says was done with it then."""
+    """What of a commit was here before: base offsets by the number of the append, and these numbers
+    alone. `is_retry`: all of it was, and what else the commit says was done with it then."""
 
     first_offsets: dict[int, int]
+    repeated: frozenset[int]
     is_retry: bool
 
 
-NOTHING = Recognised({}, is_retry=False)
+NOTHING = Recognised({}, frozenset(), is_retry=False)
 
 
 class KeptProducers(msgspec.Struct, array_like=True, frozen=True):
@@ -124,8 +125,11 @@ class Producers:
         it says is refused, unless it holds nothing but batches: a producer may send those that it
         must send again together with others.
         """
-        if not any(isinstance(action, ProducerAppend) for action in actions):
-            return NOTHING
+        for action in actions:
+            if isinstance(action, ProducerAppend):
+                break
+        else:
+            return NOTHING  # as for nearly every commit there is
         appends = [action for action in actions if isinstance(action, Append)]
         batches = [
             (number, batch, chunks[batch.chunk])
@@ -144,7 +148,7 @@ class Producers:
         is_retry = bool(first_offsets) and len(first_offsets) == len(appends)
         if first_offsets and not is_retry and len(batches) < len(actions):
             return InvalidRequest("a part of the commit was here before, and a part was not")
-        return Recognised(first_offsets, is_retry)
+        return Recognised(first_offsets, frozenset(first_offsets), is_retry)
 
     def _first_offset(self, batch: ProducerAppend, chunk: Chunk) -> int | None:
         held = self._sequences.get(_where(batch, chunk))

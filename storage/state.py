@@ -51,6 +51,9 @@ FORMAT = 1
 PARTITIONS_MAX = 10_000
 """Partitions of one topic (I10): each costs ~200 bytes of state and checkpoint on every broker."""
 
+ELEMENTS_MIN = 9
+"""Of a checkpoint's state: later ones are left out at its end while they are empty."""
+
 
 class Run(msgspec.Struct, array_like=True, gc=False):
     """Consecutive records of the tail that lie in one chunk: where each offset's bytes are.
@@ -267,9 +270,7 @@ class ClusterState:
                 self._do(action)
         if commit.key is not None and not batches.is_retry:
             self._keys.remember(RememberedKey(commit.key, self.time_ms, placements))
-        return Outcome(
-            placements, None, batches.is_retry, frozenset(batches.first_offsets), producer
-        )
+        return Outcome(placements, None, batches.is_retry, batches.repeated, producer)
 
     def _check(self, action: AnyAction, chunks: Sequence[Chunk]) -> LogError | None:
         match action:
@@ -422,7 +423,8 @@ class ClusterState:
             self.groups.kept(),
         )
         elements = list(msgspec.structs.astuple(snapshot))
-        while elements[-1] is None:  # a cluster that never used them has the bytes it always had
+        # A cluster that never used what was added later has the bytes that it always had.
+        while len(elements) > ELEMENTS_MIN and not elements[-1]:
             elements.pop()
         return _encoder.encode(elements)
 
