@@ -204,6 +204,8 @@ def _gauges(broker: Log) -> tuple[Series, ...]:
         Series("wal_seq", "number of the newest entry applied", state.seq),
         Series("topics", "topics", len(state.topics)),
         Series("partitions", "partitions of all topics", partitions),
+        Series("group_offsets", "committed offsets of all consumer groups", state.groups.count),
+        Series("producer_partitions", "producers known, by partition", state.producers.count),
         Series(
             "series_omitted",
             f"partitions without a series of their own: only the first {SERIES_MAX} have one",

@@ -71,6 +71,11 @@ class Groups:
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._groups
 
+    @property
+    def count(self) -> int:
+        """Offsets of all groups."""
+        return self._count
+
     def check(self, commit: CommitOffsets) -> LogError | None:
         """Why the offsets cannot be committed; that their partitions exist is checked before."""
         return (

@@ -114,6 +114,11 @@ class Producers:
         self._identities: OrderedDict[int, _Identity] = OrderedDict()
         self._sequences: OrderedDict[Where, _Sequence] = OrderedDict()
 
+    @property
+    def count(self) -> int:
+        """Pairs of producer and partition that are remembered."""
+        return len(self._sequences)
+
     # -- batches
 
     def recognise(

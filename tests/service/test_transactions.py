@@ -123,6 +123,9 @@ async def test_records_of_topics_and_offsets_of_groups_are_committed_as_one(two:
     await assert_true(two, body, answer)
     assert (sum(ends(two.log)), ends(two.log, "u")) == (30, [3])
     assert two.log.state.seq == seq + 1, "one entry"
+    metrics = (await two.http.get("/metrics")).text
+    assert "tidelog_group_offsets 3.0" in metrics
+    assert 'tidelog_http_requests_total{route="transactions",status="2xx"} 1.0' in metrics
 
 
 async def test_a_record_is_what_the_v3_route_makes_of_it(two: Broker) -> None:
