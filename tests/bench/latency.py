@@ -30,7 +30,7 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
             with Broker(url, **settings) as broker:
                 broker.create_topic("bench", 1)
                 for _ in range(RUNS):  # in turn, so that the machine's moods hit both
-                    puts.append(asyncio.run(_bare_put(url, s3, 100 if is_quick else 300)))
+                    puts.append(asyncio.run(bare_put(url, s3, 100 if is_quick else 300)))
                     acks.append(_ack(broker, 0.5 if is_quick else 2.0))
         put, ack = statistics.median(puts), statistics.median(acks)
         rows.append(
@@ -47,7 +47,7 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     return rows
 
 
-async def _bare_put(url: str, s3: S3Options | None, count: int) -> float:
+async def bare_put(url: str, s3: S3Options | None, count: int) -> float:
     """The p50 of a create of a new 400-byte key, ms."""
     store = await open_store(url, s3=s3)
     taken = []
