@@ -16,6 +16,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     producers     ids, epochs and sequences of Kafka's idempotent producers
     groups        committed offsets of consumer groups
     requests      idempotency keys and what they were answered
+    origins       drafts that were handed over, applied once
     state         the cluster state, and `apply`
     manifest      what a topic's table is to the log: the protocol, and its in-memory implementation
     segment       the bytes of a segment: how Parquet is written and read
@@ -32,7 +33,8 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     readonly      the same to read alone: nothing is made, tried or written
     cache         byte-bounded, single-flight copies of what was read
     table         a topic's Delta table as its manifest; alone knows Delta
-    wal           the chain: commit, follow, checkpoint, and the rules against zombies
+    chain         the objects of the chain as they lie in the store
+    wal           a view of the chain: commit, follow, and the rules against zombies
     hotlog        hot segments on the local disk: what acks=1 means
     writer        the write path: one flush commits all that waits
     exactly_once  appends over topics with groups' offsets, and of Kafka producers

@@ -10,7 +10,7 @@ out; whatever comes in from outside leaves as a value or as Corrupt.
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -192,8 +192,20 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hot: HotMark | None = None
 
 
+class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The next `commits` of the entry are draft `number` of a broker that handed it over: applied
+    at most once, whoever else puts the same draft into an entry."""
+
+    origin_id: str
+    number: int
+    commits: int
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The header of a WAL object: everything but the records. `at_ms` is the writer's clock."""
+    """The header of a WAL object: everything but the records. `at_ms` is the writer's clock.
+
+    `origins` says whose the commits are, from the first on; those after the last are the writer's.
+    """
 
     format: int
     seq: int
@@ -203,14 +215,17 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at_ms: int
     chunks: list[Chunk]
     commits: list[Commit]
+    origins: list[Origin] = []
 
 
 class Draft(NamedTuple):
-    """What a broker wants in the next entry. `chunks` positions are relative to each other."""
+    """What a broker wants in the next entry. `chunks` positions are relative to each other;
+    `origins` is as in Entry."""
 
     commits: list[Commit]
     chunks: list[Chunk]
     bodies: list[Part]
+    origins: Sequence[Origin] = ()
 
 
 class Decoded(NamedTuple):
@@ -227,7 +242,8 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 def encode_header(entry: Entry) -> tuple[bytes, bytes]:
     """The bytes before the chunks, and the entry's hash."""
-    header = _encoder.encode(entry)
+    values = msgspec.structs.astuple(entry)
+    header = _encoder.encode(values if entry.origins else values[:-1])
     assert len(header) <= HEADER_BYTES_MAX, "nobody would read it: the chain would end here"
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
 
@@ -266,6 +282,15 @@ def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decode
     if previous is not None and entry.previous != previous:
         raise Corrupt(key, "does not name the entry before it: the chain is broken")
     return Decoded(entry, _hash(header), end)
+
+
+def shares(entry: Entry) -> Iterator[tuple[Origin, range]]:
+    """Each origin, and the numbers of its commits in the entry."""
+    first = 0
+    for origin in entry.origins:
+        last = min(first + max(origin.commits, 0), len(entry.commits))
+        yield origin, range(first, last)
+        first = last
 
 
 def layout(parts: Sequence[Part]) -> list[int]:

@@ -44,6 +44,7 @@ from storage.errors import (
 )
 from storage.groups import Groups, KeptGroups
 from storage.model import Placement
+from storage.origins import OriginMark, Origins
 from storage.producers import KeptProducers, ProducerEpoch, Producers
 from storage.requests import RememberedKey, RememberedKeys
 
@@ -132,9 +133,9 @@ class Outcome(NamedTuple):
     """What became of a commit: placed (one placement per Append, in order), or refused with a
     reason.
 
-    `is_duplicate`: an earlier commit of the same key or hot mark was; its placements are given
-    when they are remembered. `repeated` are the numbers of placements where a producer's batch lay
-    already; `producer` answers an InitProducer.
+    `is_duplicate`: an earlier commit of the same key, hot mark or origin was; its placements are
+    given when they are remembered. `repeated` are the numbers of placements where a producer's
+    batch lay already; `producer` answers an InitProducer.
     """
 
     placements: list[Placement]
@@ -156,6 +157,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     hot_logs: dict[str, int]
     producers: KeptProducers | None = None
     groups: KeptGroups | None = None
+    origins: list[OriginMark] = []
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -173,6 +175,7 @@ class ClusterState:
         self.topics: dict[str, Topic] = {}
         self.deleted: list[DeletedTopic] = []
         self.hot_logs: dict[str, int] = {}
+        self.origins = Origins()
         self.producers = Producers()
         self.groups = Groups()
         self._keys = RememberedKeys()
@@ -222,9 +225,12 @@ class ClusterState:
         self._keys.forget(self.time_ms)
         self.producers.forget(self.time_ms)
         self.groups.forget(before_ms, self.time_ms)
+        repeated = self.origins.see(entry, self.time_ms)
         return [
-            self._apply_commit(commit, entry, object_key, decoded.body_start)
-            for commit in entry.commits
+            Outcome([], is_duplicate=True)
+            if number in repeated
+            else self._apply_commit(commit, entry, object_key, decoded.body_start)
+            for number, commit in enumerate(entry.commits)
         ]
 
     def _apply_commit(
@@ -421,6 +427,7 @@ class ClusterState:
             self.hot_logs,
             self.producers.kept(),
             self.groups.kept(),
+            list(self.origins),
         )
         elements = list(msgspec.structs.astuple(snapshot))
         # A cluster that never used what was added later has the bytes that it always had.
@@ -449,6 +456,7 @@ class ClusterState:
             state._index(topic)
         for remembered in snapshot.keys:
             state._keys.remember(remembered)
+        state.origins.load(snapshot.origins)
         return state
 
     def partitions(self) -> Iterator[tuple[Topic, int, Partition]]:

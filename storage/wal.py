@@ -13,36 +13,29 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 from storage import entry as entries
 from storage import keys
-from storage.chunk import crc32c
+from storage.chain import Chain, WalCounters
 from storage.clock import Clock
 from storage.entry import Decoded, Draft, Entry
-from storage.errors import CommitUnknown, Corrupt, NotFound, StoreRefused, StoreUnfit, Unavailable
+from storage.errors import CommitUnknown, Corrupt, NotFound, StoreRefused, Unavailable
 from storage.objectstore import Created, ObjectStore, Part
 from storage.state import ClusterState, Outcome
 
 log = logging.getLogger("tidelog.wal")
 
-READ_BYTES = 64 * 1024
-"""First range of an entry: holds the header of all but the largest flushes in one GET."""
 PREFETCH = 16
 """Entries fetched at once while catching up; a cold start over S3 is bound by latency."""
-CHECKPOINT_MAGIC = b"TIDECKP1"
-
-
-class Cluster(msgspec.Struct, frozen=True):
-    """`cluster.json`: who lives under this prefix. Written once."""
-
-    format: int
-    cluster_id: str
-    created_ms: int
+TURN_WAIT_S = 5.0
+"""How long a reader whose view is void waits for a commit that is stuck before it says so."""
+OFFERED_MAX = 64
+"""Headers of entries that peers told of and that are not next yet (I10) ..."""
+OFFERED_BYTES_MAX = 64 * 1024
+"""... and how large one may be."""
 
 
 class WalSettings(NamedTuple):
@@ -69,19 +62,24 @@ class Listener(Protocol):
         ...
 
 
-@dataclass
-class WalCounters:
-    """Since the process started."""
+class Watcher(Protocol):
+    """Who wants to know whose drafts are in which entries. Called synchronously, in WAL order,
+    before the listener."""
 
-    puts: int = 0
-    entries_committed: int = 0
-    entries_applied: int = 0
-    lost: int = 0
-    unknown: int = 0
-    void: int = 0
-    checkpoints: int = 0
-    bytes_written: int = 0
-    gets: int = 0
+    def on_entry(self, entry: Entry, outcomes: Sequence[Outcome]) -> None: ...
+
+    def on_void(self) -> None:
+        """The view was void and has been loaded anew: entries went by that nobody told of."""
+        ...
+
+
+class Committed(NamedTuple):
+    """An entry of ours that is in the chain, and the bytes of its object."""
+
+    entry: Entry
+    header: bytes
+    bodies: list[Part]
+    outcomes: list[Outcome]
 
 
 class _Void(Exception):
@@ -100,7 +98,10 @@ class Wal:
 
     def __post_init__(self) -> None:
         self.state = ClusterState("")
+        self.chain = Chain(self.store, self.clock, self.counters)
         self.listener: Listener | None = None
+        self.watcher: Watcher | None = None
+        self._offered: dict[int, bytes] = {}
         self._turn = asyncio.Lock()  # who holds it moves the view forward
         self._fresh_s = 0.0  # boot time at which nothing beyond the view existed
         self._probes_begun = 0
@@ -117,13 +118,7 @@ class Wal:
 
         `cluster_id`, if given, is the cluster that must live here. Without `found` it must exist.
         """
-        cluster = await self._cluster(cluster_id, found=found)
-        if cluster_id is not None and cluster.cluster_id != cluster_id:
-            raise StoreUnfit(
-                f"{self.store.url} belongs to cluster {cluster.cluster_id}, not to {cluster_id}: "
-                "give each cluster a prefix of its own"
-            )
-        self.cluster = cluster
+        self.cluster = await self.chain.find_cluster(cluster_id, found=found)
         async with self._turn:
             await self._load()
 
@@ -134,44 +129,6 @@ class Wal:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
-
-    async def _cluster(self, cluster_id: str | None, *, found: bool) -> Cluster:
-        try:
-            return await self._read_cluster()
-        except NotFound:
-            if not found:
-                raise StoreUnfit(
-                    f"{self.store.url} holds no cluster: there is no {keys.CLUSTER}"
-                ) from None
-        async for info in self.store.list(keys.WAL):
-            with contextlib.suppress(NotFound):
-                return await self._read_cluster()  # founded since we looked
-            raise StoreUnfit(
-                f"{self.store.url} has {info.key} but no {keys.CLUSTER}: "
-                "a damaged cluster, or a prefix that is not the root of one"
-            )
-        fresh = Cluster(
-            entries.FORMAT, cluster_id or self.clock.new_id().hex(), self.clock.now_ms()
-        )
-        # Whatever the outcome, what lies there afterwards is the truth: several brokers may
-        # found the cluster at once, and one that dies here leaves a founded, empty cluster.
-        while True:
-            await self.store.create(keys.CLUSTER, [msgspec.json.encode(fresh)])
-            with contextlib.suppress(NotFound):
-                return await self._read_cluster()
-            await asyncio.sleep(self.settings.retry_s)
-
-    async def _read_cluster(self) -> Cluster:
-        body = await self.store.get(keys.CLUSTER)
-        try:
-            cluster = msgspec.json.decode(body, type=Cluster)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StoreUnfit(f"{self.store.url}/{keys.CLUSTER} is not ours: {error}") from error
-        if cluster.format != entries.FORMAT:
-            raise StoreUnfit(
-                f"{self.store.url} has format {cluster.format}, this version reads {entries.FORMAT}"
-            )
-        return cluster
 
     # -- writing
 
@@ -184,12 +141,23 @@ class Wal:
         CommitUnknown when we slept so long that what would tell was collected.
         Never gives up on an unknown outcome: run it in a task that no client can cancel.
         """
+        committed = await self.commit_next(lambda: draft)
+        assert committed is not None, "there always was something to commit"
+        return committed.outcomes
+
+    async def commit_next(self, next_draft: Callable[[], Draft | None]) -> Committed | None:
+        """As `commit`, of what `next_draft` says: it is asked before each attempt, when all that
+        this view knows is applied, and may say something else each time; None ends it."""
         async with self._turn:
             while True:
                 await self._ensure_view()
+                self._apply_offers()
+                draft = next_draft()
+                if draft is None:
+                    return None
                 try:
-                    if (outcomes := await self._attempt(draft)) is not None:
-                        return outcomes
+                    if (committed := await self._attempt(draft)) is not None:
+                        return committed
                     # Lost, which is definite: the number holds another entry. Theirs comes first.
                     self.counters.lost += 1
                     await self._catch_up()
@@ -198,7 +166,7 @@ class Wal:
                     self.counters.void += 1
                     await self._load()
 
-    async def _attempt(self, draft: Draft) -> list[Outcome] | None:
+    async def _attempt(self, draft: Draft) -> Committed | None:
         state = self.state
         entry = Entry(
             format=entries.FORMAT,
@@ -209,6 +177,7 @@ class Wal:
             at_ms=max(state.time_ms, self.clock.now_ms()),
             chunks=draft.chunks,
             commits=draft.commits,
+            origins=list(draft.origins),
         )
         header, entry_hash = entries.encode_header(entry)
         key = keys.wal(entry.seq)
@@ -222,9 +191,8 @@ class Wal:
             raise _Void
         self._fresh_s = max(self._fresh_s, started_s)
         self.counters.entries_committed += 1
-        outcomes = self._apply(self.state, Decoded(entry, entry_hash, len(header)))
-        self._on_entry(outcomes)
-        return outcomes
+        outcomes = self._on_entry(Decoded(entry, entry_hash, len(header)))
+        return Committed(entry, header, draft.bodies, outcomes)
 
     async def _put(self, key: str, parts: list[Part], entry: Entry) -> bool:
         """True when the number is ours, False when it is definitely another's."""
@@ -263,9 +231,9 @@ class Wal:
         give up would call a perhaps committed entry failed."""
         while True:
             try:
-                if not await self._numbers_after(seq):
+                if not await self.chain.numbers_after(seq):
                     return True  # the newest is never collected
-                return (await self._read(seq + 1)).entry.previous == entry_hash
+                return (await self.chain.read(seq + 1)).entry.previous == entry_hash
             except NotFound:  # what followed it is collected
                 raise self._nobody_knows(keys.wal(seq)) from None
             except Unavailable as error:
@@ -291,20 +259,74 @@ class Wal:
     # -- reading
 
     async def ensure_view(self) -> None:
-        """Load the state anew if the view is void; cheap otherwise."""
-        if self._is_void():
+        """Load the state anew if the view is void; cheap otherwise.
+
+        Raises Unavailable when a commit whose outcome the store does not tell is in the way.
+        """
+        if not self._is_void():
+            return
+        try:
+            async with asyncio.timeout(TURN_WAIT_S):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                "the view of the WAL is too old, and a commit waits for the store to answer"
+            ) from None
+        try:
+            await self._ensure_view()
+        finally:
+            self._turn.release()
+
+    async def reach(self, seq: int) -> None:
+        """Afterwards the state holds entry `seq`, if the chain has it."""
+        if self.state.seq < seq:
             async with self._turn:
                 await self._ensure_view()
+                await self._follow(self.state, self._on_entry, upto=seq)
+
+    def offer(self, seq: int, header: bytes) -> None:
+        """A peer says that entry `seq` is in the chain; `header` is its object's beginning, or
+        empty where that is large.
+
+        For peers alone that hold the cluster's store themselves. Believed only if it is the next
+        entry and names ours by hash; else the store is asked. The view gets no fresher: what comes
+        after it nobody has said.
+        """
+        if seq <= self.state.seq:
+            return
+        if 0 < len(header) <= OFFERED_BYTES_MAX and len(self._offered) < OFFERED_MAX:
+            self._offered[seq] = header
+        if not self._turn.locked() and not self._is_void():
+            self._apply_offers()
+        if self.state.seq < seq and not self._turn.locked():
+            _ = self._start_probe()
+
+    def _apply_offers(self) -> None:
+        """Take what was offered as far as it goes on from here. The caller has the turn, or nobody
+        has and it does not wait."""
+        for seq in [seq for seq in self._offered if seq <= self.state.seq]:
+            del self._offered[seq]
+        while (header := self._offered.pop(self.state.seq + 1, None)) is not None:
+            seq = self.state.seq + 1
+            try:
+                decoded = entries.decode(header, keys.wal(seq), seq=seq, previous=self.state.hash)
+            except Corrupt as error:
+                log.warning("a peer offered what is not in the chain: %s", error)
+                return
+            self._on_entry(decoded)
 
     async def refresh(self) -> None:
         """Afterwards the state holds every entry that was committed before this call (I3). It costs
         one GET of the next number, shared by all who ask while it has not begun."""
         need = self._probes_begun + 1
         while self._probe_fresh < need:
-            if self._probe is None or self._probe.done():
-                self._probe = asyncio.create_task(self._find_end())
-                self._probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
-            await asyncio.shield(self._probe)
+            await asyncio.shield(self._start_probe())
+
+    def _start_probe(self) -> asyncio.Task[None]:
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._find_end())
+            self._probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
+        return self._probe
 
     async def _find_end(self) -> None:
         self._probes_begun += 1
@@ -312,7 +334,7 @@ class Wal:
         while True:
             started_s = self.clock.boot_s()
             try:
-                await self._read(self.state.seq + 1)
+                await self.chain.read(self.state.seq + 1)
             except NotFound:
                 # Of a void view the next number may be absent because it was collected.
                 if not self._is_void():
@@ -341,7 +363,7 @@ class Wal:
         self._fresh_s = fresh_s = -math.inf
         stuck_at = -1
         while True:
-            state = await self._newest_checkpoint()
+            state = await self.chain.newest_checkpoint(self.cluster.cluster_id)
             checkpoint_seq = state.seq
             try:
                 fresh_s = await self._follow_to_newest(state)
@@ -356,6 +378,8 @@ class Wal:
         self._fresh_s = fresh_s
         self._checkpoint_seq = checkpoint_seq
         self._checkpoint_s = self.clock.boot_s()
+        if self.watcher is not None:
+            self.watcher.on_void()
         if self.listener is not None:
             self.listener.on_reset()
         self._checkpoint_if_due()
@@ -366,51 +390,12 @@ class Wal:
         listing does, because the newest entry never is."""
         while True:
             started_s = self.clock.boot_s()
-            numbers = await self._numbers_after(state.seq)
-            await self._follow(state, lambda _: None)
+            numbers = await self.chain.numbers_after(state.seq)
+            await self._follow(state, lambda decoded: self._apply(state, decoded))
             if numbers and numbers[-1] > state.seq:
                 raise Corrupt(keys.wal(state.seq + 1), "is missing, and the WAL goes on after it")
             if self.clock.boot_s() - started_s <= self.settings.view_age_max_s:
                 return started_s
-
-    async def _numbers_after(self, seq: int) -> list[int]:
-        """The numbers of the WAL after `seq`, ascending."""
-        found = [info.key async for info in self.store.list(keys.WAL, start_after=keys.wal(seq))]
-        return [number for key in found if (number := keys.seq_of(key)) is not None]
-
-    async def _newest_checkpoint(self) -> ClusterState:
-        looks = 0
-        while True:
-            looks += 1
-            found = [info.key async for info in self.store.list(keys.CHECKPOINTS)]
-            try:
-                for key in reversed(found):
-                    if keys.seq_of(key) is None:
-                        continue
-                    try:
-                        return self._decode_checkpoint(await self.store.get(key), key)
-                    except Corrupt as error:
-                        log.error("%s: trying the one before it", error)
-            except NotFound:
-                continue  # collected since the listing, so a newer one is there: not one before it
-            numbers = await self._numbers_after(0)
-            if numbers[:1] == [1] or not (numbers or found):
-                return ClusterState(self.cluster.cluster_id)
-            if looks > 1:  # not just checkpointed and collected since the listing
-                first = keys.wal(numbers[0]) if numbers else "nothing"
-                raise StoreUnfit(
-                    f"{self.store.url}: the WAL begins at {first} and no checkpoint that can be "
-                    "read covers what came before"
-                )
-
-    def _decode_checkpoint(self, body: bytes, key: str) -> ClusterState:
-        payload = body[12:]
-        if body[:8] != CHECKPOINT_MAGIC or int.from_bytes(body[8:12], "little") != crc32c(payload):
-            raise Corrupt(key, "checksum of the checkpoint differs")
-        state = ClusterState.decode(payload, key)
-        if state.cluster_id != self.cluster.cluster_id:
-            raise Corrupt(key, f"is of cluster {state.cluster_id}")
-        return state
 
     async def _catch_up(self) -> None:
         """Apply everything that is there."""
@@ -419,14 +404,22 @@ class Wal:
             self._fresh_s = max(self._fresh_s, fresh_s)
 
     async def _follow(
-        self, state: ClusterState, on_entry: Callable[[list[Outcome]], None]
+        self,
+        state: ClusterState,
+        on_entry: Callable[[Decoded], list[Outcome]],
+        *,
+        upto: float = math.inf,
     ) -> float:
         """Apply to `state` what comes after it, up to the first number that is absent; a boot time
         after which it was absent. Reads ahead once an entry was found."""
         width = 1
         while True:
+            if state is self.state:
+                self._apply_offers()
+            if state.seq >= upto:
+                return -math.inf
             started_s = self.clock.boot_s()
-            seqs = range(state.seq + 1, state.seq + 1 + width)
+            seqs = range(state.seq + 1, int(min(state.seq + width, upto)) + 1)
             reads = [asyncio.create_task(self._try_read(seq)) for seq in seqs]
             try:
                 for read in reads:
@@ -437,7 +430,7 @@ class Wal:
                     if decoded.entry.previous != state.hash:
                         why = "does not name the entry before it: the chain is broken"
                         raise Corrupt(keys.wal(decoded.entry.seq), why)
-                    on_entry(self._apply(state, decoded))
+                    on_entry(decoded)
             finally:
                 for read in reads:
                     read.cancel()
@@ -446,27 +439,23 @@ class Wal:
 
     async def _try_read(self, seq: int) -> Decoded | None:
         try:
-            return await self._read(seq)
+            return await self.chain.read(seq)
         except NotFound:
             return None
-
-    async def _read(self, seq: int) -> Decoded:
-        key = keys.wal(seq)
-        self.counters.gets += 1
-        start = await self.store.get_range(key, 0, READ_BYTES)
-        needed = entries.header_length(start, key)
-        if needed > len(start):
-            start += await self.store.get_range(key, len(start), needed - len(start))
-        return entries.decode(start, key, seq=seq, previous=None)
 
     def _apply(self, state: ClusterState, decoded: Decoded) -> list[Outcome]:
         self.counters.entries_applied += 1
         return state.apply(decoded, keys.wal(decoded.entry.seq))
 
-    def _on_entry(self, outcomes: list[Outcome]) -> None:
+    def _on_entry(self, decoded: Decoded) -> list[Outcome]:
+        """Fold the next entry into the view, and tell who wants to know."""
+        outcomes = self._apply(self.state, decoded)
+        if self.watcher is not None:
+            self.watcher.on_entry(decoded.entry, outcomes)
         if self.listener is not None:
             self.listener.on_applied(outcomes)
         self._checkpoint_if_due()
+        return outcomes
 
     # -- checkpoints
 
@@ -487,14 +476,5 @@ class Wal:
             log.warning("checkpoint not written, the next one will be: %s", error)
 
     async def checkpoint(self) -> int:
-        """Write the state as it is now; returns its number.
-
-        Dying here leaves a whole checkpoint or none. Another broker's checkpoint of that number
-        has the same bytes (I4), so the outcome need not be known.
-        """
-        seq = self.state.seq
-        payload = self.state.encode()  # at once: the state moves on while the PUT is under way
-        head = CHECKPOINT_MAGIC + crc32c(payload).to_bytes(4, "little")
-        await self.store.create(keys.checkpoint(seq), [head, payload])
-        self.counters.checkpoints += 1
-        return seq
+        """Write the state as it is now; returns its number."""
+        return await self.chain.write_checkpoint(self.state)

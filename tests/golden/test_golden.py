@@ -21,12 +21,12 @@ from storage import chunk as chunks
 from storage import entry as entries
 from storage import hotlog
 from storage import segment as segments
+from storage.chain import CHECKPOINT_MAGIC
 from storage.clock import SystemClock
 from storage.entry import HotMark, IdempotencyKey
 from storage.folder import FolderStore
 from storage.log import Log, LogSettings
 from storage.state import ClusterState
-from storage.wal import CHECKPOINT_MAGIC
 from tests.golden.make import FOLDER, HOT, make
 from tests.support.records import fold
 
