@@ -18,6 +18,9 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     requests      idempotency keys and what they were answered
     origins       drafts that were handed over, applied once
     state         the cluster state, and `apply`
+    handover      what brokers say to each other; drafts of many become one entry
+    members       who lives, and who of them commits for all
+    told          chunks that peers told of
     manifest      what a topic's table is to the log: the protocol, and its in-memory implementation
     segment       the bytes of a segment: how Parquet is written and read
     tail          the newest records of each partition in memory
@@ -35,6 +38,9 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     table         a topic's Delta table as its manifest; alone knows Delta
     chain         the objects of the chain as they lie in the store
     wal           a view of the chain: commit, follow, and the rules against zombies
+    membership    liveness objects: ours, and a look at the others'
+    wakeups       telling peers of what was committed
+    sequencer     one broker commits for all, and each for itself when in doubt
     hotlog        hot segments on the local disk: what acks=1 means
     writer        the write path: one flush commits all that waits
     exactly_once  appends over topics with groups' offsets, and of Kafka producers

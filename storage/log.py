@@ -39,14 +39,18 @@ from storage.exactly_once import ExactlyOnce
 from storage.groups import CommittedOffset
 from storage.hot import ClosedSegment, Encoded, Request, part_rows
 from storage.manifest import Table
+from storage.members import MembershipSettings
+from storage.membership import Membership
 from storage.model import Placement, TopicPartition
 from storage.objectstore import ObjectStore
 from storage.partitioner import Places
 from storage.reader import Piece, Reader, ReaderSettings
 from storage.sealer import Sealer, SealerSettings
+from storage.sequencer import Sequencer, SequencerSettings
 from storage.state import PARTITIONS_MAX, ClusterState, Outcome, Partition, Topic
 from storage.table import open_table
 from storage.tail import TailCache
+from storage.wakeups import NoPeers, PeerTransport
 from storage.wal import Wal, WalSettings
 from storage.writer import Acks, Writer, WriterSettings
 
@@ -60,6 +64,8 @@ class LogSettings(NamedTuple):
     writer: WriterSettings = WriterSettings()
     reader: ReaderSettings = ReaderSettings()
     sealer: SealerSettings = SealerSettings()
+    membership: MembershipSettings = MembershipSettings()
+    sequencer: SequencerSettings = SequencerSettings()
     tail_cache_bytes: int = 256 * 1024 * 1024
     poll_interval_s: float = 1.0
     """How often an idle broker looks for entries of others; keeps its view fresh, too."""
@@ -85,6 +91,8 @@ class Log:
         broker_id: str,
         settings: LogSettings,
         hot_dir: Path | None,
+        *,
+        peers: PeerTransport | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
@@ -95,6 +103,12 @@ class Log:
         self.reader = Reader(store, self.tail, self._table_of, settings.reader)
         self.writer = Writer(self.wal, clock, settings.writer, self._on_committed)
         self.exactly_once = ExactlyOnce(self.writer, clock)
+        self.membership = Membership(store, clock, broker_id, settings.membership)
+        self.sequencer = Sequencer(
+            self.wal, clock, self.membership, peers or NoPeers(), settings.sequencer
+        )
+        self.writer.committer = self.sequencer
+        self.reader.told = self.sequencer.told_bodies
         self.sealer = Sealer(
             store, clock, self.reader, self.writer, self._table_of, settings.sealer
         )
@@ -147,9 +161,16 @@ class Log:
             request = Request(self.clock.new_id(), (), 0, actions=retired)
             await self.writer.append(request, Acks.NONE)
 
+    async def join(self, address: str) -> None:
+        """Be one of the cluster's brokers, reached by its peers at `address`, which must answer
+        from now on. A broker that never joins commits for itself, which is as correct."""
+        await self.membership.join(self.wal.cluster.cluster_id, address)
+        self._tasks.append(asyncio.create_task(self.membership.run(), name="tidelog-members"))
+
     def drain(self) -> None:
         """The end is near: flushes wait for no interval, and nobody waits here for new records."""
         self._is_draining = True
+        self.sequencer.refuse()
         self.writer.hurry()
         for key in list(self._waiting):
             self._wake(key)
@@ -160,6 +181,9 @@ class Log:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.writer.close()
+        await self.sequencer.close()
+        if self.membership.me.address:
+            await self.membership.leave()
         await self.wal.close()
         self.sealer.close()
         self.reader.close()
@@ -390,7 +414,10 @@ class Log:
             if topic is None:
                 continue
             partition = topic.partitions[placement.partition]
-            run = partition.tail[partition.run_at(placement.base_offset)]
+            at = partition.run_at(placement.base_offset)
+            if at < 0:
+                continue  # sealed since
+            run = partition.tail[at]
             batch = encoded.batches[number].slice(first, count)
             self.tail.add(
                 (topic.topic_id, placement.partition),

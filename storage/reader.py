@@ -23,6 +23,7 @@ from storage.model import SegmentFile
 from storage.objectstore import ObjectStore
 from storage.state import Partition, Run, Topic
 from storage.tail import TailCache
+from storage.told import ToldBodies
 
 READ_AHEAD_RUNS = 16
 """Tail runs that are not in memory are fetched this many at once."""
@@ -63,6 +64,7 @@ class Reader:
     ) -> None:
         self.store = store
         self.tail = tail
+        self.told = ToldBodies()
         self.cold_reads = 0
         self.chunk_cache: Cache[tuple[str, int], pa.RecordBatch] = Cache(
             settings.chunk_cache_bytes, _batch_bytes
@@ -247,7 +249,8 @@ class Reader:
         """The run's records, CHUNK_SCHEMA, stamped as readers see them."""
 
         async def load() -> pa.RecordBatch:
-            body = await self._get(run.object_key, run.position, run.size)
+            where = (run.object_key, run.position, run.size)
+            body = self.told.get(*where, run.crc32c) or await self._get(*where)
             return chunks.decode(
                 body,
                 crc=run.crc32c,

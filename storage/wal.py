@@ -62,6 +62,12 @@ class Listener(Protocol):
         ...
 
 
+class Committer(Protocol):
+    """Where a closed hot segment goes. It promises what `Wal.commit` does, and Wal is one."""
+
+    async def commit(self, draft: Draft) -> list[Outcome]: ...
+
+
 class Watcher(Protocol):
     """Who wants to know whose drafts are in which entries. Called synchronously, in WAL order,
     before the listener."""

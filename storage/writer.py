@@ -24,7 +24,7 @@ from storage.hot import ClosedSegment, Encoded, Request
 from storage.hotlog import HotLog
 from storage.model import Placement
 from storage.state import Outcome, another_request, recall
-from storage.wal import Wal
+from storage.wal import Committer, Wal
 
 log = logging.getLogger("tidelog.writer")
 
@@ -112,6 +112,7 @@ class Writer:
         on_committed: Callable[[ClosedSegment, Encoded, Sequence[Outcome]], None],
     ) -> None:
         self.wal = wal
+        self.committer: Committer = wal
         self.clock = clock
         self.settings = settings
         self.counters = WriterCounters()
@@ -338,7 +339,7 @@ class Writer:
         try:
             encoded = await self._encode(segment, requests)
             started_s = self.clock.boot_s()
-            outcomes = await self.wal.commit(encoded.draft)
+            outcomes = await self.committer.commit(encoded.draft)
         except Unavailable as error:  # definitely not in the WAL (Wal.commit)
             self._failed(requests, error)
             await asyncio.sleep(0.1)  # a full disk stays full for a while
