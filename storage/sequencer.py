@@ -203,7 +203,7 @@ class Sequencer:
             async with asyncio.timeout(self.settings.handover_timeout_s):
                 answer = await self.transport.hand_over(target, encode_hand_over(own.draft))
             (told,) = decode_told(answer)
-            self.wal.offer(told.seq, told.header)
+            self._hear(told)
             await self.wal.reach(told.seq)
             if not own.done.done():
                 raise NoAnswer(f"it says entry {told.seq}, and our draft is not there")
@@ -332,9 +332,13 @@ class Sequencer:
         for told in decode_told(message):
             self.wakeups.counters.received += 1
             before = self.wal.state.seq
-            self.told_bodies.add(keys.wal(told.seq), len(told.header), told.body)
-            self.wal.offer(told.seq, told.header)
+            self._hear(told)
             self.wakeups.counters.useful += self.wal.state.seq > before
+
+    def _hear(self, told: Told) -> None:
+        # The body first: whoever waits for its records is woken by the header.
+        self.told_bodies.add(keys.wal(told.seq), len(told.header), told.body)
+        self.wal.offer(told.seq, told.header)
 
     def _tell(self, committed: Committed) -> None:
         """Of an entry of ours. Its number was won by a PUT that is done: nothing is told before."""
@@ -344,6 +348,7 @@ class Sequencer:
         is_small = len(header) <= TOLD_BYTES_MAX
         body = b"".join(committed.bodies) if is_small and size <= TOLD_BYTES_MAX else b""
         self._newest = Told(entry.seq, header if is_small else b"", body)
+        self.told_bodies.add(keys.wal(entry.seq), len(header), body)
         if self.membership.others:
             answered = {origin.origin_id for origin in entry.origins}
             self.wakeups.tell(self._newest, but=answered)

@@ -108,6 +108,8 @@ class FaultyStore:
         self.answered: list[Answered] = []
         self.is_dead = False
         self._gates: list[Gate] = []
+        self._thawed = asyncio.Event()
+        self._thawed.set()
         self._late: set[asyncio.Task[Created]] = set()
 
     @property
@@ -130,6 +132,13 @@ class FaultyStore:
     def kill(self) -> None:
         """The process is gone: no call of it returns or has an effect any more."""
         self.is_dead = True
+
+    def freeze(self) -> None:
+        """The process is stopped: no call of it moves on, on its way or back, until `thaw`."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        self._thawed.set()
 
     def count(self, verb: str, prefix: str = "", outcome: str | None = None) -> int:
         """How many calls were answered so far."""
@@ -218,6 +227,7 @@ class FaultyStore:
         await self._pass(call, is_after=False)
         if self.latency is not None:
             await asyncio.sleep(self.latency(call) / 2)
+        await self._thawed.wait()
         if self.is_dead:
             await self._hang()
         return fault
@@ -242,6 +252,7 @@ class FaultyStore:
         if self.latency is not None:
             await asyncio.sleep(self.latency(call) / 2)
         await self._pass(call, is_after=True)
+        await self._thawed.wait()
         if self.is_dead:
             await self._hang()
         return answer

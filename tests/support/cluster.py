@@ -1,0 +1,213 @@
+"""Many brokers in one event loop: a store they share, and a network that loses, delays, freezes.
+
+async with Cluster() as cluster:
+    first, second = await cluster.start(), await cluster.start()
+    await cluster.settled()             # all see each other
+    cluster.net.plan = ...              # what goes wrong between them
+"""
+
+import asyncio
+import enum
+import random
+from collections.abc import Callable
+
+from storage.errors import Corrupt
+from storage.handover import NoAnswer, NotTaken
+from storage.log import Log, LogSettings
+from storage.members import Member, MembershipSettings
+from storage.objectstore import MemoryStore
+from storage.sequencer import SequencerSettings
+from tests.support import logs
+from tests.support.clock import ManualClock
+from tests.support.faults import Call, FaultyStore
+
+SETTINGS = LogSettings(
+    is_sealing=False,
+    membership=MembershipSettings(heartbeat_interval_s=1.0, member_timeout_s=3.0),
+    sequencer=SequencerSettings(handover_timeout_s=0.5),
+)
+FROZEN_S = 1e6
+
+
+class TimedStore(MemoryStore):
+    """Its clock is the loop's."""
+
+    @property
+    def now_ms(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
+
+    @now_ms.setter
+    def now_ms(self, value: int) -> None:
+        pass
+
+
+class Broken(enum.Enum):
+    """What becomes of one message."""
+
+    REFUSED = "refused"  # nobody listens there
+    LOST = "lost"  # it never arrives, and nothing comes back
+    ANSWER_LOST = "answer lost"  # it arrives, and nothing comes back
+    RESET = "reset"  # it arrives, and the connection breaks before the answer
+
+
+class Net:
+    """Between brokers, by address."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[str, Log] = {}
+        self.frozen: set[str] = set()
+        self.plan: Callable[[str, str], Broken | None] = lambda verb, address: None
+        self.latency_s: Callable[[], float] = lambda: 0.001
+        self.messages: list[tuple[str, str]] = []
+        self.tasks: set[asyncio.Task] = set()
+
+    async def call(self, verb: str, peer: Member, message: bytes) -> bytes:
+        self.messages.append((verb, peer.address))
+        broken = self.plan(verb, peer.address)
+        await asyncio.sleep(self.latency_s())
+        if broken is Broken.REFUSED or peer.address not in self.brokers:
+            raise NotTaken("connection refused")
+        if broken is Broken.LOST:
+            await asyncio.sleep(FROZEN_S)
+        await self.thawed(peer.address)
+        # A task of its own: the other side does not end because we hang up.
+        task = asyncio.create_task(self._handle(verb, self.brokers[peer.address], message))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if broken is Broken.RESET:
+            await asyncio.sleep(self.latency_s())
+            raise NoAnswer("connection reset")
+        answer = await asyncio.shield(task)
+        if broken is Broken.ANSWER_LOST:
+            await asyncio.sleep(FROZEN_S)
+        await asyncio.sleep(self.latency_s())
+        await self.thawed(peer.address)
+        if peer.address not in self.brokers:
+            raise NoAnswer("connection reset")
+        return answer
+
+    async def thawed(self, address: str) -> None:
+        while address in self.frozen:
+            await asyncio.sleep(0.05)
+
+    async def _handle(self, verb: str, broker: Log, message: bytes) -> bytes:
+        if verb == "hand_over":
+            return await broker.sequencer.take(message)
+        broker.sequencer.told(message)
+        return b""
+
+
+class Peers:
+    """One broker's way into the net."""
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+
+    async def hand_over(self, peer: Member, message: bytes) -> bytes:
+        return await self.net.call("hand_over", peer, message)
+
+    async def tell(self, peer: Member, message: bytes) -> None:
+        try:
+            await self.net.call("tell", peer, message)
+        except Corrupt as error:
+            raise NoAnswer(str(error)) from error
+
+
+class Cluster:
+    """Brokers that share a store. What is still alive at the end is closed."""
+
+    def __init__(
+        self,
+        settings: LogSettings = SETTINGS,
+        *,
+        latency: Callable[[Call], float] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.latency = latency
+        self.store = TimedStore()
+        self.net = Net()
+        self.logs: list[Log] = []
+        self._started = 0
+
+    async def __aenter__(self) -> "Cluster":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.net.plan = lambda verb, address: None
+        self.net.frozen.clear()
+        for log in self.logs:
+            logs.store_of(log).plan = lambda _: None
+        for log in list(self.logs):
+            await self.stop(log)
+        for task in list(self.net.tasks):
+            task.cancel()
+        await asyncio.gather(*self.net.tasks, return_exceptions=True)
+
+    async def start(self, **replaced: object) -> Log:
+        """One more broker, joined."""
+        self._started += 1
+        clock = ManualClock(1000 + self._started, loop_time=asyncio.get_running_loop().time)
+        store = FaultyStore(self.store, latency=self.latency)
+        settings = self.settings._replace(**replaced)
+        log = Log(store, clock, f"b{self._started}", settings, None, peers=Peers(self.net))
+        await log.open("c0ffee")
+        address = f"http://b{self._started}"
+        self.net.brokers[address] = log
+        await log.join(address)
+        self.logs.append(log)
+        return log
+
+    async def settled(self) -> None:
+        """Every broker has looked at the others."""
+        await asyncio.sleep(2 * self.settings.membership.heartbeat_interval_s)
+
+    def sequencer(self) -> Log:
+        """The one that all of them take for it."""
+        (first,) = {log.membership.ranking[0].id for log in self.logs}
+        return next(log for log in self.logs if log.membership.me.id == first)
+
+    def others(self) -> list[Log]:
+        return [log for log in self.logs if log is not self.sequencer()]
+
+    async def kill(self, log: Log) -> None:
+        """SIGKILL: connections break, nothing of it has an effect any more."""
+        self.logs.remove(log)
+        del self.net.brokers[log.membership.me.address]
+        drain = log.sequencer._drain
+        if drain is not None:
+            drain.cancel()
+        await log.sequencer.wakeups.close()
+        await logs.kill(log)
+        if drain is not None:
+            await asyncio.gather(drain, return_exceptions=True)
+
+    async def stop(self, log: Log) -> None:
+        """SIGTERM."""
+        log.drain()
+        await log.close()
+        self.logs.remove(log)
+        del self.net.brokers[log.membership.me.address]
+
+    def freeze(self, log: Log) -> None:
+        """SIGSTOP, as far as others can tell: neither its messages nor its requests move."""
+        self.net.frozen.add(log.membership.me.address)
+        store = logs.store_of(log)
+        store.freeze()
+
+    def thaw(self, log: Log) -> None:
+        self.net.frozen.discard(log.membership.me.address)
+        logs.store_of(log).thaw()
+
+
+class Seeded:
+    """Each message is broken with probability `rate`."""
+
+    def __init__(self, seed: int, rate: float) -> None:
+        self._random = random.Random(seed)
+        self._rate = rate
+
+    def __call__(self, verb: str, address: str) -> Broken | None:
+        if self._random.random() >= self._rate:
+            return None
+        return self._random.choice(list(Broken))
