@@ -45,6 +45,7 @@ from service.topics import (
 )
 from storage.errors import InvalidRequest
 from storage.log import Log
+from storage.members import Member
 from storage.state import PARTITIONS_MAX, Topic
 
 MOUNTS = ("/v3", "/kafka/v3")
@@ -116,10 +117,23 @@ async def known_cluster(cluster_id: str, make: Made) -> None:
         raise NoSuchResource(f"Cluster {cluster_id} cannot be found.")
 
 
-async def known_broker(broker_id: str) -> None:
-    """Only one logical broker does."""
+async def live_broker(request: Request, broker_id: str) -> Member | None:
+    """A live peer; None is whoever answers."""
+    if broker_id == str(BROKER_ID):
+        return None
+    for member in broker_log(request).membership.others:
+        if broker_id == str(member.number):
+            return member
+    raise NoSuchResource(f"Broker {broker_id} cannot be found.")
+
+
+async def leading_broker(broker_id: str) -> None:
+    """Every partition has one replica: whoever answers."""
     if broker_id != str(BROKER_ID):
         raise NoSuchResource(f"Broker {broker_id} cannot be found.")
+
+
+LiveBroker = Annotated[Member | None, Depends(live_broker)]
 
 
 class Held(NamedTuple):
@@ -144,7 +158,6 @@ clusters = APIRouter(tags=["v3 cluster"], responses=ERRORS)
 router = APIRouter(
     prefix="/clusters/{cluster_id}", dependencies=[Depends(known_cluster)], responses=ERRORS
 )
-BROKER = [Depends(known_broker)]
 
 # -- cluster and brokers
 
@@ -162,21 +175,23 @@ async def get_cluster(make: Made) -> ClusterData:
 
 
 @router.get("/brokers", tags=["v3 cluster"])
-async def list_brokers(make: Made) -> BrokerList:
-    """One logical broker: any process serves everything."""
-    return BrokerList(metadata=make.listed("brokers"), data=[make.broker()])
+async def list_brokers(request: Request, make: Made) -> BrokerList:
+    """The brokers that live. 1 is whoever answers: any of them serves everything."""
+    others = sorted(broker_log(request).membership.others, key=lambda member: member.number)
+    data = [make.broker(), *map(make.other_broker, others)]
+    return BrokerList(metadata=make.listed("brokers"), data=data)
 
 
-@router.get("/brokers/{broker_id}", tags=["v3 cluster"], dependencies=BROKER)
-async def get_broker(make: Made) -> BrokerData:
-    """The logical broker."""
-    return make.broker()
+@router.get("/brokers/{broker_id}", tags=["v3 cluster"])
+async def get_broker(member: LiveBroker, make: Made) -> BrokerData:
+    """A broker that lives."""
+    return make.broker() if member is None else make.other_broker(member)
 
 
-@router.get("/brokers/{broker_id}/configs", tags=["v3 cluster"], dependencies=BROKER)
-async def list_broker_configs(make: Made) -> EmptyList:
+@router.get("/brokers/{broker_id}/configs", tags=["v3 cluster"])
+async def list_broker_configs(member: LiveBroker, make: Made) -> EmptyList:
     """Empty: a broker's settings are its process's own."""
-    at = make.listed("brokers", BROKER_ID, "configs")
+    at = make.listed("brokers", number_of(member), "configs")
     return EmptyList(kind="KafkaBrokerConfigList", metadata=at)
 
 
@@ -186,13 +201,18 @@ async def list_cluster_configs(make: Made) -> EmptyList:
     return EmptyList(kind="KafkaClusterConfigList", metadata=make.listed("broker-configs"))
 
 
-@router.get("/brokers/{broker_id}/partition-replicas", tags=["v3 cluster"], dependencies=BROKER)
-async def list_broker_replicas(log: FreshLog, make: Made) -> ReplicaList:
-    """All partitions of all topics: they are the logical broker's."""
+@router.get("/brokers/{broker_id}/partition-replicas", tags=["v3 cluster"])
+async def list_broker_replicas(member: LiveBroker, log: FreshLog, make: Made) -> ReplicaList:
+    """All partitions of all topics are broker 1's, whoever answers; the others show none."""
+    held = [] if member is not None else log.state.partitions()
     return ReplicaList(
-        metadata=make.listed("brokers", BROKER_ID, "partition-replicas"),
-        data=[make.replica(topic.name, number) for topic, number, _ in log.state.partitions()],
+        metadata=make.listed("brokers", number_of(member), "partition-replicas"),
+        data=[make.replica(topic.name, number) for topic, number, _ in held],
     )
+
+
+def number_of(member: Member | None) -> int:
+    return BROKER_ID if member is None else member.number
 
 
 @router.get("/topics/{topic_name}/partitions/-/reassignment", tags=["v3 cluster"])
@@ -319,7 +339,7 @@ async def list_replicas(partition_id: PartitionNumber, held: HeldTopic) -> Repli
 @router.get(
     "/topics/{topic_name}/partitions/{partition_id}/replicas/{broker_id}",
     tags=["v3 topics"],
-    dependencies=BROKER,
+    dependencies=[Depends(leading_broker)],
 )
 async def get_replica(partition_id: PartitionNumber, held: HeldTopic) -> ReplicaData:
     """The logical broker's replica."""

@@ -23,6 +23,7 @@ import uvloop
 from service.app import build_app
 from service.hotdocs import documented_routes
 from service.hotpath import HotPath
+from service.peers import HttpPeers, PeerListener
 from service.settings import Settings, state_home
 from service.telemetry import HttpCounters
 from storage.clock import SystemClock
@@ -88,14 +89,39 @@ async def serve(settings: Settings) -> None:
     try:
         await probe(store, clock)
         broker_id = settings.broker_id or clock.new_id().hex()[:12]
-        broker = Log(store, clock, broker_id, settings.log_settings(), hot_dir(settings, store))
-        await broker.open(settings.cluster_id or None)
+        peers = HttpPeers(settings.handover_timeout_ms / 1000)
         try:
+            broker = Log(
+                store,
+                clock,
+                broker_id,
+                settings.log_settings(),
+                hot_dir(settings, store),
+                peers=peers,
+            )
+            await broker.open(settings.cluster_id or None)
+            await _serve_cluster(settings, broker)
+        finally:
+            await peers.close()
+    finally:
+        await store.close()
+
+
+async def _serve_cluster(settings: Settings, broker: Log) -> None:
+    """Peers first and last: a broker that takes requests is one that others know, and while it ends
+    they hear from it that it does."""
+    listener = PeerListener(broker, settings.peer_host or settings.host, settings.peer_port)
+    try:
+        try:
+            if not isinstance(broker.store, MemoryStore):  # whose brokers are all in this process
+                address = await listener.start(settings.peer_address)
+                await broker.join(address, settings.port)
+                log.info("peers reach this broker at %s", address)
             await _serve_http(settings, broker)
         finally:
             await _close(broker)
     finally:
-        await store.close()
+        await listener.close()
 
 
 async def _close(broker: Log) -> None:

@@ -7,11 +7,13 @@ visible to us; what Kafka's clients read from `replication_factor` (how many cop
 
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field
 
 from service.paths import Origin
 from service.topics import BROKER_ID
+from storage.members import Member
 from storage.state import Partition, Topic
 from storage.topics import CONFIGS
 
@@ -210,14 +212,22 @@ class Resources:
         )
 
     def broker(self) -> BrokerData:
-        where = self._where
-        at = ("brokers", BROKER_ID)
+        """Whoever answers, as the client reaches it."""
+        port = self._where.port or (443 if self._where.proto == "https" else 80)
+        return self._broker(BROKER_ID, self._where.host, port)
+
+    def other_broker(self, member: Member) -> BrokerData:
+        """A live peer, by the address that it tells."""
+        return self._broker(member.number, urlsplit(member.address).hostname or "", member.port)
+
+    def _broker(self, number: int, host: str, port: int) -> BrokerData:
+        at = ("brokers", number)
         return BrokerData(
-            metadata=self._metadata(*at, crn=f"/broker={BROKER_ID}"),
+            metadata=self._metadata(*at, crn=f"/broker={number}"),
             cluster_id=self.cluster_id,
-            broker_id=BROKER_ID,
-            host=where.host,
-            port=where.port or (443 if where.proto == "https" else 80),
+            broker_id=number,
+            host=host,
+            port=port,
             configs=self._related(*at, "configs"),
             partition_replicas=self._related(*at, "partition-replicas"),
         )

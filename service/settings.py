@@ -48,6 +48,19 @@ class Settings:
     port: int = _setting(
         8082, "port to listen on (Confluent's REST proxy uses the same)", low=0, high=65535
     )
+    workers: int = _setting(
+        1,
+        "processes on this machine, each a broker of its own, that share the port",
+        low=1,
+        high=256,
+    )
+    peer_host: str = _setting("", "address to listen on for other brokers; empty: as `host`")
+    peer_port: int = _setting(
+        0, "port to listen on for other brokers; 0 takes any that is free", low=0, high=65535
+    )
+    peer_address: str = _setting(
+        "", "URL under which other brokers reach this one; empty: host and port of the above"
+    )
     broker_id: str = _setting("", "name of this broker in logs and entries; empty draws one")
     cluster_id: str = _setting(
         "", "the cluster that must live in the store; empty takes what is there, or founds one"
@@ -120,6 +133,21 @@ class Settings:
     poll_interval_ms: int = _setting(
         1000, "how often an idle broker looks for entries of others", low=10, high=60_000
     )
+    heartbeat_interval_ms: int = _setting(
+        5000, "how often a broker says that it lives: one PUT and one LIST", low=50, high=60_000
+    )
+    member_timeout_ms: int = _setting(
+        15_000, "a broker that has not said so for so long counts as dead", low=100
+    )
+    handover_timeout_ms: int = _setting(
+        1000, "a broker whose sequencer has not answered for so long commits by itself", low=10
+    )
+    handover_bytes: int = _setting(
+        512 * 1024,
+        "records of a larger flush are uploaded first, and the sequencer is handed their place",
+        low=0,
+        high=16 * MIB,
+    )
     s3_endpoint: str = _setting("", "URL of an S3 server that is not AWS")
     s3_region: str = _setting("", "region; empty takes the AWS chain's, else us-east-1")
     s3_path_style: str = _setting(
@@ -137,6 +165,18 @@ class Settings:
                 f"wal_retention_ms ({self.wal_retention_ms}) must be at least "
                 f"{WAL_RETENTION_FACTOR_MIN} times wal_view_age_max_ms ({self.wal_view_age_max_ms})"
             )
+        if self.member_timeout_ms < 2 * self.heartbeat_interval_ms:
+            raise BadSettings(
+                f"member_timeout_ms ({self.member_timeout_ms}) must be at least twice "
+                f"heartbeat_interval_ms ({self.heartbeat_interval_ms})"
+            )
+        if self.workers > 1 and (self.peer_port or self.peer_address or self.broker_id):
+            raise BadSettings(
+                "workers are brokers of their own: with more than one of them, peer_port, "
+                "peer_address and broker_id cannot be given"
+            )
+        if self.workers > 1 and self.port == 0:
+            raise BadSettings("workers share one port: give it, not 0")
         if self.flush_bytes > self.flush_bytes_max:
             raise BadSettings(
                 f"flush_bytes ({self.flush_bytes}) must not be over flush_bytes_max "
@@ -161,8 +201,10 @@ class Settings:
     def log_settings(self) -> "LogSettings":
         """The parts that the log itself needs."""
         from storage.log import LogSettings
+        from storage.members import MembershipSettings
         from storage.reader import ReaderSettings
         from storage.sealer import SealerSettings
+        from storage.sequencer import SequencerSettings
         from storage.wal import WalSettings
         from storage.writer import WriterSettings
 
@@ -192,6 +234,15 @@ class Settings:
             sealer=SealerSettings(
                 check_interval_s=self.seal_check_interval_ms / 1000,
                 tail_runs_max=self.tail_runs_max,
+            ),
+            membership=MembershipSettings(
+                heartbeat_interval_s=self.heartbeat_interval_ms / 1000,
+                member_timeout_s=self.member_timeout_ms / 1000,
+            ),
+            sequencer=SequencerSettings(
+                handover_timeout_s=self.handover_timeout_ms / 1000,
+                handover_bytes_max=self.handover_bytes,
+                entry_bytes_max=self.flush_bytes_max,
             ),
             tail_cache_bytes=self.tail_cache_bytes,
             poll_interval_s=self.poll_interval_ms / 1000,

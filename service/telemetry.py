@@ -7,7 +7,7 @@ is bounded (I10): partitions beyond the bound are counted and not shown.
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -129,10 +129,12 @@ class _LogCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("tidelog", "the broker", value=self._identity())
-        for name, doc, value in (*_writer(self._log), *_wal(self._log), *_sealer(self._log)):
+        counters = (_writer, _wal, _sequencer, _sealer)
+        for name, doc, value in chain.from_iterable(of(self._log) for of in counters):
             yield CounterMetricFamily(f"tidelog_{name}", doc, value=value)
         for name, doc, value in _gauges(self._log):
             yield GaugeMetricFamily(f"tidelog_{name}", doc, value=value)
+        yield _sequencing(self._log)
         yield from _caches(self._log)
         yield from _topics(self._log)
 
@@ -173,6 +175,34 @@ def _wal(broker: Log) -> tuple[Series, ...]:
     )
 
 
+def _sequencer(broker: Log) -> tuple[Series, ...]:
+    own, wakeups = broker.sequencer.counters, broker.sequencer.wakeups.counters
+    return (
+        Series("commits", "entries committed: own drafts and those of peers", own.commits),
+        Series("drafts", "closed hot segments of this broker", own.drafts),
+        Series("handovers", "drafts handed to the sequencer", own.handed_over),
+        Series("handovers_refused", "hand-overs that it did not take", own.refused),
+        Series("handovers_unanswered", "hand-overs whose outcome it left open", own.unanswered),
+        Series("own_commits", "drafts committed here because of either", own.own_commits),
+        Series("drafts_taken", "drafts taken from peers", own.taken),
+        Series("drafts_not_taken", "drafts of peers that were refused", own.not_taken),
+        Series("drafts_uploaded", "large drafts uploaded before their hand-over", own.uploads),
+        Series("wakeups_sent", "messages to peers, of one entry or more", wakeups.sent),
+        Series("wakeups_failed", "messages that did not arrive", wakeups.failed),
+        Series("wakeups_received", "entries that peers told of", wakeups.received),
+        Series("wakeups_useful", "of these, news that could be applied at once", wakeups.useful),
+        Series("peers_suspected", "times that a peer was left out", wakeups.suspected),
+    )
+
+
+def _sequencing(broker: Log) -> Metric:
+    """Who commits for all, as this broker sees it."""
+    family = GaugeMetricFamily("tidelog_sequencer", "who commits for all", labels=["broker_id"])
+    target = broker.sequencer.target or broker.membership.me
+    family.add_metric([target.name], 1)
+    return family
+
+
 def _sealer(broker: Log) -> tuple[Series, ...]:
     counters = broker.sealer.counters
     return (
@@ -201,6 +231,8 @@ def _gauges(broker: Log) -> tuple[Series, ...]:
         Series(
             "buffered_bytes_max", "beyond it requests get 429", writer.settings.buffer_bytes_max
         ),
+        Series("live_brokers", "brokers that live, this one too", len(broker.membership.ranking)),
+        Series("is_sequencer", "1 where this broker commits for all", broker.sequencer.is_first),
         Series("wal_seq", "number of the newest entry applied", state.seq),
         Series("topics", "topics", len(state.topics)),
         Series("partitions", "partitions of all topics", partitions),

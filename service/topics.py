@@ -20,7 +20,7 @@ from storage.log import Log
 from storage.state import Topic
 
 BROKER_ID = 1
-"""The one logical broker: any process serves everything."""
+"""Whoever answers: any process serves everything, and is broker 1 to its clients."""
 DECISION_S_MAX = 30.0
 """How long a client waits for a change of the cluster before it is told that nobody knows."""
 TIMESTAMP_MS_MAX = 253_402_300_799_999
@@ -215,9 +215,10 @@ async def get_offsets(
 
 
 @router.get("/brokers", tags=["cluster"])
-async def list_brokers() -> Brokers:
-    """One logical broker: any process serves everything."""
-    return Brokers()
+async def list_brokers(request: Request) -> Brokers:
+    """The brokers that live. 1 is whoever answers: any of them serves everything."""
+    others = broker_log(request).membership.others
+    return Brokers(brokers=[BROKER_ID, *sorted(member.number for member in others)])
 
 
 @router.post("/admin/topics", status_code=201, tags=["topics"], responses=CREATE_ERRORS)

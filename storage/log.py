@@ -161,10 +161,11 @@ class Log:
             request = Request(self.clock.new_id(), (), 0, actions=retired)
             await self.writer.append(request, Acks.NONE)
 
-    async def join(self, address: str) -> None:
+    async def join(self, address: str, port: int = 0) -> None:
         """Be one of the cluster's brokers, reached by its peers at `address`, which must answer
-        from now on. A broker that never joins commits for itself, which is as correct."""
-        await self.membership.join(self.wal.cluster.cluster_id, address)
+        from now on, and by clients at `port`. A broker that never joins commits for itself, which
+        is as correct."""
+        await self.membership.join(self.wal.cluster.cluster_id, address, port)
         self._tasks.append(asyncio.create_task(self.membership.run(), name="tidelog-members"))
 
     def drain(self) -> None:

@@ -29,8 +29,15 @@ class Member(msgspec.Struct, frozen=True):
     address: str
     token: str
     started_ms: int
+    port: int = 0
+    """Where clients find it, on the host of `address`; 0 is not known."""
     protocol: int = PROTOCOL
     beat: int = 0
+
+    @property
+    def number(self) -> int:
+        """The broker id of Kafka's dialects, which is a number; 1 is whoever answers."""
+        return 2 + int(self.id[:7], 16)
 
 
 class MembershipSettings(NamedTuple):

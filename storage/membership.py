@@ -38,10 +38,11 @@ class Membership:
         self._view = MemberView(settings)
         self._known: dict[str, Member | None] = {}
 
-    async def join(self, cluster_id: str, address: str) -> None:
-        """Say that we are here, at `address`, and see who else is. Then `run`."""
+    async def join(self, cluster_id: str, address: str, port: int) -> None:
+        """Say that we are here, at `address` for peers and `port` for clients, and see who else is.
+        Then `run`."""
         self.cluster_id = cluster_id
-        self.me = msgspec.structs.replace(self.me, address=address)
+        self.me = msgspec.structs.replace(self.me, address=address, port=port)
         await self._beat_and_look()
 
     async def run(self) -> None:

@@ -138,6 +138,11 @@ class Sequencer:
         first = first_trusted(self.membership.ranking, self.wakeups.suspects)
         return None if first is None or first.id == self.membership.me.id else first
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this broker commits for all."""
+        return self.target is None
+
     def refuse(self) -> None:
         """Take no more from peers: the end is near."""
         self._is_closing = True

@@ -154,7 +154,7 @@ def test_a_hand_over_that_goes_wrong_is_committed_once(broken: Broken) -> None:
 
     async def main() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
-            first, one, two = await three(cluster)
+            first, one, _two = await three(cluster)
             address = first.membership.me.address
             cluster.net.plan = lambda verb, to: (
                 broken if verb == "hand_over" and to == address else None
@@ -221,7 +221,7 @@ def test_i6_what_is_in_doubt_is_not_called_failed() -> None:
             writer=SETTINGS.writer._replace(answer_timeout_s=4.0), poll_interval_s=50.0
         )
         async with Cluster(settings, latency=lambda _: 0.02) as cluster:
-            first, one, _ = await three(cluster)
+            _first, one, _ = await three(cluster)
             cluster.net.plan = lambda verb, to: Broken.LOST if verb == "hand_over" else None
             store = logs.store_of(one)
             store.plan = lambda call: (
@@ -248,7 +248,7 @@ def test_a_large_draft_is_uploaded_first_and_referred_to() -> None:
             sequencer=SETTINGS.sequencer._replace(handover_bytes_max=10_000),
         )
         async with Cluster(settings, latency=lambda _: 0.02) as cluster:
-            first, one, two = await three(cluster)
+            _first, one, two = await three(cluster)
             large = "x" * 50_000
             await asyncio.gather(logs.append(one, large), logs.append(two, "small"))
             assert logs.store_of(one).count("create", keys.DATA) == 1
