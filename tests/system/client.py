@@ -9,6 +9,7 @@ import http.client
 import json
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -176,6 +177,35 @@ class Client:
         lines = self.call("GET", "/metrics").body.decode().splitlines()
         series = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in series}
+
+
+class Balanced(Client):
+    """As behind a balancer: an attempt that comes to nothing is followed by one at the next
+    broker. Requests are never repeated here either."""
+
+    def __init__(self, base_urls: Sequence[str], answer_s: float = ANSWER_S) -> None:
+        self._clients = deque(Client(url, answer_s) for url in base_urls)
+        self._connection = self._clients[0]._connection
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client._connection.close()
+
+    def call(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        try:
+            answer = super().call(method, path, body, headers)
+        except (NotSent, AnswerLost):
+            self._turn()
+            raise
+        if answer.status in (503, 504):
+            self._turn()
+        return answer
+
+    def _turn(self) -> None:
+        self._clients.rotate(-1)
+        self._connection = self._clients[0]._connection
 
 
 def wait_until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:

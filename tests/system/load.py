@@ -8,10 +8,11 @@ attempt came to is written down for `tests.support.history`.
 import random
 import threading
 import time
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from tests.support.history import Request, Written
-from tests.system.client import PATIENCE_S, AnswerLost, Client, Form, NotSent, wait_until
+from tests.system.client import PATIENCE_S, AnswerLost, Balanced, Client, Form, NotSent, wait_until
 
 RETRY_S = 0.02
 GIVE_UP_SHARE = 0.2
@@ -44,7 +45,8 @@ class Load:
     """Runs from `with` to the end of the block, or `finish`. Drawn from a seed; threads and
     processes are not, so a run cannot be repeated to the step."""
 
-    def __init__(self, base_url: str, mix: Mix, seed: int) -> None:
+    def __init__(self, base_url: str | Sequence[str], mix: Mix, seed: int) -> None:
+        """Several URLs are brokers behind a balancer: a retry goes to another of them."""
         self._base_url = base_url
         self._mix = mix
         self._stop = threading.Event()
@@ -86,12 +88,18 @@ class Load:
 
     def _run(self, producer: int, draw: random.Random) -> None:
         try:
-            with Client(self._base_url) as client:
+            with self._client(producer) as client:
                 while not self._stop.is_set():
                     self._send_next(client, producer, draw)
                     self._stop.wait(self._mix.pause_s)
         except BaseException as error:  # noqa: BLE001 - told to whoever finishes
             self._failures.append(error)
+
+    def _client(self, producer: int) -> Client:
+        if isinstance(self._base_url, str):
+            return Client(self._base_url)
+        at = producer % len(self._base_url)
+        return Balanced([*self._base_url[at:], *self._base_url[:at]], answer_s=5.0)
 
     def _send_next(self, client: Client, producer: int, draw: random.Random) -> None:
         mix, number = self._mix, len(self._sent[producer])
