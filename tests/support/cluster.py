@@ -147,12 +147,13 @@ class Cluster:
     async def start(self, **replaced: object) -> Log:
         """One more broker, joined."""
         self._started += 1
-        clock = ManualClock(1000 + self._started, loop_time=asyncio.get_running_loop().time)
+        number = self._started
+        clock = ManualClock(1000 + number, loop_time=asyncio.get_running_loop().time)
         store = FaultyStore(self.store, latency=self.latency)
         settings = self.settings._replace(**replaced)
-        log = Log(store, clock, f"b{self._started}", settings, None, peers=Peers(self.net))
+        log = Log(store, clock, f"b{number}", settings, None, peers=Peers(self.net))
         await log.open("c0ffee")
-        address = f"http://b{self._started}"
+        address = f"http://b{number}"
         self.net.brokers[address] = log
         await log.join(address)
         self.logs.append(log)
