@@ -94,7 +94,10 @@ def _serve(**given: Any) -> None:
     except BadSettings as error:
         raise BadUsage(str(error)) from None
 
-    from service.main import run
+    if settings.workers > 1:
+        from service.workers import supervise as run
+    else:
+        from service.main import run
 
     raise typer.Exit(run(settings))
 

@@ -13,8 +13,9 @@ import hashlib
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -53,9 +54,9 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, on_listening: Callable[[], object] = lambda: None) -> int:
     """Serve until SIGTERM or SIGINT; the process's exit status."""
-    _log_to_stderr(settings.log_level.upper())
+    log_to_stderr(settings.log_level.upper())
     tune_malloc()
     # A commit's thread needs the interpreter's lock back after each system call: at Python's 5 ms
     # a busy loop would make every PUT to a folder take 2 to 3 times as long.
@@ -63,14 +64,14 @@ def run(settings: Settings) -> int:
     gc.freeze()  # modules and routes live as long as the process: nobody need look at them again
     gc.set_threshold(*GC_THRESHOLDS)
     try:
-        uvloop.run(serve(settings))
+        uvloop.run(serve(settings, on_listening))
     except LogError as error:
         sys.stderr.write(f"tidelog: {error}\n")
         return EXIT_UNREACHABLE if isinstance(error, Unavailable) else EXIT_FAILED
     return EXIT_OK
 
 
-def _log_to_stderr(level: str) -> None:
+def log_to_stderr(level: str) -> None:
     """Our lines at the level that is asked for; of the libraries (the SDK tells every credential
     that it finds) only warnings."""
     logging.basicConfig(
@@ -82,7 +83,7 @@ def _log_to_stderr(level: str) -> None:
         logging.getLogger(name).setLevel(level)
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, on_listening: Callable[[], object]) -> None:
     """One broker, from start to drained end. Raises LogError when it cannot start or go on."""
     clock = SystemClock()
     store = await open_store(settings.store, s3=settings.s3)
@@ -100,14 +101,16 @@ async def serve(settings: Settings) -> None:
                 peers=peers,
             )
             await broker.open(settings.cluster_id or None)
-            await _serve_cluster(settings, broker)
+            await _serve_cluster(settings, broker, on_listening)
         finally:
             await peers.close()
     finally:
         await store.close()
 
 
-async def _serve_cluster(settings: Settings, broker: Log) -> None:
+async def _serve_cluster(
+    settings: Settings, broker: Log, on_listening: Callable[[], object]
+) -> None:
     """Peers first and last: a broker that takes requests is one that others know, and while it ends
     they hear from it that it does."""
     listener = PeerListener(broker, settings.peer_host or settings.host, settings.peer_port)
@@ -117,7 +120,7 @@ async def _serve_cluster(settings: Settings, broker: Log) -> None:
                 address = await listener.start(settings.peer_address)
                 await broker.join(address, settings.port)
                 log.info("peers reach this broker at %s", address)
-            await _serve_http(settings, broker)
+            await _serve_http(settings, broker, on_listening)
         finally:
             await _close(broker)
     finally:
@@ -137,7 +140,7 @@ async def _close(broker: Log) -> None:
         ) from None
 
 
-async def _serve_http(settings: Settings, broker: Log) -> None:
+async def _serve_http(settings: Settings, broker: Log, on_listening: Callable[[], object]) -> None:
     counters = HttpCounters()
     app = build_app(
         broker,
@@ -159,7 +162,7 @@ async def _serve_http(settings: Settings, broker: Log) -> None:
         limit_concurrency=settings.connections_max,
         timeout_graceful_shutdown=10,
     )
-    server = _Server(config)
+    server = _Server(config, on_listening)
 
     def stop() -> None:
         app.state.readiness.drain()
@@ -178,7 +181,7 @@ async def _serve_http(settings: Settings, broker: Log) -> None:
     watch = asyncio.create_task(broker.run_until_failed())
     watch.add_done_callback(lambda _: server.stop())
     try:
-        await server.serve()
+        await server.serve(_shared_port(settings))
     finally:
         watch.cancel()
         # A task of the log that died is a bug: what it says must not be lost in the shutdown.
@@ -190,6 +193,10 @@ class _Server(uvicorn.Server):
     """uvicorn without its own signal handling, which ends a drained process by the signal
     itself."""
 
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -197,15 +204,33 @@ class _Server(uvicorn.Server):
     def stop(self) -> None:
         self.should_exit = True
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
-            await super().startup(sockets)  # type: ignore[arg-type]
+            await super().startup(sockets)
         except SystemExit:  # uvicorn's way to say that the port is taken; it has logged why
             address = f"{self.config.host}:{self.config.port}"
             raise LogError(f"cannot listen on {address}: is another process there?") from None
         # With port 0 this line is how one learns the port; nobody has to guess a free one.
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        self._on_listening()
+
+
+def _shared_port(settings: Settings) -> list[socket.socket] | None:
+    """A socket beside those of the other workers: the kernel deals out the connections."""
+    if settings.workers == 1:
+        return None
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sharing = socket.socket(family)
+    try:
+        sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sharing.bind((settings.host, settings.port))
+    except OSError as error:
+        sharing.close()
+        where = f"{settings.host}:{settings.port}"
+        raise LogError(f"cannot listen on {where}: {error.strerror}") from error
+    return [sharing]
 
 
 def hot_dir(settings: Settings, store: ObjectStore) -> Path | None:

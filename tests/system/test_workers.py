@@ -1,0 +1,90 @@
+"""`tidelog serve --workers`: several brokers behind one port."""
+
+import contextlib
+import os
+import secrets
+import signal
+from pathlib import Path
+
+import psutil
+
+from tests.support.broker import Broker, error_line, tidelog
+from tests.support.history import violations
+from tests.system.checks import check_chain, new_topic, the_log
+from tests.system.client import AnswerLost, Client, NotSent, wait_until
+from tests.system.load import Load, Mix
+
+PARTITIONS = 2
+QUICK = {"workers": 3, "heartbeat_interval_ms": 200, "member_timeout_ms": 1500}
+
+
+def workers_of(broker: Broker) -> list[psutil.Process]:
+    """Not multiprocessing's own tracker of resources."""
+    found = []
+    for child in psutil.Process(broker.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if "spawn_main" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+def names(broker: Broker, tries: int = 40) -> set[str]:
+    """Whoever answers at the port."""
+    found = set()
+    for _ in range(tries):
+        try:
+            with Client(broker.base_url, answer_s=5.0) as client:
+                series = client.metrics()
+        except (NotSent, AnswerLost):
+            continue
+        found |= {name for name in series if name.startswith("tidelog_info{")}
+    return found
+
+
+def test_workers_share_the_port_are_started_again_and_end_together(tmp_path: Path) -> None:
+    topic, seed = new_topic(), secrets.randbits(32)
+    with Broker(tmp_path, hot_dir=tmp_path / "hot", **QUICK) as broker:
+        wait_until(lambda: len(names(broker)) == 3, "three workers")
+        with Client(broker.base_url) as client:
+            client.create_topic(topic, PARTITIONS)
+        with Load([broker.base_url] * 2, Mix(topic, PARTITIONS, 6), seed) as load:
+            load.wait_for_acks(100)
+            before = workers_of(broker)
+            victim = before[secrets.randbelow(3)]
+            os.kill(victim.pid, signal.SIGKILL)
+            wait_until(
+                lambda: len(workers_of(broker)) == 3 and victim not in workers_of(broker), "restart"
+            )
+            load.wait_for_acks(100)
+            sent = load.finish()
+        assert violations([each.request for each in sent], the_log(broker, topic, PARTITIONS)) == []
+        assert "ended with -9" in broker.log()
+        wait_until(lambda: len(names(broker)) == 3, "three workers")
+        found = workers_of(broker)
+        assert broker.stop() == 0, broker.log()
+        assert not any(worker.is_running() for worker in found)
+        assert "Traceback" not in broker.log()
+    check_chain(tmp_path / "store")
+
+
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    with Broker(tmp_path, hot_dir=tmp_path / "hot", **QUICK) as broker:
+        wait_until(lambda: len(names(broker)) == 3, "three workers")
+        found = workers_of(broker)
+        broker.kill()
+        wait_until(lambda: not any(worker.is_running() for worker in found), "their end")
+
+
+def test_where_no_worker_can_start_the_parent_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    done = tidelog(
+        "serve", "--store", f"{tmp_path}/file", "--workers", "2", "--port", "1", status=None
+    )
+    assert done.returncode not in (0, -9)
+    assert b"Traceback" not in done.stderr
+    assert b"tidelog: " in done.stderr
+
+
+def test_workers_need_a_port() -> None:
+    done = tidelog("serve", "--workers", "2", "--port", "0", status=2)
+    assert "workers share one port" in error_line(done)
