@@ -193,7 +193,9 @@ class _Server(uvicorn.Server):
     """uvicorn without its own signal handling, which ends a drained process by the signal
     itself."""
 
-    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], object]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_listening: Callable[[], object] = lambda: None
+    ) -> None:
         super().__init__(config)
         self._on_listening = on_listening
 

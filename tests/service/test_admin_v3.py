@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from service.paths import clean_path, origin
 from storage.log import Log
+from storage.members import Member
 from storage.topics import CONFIGS
 
 NOT_HOSTED = {
@@ -84,6 +85,27 @@ async def test_the_broker_is_where_the_client_is(client: httpx.AsyncClient, v3: 
     assert broker["rack"] is None
     answer = await client.get(f"{v3}/brokers/2")
     assert (answer.status_code, answer.json()["error_code"]) == (404, 404)
+
+
+async def test_the_other_brokers_are_listed_while_they_live(
+    client: httpx.AsyncClient, log: Log, v3: str
+) -> None:
+    other = Member("c" * 32, "b2", "http://10.0.0.7:4711", "secret", 0, port=8082)
+    log.membership.others = [other]
+    first, second = data_of(await client.get(f"{v3}/brokers"))
+    assert first["broker_id"] == 1
+    assert (second["broker_id"], second["host"], second["port"]) == (
+        2 + 0xCCCCCCC,
+        "10.0.0.7",
+        8082,
+    )
+    assert (await client.get("/brokers")).json() == {"brokers": [1, 2 + 0xCCCCCCC]}
+    for path in ("", "/configs", "/partition-replicas"):
+        answer = await client.get(f"{v3}/brokers/{other.number}{path}")
+        assert answer.status_code == 200
+        assert "secret" not in answer.text
+    log.membership.others = []
+    assert (await client.get(f"{v3}/brokers/{other.number}")).status_code == 404
 
 
 async def test_broker_replicas_are_all_partitions(

@@ -1,0 +1,116 @@
+"""What a broker answers its peers over HTTP, and who is no peer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.peers import BODY_BYTES_MAX, HAND_OVER, TOLD, HttpPeers, PeerListener
+from storage.clock import SystemClock
+from storage.errors import LogError
+from storage.folder import FolderStore
+from storage.handover import NoAnswer, NotTaken, Told, encode_told
+from storage.log import Log, LogSettings
+from storage.members import Member
+from storage.sequencer import SequencerSettings
+from tests.support.logs import append, read_values
+
+pytestmark = pytest.mark.anyio
+
+
+class Process:
+    """A broker and its listener, in this process."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.peers = HttpPeers(5.0)
+        settings = LogSettings(is_sealing=False, sequencer=SequencerSettings(5.0))
+        self.log = Log(FolderStore(folder), SystemClock(), name, settings, None, peers=self.peers)
+
+    async def start(self) -> None:
+        await self.log.open()
+        self.listener = PeerListener(self.log, "127.0.0.1", 0)
+        await self.log.join(await self.listener.start(""))
+
+    async def stop(self) -> None:
+        self.log.drain()
+        await self.log.close()
+        await self.listener.close()
+        await self.peers.close()
+        await self.log.store.close()
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[list[Log]]:
+    """Two brokers that know each other, the sequencer first, and topic `t`."""
+    processes = [Process(tmp_path, "a"), Process(tmp_path, "b")]
+    for process in processes:
+        await process.start()
+    logs = [process.log for process in processes]
+    for log in logs:
+        await log.membership.look()
+    logs.sort(key=lambda log: log.sequencer.target is not None)
+    await logs[0].create_topic("t", 1, {})
+    await logs[1].wal.refresh()
+    yield logs
+    for process in processes:
+        await process.stop()
+
+
+async def test_a_draft_goes_over_and_both_know_at_once(pair: list[Log]) -> None:
+    first, second = pair
+    for number in range(20):
+        await append(pair[number % 2], str(number))
+    assert second.sequencer.counters.handed_over == 10
+    assert second.sequencer.counters.own_commits == 0
+    assert second.wal.counters.puts == 0
+    await asyncio.sleep(0.2)
+    assert first.state.encode() == second.state.encode()
+    assert await read_values(second) == [str(number) for number in range(20)]
+
+
+async def test_who_does_not_show_the_token_is_no_peer(pair: list[Log]) -> None:
+    me = pair[0].membership.me
+    async with httpx.AsyncClient(base_url=me.address, trust_env=False) as client:
+        right = {"authorization": f"Bearer {me.token}"}
+        for headers in ({}, {"authorization": "Bearer x"}, {"authorization": f"Bearer {'0' * 32}"}):
+            for path in (HAND_OVER, TOLD, "/", "/metrics"):
+                answer = await client.post(path, content=b"", headers=headers)
+                assert answer.status_code == 401
+                assert me.token not in answer.text
+        assert (await client.get(TOLD, headers=right)).status_code == 404
+        assert (await client.post("/metrics", headers=right)).status_code == 404
+        assert (await client.post(TOLD, content=b"x", headers=right)).status_code == 400
+        assert (await client.post(HAND_OVER, content=b"x", headers=right)).status_code == 503
+        told = encode_told([Told(10**6, b"nonsense")])
+        assert (await client.post(TOLD, content=told, headers=right)).status_code == 200
+        large = await client.post(HAND_OVER, content=bytes(BODY_BYTES_MAX + 1), headers=right)
+        assert large.status_code == 413
+    await append(pair[1], "it goes on")
+
+
+async def test_nobody_there_is_a_definite_no_and_a_silent_one_is_not() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    peers = HttpPeers(1.0)
+    peer = Member("0" * 32, "x", f"http://127.0.0.1:{port}", "", 0)
+    with pytest.raises(NoAnswer):
+        await peers.hand_over(peer, b"draft")
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(NotTaken):
+        await peers.hand_over(peer, b"draft")
+    await peers.close()
+
+
+async def test_a_port_that_is_taken_is_named(pair: list[Log]) -> None:
+    port = int(pair[0].membership.me.address.rpartition(":")[2])
+    listener = PeerListener(pair[0], "127.0.0.1", port)
+    with pytest.raises(LogError, match=f"cannot listen for peers on 127.0.0.1:{port}"):
+        await listener.start("")
+    await listener.close()
