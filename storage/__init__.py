@@ -20,6 +20,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     state         the cluster state, and `apply`
     handover      what brokers say to each other; drafts of many become one entry
     members       who lives, and who of them commits for all
+    offers        entries that peers say are in the chain
     told          chunks that peers told of
     manifest      what a topic's table is to the log: the protocol, and its in-memory implementation
     segment       the bytes of a segment: how Parquet is written and read

@@ -112,6 +112,7 @@ class Log:
         self.sealer = Sealer(
             store, clock, self.reader, self.writer, self._table_of, settings.sealer
         )
+        self.sealer.is_mine = lambda topic: self.membership.is_first_for(topic.topic_id)
         self._tables: dict[str, asyncio.Future[Table]] = {}
         self._waiting: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
         self._deleted_seen = 0

@@ -51,6 +51,10 @@ class Membership:
             await asyncio.sleep(self.settings.heartbeat_interval_s)
             await self._beat_and_look()
 
+    def is_first_for(self, what: str) -> bool:
+        """Whether a duty of this name is this broker's by habit; it may be another's, too."""
+        return ranked(f"{self.cluster_id}/{what}", self.ranking)[0].id == self.me.id
+
     async def leave(self) -> None:
         """No more of us; `run` has ended."""
         self.others, self.ranking = [], [self.me]
@@ -60,9 +64,12 @@ class Membership:
     async def _beat_and_look(self) -> None:
         try:
             await self.beat()
+        except LogError as error:
+            log.warning("cannot tell others that this broker lives: %s", error)
+        try:
             await self.look()
         except LogError as error:
-            log.warning("cannot tell or see who lives: %s", error)
+            log.warning("cannot see who lives: %s", error)
 
     async def beat(self) -> None:
         self.me = msgspec.structs.replace(self.me, beat=self.me.beat + 1)

@@ -37,6 +37,9 @@ from storage.writer import Acks, Writer
 log = logging.getLogger("tidelog.sealer")
 
 LOWEST_PRIORITY = 19
+PATIENCE = 2
+"""Tails so many times as large or old as they should be are sealed by whoever sees them: whose they
+are does not. Until then all the brokers but one would encode and upload in vain."""
 
 
 class SealerSettings(NamedTuple):
@@ -77,6 +80,8 @@ class Sealer:
         self.writer = writer
         self.settings = settings
         self.counters = SealerCounters()
+        self.is_mine: Callable[[Topic], bool] = lambda _: True
+        """Whether a topic's tails are this broker's to seal as soon as they are due."""
         self._table_of = table_of
         self._threads = ThreadPoolExecutor(1, "tidelog-seal", initializer=lower_priority)
         self._turn = asyncio.Lock()
@@ -104,18 +109,27 @@ class Sealer:
         now_ms = self.clock.now_ms()
         found: dict[str, list[int]] = {}
         for topic, number, partition in state.partitions():
-            if self._is_due(state, topic, partition, now_ms):
+            if self._is_due(state, topic, partition, now_ms) and (
+                self.is_mine(topic) or self._is_due(state, topic, partition, now_ms, PATIENCE)
+            ):
                 found.setdefault(topic.topic_id, []).append(number)
         return found
 
-    def _is_due(self, state: ClusterState, topic: Topic, partition: Partition, now_ms: int) -> bool:
+    def _is_due(
+        self,
+        state: ClusterState,
+        topic: Topic,
+        partition: Partition,
+        now_ms: int,
+        patience: int = 1,
+    ) -> bool:
         if not partition.tail:
             return False
         config = state.config(topic)
         return (
-            partition.tail_bytes >= config.segment_bytes
-            or now_ms - partition.tail[0].committed_ms >= config.segment_ms
-            or len(partition.tail) >= self.settings.tail_runs_max
+            partition.tail_bytes >= patience * config.segment_bytes
+            or now_ms - partition.tail[0].committed_ms >= patience * config.segment_ms
+            or len(partition.tail) >= patience * self.settings.tail_runs_max
         )
 
     async def seal(self, topic: Topic, numbers: Sequence[int] | None = None) -> int:

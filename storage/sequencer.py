@@ -169,7 +169,7 @@ class Sequencer:
         if not self.membership.others and not self._queue:
             self.counters.commits += 1
             return await self.wal.commit(draft)  # alone: one PUT and nothing else
-        waiting = self._enqueue(draft, None)
+        waiting = self._enqueue(draft, None, sum(len(body) for body in draft.bodies))
         outcomes = await waiting.done
         assert isinstance(outcomes, list), "only a peer's draft is answered with a number"
         return outcomes
@@ -261,13 +261,12 @@ class Sequencer:
         self.counters.taken += 1
         (origin,) = draft.origins
         # Shielded: a peer that goes away does not take its draft along.
-        seq = await asyncio.shield(self._enqueue(draft, origin).done)
+        seq = await asyncio.shield(self._enqueue(draft, origin, len(message)).done)
         assert isinstance(seq, int), "a peer's draft is answered with a number"
         newest = self._newest
         return encode_told([newest if newest.seq == seq else Told(seq)])
 
-    def _enqueue(self, draft: Draft, origin: Origin | None) -> _Waiting:
-        size = sum(len(body) for body in draft.bodies)
+    def _enqueue(self, draft: Draft, origin: Origin | None, size: int) -> _Waiting:
         done = asyncio.get_running_loop().create_future()
         done.add_done_callback(lambda done: done.cancelled() or done.exception())
         waiting = _Waiting(draft, origin, size, done)
@@ -286,6 +285,9 @@ class Sequencer:
                 self._fail(self._batch or list(self._queue), error, NoAnswer(str(error)))
             except Unavailable as error:  # none of it is in the WAL, and we forget it now
                 self._fail(list(self._queue), error, NotTaken(str(error)))
+            except Exception as bug:  # the root of a task: nobody may be left waiting
+                self._fail(list(self._queue), bug, NoAnswer("the sequencer has a bug"))
+                raise
             else:
                 if committed is not None:
                     self._tell(committed)
@@ -319,7 +321,7 @@ class Sequencer:
         if not waiting.done.done():
             waiting.done.set_result(result)
 
-    def _fail(self, batch: Sequence[_Waiting], own: LogError, peers: LogError) -> None:
+    def _fail(self, batch: Sequence[_Waiting], own: Exception, peers: LogError) -> None:
         for waiting in batch:
             self._forget(waiting)
             if not waiting.done.done():

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from storage.clock import Clock
 from storage.entry import Decoded, Draft, Entry
 from storage.errors import CommitUnknown, Corrupt, NotFound, StoreRefused, Unavailable
 from storage.objectstore import Created, ObjectStore, Part
+from storage.offers import Offers
 from storage.state import ClusterState, Outcome
 
 log = logging.getLogger("tidelog.wal")
@@ -32,10 +33,6 @@ PREFETCH = 16
 """Entries fetched at once while catching up; a cold start over S3 is bound by latency."""
 TURN_WAIT_S = 5.0
 """How long a reader whose view is void waits for a commit that is stuck before it says so."""
-OFFERED_MAX = 64
-"""Headers of entries that peers told of and that are not next yet (I10) ..."""
-OFFERED_BYTES_MAX = 64 * 1024
-"""... and how large one may be."""
 
 
 class WalSettings(NamedTuple):
@@ -107,7 +104,7 @@ class Wal:
         self.chain = Chain(self.store, self.clock, self.counters)
         self.listener: Listener | None = None
         self.watcher: Watcher | None = None
-        self._offered: dict[int, bytes] = {}
+        self._offers = Offers()
         self._turn = asyncio.Lock()  # who holds it moves the view forward
         self._fresh_s = 0.0  # boot time at which nothing beyond the view existed
         self._probes_begun = 0
@@ -115,6 +112,7 @@ class Wal:
         self._probe: asyncio.Task[None] | None = None
         self._checkpoint_seq = 0
         self._checkpoint_s = 0.0
+        self._checkpoint_committed = 0
         self._checkpointing: asyncio.Task[None] | None = None
 
     # -- life
@@ -154,7 +152,7 @@ class Wal:
     async def commit_next(self, next_draft: Callable[[], Draft | None]) -> Committed | None:
         """As `commit`, of what `next_draft` says: it is asked before each attempt, when all that
         this view knows is applied, and may say something else each time; None ends it."""
-        async with self._turn:
+        async with self._moving():
             while True:
                 await self._ensure_view()
                 self._apply_offers()
@@ -286,7 +284,7 @@ class Wal:
     async def reach(self, seq: int) -> None:
         """Afterwards the state holds entry `seq`, if the chain has it."""
         if self.state.seq < seq:
-            async with self._turn:
+            async with self._moving():
                 await self._ensure_view()
                 await self._follow(self.state, self._on_entry, upto=seq)
 
@@ -300,26 +298,29 @@ class Wal:
         """
         if seq <= self.state.seq:
             return
-        if 0 < len(header) <= OFFERED_BYTES_MAX and len(self._offered) < OFFERED_MAX:
-            self._offered[seq] = header
-        if not self._turn.locked() and not self._is_void():
+        self._offers.add(seq, header)
+        if not self._turn.locked():  # else whoever has it takes them
+            self._take_offers()
+
+    @contextlib.asynccontextmanager
+    async def _moving(self) -> AsyncIterator[None]:
+        """The turn, and afterwards what was offered meanwhile."""
+        async with self._turn:
+            yield
+            self._take_offers()
+
+    def _take_offers(self) -> None:
+        """Apply what was offered; read what was not, before what was."""
+        if not self._is_void():
             self._apply_offers()
-        if self.state.seq < seq and not self._turn.locked():
+        if self._offers and (self._probe is None or self._probe.done()):
             _ = self._start_probe()
 
     def _apply_offers(self) -> None:
-        """Take what was offered as far as it goes on from here. The caller has the turn, or nobody
-        has and it does not wait."""
-        for seq in [seq for seq in self._offered if seq <= self.state.seq]:
-            del self._offered[seq]
-        while (header := self._offered.pop(self.state.seq + 1, None)) is not None:
-            seq = self.state.seq + 1
-            try:
-                decoded = entries.decode(header, keys.wal(seq), seq=seq, previous=self.state.hash)
-            except Corrupt as error:
-                log.warning("a peer offered what is not in the chain: %s", error)
-                return
-            self._on_entry(decoded)
+        """As far as they go on from here. The caller has the turn, or nobody has and it does not
+        wait."""
+        while (decoded := self._offers.pop_next(self.state.seq, self.state.hash)) is not None:
+            _ = self._on_entry(decoded)
 
     async def refresh(self) -> None:
         """Afterwards the state holds every entry that was committed before this call (I3). It costs
@@ -338,17 +339,18 @@ class Wal:
         self._probes_begun += 1
         number = self._probes_begun
         while True:
-            started_s = self.clock.boot_s()
+            started_s, offered = self.clock.boot_s(), self._offers.numbers()
             try:
                 await self.chain.read(self.state.seq + 1)
             except NotFound:
+                self._offers.drop(offered)
                 # Of a void view the next number may be absent because it was collected.
                 if not self._is_void():
                     self._fresh_s = max(self._fresh_s, started_s)
                     break
                 await self.ensure_view()
                 continue
-            async with self._turn:  # an own PUT of that number resolves first
+            async with self._moving():  # an own PUT of that number resolves first
                 await self._ensure_view()
                 await self._catch_up()
             if not self._is_void():
@@ -468,11 +470,14 @@ class Wal:
     def _checkpoint_if_due(self) -> None:
         since = self.state.seq - self._checkpoint_seq
         rested = self.clock.boot_s() - self._checkpoint_s >= self.settings.checkpoint_interval_s
-        is_due = rested and since >= self.settings.checkpoint_entries
+        # Whoever commits writes them: the others would all upload the same.
+        has_committed = self.counters.entries_committed > self._checkpoint_committed
+        is_due = rested and since >= self.settings.checkpoint_entries and has_committed
         is_running = self._checkpointing is not None and not self._checkpointing.done()
         if (is_due or since >= self.settings.checkpoint_entries_max) and not is_running:
             self._checkpoint_s = self.clock.boot_s()
             self._checkpoint_seq = self.state.seq
+            self._checkpoint_committed = self.counters.entries_committed
             self._checkpointing = asyncio.create_task(self._try_checkpoint())
 
     async def _try_checkpoint(self) -> None:

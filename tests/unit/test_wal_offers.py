@@ -8,7 +8,8 @@ from storage import entry as entries
 from storage import keys
 from storage.errors import Unavailable
 from storage.objectstore import MemoryStore
-from storage.wal import OFFERED_MAX, TURN_WAIT_S, Wal
+from storage.offers import OFFERED_MAX
+from storage.wal import TURN_WAIT_S, Wal
 from tests.support.faults import Fault
 from tests.support.views import (
     AGE_S,
@@ -64,7 +65,7 @@ def test_a_gap_is_read_and_what_was_offered_beyond_it_is_kept() -> None:
         assert second.state.encode() == first.state.encode()
         for seq in range(100, 100 + 2 * OFFERED_MAX):
             second.offer(seq, b"x")
-        assert len(second._offered) <= OFFERED_MAX
+        assert len(second._offers) <= OFFERED_MAX
 
     run(main)
 
@@ -79,8 +80,11 @@ def test_what_is_not_in_the_chain_is_not_taken() -> None:
         await first.commit(one(first, "a"))
         second.offer(2, await header_of(other, 2))
         second.offer(2, b"nonsense")
+        second.offer(10**9, b"nonsense")
         await asyncio.sleep(0.1)
         assert second.state.encode() == first.state.encode()
+        await second.refresh()
+        assert not second._offers.numbers()
 
     run(main)
 
@@ -147,5 +151,27 @@ def test_a_reader_with_a_void_view_is_told_of_a_commit_that_is_stuck() -> None:
         await stuck
         await wal.ensure_view()
         assert wal.state.seq == 2
+
+    run(main)
+
+
+def test_what_is_told_during_an_own_put_is_not_left_to_the_poller() -> None:
+    """Of the entries after it, too: one whose header was told, and one that was too large."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        first = await with_topic(inner)
+        second = await opened(inner)
+        gate = store_of(second).hold("create", keys.wal(2), is_after=True)
+        own = asyncio.create_task(second.commit(one(second, "mine")))
+        await gate.reached.wait()
+        await first.commit(one(first, "3"))
+        await first.commit(one(first, "4"))
+        second.offer(3, await header_of(inner, 3))
+        second.offer(4, b"")
+        gate.opened.set()
+        await own
+        await asyncio.sleep(0.1)
+        assert second.state.encode() == first.state.encode()
 
     run(main)
