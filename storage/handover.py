@@ -127,7 +127,7 @@ def _moved(chunk: Chunk, by: int) -> Chunk:
 
 def _renumbered(commit: Commit, by: int) -> Commit:
     actions: list[AnyAction] = [
-        Append(action.chunk + by, action.first_row, action.count)
+        msgspec.structs.replace(action, chunk=action.chunk + by)  # a producer's keeps its sequence
         if isinstance(action, Append)
         else action
         for action in commit.actions
