@@ -25,7 +25,8 @@ configs_v3      configs of topics in that dialect
 groups_v3       committed offsets of consumer groups in that dialect
 resources_v3    the shapes of its resources
 telemetry       metrics
-peers           brokers among themselves: a port of their own, and the client to it
+peers           what a broker answers the others, on a port of their own
+peer_client     the way to the others
 
 cli             `tidelog`: serve, and the commands below
 cli_client      a broker over HTTP as commands need it: retries, exit statuses

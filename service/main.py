@@ -24,7 +24,8 @@ import uvloop
 from service.app import build_app
 from service.hotdocs import documented_routes
 from service.hotpath import HotPath
-from service.peers import HttpPeers, PeerListener
+from service.peer_client import HttpPeers
+from service.peers import PeerListener
 from service.settings import Settings, state_home
 from service.telemetry import HttpCounters
 from storage.clock import SystemClock
@@ -90,7 +91,7 @@ async def serve(settings: Settings, on_listening: Callable[[], object]) -> None:
     try:
         await probe(store, clock)
         broker_id = settings.broker_id or clock.new_id().hex()[:12]
-        peers = HttpPeers(settings.handover_timeout_ms / 1000)
+        peers = HttpPeers()
         try:
             broker = Log(
                 store,

@@ -1,4 +1,4 @@
-"""Brokers among themselves: a port of their own, and the client to the others'.
+"""Brokers among themselves: the port of their own.
 
 Two routes and nothing else: a draft handed over, and entries told of. Whoever shows the token that
 this broker's liveness object holds can read the bucket, and is a broker. Bodies are bounded (I10);
@@ -13,29 +13,24 @@ import logging
 import socket
 from collections.abc import Iterator
 
-import httpx
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from service.peer_client import HAND_OVER, TOLD
 from storage.errors import Corrupt, LogError
-from storage.handover import NoAnswer, NotTaken
+from storage.handover import NotTaken
 from storage.log import Log
-from storage.members import PROTOCOL, Member
+from storage.members import PROTOCOL
 
 log = logging.getLogger("tidelog.peers")
 
-HAND_OVER = f"/peers/v{PROTOCOL}/drafts"
-TOLD = f"/peers/v{PROTOCOL}/entries"
 BODY_BYTES_MAX = 32 * 1024 * 1024
 """A draft whose chunks were uploaded is a header: ~60 bytes a chunk. More than that many commits
 themselves."""
 CONNECTIONS_MAX = 1000
 KEEP_ALIVE_S = 600
-IDLE_S = 60.0
-"""The client lets go long before the server does: a connection that breaks under a request would
-leave its draft in doubt."""
-CONNECT_S = 0.5
-START_S = 10.0
+"""Longer than peers are silent, who tell each other of every commit: a connection that breaks under
+a request leaves its draft in doubt."""
 
 
 class _Refused(Exception):
@@ -161,40 +156,3 @@ def _reachable(host: str) -> str:
         found: str = asking.getsockname()[0]
         return f"[{found}]" if ":" in found else found
     return socket.gethostname()
-
-
-class HttpPeers:
-    """The way to the others: one client with connections that are kept."""
-
-    def __init__(self, timeout_s: float) -> None:
-        limits = httpx.Limits(
-            max_connections=CONNECTIONS_MAX,
-            max_keepalive_connections=CONNECTIONS_MAX,
-            keepalive_expiry=IDLE_S,
-        )
-        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S))
-        self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
-
-    async def hand_over(self, peer: Member, message: bytes) -> bytes:
-        return await self._post(peer, HAND_OVER, message)
-
-    async def tell(self, peer: Member, message: bytes) -> None:
-        _ = await self._post(peer, TOLD, message)
-
-    async def close(self) -> None:
-        await self._client.aclose()
-
-    async def _post(self, peer: Member, path: str, message: bytes) -> bytes:
-        headers = {"authorization": f"Bearer {peer.token}"}
-        try:
-            answer = await self._client.post(peer.address + path, content=message, headers=headers)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise NotTaken(f"{peer.address} cannot be reached: {error}") from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NoAnswer(f"{peer.address}: {str(error) or type(error).__name__}") from error
-        if answer.status_code == httpx.codes.OK:
-            return answer.content
-        why = f"{peer.address} answers {answer.status_code}: {answer.text[:200]}"
-        if answer.status_code in (500, 504):
-            raise NoAnswer(why)
-        raise NotTaken(why)

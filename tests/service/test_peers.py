@@ -1,13 +1,16 @@
 """What a broker answers its peers over HTTP, and who is no peer."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from service.peers import BODY_BYTES_MAX, HAND_OVER, TOLD, HttpPeers, PeerListener
+from service.peer_client import HAND_OVER, TOLD, HttpPeers
+from service.peers import BODY_BYTES_MAX, PeerListener
 from storage.clock import SystemClock
 from storage.errors import LogError
 from storage.folder import FolderStore
@@ -24,7 +27,7 @@ class Process:
     """A broker and its listener, in this process."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.peers = HttpPeers(5.0)
+        self.peers = HttpPeers()
         settings = LogSettings(is_sealing=False, sequencer=SequencerSettings(5.0))
         self.log = Log(FolderStore(folder), SystemClock(), name, settings, None, peers=self.peers)
 
@@ -90,22 +93,71 @@ async def test_who_does_not_show_the_token_is_no_peer(pair: list[Log]) -> None:
     await append(pair[1], "it goes on")
 
 
-async def test_nobody_there_is_a_definite_no_and_a_silent_one_is_not() -> None:
-    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        writer.close()
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[Member]:
+    """A peer that says this to whatever it is sent, and hangs up."""
+    closed = []
 
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        closed.append(asyncio.get_running_loop().create_future())
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"draft")
+            writer.write(answer)
+            writer.close()
+            await writer.wait_closed()
+        closed[-1].set_result(None)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    peers = HttpPeers(1.0)
-    peer = Member("0" * 32, "x", f"http://127.0.0.1:{port}", "", 0)
-    with pytest.raises(NoAnswer):
-        await peers.hand_over(peer, b"draft")
+    yield Member("0" * 32, "x", f"http://127.0.0.1:{port}", "", 0)
     server.close()
     await server.wait_closed()
+    await asyncio.gather(*closed)
+
+
+async def test_nobody_there_is_a_definite_no() -> None:
+    async with answering(b"") as peer:
+        pass
+    peers = HttpPeers()
     with pytest.raises(NotTaken):
         await peers.hand_over(peer, b"draft")
     await peers.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"HTTP/1.1 503 No\r\ncontent-length: 4\r\n\r\nfull", NotTaken),
+        (b"HTTP/1.1 404 No\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", NotTaken),
+        (b"HTTP/1.1 504 Maybe\r\ncontent-length: 0\r\n\r\n", NoAnswer),
+        (b"HTTP/1.1 500 Bug\r\ncontent-length: 0\r\n\r\n", NoAnswer),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", NoAnswer),
+        (b"SSH-2.0-OpenSSH\r\n", NoAnswer),
+        (b"", NoAnswer),
+    ],
+)
+async def test_what_an_answer_means(answer: bytes, error: type[LogError]) -> None:
+    peers = HttpPeers()
+    async with answering(answer) as peer:
+        with pytest.raises(error):
+            await peers.hand_over(peer, b"draft")
+    await peers.close()
+
+
+async def test_a_caller_that_has_no_patience_leaves_no_connection_in_use(pair: list[Log]) -> None:
+    me = pair[0].membership.me
+    peers = HttpPeers()
+    await peers.tell(me, encode_told([]))
+    (kept,) = peers._idle[me.address]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await peers.tell(me, encode_told([]))
+    assert not kept.is_open
+    await peers.tell(me, encode_told([]))
+    (again,) = peers._idle[me.address]
+    assert again is not kept
+    await peers.close()
+    assert not again.is_open
 
 
 async def test_a_port_that_is_taken_is_named(pair: list[Log]) -> None:
