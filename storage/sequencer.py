@@ -169,6 +169,8 @@ class Sequencer:
         if not self.membership.others and not self._queue:
             self.counters.commits += 1
             return await self.wal.commit(draft)  # alone: one PUT and nothing else
+        # A large one would hold up everybody else's entry, too.
+        draft = await self._upload_if_large(draft)
         waiting = self._enqueue(draft, None, sum(len(body) for body in draft.bodies))
         outcomes = await waiting.done
         assert isinstance(outcomes, list), "only a peer's draft is answered with a number"

@@ -57,7 +57,8 @@ def total(found: list[Broker], name: str) -> float:
 def test_three_brokers_one_log(tmp_path: Path) -> None:
     topic, seed = new_topic(), secrets.randbits(32)
     print(f"seed {seed}")
-    with brokers(tmp_path, **QUICK) as found:
+    patient = QUICK | {"handover_timeout_ms": 10_000}  # of a machine that does a lot besides
+    with brokers(tmp_path, **patient) as found:
         with Client(found[0].base_url) as client:
             client.create_topic(topic, PARTITIONS)
         with contextlib.ExitStack() as stack:
@@ -84,7 +85,7 @@ def test_three_brokers_one_log(tmp_path: Path) -> None:
         for broker in found:
             started = time.monotonic()
             assert broker.stop() == 0, broker.log()
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 10
             assert "Traceback" not in broker.log()
     assert list((tmp_path / "store" / "brokers").iterdir()) == []
     check_chain(tmp_path / "store")

@@ -1,5 +1,6 @@
 """Brokers on a real S3 server: the whole way of a record, kills, several brokers, lost answers."""
 
+import contextlib
 import os
 import secrets
 import signal
@@ -20,6 +21,8 @@ from tests.system.load import Load, Mix
 from tests.system.lossy import LossyProxy
 
 PARTITIONS = 3
+MEETING = {"heartbeat_interval_ms": 200, "member_timeout_ms": 2000}
+"""Of brokers that are to know each other soon."""
 
 pytestmark = pytest.mark.seaweed
 
@@ -83,7 +86,7 @@ def test_i3_two_brokers_on_one_prefix_are_one_log(
     seaweed: Seaweed, store: str, tmp_path: Path
 ) -> None:
     topic, seed = new_topic(), secrets.randbits(32)
-    endpoint = {"s3_endpoint": seaweed.endpoint_url}
+    endpoint = {"s3_endpoint": seaweed.endpoint_url, **MEETING}
     with (
         Broker(tmp_path / "a", store, hot_dir=tmp_path / "hot-a", **endpoint) as one,
         Broker(tmp_path / "b", store, hot_dir=tmp_path / "hot-b", **endpoint) as other,
@@ -115,7 +118,48 @@ def test_i3_two_brokers_on_one_prefix_are_one_log(
         logs = [the_log(broker, topic, PARTITIONS) for broker in (one, other)]
         assert logs[0] == logs[1]
         assert violations([*alone, *(each.request for each in sent)], logs[0]) == []
-        assert ours.metrics()["tidelog_wal_lost_total"] > 0, "they never met"
+        with Client(other.base_url) as again:
+            handed_over = [it.metrics()["tidelog_handovers_total"] for it in (ours, again)]
+        assert sum(handed_over) > 0, "they never met"
+
+
+def test_a_sequencer_whose_puts_are_not_answered_lies_to_nobody(
+    seaweed: Seaweed, store: str, tmp_path: Path
+) -> None:
+    """It commits for three; its connections to the store break in the middle of requests and of
+    answers, so that much is stored that it was not told of."""
+    topic, seed = new_topic(), secrets.randbits(32)
+    print(f"seed {seed}")
+    with contextlib.ExitStack() as stack:
+        ways = [stack.enter_context(LossyProxy(seaweed.endpoint_url, seed + i)) for i in range(3)]
+        brokers = [
+            stack.enter_context(
+                Broker(folder, store, s3_endpoint=way.url, hot_dir=folder / "hot", **MEETING)
+            )
+            for way, folder in zip(
+                ways, (tmp_path / "a", tmp_path / "b", tmp_path / "c"), strict=True
+            )
+        ]
+        clients = [stack.enter_context(Client(broker.base_url)) for broker in brokers]
+        clients[0].create_topic(topic, PARTITIONS)
+        live = "tidelog_live_brokers"
+        wait_until(lambda: all(each.metrics()[live] == 3 for each in clients), "meeting")
+        first = [each.metrics()["tidelog_is_sequencer"] for each in clients].index(1)
+        loads = [
+            stack.enter_context(
+                Load(broker.base_url, Mix(topic, PARTITIONS, 2, first=10 * number), seed)
+            )
+            for number, broker in enumerate(brokers)
+        ]
+        with ways[first].losing(answers=0.1, requests=0.1):
+            unknown = "tidelog_wal_unknown_total"
+            wait_until(lambda: clients[first].metrics()[unknown] >= 20, "unknown outcomes")
+            for load in loads:
+                load.wait_for_acks(20)
+        sent = [each for load in loads for each in load.finish()]
+        logs = [the_log(broker, topic, PARTITIONS) for broker in brokers]
+        assert logs[0] == logs[1] == logs[2]
+        assert violations([each.request for each in sent], logs[0]) == []
 
 
 def test_answers_that_get_lost_lose_and_double_nothing(
