@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from storage import entry as entries
 from storage import keys
 from storage.chunk import crc32c
-from storage.entry import Append, Chunk, Commit, CreateTopic, Decoded, Draft, Entry, Origin
+from storage.entry import (
+    Append,
+    Chunk,
+    Commit,
+    CreateTopic,
+    Decoded,
+    Draft,
+    Entry,
+    Origin,
+    ProducerAppend,
+)
 from storage.errors import Corrupt
 from storage.handover import (
     Told,
@@ -75,6 +85,13 @@ def test_a_merged_draft_says_what_its_drafts_said(
     shares = list(entries.shares(entry_of(merged).entry))
     assert [origin.origin_id for origin, _ in shares] == [f"o{i}" for i in range(len(parts))]
     assert sum(len(commits) for _, commits in shares) == len(said) - 1
+
+
+def test_a_producers_batch_keeps_its_sequence() -> None:
+    batch = ProducerAppend(0, 0, 1, 7, 2, 40)
+    theirs = draft_of([b"x"], "p", 1)._replace(commits=[Commit(b"x", [batch])])
+    merged = merge([draft_of([b"first"], "o", 1), theirs])
+    assert merged.commits[1].actions == [ProducerAppend(1, 0, 1, 7, 2, 40)]
 
 
 def test_own_commits_never_pass_for_another_brokers() -> None:
