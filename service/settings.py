@@ -175,6 +175,8 @@ class Settings:
                 "workers are brokers of their own: with more than one of them, peer_port, "
                 "peer_address and broker_id cannot be given"
             )
+        if self.workers > 1 and self.store.startswith("memory:"):
+            raise BadSettings("workers share a store: a log in memory is its process's own")
         if self.workers > 1 and self.port == 0:
             raise BadSettings("workers share one port: give it, not 0")
         if self.flush_bytes > self.flush_bytes_max:

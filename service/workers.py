@@ -77,6 +77,8 @@ class Workers:
             self._end()
             status = self._wait_for_ends()
             signal.set_wakeup_fd(-1)
+            self._wake.close()
+            self._signalled.close()
         return status
 
     def _end(self, *_: object) -> None:

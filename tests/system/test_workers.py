@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.broker import Broker, error_line, tidelog
 from tests.support.history import violations
@@ -85,6 +86,15 @@ def test_where_no_worker_can_start_the_parent_says_so(tmp_path: Path) -> None:
     assert b"tidelog: " in done.stderr
 
 
-def test_workers_need_a_port() -> None:
-    done = tidelog("serve", "--workers", "2", "--port", "0", status=2)
-    assert "workers share one port" in error_line(done)
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--port", "0"], "workers share one port"),
+        (["--store", "memory://"], "workers share a store"),
+        (["--broker-id", "b"], "broker_id cannot be given"),
+        (["--peer-port", "4711"], "peer_port"),
+    ],
+)
+def test_what_workers_cannot_share(options: list[str], why: str) -> None:
+    done = tidelog("serve", "--workers", "2", *options, status=2)
+    assert why in error_line(done)

@@ -333,6 +333,45 @@ def test_a_sequencer_that_slept_beyond_the_age_of_its_view_commits_nothing_void(
     run(main)
 
 
+@pytest.mark.parametrize("is_second_left", [True, False])
+def test_a_sleeping_sequencer_makes_a_collected_entry_again_and_nobody_believes_it(
+    is_second_left: bool,
+) -> None:
+    """Its PUT, with a draft of another in it, arrives hours later, when the number that it is for
+    was committed by that other, checkpointed and collected."""
+
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, two = await three(cluster)
+            seq = first.state.seq + 1
+            held = logs.store_of(first).hold("create", keys.wal(seq))
+            sent = asyncio.create_task(logs.append(one, "one"))
+            await held.reached.wait()
+            cluster.freeze(first)
+            ((placed,),) = await asyncio.gather(sent)
+            assert one.state.seq == seq, "at the very number that the sleeper is about to take"
+            for i in range(5):
+                await logs.append(two, str(i))
+            newest = await two.wal.checkpoint()
+            kept = {newest, seq + 1} if is_second_left else {newest}
+            await cluster.store.delete(
+                [keys.wal(number) for number in range(1, newest) if number not in kept]
+            )
+            first.clock.advance(2 * 3600.0)  # type: ignore[attr-defined]
+            held.opened.set()
+            cluster.thaw(first)
+            await asyncio.sleep(5.0)
+            await logs.append(first, "first")
+            await logs.append(one, "again")
+            for log in cluster.logs:
+                await log.wal.refresh()
+            assert len({log.state.encode() for log in cluster.logs}) == 1
+            assert one.state.partition("t", 0).high_watermark == 1 + 5 + 2
+            assert placed.base_offset == 0
+
+    run(main)
+
+
 def test_a_broker_that_stops_leaves_at_once_and_loses_nothing() -> None:
     async def main() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
