@@ -76,6 +76,8 @@ class Wakeups:
 
     def tell(self, told: Told, *, but: Collection[str] = ()) -> None:
         """Tell every live peer, soon, except those who know."""
+        if len(self._senders) > len(self.membership.others):
+            self._forget_the_dead()
         for peer in self.membership.others:
             if peer.id not in but:
                 self._sender(peer).outbox.append(told)
@@ -122,8 +124,19 @@ class Wakeups:
                 log.info("broker %s answers again", peer.name)
                 del self.suspects[peer.id]
         if not self._is_live(peer):
-            for kept in (self.suspects, self._failures, self._senders):
-                kept.pop(peer.id, None)
+            self._forget(peer.id)
+
+    def _forget_the_dead(self) -> None:
+        """Those whose senders are at work find out by themselves."""
+        live = {peer.id for peer in self.membership.others}
+        for peer_id, sender in list(self._senders.items()):
+            if peer_id not in live and (sender.task is None or sender.task.done()):
+                self._forget(peer_id)
+
+    def _forget(self, peer_id: str) -> None:
+        self.suspects.pop(peer_id, None)
+        self._failures.pop(peer_id, None)
+        self._senders.pop(peer_id, None)
 
     async def _deliver(self, sender: _Sender) -> bool:
         """Whatever waits, in one message; an empty one asks whether the peer is there."""

@@ -385,5 +385,10 @@ def test_a_broker_that_stops_leaves_at_once_and_loses_nothing() -> None:
             assert found == sorted(keys.broker(log.membership.me.id) for log in (one, two))
             await cluster.settled()
             assert len(one.membership.others) == 1
+            await asyncio.gather(logs.append(one, "x"), logs.append(two, "y"))
+            for log in (one, two):  # nothing is kept of the one that has gone
+                wakeups = log.sequencer.wakeups
+                assert len(wakeups._senders) <= 1
+                assert not wakeups.suspects
 
     run(main)
