@@ -419,6 +419,7 @@ class Log:
             at = partition.run_at(placement.base_offset)
             if at < 0:
                 continue  # sealed since
+            self.reader.close_gap(topic, placement.partition, placement.base_offset)
             run = partition.tail[at]
             batch = encoded.batches[number].slice(first, count)
             self.tail.add(

@@ -27,6 +27,8 @@ from storage.told import ToldBodies
 
 READ_AHEAD_RUNS = 16
 """Tail runs that are not in memory are fetched this many at once."""
+GAP_RUNS_MAX = 16
+"""Others' runs that are decoded, ~30 us each, to keep a tail in one piece."""
 
 
 class Piece(NamedTuple):
@@ -151,7 +153,9 @@ class Reader:
             else:
                 run = partition.tail[partition.run_at(offset)]
                 self._read_ahead(partition, offset)
-                batch = (await self._run_batch(run)).slice(offset - run.base_offset)
+                whole = await self._run_batch(run)
+                self._keep(topic, number, run, whole)
+                batch = whole.slice(offset - run.base_offset)
                 yield Piece(chunks.with_offsets(batch, offset), run.is_json)
                 offset = run.end_offset
 
@@ -239,6 +243,18 @@ class Reader:
 
     # -- the tail in the WAL
 
+    def _keep(self, topic: Topic, number: int, run: Run, batch: pa.RecordBatch) -> None:
+        """What another broker committed, once somebody reads it here: whoever follows the partition
+        gets it in large pieces, as if it were our own."""
+        self.tail.add_read(
+            (topic.topic_id, number),
+            run.base_offset,
+            batch,
+            is_json=run.is_json,
+            nbytes=run.raw_size * run.count // run.rows,
+            is_newest=run.end_offset == topic.partitions[number].high_watermark,
+        )
+
     def _read_ahead(self, partition: Partition, offset: int) -> None:
         first = partition.run_at(offset)
         for run in partition.tail[first : first + READ_AHEAD_RUNS]:
@@ -251,18 +267,30 @@ class Reader:
         async def load() -> pa.RecordBatch:
             where = (run.object_key, run.position, run.size)
             body = self.told.get(*where, run.crc32c) or await self._get(*where)
-            return chunks.decode(
-                body,
-                crc=run.crc32c,
-                rows=run.rows,
-                codec=run.codec,
-                raw_size=run.raw_size,
-                key=run.object_key,
-            )
+            return _decode(run, body)
 
-        batch = await self.chunk_cache.get((run.object_key, run.position), load)
-        batch = batch.slice(run.first_row, run.count)
-        return batch if run.append_ms < 0 else chunks.with_timestamp(batch, run.append_ms)
+        return _rows_of(run, await self.chunk_cache.get((run.object_key, run.position), load))
+
+    def close_gap(self, topic: Topic, number: int, offset: int) -> None:
+        """Before our own records from `offset` on: what others committed since ours before them, if
+        they told us. Else the tail that is held would end there, and begin anew."""
+        key, partition = (topic.topic_id, number), topic.partitions[number]
+        end = self.tail.end(key)
+        if end is None or end >= offset:
+            return
+        first = partition.run_at(end)
+        for run in partition.tail[max(first, 0) : first + GAP_RUNS_MAX]:
+            if run.base_offset != end or end >= offset:
+                return
+            body = self.told.get(run.object_key, run.position, run.size, run.crc32c)
+            if body is None:
+                return
+            try:
+                batch = _rows_of(run, _decode(run, body))
+            except Corrupt:  # whoever reads it is told
+                return
+            self._keep(topic, number, run, batch)
+            end = run.end_offset
 
     async def _get(self, key: str, start: int, length: int) -> bytes:
         try:
@@ -272,6 +300,23 @@ class Reader:
         if len(data) != length:
             raise Corrupt(key, f"has {len(data)} of {length} bytes at {start}: it is cut off")
         return data
+
+
+def _decode(run: Run, body: bytes) -> pa.RecordBatch:
+    return chunks.decode(
+        body,
+        crc=run.crc32c,
+        rows=run.rows,
+        codec=run.codec,
+        raw_size=run.raw_size,
+        key=run.object_key,
+    )
+
+
+def _rows_of(run: Run, chunk: pa.RecordBatch) -> pa.RecordBatch:
+    """The run's share of its chunk, stamped as readers see it."""
+    batch = chunk.slice(run.first_row, run.count)
+    return batch if run.append_ms < 0 else chunks.with_timestamp(batch, run.append_ms)
 
 
 def _rows_within(batch: pa.RecordBatch, budget: int, *, at_least: int) -> tuple[int, int]:

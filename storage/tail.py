@@ -72,6 +72,28 @@ class TailCache:
         while self.bytes > self.bytes_max:
             self._evict()
 
+    def add_read(
+        self,
+        key: tuple[str, int],
+        base_offset: int,
+        batch: pa.RecordBatch,
+        *,
+        is_json: bool,
+        nbytes: int,
+        is_newest: bool,
+    ) -> None:
+        """Records that a reader brought, as readers see them: kept where they go on from what is
+        held, or begin it as the partition's newest. History must not drive out what is new."""
+        pieces = self._pieces.get(key)
+        goes_on = pieces[-1].end_offset == base_offset if pieces else is_newest
+        if goes_on or (pieces and is_newest and pieces[-1].end_offset < base_offset):
+            self.add(key, base_offset, batch, is_json=is_json, nbytes=nbytes)
+
+    def end(self, key: tuple[str, int]) -> int | None:
+        """Up to where the partition's records are held."""
+        pieces = self._pieces.get(key)
+        return pieces[-1].end_offset if pieces else None
+
     def read(self, key: tuple[str, int], offset: int) -> list[Piece]:
         """The pieces from the one that holds `offset` on; empty when it is not held."""
         pieces = self._pieces.get(key)

@@ -132,6 +132,39 @@ def test_a_long_poll_anywhere_ends_a_moment_after_the_commit() -> None:
     run(main)
 
 
+def test_who_follows_a_partition_gets_what_others_write_in_large_pieces() -> None:
+    """From memory, whoever of the brokers has written it and whichever of them is asked again."""
+
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            _, one, two = await three(cluster)
+
+            async def follow() -> None:
+                offset = 0
+                while offset < 60:
+                    fetched = await two.fetch("t", 0, offset, bytes_max=1 << 20, wait_s=10.0)
+                    offset = fetched.next_offset
+
+            following = asyncio.create_task(follow())
+            for i in range(60):
+                await logs.append(cluster.logs[i % 3], str(i))
+            await following
+            two.reader.told._bodies.clear()
+            two.reader.chunk_cache = type(two.reader.chunk_cache)(0, lambda _: 1)
+            before = gets(two)
+            fetched = await two.fetch("t", 0, 0, bytes_max=1 << 20)
+            assert [
+                bytes(value)
+                for piece in fetched.pieces
+                for value in piece.batch.column("value").to_pylist()
+            ] == [b"%d" % i for i in range(60)]
+            assert len(fetched.pieces) <= 6
+            assert gets(two) == before
+            assert await logs.read_values(one) == [str(i) for i in range(60)]
+
+    run(main)
+
+
 def test_a_wake_up_that_is_lost_costs_no_more_than_the_poll() -> None:
     async def main() -> None:
         async with Cluster() as cluster:
