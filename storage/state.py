@@ -28,7 +28,9 @@ from storage.entry import (
     Decoded,
     DeleteTopic,
     Entry,
+    ForgetTopic,
     InitProducer,
+    MoveLogStart,
     ProducerAppend,
     RetireHotLog,
     Sealed,
@@ -91,8 +93,9 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 class Partition(msgspec.Struct, array_like=True):
     """Offsets of one partition and the index of its tail.
 
-    log_start_offset <= sealed_end <= high_watermark; the tail covers at least [sealed_end,
-    high_watermark), without a hole, in offset order (I2).
+    Both log_start_offset and sealed_end are at most high_watermark. The tail covers at least
+    [sealed_end, high_watermark), without a hole, in offset order (I2); a delete-records may have
+    moved log_start_offset into it.
     """
 
     log_start_offset: int = 0
@@ -310,7 +313,14 @@ class ClusterState:
             case CommitOffsets(offsets=offsets):
                 named = (self._check_partition(each.topic_id, each.partition) for each in offsets)
                 return next(filter(None, named), None) or self.groups.check(action)
-            case RetireHotLog():
+            case MoveLogStart(topic_id, partition, offset):
+                refusal = self._check_partition(topic_id, partition)
+                if refusal is not None:
+                    return refusal
+                if offset > self._by_id[topic_id].partitions[partition].high_watermark:
+                    return InvalidRequest(f"log start {offset} is beyond the high watermark")
+                return None
+            case RetireHotLog() | ForgetTopic():
                 return None
 
     def _check_append(self, action: Append, chunks: Sequence[Chunk]) -> LogError | None:
@@ -363,6 +373,11 @@ class ClusterState:
                 self.hot_logs.pop(log_id, None)
             case CommitOffsets():
                 self.groups.commit(action, self.time_ms)
+            case MoveLogStart(topic_id, partition, offset):
+                moved = self._by_id[topic_id].partitions[partition]
+                moved.log_start_offset = max(moved.log_start_offset, offset)
+            case ForgetTopic(topic_id):
+                self.deleted = [gone for gone in self.deleted if gone.topic_id != topic_id]
             case Append() | InitProducer():
                 raise AssertionError("what has an answer is done by _apply_commit")
 
