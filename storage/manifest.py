@@ -188,6 +188,11 @@ class SegmentIndex:
         return map(self.__getitem__, range(len(self)))
 
     @property
+    def columns(self) -> SegmentColumns:
+        """All of them as arrays, for plans over 100,000: look, do not touch."""
+        return self._columns
+
+    @property
     def end_offset(self) -> int:
         """End of the last segment; 0 when there is none."""
         return self[len(self) - 1].end_offset if len(self) else 0
