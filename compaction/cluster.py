@@ -11,14 +11,15 @@ import sys
 from collections.abc import Sequence
 
 from storage import keys
+from storage.chunk import crc32c
 from storage.clock import Clock
 from storage.entry import AnyAction, Commit, Draft
-from storage.errors import LogError, Unavailable, UnknownTopic
+from storage.errors import Corrupt, LogError, Unavailable, UnknownTopic
 from storage.manifest import Table
 from storage.objectstore import ObjectStore
 from storage.state import ClusterState, Topic
 from storage.table import open_table
-from storage.wal import Wal, WalSettings
+from storage.wal import CHECKPOINT_MAGIC, Wal, WalSettings
 
 ACTIONS_MAX = 1000
 """Of one commit; an entry's header is bounded (I10)."""
@@ -80,6 +81,19 @@ class Cluster:
             self._tables[topic.topic_id] = table
         await table.refresh()
         return table
+
+    async def checkpoint(self, key: str) -> ClusterState:
+        """The state in a checkpoint, verified; raises Corrupt, NotFound."""
+        body = await self.store.get(key)
+        payload = body[len(CHECKPOINT_MAGIC) + 4 :]
+        checksum = body[len(CHECKPOINT_MAGIC) : len(CHECKPOINT_MAGIC) + 4]
+        is_whole = body.startswith(CHECKPOINT_MAGIC)
+        if not is_whole or int.from_bytes(checksum, "little") != crc32c(payload):
+            raise Corrupt(key, "checksum of the checkpoint differs")
+        state = ClusterState.decode(payload, key)
+        if (state.cluster_id, state.seq) != (self.wal.cluster.cluster_id, keys.seq_of(key)):
+            raise Corrupt(key, f"is number {state.seq} of cluster {state.cluster_id}")
+        return state
 
     async def store_now_ms(self) -> int:
         """The time by the clock that stamps objects: ages are taken from it and from no other."""

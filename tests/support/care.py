@@ -50,6 +50,8 @@ async def log_with(
     await log.create_topic("t", partitions, named)
     for hour, values in enumerate(segments):
         inner.now_ms = TIME_MS + hour * 3_600_000
+        if hour:
+            log.clock.advance(3600)
         for number in range(partitions):
             stamps = [inner.now_ms + i for i in range(len(values))]
             await append(log, *values, partition=number, timestamps=stamps)

@@ -7,7 +7,7 @@ import pytest
 from storage import keys
 from storage import segment as segments
 from storage.entry import Commit, Draft, MoveLogStart
-from storage.errors import Corrupt, OffsetOutOfRange
+from storage.errors import Corrupt, OffsetOutOfRange, Unavailable
 from storage.log import Log
 from storage.manifest import Table, care_app_id
 from storage.model import SegmentFile
@@ -178,5 +178,86 @@ def test_a_log_start_within_the_tail_is_sealed_over() -> None:
             assert await log.offset_for_timestamp("t", 0, 0) == 14
             with pytest.raises(OffsetOutOfRange):
                 await log.fetch("t", 0, 13, bytes_max=100)
+
+    run(main)
+
+
+# -- sealers that sleep, and what collection takes from them meanwhile
+
+
+async def held_at_add(log: Log) -> tuple[asyncio.Task[int], asyncio.Event, asyncio.Event]:
+    """A seal that has uploaded, and waits before its commit until it is let go."""
+    table, _ = await table_of(log)
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    real = table.add
+
+    async def add(*args) -> None:
+        reached.set()
+        await go_on.wait()
+        await real(*args)
+
+    table.add = add
+    task = asyncio.create_task(log.seal("t"))
+    await reached.wait()
+    return task, reached, go_on
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_i7_a_tail_is_kept_until_its_late_segment_is_known_to_be_there(is_collected: bool) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await sealed(inner)
+        other = await opened(inner, COLD)
+        async with closing(log, other):
+            await append(log, "12")
+            task, _, go_on = await held_at_add(log)
+            files = [
+                info.key async for info in inner.list(keys.TOPICS) if f"/{12:020d}-" in info.key
+            ]
+            if is_collected:
+                await inner.delete(files)
+            log.clock.advance(7 * 3600)
+            go_on.set()
+            if is_collected:
+                with pytest.raises(Corrupt, match="in the tail"):
+                    await task
+                # Others, too, look before they let go of the tail.
+                await other.wal.refresh()
+                with pytest.raises(Corrupt, match="in the tail"):
+                    await other.seal("t")
+            else:
+                assert await task == 1
+            await other.wal.refresh()
+            assert await read_values(other) == [*VALUES, "12"]
+            assert (other.state.partition("t", 0).sealed_end == 13) is not is_collected
+
+    run(main)
+
+
+def test_a_seal_whose_upload_took_too_long_is_not_committed() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await sealed(inner)
+        async with closing(log):
+            await append(log, "12")
+            gates: asyncio.Queue = asyncio.Queue()
+
+            def plan(call):
+                if call.verb == "create" and call.key.startswith(keys.TOPICS):
+                    log.store.plan = lambda _: None
+                    gates.put_nowait(log.store.hold("create", call.key))
+
+            log.store.plan = plan
+            task = asyncio.create_task(log.seal("t"))
+            gate = await gates.get()
+            await gate.reached.wait()
+            log.clock.advance(2 * 3600)
+            gate.opened.set()
+            with pytest.raises(Unavailable, match="too long"):
+                await task
+            assert len((await table_of(log))[1]) == 3
+            await log.wal.refresh()
+            assert await log.seal("t") == 1
+            assert await read_values(log) == [*VALUES, "12"]
 
     run(main)
