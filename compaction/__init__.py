@@ -8,5 +8,7 @@ retain          log starts move, whole segments leave the table; delete-records
 rewrite         segments in, one segment out: the body of every merge and compaction
 compact         small segments are merged, the newest record per key is kept
 collect         objects that nothing can name any more are deleted
+checks          what must hold of a partition and of a segment; pure
+scrub_wal       the chain of the WAL, folded anew
 scrub           the invariants, checked on what lies in the store
 """

@@ -22,6 +22,12 @@ SMALL_PART = 2
 """A segment below the target divided by this is small."""
 
 
+def clean_app_id(partition: int) -> str:
+    """The application id of a table's transaction whose version is the offset up to which key
+    compaction has been: rows may be gone below it, and nowhere else."""
+    return f"clean-{partition}"
+
+
 class Cut(NamedTuple):
     """A new log start and why: the configs whose limit was passed."""
 
