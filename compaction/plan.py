@@ -74,10 +74,20 @@ def _leading(is_wanted: np.ndarray) -> int:
     return len(is_wanted) if is_wanted.all() else int(np.argmin(is_wanted))
 
 
-def merges(columns: SegmentColumns, partition: Partition, target_bytes: int) -> Iterator[range]:
-    """Positions of neighbouring small segments that become one each."""
-    first = int(np.searchsorted(columns.end_offset, partition.log_start_offset, side="right"))
-    last = int(np.searchsorted(columns.end_offset, partition.sealed_end, side="right"))
+def merges(
+    columns: SegmentColumns, partition: Partition, target_bytes: int, clean_end: int
+) -> Iterator[range]:
+    """Positions of neighbouring small segments that become one each; none has segments of both
+    sides of `clean_end`, so that rows are missing below it alone."""
+    bounds = [partition.log_start_offset, min(clean_end, partition.sealed_end)]
+    first, clean, last = np.searchsorted(
+        columns.end_offset, [*bounds, partition.sealed_end], side="right"
+    ).tolist()
+    yield from _merges(columns, first, max(clean, first), target_bytes)
+    yield from _merges(columns, max(clean, first), last, target_bytes)
+
+
+def _merges(columns: SegmentColumns, first: int, last: int, target_bytes: int) -> Iterator[range]:
     start, size = first, 0
     for position in range(first, last):
         own = int(columns.size[position])
