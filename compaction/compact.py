@@ -92,9 +92,12 @@ async def compact(
     for topic in cluster.topics(names):
         config = cluster.state.config(topic)
         for number in range(len(topic.partitions)):
+            is_cleaned: list[Compacted] = []
             if "compact" in config.cleanup_policy:
-                found += await run.clean(topic, number, config, is_forced=is_forced)
-            found += await run.merge(topic, number, config)
+                is_cleaned = await run.clean(topic, number, config, is_forced=is_forced)
+            found += is_cleaned
+            if not (is_cleaned and is_dry):  # what it leaves is not known then
+                found += await run.merge(topic, number, config)
     return found
 
 

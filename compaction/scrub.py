@@ -9,8 +9,9 @@ clock.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from compaction import checks
 from compaction.checks import Finding, Kind
@@ -139,10 +140,9 @@ class _Scrub:
         named = await table.paths() | await table.removed_since(now_ms - grace.table_ms + 1)
         for info in listed.values():
             self._judge(topic, info, named, now_ms, grace)
-        async with asyncio.TaskGroup() as group:
-            for file in files:
-                info_of = listed.get(f"{topic.prefix}/{file.path}")
-                group.create_task(self._segment(topic, file, info_of))
+        await _together(
+            self._segment(topic, file, listed.get(f"{topic.prefix}/{file.path}")) for file in files
+        )
 
     def _judge(
         self, topic: Topic, info: ObjectInfo, named: set[str], now_ms: int, grace: Grace
@@ -200,16 +200,16 @@ class _Scrub:
     async def tails(self, topic: Topic, verified: frozenset[Place]) -> None:
         """Its tails: without a hole, and every chunk verifies. Those of entries that were read in
         the chain have been."""
-        async with asyncio.TaskGroup() as group:
-            for number, partition in enumerate(topic.partitions):
-                where = f"{topic.name}-{number}"
-                for what in checks.tail(partition):
-                    self._find(Kind.TAIL, where, what)
-                for run in partition.tail:
-                    self._report.runs += 1
-                    self._report.rows += run.count
-                    if (run.object_key, run.position) not in verified:
-                        group.create_task(self._run(run))
+        left: list[Run] = []
+        for number, partition in enumerate(topic.partitions):
+            for what in checks.tail(partition):
+                self._find(Kind.TAIL, f"{topic.name}-{number}", what)
+            for run in partition.tail:
+                self._report.runs += 1
+                self._report.rows += run.count
+                if (run.object_key, run.position) not in verified:
+                    left.append(run)
+        await _together(self._run(run) for run in left)
 
     async def _run(self, run: Run) -> None:
         async with self._runs:
@@ -250,3 +250,13 @@ class _Scrub:
             self._report.findings.append(
                 Finding(kind, info.key, what, is_damage=False, size=info.size)
             )
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """All of it; the first failure, by itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in work:
+                group.create_task(each)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None

@@ -33,6 +33,10 @@ READ_AHEAD_RUNS = 16
 """Tail runs that are not in memory are fetched this many at once."""
 
 
+REFRESH_S = 30.0
+"""How long records that compaction took may still be read from the manifest as it was."""
+
+
 class Piece(NamedTuple):
     """Records of RECORD_SCHEMA in offset order. `is_json`: keys and values are known JSON text."""
 
@@ -79,6 +83,7 @@ class Reader:
             settings.footer_cache_bytes, lambda footer: footer.nbytes
         )
         self._table_of = table_of
+        self._refreshed_s: dict[str, float] = {}  # by topic id, of the few that are compacted
         self._cold = asyncio.Semaphore(settings.cold_reads_max)
         self._threads = ThreadPoolExecutor(2, "tidelog-read")
 
@@ -142,7 +147,9 @@ class Reader:
         partition = topic.partitions[number]
         end = partition.high_watermark
         while offset < end:
-            held = self.tail.read((topic.topic_id, number), offset)
+            # What lies in memory still has the records that compaction took since it was sealed.
+            is_taken = offset < partition.sealed_end and _is_compacted(topic)
+            held = [] if is_taken else self.tail.read((topic.topic_id, number), offset)
             if held:
                 for part in held:
                     while offset < part.end_offset:
@@ -210,6 +217,10 @@ class Reader:
     async def _index(self, topic: Topic, number: int, offset: int) -> SegmentIndex:
         """The partition's segments, from a manifest that is new enough to reach `offset`."""
         table = await self._table_of(topic)
+        now_s = asyncio.get_running_loop().time()
+        if _is_compacted(topic) and now_s - self._refreshed_s.get(topic.topic_id, 0.0) > REFRESH_S:
+            self._refreshed_s[topic.topic_id] = now_s
+            await table.refresh()
         index = await table.segments(number)
         if index.end_offset <= offset:
             await table.refresh()
@@ -325,6 +336,10 @@ class Reader:
         if len(data) != length:
             raise Corrupt(key, f"has {len(data)} of {length} bytes at {start}: it is cut off")
         return data
+
+
+def _is_compacted(topic: Topic) -> bool:
+    return "compact" in topic.configs.get("cleanup.policy", "")
 
 
 def _missing(key: str) -> Corrupt:

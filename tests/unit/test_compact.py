@@ -20,9 +20,10 @@ from storage.chunk import RECORD_SCHEMA, Rows
 from storage.log import Log
 from storage.model import SegmentFile
 from storage.objectstore import MemoryStore
+from storage.reader import REFRESH_S
 from tests.support.care import caring, cluster_on, log_with, way_of
 from tests.support.faults import FaultyStore
-from tests.support.logs import COLD, append, closing, opened, read_table, read_values
+from tests.support.logs import COLD, MANUAL, append, closing, opened, read_table, read_values
 from tests.support.properties import examples
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
@@ -301,6 +302,27 @@ def test_small_neighbours_become_one_segment() -> None:
             await log.seal("t")
             assert await read_values(log) == [*itertools.chain(*values), "tail"]
             await assert_clean(inner)
+
+    run(main)
+
+
+def test_a_broker_that_has_it_all_in_memory_reads_what_is_left() -> None:
+    """At once what it holds of the tail, and within REFRESH_S what its manifest says."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await opened(inner, MANUAL)
+        async with closing(log):
+            inner.now_ms = TIME_MS
+            await log.create_topic("t", 1, {"cleanup.policy": "compact"})
+            await write(log, kv("a1", "b1"))
+            await write(log, kv("a2", "b2", "c1"))
+            await write(log, kv("c2"), is_sealed=False)
+            assert len(await read_values(log)) == 6
+            await cleaned(inner)
+            await asyncio.sleep(REFRESH_S + 1)
+            found = (await read_table(log)).column("offset").to_pylist()
+            assert found == [2, 3, 4, 5]
 
     run(main)
 

@@ -10,11 +10,11 @@ from compaction.garbage import Grace
 from compaction.retain import delete_records
 from compaction.scrub import Report, scrub
 from storage import keys
-from storage.errors import UnknownTopic
+from storage.errors import Unavailable, UnknownTopic
 from storage.log import Log
 from storage.objectstore import MemoryStore
 from tests.support.care import caring, log_with, way_of
-from tests.support.faults import FaultyStore
+from tests.support.faults import Fault, FaultyStore, Script
 from tests.support.logs import append, closing
 from tests.support.vloop import run
 
@@ -222,6 +222,20 @@ def test_what_nobody_names_is_listed_and_no_damage() -> None:
                 forgotten: Kind.ORPHAN,
             }
             assert report.is_whole
+
+    run(main)
+
+
+def test_a_store_that_fails_is_said_to() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner)
+        async with closing(log):
+            for verb, prefix in (("get_range", keys.TOPICS), ("list", ""), ("get", keys.WAL)):
+                async with caring(inner) as cluster:
+                    way_of(cluster).plan = Script(verb, prefix, [Fault.UNAVAILABLE])
+                    with pytest.raises(Unavailable):
+                        await scrub(cluster, None, GRACE)
 
     run(main)
 
