@@ -5,6 +5,7 @@ plan            what retention, merging and compaction would do to a partition; 
 garbage         what may be deleted for good; pure
 cluster         the WAL, the tables and the store's clock, for all of the following
 retain          log starts move, whole segments leave the table; delete-records
+latest          the newest record of each key; pure
 rewrite         segments in, one segment out: the body of every merge and compaction
 compact         small segments are merged, the newest record per key is kept
 collect         objects that nothing can name any more are deleted

@@ -49,17 +49,16 @@ def retention(
         columns.end_offset <= partition.sealed_end
     )
     ends, sizes = columns.end_offset[is_live], columns.size[is_live]
-    old = _leading(columns.timestamp_max[is_live] < now_ms - config.retention_ms)
-    surplus = int(sizes.sum()) + partition.tail_bytes - np.cumsum(sizes)
-    large = _leading(surplus >= config.retention_bytes)
-    counts = {
-        "retention.ms": 0 if config.retention_ms == UNLIMITED else old,
-        "retention.bytes": 0 if config.retention_bytes == UNLIMITED else large,
-    }
-    count = max(counts.values())
+    after = int(sizes.sum()) + partition.tail_bytes - np.cumsum(sizes)
+    passed: dict[str, np.ndarray] = {}
+    if config.retention_ms != UNLIMITED:
+        passed["retention.ms"] = columns.timestamp_max[is_live] < now_ms - config.retention_ms
+    if config.retention_bytes != UNLIMITED:
+        passed["retention.bytes"] = after >= config.retention_bytes
+    count = _leading(np.any([*passed.values(), np.zeros(len(ends), bool)], axis=0))
     if count == 0:
         return None
-    why = " and ".join(name for name, passed in counts.items() if passed == count)
+    why = " and ".join(name for name, is_passed in passed.items() if is_passed[:count].any())
     return Cut(int(ends[count - 1]), why)
 
 
