@@ -10,13 +10,12 @@ And if we die here? An object that nothing names, for collection.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage import chunk as chunks
@@ -32,6 +31,8 @@ AHEAD = 2
 """Inputs that are fetched before they are needed."""
 AHEAD_BYTES = 64 * 1024 * 1024
 """... as far as they fit."""
+BLOCK_BYTES = 8 * 1024 * 1024
+"""Decoded records that go from one thread to the other at once."""
 _RETRY_S = 0.05
 
 
@@ -64,9 +65,17 @@ async def rewrite(
     Raises Corrupt where an input does not verify or the output is not what it should be.
     """
     copy = _Copy(task)
+    encoding: asyncio.Task[None] | None = None
     async for file, fetched in _inputs(store, task):
-        await asyncio.to_thread(copy.add, file, fetched)
+        batches = copy.decoded(file, fetched)
+        # One core decodes the next block while another encodes the one before.
+        while block := await asyncio.to_thread(_block, batches):
+            if encoding is not None:
+                await encoding
+            encoding = asyncio.create_task(asyncio.to_thread(copy.encode, block))
         on_rows(file.rows)
+    if encoding is not None:
+        await encoding
     base, end = task.inputs[0].base_offset, task.inputs[-1].end_offset
     path = keys.segment(task.partition, base, end, unique)
     key = f"{task.prefix}/{path}"
@@ -124,17 +133,13 @@ class Digest(NamedTuple):
     rows: int = 0
     offsets: int = 0
     timestamps: int = 0
-    key_bytes: int = 0
 
     def of(self, batch: pa.RecordBatch) -> "Digest":
-        """With the next batch of offset, timestamp and key."""
-        keys_of: Any = batch.column("key")
-        lengths = pc.sum(pc.binary_length(keys_of)).as_py() or 0
+        """With the next batch."""
         return Digest(
             self.rows + batch.num_rows,
             _extend(self.offsets, batch.column("offset").to_numpy()),
             _extend(self.timestamps, chunks.timestamps_us(batch.column("timestamp"))),
-            self.key_bytes + lengths,
         )
 
 
@@ -143,7 +148,7 @@ def _extend(checksum: int, numbers: np.ndarray) -> int:
 
 
 class _Copy:
-    """The rows that stay, on their way into the output; one thread at a time."""
+    """The rows that stay, on their way into the output: decoded by one thread, encoded by one."""
 
     def __init__(self, task: Rewrite) -> None:
         self._task = task
@@ -152,7 +157,8 @@ class _Copy:
         self._is_json = True
         self._cleaned: Sequence[segments.Cleaned] = task.cleaned or ()
 
-    def add(self, file: SegmentFile, fetched: Fetched) -> None:
+    def decoded(self, file: SegmentFile, fetched: Fetched) -> Iterator[pa.RecordBatch]:
+        """Those of one input."""
         footer = fetched.footer
         assert footer is not None, "an input is a segment"
         self._is_json &= footer.is_json
@@ -163,7 +169,11 @@ class _Copy:
             left = batch if self._task.kept is None else keep(batch, self._task.kept)
             if left.num_rows:
                 self._digest = self._digest.of(left)
-                self._writer.add(left)
+                yield left
+
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> None:
+        for batch in batches:
+            self._writer.add(batch)
 
     def finish(self, key: str) -> segments.Written:
         """The output, read back."""
@@ -171,6 +181,18 @@ class _Copy:
         if _digest_of(written.body) != self._digest:
             raise Corrupt(key, "does not read as it was written")
         return written
+
+
+def _block(batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The next few of them; empty at the end."""
+    block: list[pa.RecordBatch] = []
+    used = 0
+    for batch in batches:
+        block.append(batch)
+        used += batch.nbytes
+        if used >= BLOCK_BYTES:
+            break
+    return block
 
 
 def keep(batch: pa.RecordBatch, kept: np.ndarray) -> pa.RecordBatch:
@@ -185,6 +207,6 @@ def keep(batch: pa.RecordBatch, kept: np.ndarray) -> pa.RecordBatch:
 def _digest_of(body: pa.Buffer) -> Digest:
     digest = Digest()
     file = pq.ParquetFile(pa.BufferReader(body))
-    for batch in file.iter_batches(columns=["offset", "timestamp", "key"], use_threads=False):
+    for batch in file.iter_batches(columns=["offset", "timestamp"], use_threads=False):
         digest = digest.of(batch)
     return digest

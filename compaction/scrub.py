@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from compaction import checks
 from compaction.checks import Finding, Kind
 from compaction.cluster import Cluster
@@ -121,8 +123,16 @@ class _Scrub:
         self._report.topics += 1
         listed = {info.key: info async for info in self._cluster.store.list(f"{topic.prefix}/")}
         table = await self._cluster.table(topic)
+        # A seal is in the table before it is in the WAL, which was read before; a log start is in
+        # the WAL before segments leave the table, so it is that of the WAL as it is now.
+        await self._cluster.refresh()
+        current = self._cluster.state.topic_of_id(topic.topic_id)
+        if current is None:
+            return  # deleted meanwhile
         files: list[SegmentFile] = []
-        for number, partition in enumerate(topic.partitions):
+        for number, held in enumerate(topic.partitions):
+            start = current.partitions[number].log_start_offset
+            partition = msgspec.structs.replace(held, log_start_offset=start)
             self._report.partitions += 1
             where = f"{topic.name}-{number}"
             try:
