@@ -93,7 +93,7 @@ class Dice(random.Random):
         partition = self.choice([0, 0, 1, 1, 2, -1])
         changes = {"segment.ms": self.choice([None, "1000", "soon"])}
         stamps = {"message.timestamp.type": "LogAppendTime"}
-        match self.choices(range(10), [30, 12, 2, 0.4, 1, 1, 0.5, 0.5, 1, 0.3])[0]:
+        match self.choices(range(10), [30, 12, 2, 0.4, 1, 1, 0.5, 0.5, 0.3, 0.1])[0]:
             case 0:
                 return self.append(chunks)
             case 1:
