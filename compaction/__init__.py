@@ -1,5 +1,6 @@
 """The care of what is written, beside the brokers and on top of storage/: history is kept as long
-as its topic says, small, clean and checked. Brokers and it meet in object storage alone.
+as its topic says, small, clean and checked. Its commands are in service/cli_care.py, the duty of
+brokers in service/care.py; nothing else of service/ knows it.
 
 plan            what retention, merging and compaction would do to a partition; pure
 garbage         what may be deleted for good; pure

@@ -24,6 +24,7 @@ configs_v3      configs of topics in that dialect
 groups_v3       committed offsets of consumer groups in that dialect
 resources_v3    the shapes of its resources
 telemetry       metrics
+care            retention and collection beside serving: on compaction/, as cli_care
 
 cli             `tidelog`: serve, and the commands below
 cli_client      a broker over HTTP as commands need it: retries, exit statuses

@@ -21,6 +21,7 @@ import uvicorn
 import uvloop
 
 from service.app import build_app
+from service.care import care_for_ever
 from service.hotdocs import documented_routes
 from service.hotpath import HotPath
 from service.settings import Settings, state_home
@@ -90,9 +91,12 @@ async def serve(settings: Settings) -> None:
         broker_id = settings.broker_id or clock.new_id().hex()[:12]
         broker = Log(store, clock, broker_id, settings.log_settings(), hot_dir(settings, store))
         await broker.open(settings.cluster_id or None)
+        care = asyncio.create_task(care_for_ever(settings), name="tidelog-care")
         try:
             await _serve_http(settings, broker)
         finally:
+            care.cancel()
+            await asyncio.gather(care, return_exceptions=True)
             await _close(broker)
     finally:
         await store.close()
