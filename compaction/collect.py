@@ -144,15 +144,14 @@ async def _of_topics(
     cluster: Cluster, gone: set[str], now_ms: int, grace: Grace
 ) -> AsyncIterator[Iterator[Garbage]]:
     """Topic by topic, as they are listed."""
-    async for prefix, topic_id, infos in _by_topic(cluster.store.list(keys.TOPICS)):
+    async for topic_id, infos in _by_topic(cluster.store.list(keys.TOPICS)):
         topic = cluster.state.topic_of_id(topic_id)
         if topic is None and not _is_deleted(cluster, topic_id):
             # It may have been made since we looked; what exists was committed before.
             await cluster.refresh()
             topic = cluster.state.topic_of_id(topic_id)
         if topic is not None:
-            named = await _named(cluster, topic, now_ms, grace)
-            yield garbage.of_table(infos, prefix, named, now_ms, grace)
+            yield await _of_table(cluster, topic, infos, now_ms, grace)
         elif topic_id in gone:
             yield garbage.of_topic(infos)
         elif not _is_deleted(cluster, topic_id):
@@ -163,28 +162,34 @@ def _is_deleted(cluster: Cluster, topic_id: str) -> bool:
     return any(gone.topic_id == topic_id for gone in cluster.state.deleted)
 
 
-async def _named(cluster: Cluster, topic: Topic, now_ms: int, grace: Grace) -> set[str]:
-    """Paths that the newest version or one younger than the grace names."""
+async def _of_table(
+    cluster: Cluster, topic: Topic, infos: Sequence[ObjectInfo], now_ms: int, grace: Grace
+) -> Iterator[Garbage]:
+    """What neither the newest version names nor one younger than the grace."""
     table = await cluster.table(topic)
-    return await table.paths() | await table.removed_since(now_ms - grace.table_ms + 1)
+    named = await table.paths()
+    if any(garbage.of_table(infos, topic.prefix, named, now_ms, grace)):
+        # Asked only now: it reads every commit of a day.
+        named |= await table.removed_since(now_ms - grace.table_ms + 1)
+    return garbage.of_table(infos, topic.prefix, named, now_ms, grace)
 
 
 async def _by_topic(
     listing: AsyncIterator[ObjectInfo],
-) -> AsyncIterator[tuple[str, str, list[ObjectInfo]]]:
-    """Prefix, topic id and objects of each topic's folder; what is in none is passed over."""
+) -> AsyncIterator[tuple[str, list[ObjectInfo]]]:
+    """Topic id and objects of each topic's folder; what is in none is passed over."""
     held: tuple[str, str] | None = None
     infos: list[ObjectInfo] = []
     async for info in listing:
         of = garbage.topic_of(info.key)
         if of != held:
             if held is not None:
-                yield *held, infos
+                yield held[1], infos
             held, infos = of, []
         if of is not None:
             infos.append(info)
     if held is not None:
-        yield *held, infos
+        yield held[1], infos
 
 
 async def _listed(cluster: Cluster, prefix: str, *, at_most: int | None = None) -> list[ObjectInfo]:

@@ -7,6 +7,7 @@ and write what is there many times over, and are left to `tidelog compact` where
 """
 
 import asyncio
+import itertools
 import logging
 import random
 from collections.abc import AsyncIterator
@@ -25,31 +26,36 @@ from storage.stores import open_store
 
 log = logging.getLogger("tidelog.care")
 
+COLLECTED_EVERY = 12
+"""Rounds from one collection to the next, an hour: it lists all that there is, and reads the
+commits of a day where something was removed."""
+
 
 async def care_for_ever(settings: Settings) -> None:
-    """A round about every `retention_check_interval_ms`; at once where that is 0: never. A round
-    that fails is made up for by the next."""
+    """A round about every `retention_check_interval_ms`, and never where that is 0. A round that
+    fails is made up for by the next."""
     interval_s = settings.retention_check_interval_ms / 1000
     if not interval_s or settings.store.startswith("memory:"):
         return  # what is in memory is gone before it is old
     draws = random.Random(SystemClock().new_id())
-    while True:
+    for number in itertools.count():
         # Brokers that were started together should not meet at every round.
         await asyncio.sleep(interval_s * draws.uniform(0.5, 1.5))
         try:
-            await care_once(settings)
+            await care_once(settings, is_collecting=number % COLLECTED_EVERY == 0)
         except (LogError, OSError) as error:
             log.warning("retention and collection will be tried again: %s", error)
         except Exception:  # the root of a task: a bug here must not end the duty, nor go unseen
             log.exception("retention and collection failed")
 
 
-async def care_once(settings: Settings) -> None:
+async def care_once(settings: Settings, *, is_collecting: bool = True) -> None:
     """Retention, then collection. Raises LogError."""
+    grace = Grace(wal_ms=settings.wal_retention_ms) if is_collecting else None
     lane = LoopThread(lambda: _cluster(settings), name="tidelog-care")
     try:
         await lane.open()
-        await lane.run(lambda cluster: _round(cluster, Grace(wal_ms=settings.wal_retention_ms)))
+        await lane.run(lambda cluster: _round(cluster, grace))
     finally:
         await lane.close()
 
@@ -68,7 +74,7 @@ async def _cluster(settings: Settings) -> AsyncIterator[Cluster]:
         await store.close()
 
 
-async def _round(cluster: Cluster, grace: Grace) -> None:
+async def _round(cluster: Cluster, grace: Grace | None) -> None:
     for each in await retain(cluster, None, is_dry=False):
         log.info(
             "%s-%d begins at %d now: %s",
@@ -77,6 +83,8 @@ async def _round(cluster: Cluster, grace: Grace) -> None:
             each.log_start_offset,
             each.why,
         )
+    if grace is None:
+        return
     planned = await plan(cluster, grace)
     if planned.garbage:
         deleted = await collect(cluster, planned)

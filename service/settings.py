@@ -117,7 +117,7 @@ class Settings:
     )
     retention_check_interval_ms: int = _setting(
         300_000,
-        "how often this broker retains and collects what is due; 0 leaves it to others",
+        "how often this broker retains what is due, and at every 12th time collects; 0 leaves it to others",
         low=0,
     )
     checkpoint_entries: int = _setting(1000, "entries between two checkpoints", low=1)

@@ -38,7 +38,7 @@ async def test_a_round_retains_and_collects(tmp_path: Path) -> None:
     await log.alter_topic("t", {"retention.ms": "86400000"})
     await care_once(settings)
     assert (await log.offsets("t", 0)).log_start_offset == 3
-    assert len(list((folder / "checkpoints").iterdir())) == 1
+    assert list((folder / "checkpoints").iterdir())
     await log.close()
     await log.store.close()
 
