@@ -40,11 +40,19 @@ class Cluster:
         self._tables: dict[str, Table] = {}
 
     @classmethod
-    async def open(cls, store: ObjectStore, clock: Clock) -> "Cluster":
-        """Raises StoreUnfit where no cluster is, Corrupt, Unavailable."""
+    async def open(
+        cls, store: ObjectStore, clock: Clock, *, is_damage_told: bool = True
+    ) -> "Cluster":
+        """Raises StoreUnfit where no cluster is, Corrupt, Unavailable. Unless damage is told here,
+        it is told by whatever needs the state first: a scrub finds out more than the first of it.
+        """
         writer = f"care-{clock.new_id().hex()[:12]}"
         wal = Wal(store, clock, writer, _NO_CHECKPOINTS)
-        await wal.open(found=False)
+        try:
+            await wal.open(found=False)
+        except Corrupt:
+            if is_damage_told:
+                raise
         return cls(store, clock, wal)
 
     @property

@@ -81,7 +81,7 @@ async def scrub(
     if state is None:
         report.findings.append(Finding(Kind.WAL, keys.WAL, "no state can be read"))
         return report
-    work = _Scrub(cluster, report, count, is_quick=is_quick)
+    work = _Scrub(cluster, state, report, count, is_quick=is_quick)
     for topic in _wanted(state, names):
         await work.topic(topic, now_ms, grace)
         await work.tails(topic, chain.verified)
@@ -103,17 +103,27 @@ class _Scrub:
     def __init__(
         self,
         cluster: Cluster,
+        state: ClusterState,
         report: Report,
         count: Callable[[int], None],
         *,
         is_quick: bool,
     ) -> None:
         self._cluster = cluster
+        self._state = state
         self._report = report
         self._count = count
         self._is_quick = is_quick
         self._segments = asyncio.Semaphore(SEGMENTS_AT_ONCE)
         self._runs = asyncio.Semaphore(RUNS_AT_ONCE)
+
+    async def _newest_state(self) -> ClusterState:
+        """Of the WAL as it is now; where it is damaged, that of its readable beginning."""
+        try:
+            await self._cluster.refresh()
+        except Corrupt:
+            return self._state
+        return self._cluster.state
 
     def _find(self, kind: str, where: str, what: str) -> None:
         self._report.findings.append(Finding(kind, where, what))
@@ -125,8 +135,7 @@ class _Scrub:
         table = await self._cluster.table(topic)
         # A seal is in the table before it is in the WAL, which was read before; a log start is in
         # the WAL before segments leave the table, so it is that of the WAL as it is now.
-        await self._cluster.refresh()
-        current = self._cluster.state.topic_of_id(topic.topic_id)
+        current = (await self._newest_state()).topic_of_id(topic.topic_id)
         if current is None:
             return  # deleted meanwhile
         files: list[SegmentFile] = []
@@ -241,9 +250,9 @@ class _Scrub:
 
     async def others(self, now_ms: int, grace: Grace) -> None:
         """What lies beside it: folders of topics that nobody knows, files that are none of ours."""
-        await self._cluster.refresh()
-        known = {topic.topic_id for topic in self._cluster.state.topics.values()}
-        known |= {gone.topic_id for gone in self._cluster.state.deleted}
+        state = await self._newest_state()
+        known = {topic.topic_id for topic in state.topics.values()}
+        known |= {gone.topic_id for gone in state.deleted}
         ours = (keys.WAL, keys.CHECKPOINTS, keys.DATA, keys.TOPICS, keys.BROKERS, keys.PROBE)
         async for info in self._cluster.store.list(""):
             of = topic_of(info.key) if info.key.startswith(keys.TOPICS) else None

@@ -157,7 +157,7 @@ def scrub(
 
         return await look(cluster, topics, grace, is_quick=quick, on_bytes=progress)
 
-    report = _run(store, "scrubbing", work)
+    report = _run(store, "scrubbing", work, is_damage_told=False)
     if as_json:
         show_json(_scrubbed(report))
     else:
@@ -336,11 +336,13 @@ def _run(
     store: str | None,
     what: str,
     work: "Callable[[Cluster, Progress], Coroutine[Any, Any, T]]",
+    *,
+    is_damage_told: bool = True,
 ) -> T:
     """The work on the cluster in the store; what the log raises, as a command's failure."""
     settings = _settings(store)
     try:
-        return asyncio.run(_with_cluster(settings, what, work))
+        return asyncio.run(_with_cluster(settings, what, work, is_damage_told=is_damage_told))
     except (UnknownTopic, UnknownPartition) as error:
         raise NotThere(str(error)) from None
     except (StoreUnfit, Unavailable) as error:
@@ -353,6 +355,8 @@ async def _with_cluster(
     settings: Settings,
     what: str,
     work: "Callable[[Cluster, Progress], Coroutine[Any, Any, T]]",
+    *,
+    is_damage_told: bool,
 ) -> T:
     from compaction.cluster import Cluster
     from storage.clock import SystemClock
@@ -363,7 +367,7 @@ async def _with_cluster(
     await (await open_to_read(settings.store, settings.s3)).close()
     store = await open_store(settings.store, s3=settings.s3)
     try:
-        cluster = await Cluster.open(store, SystemClock())
+        cluster = await Cluster.open(store, SystemClock(), is_damage_told=is_damage_told)
         try:
             with SlowProgress(what) as bar:
                 done = 0

@@ -15,15 +15,15 @@ from tests.support.records import TIME_MS
 _names = iter(range(1_000_000, 2_000_000))
 
 
-async def cluster_on(inner: ObjectStore) -> Cluster:
+async def cluster_on(inner: ObjectStore, *, is_damage_told: bool = True) -> Cluster:
     """One command's view, over a faulty way of its own; its clock is the loop's."""
     clock = ManualClock(next(_names), loop_time=asyncio.get_running_loop().time)
-    return await Cluster.open(FaultyStore(inner), clock)
+    return await Cluster.open(FaultyStore(inner), clock, is_damage_told=is_damage_told)
 
 
 @contextlib.asynccontextmanager
-async def caring(inner: ObjectStore):
-    cluster = await cluster_on(inner)
+async def caring(inner: ObjectStore, *, is_damage_told: bool = True):
+    cluster = await cluster_on(inner, is_damage_told=is_damage_told)
     try:
         yield cluster
     finally:

@@ -95,10 +95,10 @@ def test_retention_of_100_000_segments_is_planned_in_under_a_second() -> None:
     )
     partition = Partition(0, 10 * count, 10 * count)
     config = effective({"retention.ms": "1000", "retention.bytes": "5000000"})
-    started = time.perf_counter()
+    started = time.process_time()
     cut = plan.retention(columns, partition, config, 10 * count)
     merged = list(plan.merges(columns, partition, 100_000, 0))
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
     assert cut is not None
     assert cut.log_start_offset == 10 * (count - 100)
     assert cut.why == "retention.ms and retention.bytes"

@@ -10,7 +10,7 @@ from compaction.garbage import Grace
 from compaction.retain import delete_records
 from compaction.scrub import Report, scrub
 from storage import keys
-from storage.errors import Unavailable, UnknownTopic
+from storage.errors import Corrupt, Unavailable, UnknownTopic
 from storage.log import Log
 from storage.objectstore import MemoryStore
 from tests.support.care import caring, log_with, way_of
@@ -24,7 +24,7 @@ SEGMENTS = [["a", "b"], ["c", "d"], ["e", "f"]]
 
 
 async def scrubbed(inner: MemoryStore, *, is_quick: bool = False) -> Report:
-    async with caring(inner) as cluster:
+    async with caring(inner, is_damage_told=False) as cluster:
         return await scrub(cluster, None, GRACE, is_quick=is_quick)
 
 
@@ -117,6 +117,32 @@ def test_a_damaged_object_is_named(how: str, what: str) -> None:
                 assert kinds == {Kind.SEGMENT}
             else:
                 assert kinds <= {Kind.WAL, Kind.TAIL}
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+def test_damage_that_no_broker_could_start_over_is_told_with_all_the_rest(how: str) -> None:
+    """An entry after the newest checkpoint, and a segment that has nothing to do with it."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner)
+        async with closing(log):
+            await append(log, "k")
+            await append(log, "l")
+            key = keys.wal(log.state.seq - 1)
+            segment = (await listed(inner, f"{log.state.topic('t').prefix}/"))[1]
+            body = await inner.get(key)
+            await inner.put(key, [body[:20], bytes([body[20] ^ 4]), body[21:]])
+            if how != "flipped":
+                await damage(inner, log, how, key)
+            await damage(inner, log, "cut", segment)
+            with pytest.raises(Corrupt):
+                async with caring(inner):
+                    """No broker would start either."""
+            report = await scrubbed(inner)
+            assert {each.where for each in report.findings} >= {key, segment}
 
     run(main)
 
