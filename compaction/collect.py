@@ -53,9 +53,14 @@ class Plan(NamedTuple):
         return max((self.now_ms - each.modified_ms for each in self.garbage), default=0)
 
 
-async def plan(cluster: Cluster, grace: Grace) -> Plan:
+async def plan(cluster: Cluster, grace: Grace, *, takes_unknown: bool = False) -> Plan:
     """Look at everything in the store. Writes one checkpoint where the newest is old, because what
-    is not recorded as garbage never becomes any. Raises Unavailable, Corrupt."""
+    is not recorded as garbage never becomes any. Raises Unavailable, Corrupt.
+
+    `takes_unknown`: also folders of topics of which the cluster has no record. Uploads that came
+    after a topic's end are such; but so is all that was saved of a cluster that lost its WAL and
+    was founded anew, so that nobody takes them unless a person says so.
+    """
     await cluster.refresh()
     now_ms = await cluster.store_now_ms()
     found: list[Garbage] = []
@@ -74,7 +79,8 @@ async def plan(cluster: Cluster, grace: Grace) -> Plan:
         emptied = [
             gone for gone in cluster.state.deleted if garbage.is_gone(gone, base, now_ms, grace)
         ]
-    async for some in _of_topics(cluster, {gone.topic_id for gone in emptied}, now_ms, grace):
+    gone_ids = {gone.topic_id for gone in emptied}
+    async for some in _of_topics(cluster, gone_ids, now_ms, grace, takes_unknown=takes_unknown):
         _take(found, some)
     _take(found, garbage.of_probes(await _listed(cluster, keys.PROBE), now_ms, grace))
     return Plan(found, emptied, 0 if base is None else base.state.seq, now_ms)
@@ -141,7 +147,7 @@ async def _checkpoint(
 
 
 async def _of_topics(
-    cluster: Cluster, gone: set[str], now_ms: int, grace: Grace
+    cluster: Cluster, gone: set[str], now_ms: int, grace: Grace, *, takes_unknown: bool
 ) -> AsyncIterator[Iterator[Garbage]]:
     """Topic by topic, as they are listed."""
     async for topic_id, infos in _by_topic(cluster.store.list(keys.TOPICS)):
@@ -154,7 +160,7 @@ async def _of_topics(
             yield await _of_table(cluster, topic, infos, now_ms, grace)
         elif topic_id in gone:
             yield garbage.of_topic(infos)
-        elif not _is_deleted(cluster, topic_id):
+        elif takes_unknown and not _is_deleted(cluster, topic_id):
             yield garbage.of_unknown(infos, now_ms, grace)
 
 

@@ -126,6 +126,12 @@ def compact(
 def collect(
     store: StoreOption = None,
     file_grace_ms: GraceOption = FILE_GRACE_MS,
+    unknown_topics: Annotated[
+        bool,
+        typer.Option(
+            "--unknown-topics", help="also all of topics of which the cluster has no record"
+        ),
+    ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -134,7 +140,7 @@ def collect(
     grace = _grace(store, file_grace_ms)
 
     async def work(cluster: "Cluster", progress: Progress) -> _Done:
-        return await _collect(cluster, grace, progress, yes=yes)
+        return await _collect(cluster, grace, progress, yes=yes, takes_unknown=unknown_topics)
 
     _finish(_run(store, "collecting", work), yes=yes, as_json=as_json)
 
@@ -244,10 +250,17 @@ def _becomes(each: "Compacted") -> str:
     return f"{each.segments_after:,} with {each.rows_after:,} rows, {each.size_after:,} bytes"
 
 
-async def _collect(cluster: "Cluster", grace: "Grace", progress: Progress, *, yes: bool) -> _Done:
+async def _collect(
+    cluster: "Cluster",
+    grace: "Grace",
+    progress: Progress,
+    *,
+    yes: bool,
+    takes_unknown: bool = False,
+) -> _Done:
     from compaction import collect as collection
 
-    planned = await collection.plan(cluster, grace)
+    planned = await collection.plan(cluster, grace, takes_unknown=takes_unknown)
     deleted = await collection.collect(cluster, planned, progress) if yes else 0
     told = {
         "objects": len(planned.garbage),

@@ -182,9 +182,15 @@ def test_a_deleted_topic_goes_with_all_that_is_below_its_prefix() -> None:
             # What a sleeper uploads for it now belongs to nobody that anybody knows.
             late = f"{old}/{keys.segment(0, 0, 6, 'ab12')}"
             await inner.create(late, [b"x"])
-            await runs(inner, 4)
-            assert late in await listed(inner)
-            await runs(inner, 1)
+            await runs(inner, 6)
+            assert late in await listed(inner), "unless a person says so"
+            async with caring(inner) as cluster:
+                inner.now_ms -= 3 * HOUR_MS
+                assert (await plan(cluster, GRACE, takes_unknown=True)).garbage == []
+                inner.now_ms += 3 * HOUR_MS
+                planned = await plan(cluster, GRACE, takes_unknown=True)
+                assert [each.key for each in planned.garbage] == [late]
+                await collect(cluster, planned)
             assert late not in await listed(inner)
             assert await read_values(log) == ["anew"]
 
