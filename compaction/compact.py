@@ -14,20 +14,20 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from compaction import plan
 from compaction.cluster import Cluster
 from compaction.latest import Latest
 from compaction.plan import clean_app_id
-from compaction.rewrite import Rewrite, rewrite, whole
+from compaction.rewrite import Rewrite, pump, rewrite, whole
 from storage.errors import LogError, NotFound, Unavailable
 from storage.manifest import ManifestConflict, SegmentIndex, Table, care_app_id
 from storage.model import SegmentFile
-from storage.scan import SegmentSlice
 from storage.segment import Cleaned
 from storage.slices import Fetched, decode, fetch
 from storage.state import Topic
@@ -198,12 +198,17 @@ class _Run:
         ends = [each.end_offset for each in history if self._is_expired(each, config)]
         expires = max(ends, default=0)
         latest = Latest()
-        for file in files:
-            one = whole(topic.prefix, file)
+
+        def decoded(file: SegmentFile, fetched: Fetched) -> Iterator[pa.RecordBatch]:
             names = ["offset", "key", *(["value"] if file.base_offset < expires else [])]
-            fetched = await fetch(self._cluster.store, one)
-            await asyncio.to_thread(_feed, latest, one, fetched, names, expires)
-            self._on_rows(file.rows)
+            return decode(whole(topic.prefix, file), fetched, names)
+
+        def feed(batches: Sequence[pa.RecordBatch]) -> None:
+            for batch in batches:
+                latest.add(batch, expires=expires)
+
+        store = self._cluster.store
+        await pump(store, topic.prefix, files, decoded, feed, self._on_rows)
         return await asyncio.to_thread(latest.kept)
 
     def _tasks(
@@ -290,13 +295,6 @@ class _Run:
             raise Unavailable(
                 f"{error}: it was collected while this slept; run it again"
             ) from error
-
-
-def _feed(
-    latest: Latest, one: SegmentSlice, fetched: Fetched, names: Sequence[str], expires: int
-) -> None:
-    for batch in decode(one, fetched, names):
-        latest.add(batch, expires=expires)
 
 
 def _told(work: _Work, what: str, why: str, files: Sequence[SegmentFile]) -> Compacted:

@@ -65,17 +65,7 @@ async def rewrite(
     Raises Corrupt where an input does not verify or the output is not what it should be.
     """
     copy = _Copy(task)
-    encoding: asyncio.Task[None] | None = None
-    async for file, fetched in _inputs(store, task):
-        batches = copy.decoded(file, fetched)
-        # One core decodes the next block while another encodes the one before.
-        while block := await asyncio.to_thread(_block, batches):
-            if encoding is not None:
-                await encoding
-            encoding = asyncio.create_task(asyncio.to_thread(copy.encode, block))
-        on_rows(file.rows)
-    if encoding is not None:
-        await encoding
+    await pump(store, task.prefix, task.inputs, copy.decoded, copy.encode, on_rows)
     base, end = task.inputs[0].base_offset, task.inputs[-1].end_offset
     path = keys.segment(task.partition, base, end, unique)
     key = f"{task.prefix}/{path}"
@@ -88,9 +78,32 @@ async def rewrite(
     return SegmentFile(path, task.partition, base, end, written.size, written.rows, *stamps)
 
 
-async def _inputs(store: ObjectStore, task: Rewrite) -> AsyncIterator[tuple[SegmentFile, Fetched]]:
-    """In order, fetched ahead within bounds."""
-    left = deque(task.inputs)
+async def pump(
+    store: ObjectStore,
+    prefix: str,
+    files: Sequence[SegmentFile],
+    decoded: Callable[[SegmentFile, Fetched], Iterator[pa.RecordBatch]],
+    consume: Callable[[Sequence[pa.RecordBatch]], None],
+    on_rows: Callable[[int], None],
+) -> None:
+    """All records through two threads: one decodes the next block, one consumes that before."""
+    consuming: asyncio.Task[None] | None = None
+    async for file, fetched in _fetched(store, prefix, files):
+        batches = decoded(file, fetched)
+        while block := await asyncio.to_thread(_block, batches):
+            if consuming is not None:
+                await consuming
+            consuming = asyncio.create_task(asyncio.to_thread(consume, block))
+        on_rows(file.rows)
+    if consuming is not None:
+        await consuming
+
+
+async def _fetched(
+    store: ObjectStore, prefix: str, files: Sequence[SegmentFile]
+) -> AsyncIterator[tuple[SegmentFile, Fetched]]:
+    """In order, ahead within bounds."""
+    left = deque(files)
     waiting: deque[tuple[SegmentFile, asyncio.Task[Fetched]]] = deque()
     try:
         while left or waiting:
@@ -100,7 +113,7 @@ async def _inputs(store: ObjectStore, task: Rewrite) -> AsyncIterator[tuple[Segm
             ):
                 file = left.popleft()
                 ahead += file.size
-                work = asyncio.create_task(fetch(store, whole(task.prefix, file)))
+                work = asyncio.create_task(fetch(store, whole(prefix, file)))
                 waiting.append((file, work))
             file, work = waiting[0]
             fetched = await work
