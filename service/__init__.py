@@ -27,6 +27,7 @@ resources_v3    the shapes of its resources
 telemetry       metrics
 peers           what a broker answers the others, on a port of their own
 peer_client     the way to the others
+care            retention and collection beside serving: on compaction/, as cli_care
 
 cli             `tidelog`: serve, and the commands below
 cli_client      a broker over HTTP as commands need it: retries, exit statuses
@@ -36,6 +37,7 @@ cli_records     tidelog produce and consume: their options
 cli_lines       lines of input to records
 cli_produce     batches in flight, nothing lost, doubled or swapped
 cli_consume     records of partitions, from where to where
+cli_care        tidelog retain, compact, collect, scrub, ...: where it meets compaction/
 cli_replay      tidelog replay: history to files, by Spark
 broker_process  a broker as a child process, to kill and start again
 demo            a real data set through a real broker and Spark

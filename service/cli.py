@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service import cli_records, cli_replay, cli_topics
+from service import cli_care, cli_records, cli_replay, cli_topics
 from service.cli_results import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -145,6 +145,15 @@ app.command("produce")(cli_records.produce)
 app.command("consume")(cli_records.consume)
 app.command("seal")(cli_topics.seal)
 app.command("replay")(cli_replay.replay)
+
+# -- the care of what is written
+
+app.command("retain")(cli_care.retain)
+app.command("delete-records")(cli_care.delete_records)
+app.command("compact")(cli_care.compact)
+app.command("collect")(cli_care.collect)
+app.command("scrub")(cli_care.scrub)
+app.command("maintain")(cli_care.maintain)
 
 
 @app.command("status")

@@ -40,6 +40,11 @@ POSITIONS = (
 )
 
 
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="that of `tidelog serve` (TIDELOG_STORE)"),
+]
+
 _CSV_OPTIONS = {"header": "true", "escape": '"'}
 """Quotes doubled, as RFC 4180 and everybody but Spark has it."""
 
@@ -55,10 +60,7 @@ class FileFormat(StrEnum):
 def replay(  # noqa: PLR0913 - a command's options are its arguments
     topic: TopicArgument,
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="folder or URL to write to")],
-    store: Annotated[
-        str | None,
-        typer.Option("--store", metavar="URL", help="that of `tidelog serve` (TIDELOG_STORE)"),
-    ] = None,
+    store: StoreOption = None,
     file_format: Annotated[
         FileFormat, typer.Option("--as", help="json and csv: key and value as text")
     ] = FileFormat.PARQUET,

@@ -22,6 +22,7 @@ import uvicorn
 import uvloop
 
 from service.app import build_app
+from service.care import care_for_ever
 from service.hotdocs import documented_routes
 from service.hotpath import HotPath
 from service.peer_client import HttpPeers
@@ -115,6 +116,7 @@ async def _serve_cluster(
     """Peers first and last: a broker that takes requests is one that others know, and while it ends
     they hear from it that it does."""
     listener = PeerListener(broker, settings.peer_host or settings.host, settings.peer_port)
+    care = asyncio.create_task(care_for_ever(settings), name="tidelog-care")
     try:
         try:
             if not isinstance(broker.store, MemoryStore):  # whose brokers are all in this process
@@ -123,6 +125,8 @@ async def _serve_cluster(
                 log.info("peers reach this broker at %s", address)
             await _serve_http(settings, broker, on_listening)
         finally:
+            care.cancel()
+            await asyncio.gather(care, return_exceptions=True)
             await _close(broker)
     finally:
         await listener.close()

@@ -29,6 +29,7 @@ from storage import chunk as chunks
 from storage.chunk import Rows
 from storage.entry import IdempotencyKey
 from storage.errors import (
+    InvalidRequest,
     LogError,
     RecordTooLarge,
     TopicExists,
@@ -39,6 +40,7 @@ from storage.log import Log
 from storage.model import Placement
 from storage.partitioner import NoSuchPartition, Places, Sticky, place, tally
 from storage.state import Topic
+from storage.topics import TopicConfig
 from storage.writer import Acks
 
 KEY_LENGTH_MAX = 255
@@ -164,7 +166,7 @@ class Produce:
     ) -> Places:
         """Where the checked records go. A keyed request is parted by nothing but its content and
         the number of partitions: a retry gets the same parts, on any broker."""
-        check_sizes(produced.rows, self._log.state.config(topic).max_message_bytes)
+        check_records(produced.rows, self._log.state.config(topic))
         try:
             if key is not None:
                 return _place_keyed(produced, number, key.fingerprint, len(topic.partitions))
@@ -188,6 +190,19 @@ class Produce:
 def _place_keyed(produced: wire_in.Produced, number: int | None, mark: bytes, count: int) -> Places:
     sticky = Sticky(int.from_bytes(mark[:8], "little"))
     return place(produced.rows, produced.partitions, count, sticky, otherwise=number)
+
+
+def check_records(rows: Rows | pa.RecordBatch, config: TopicConfig) -> None:
+    """Raises RecordTooLarge; InvalidRequest for the first record without a key on a topic that is
+    compacted: nothing would ever supersede it."""
+    check_sizes(rows, config.max_message_bytes)
+    if "compact" in config.cleanup_policy:
+        if isinstance(rows, Rows):
+            index = rows.keys.index(None) if None in rows.keys else -1
+        else:
+            index = rows.column("key").is_null().index(True).as_py()
+        if index >= 0:
+            raise InvalidRequest(f"record {index} has no key, and the topic is compacted by key")
 
 
 def check_sizes(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:

@@ -128,6 +128,11 @@ class Settings:
         "how long WAL entries are kept at least; several times the view's age, or a sleeping broker could write into the past",
         low=4000,
     )
+    retention_check_interval_ms: int = _setting(
+        300_000,
+        "how often this broker retains what is due, and at every 12th time collects; 0 leaves it to others",
+        low=0,
+    )
     checkpoint_entries: int = _setting(1000, "entries between two checkpoints", low=1)
     checkpoint_interval_ms: int = _setting(10_000, "least time between two checkpoints", low=0)
     poll_interval_ms: int = _setting(

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from service.http import JSON, Answer, Call
-from service.produce import Produce, check_sizes, client_key, fingerprint
+from service.produce import Produce, check_records, client_key, fingerprint
 from service.produce_v3 import check_cluster
 from service.settings import Settings
 from service.telemetry import HttpCounters
 from service.wire_transactions import GroupOffsets, TopicRecords, Transaction, decode_transaction
 from storage.entry import CommitOffsets, GroupOffset, IdempotencyKey
-from storage.errors import IdempotencyMismatch, RecordTooLarge, UnknownPartition, UnknownTopic
+from storage.errors import IdempotencyMismatch, InvalidRequest, UnknownPartition, UnknownTopic
 from storage.log import Log
 from storage.model import Placement
 from storage.partitioner import NoSuchPartition, Places, Sticky, place
@@ -103,9 +103,9 @@ class Transactions:
         parts = []
         for topic, records in zip(topics, asked.topics, strict=True):
             try:
-                check_sizes(records.produced.rows, self._log.state.config(topic).max_message_bytes)
-            except RecordTooLarge as error:
-                raise RecordTooLarge(f"topic {topic.name!r}: {error}") from error
+                check_records(records.produced.rows, self._log.state.config(topic))
+            except InvalidRequest as error:
+                raise type(error)(f"topic {topic.name!r}: {error}") from error
             parts.append((topic, self._place(records, key, len(topic.partitions))))
         return _Plan(parts, offsets, key)
 

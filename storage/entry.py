@@ -152,6 +152,20 @@ class RetireHotLog(Action, frozen=True, array_like=True, tag="retire-hot-log", g
     log_id: str
 
 
+class MoveLogStart(Action, frozen=True, array_like=True, tag="log-start", gc=False):
+    """Records below `offset` are gone for readers; their bytes are collected later."""
+
+    topic_id: str
+    partition: int
+    offset: int
+
+
+class ForgetTopic(Action, frozen=True, array_like=True, tag="forget-topic", gc=False):
+    """Nothing is left of a deleted topic's objects: its tombstone need not be remembered."""
+
+    topic_id: str
+
+
 AnyAction = (
     Append
     | ProducerAppend
@@ -163,6 +177,8 @@ AnyAction = (
     | AddPartitions
     | Sealed
     | RetireHotLog
+    | MoveLogStart
+    | ForgetTopic
 )
 
 

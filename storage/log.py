@@ -21,8 +21,10 @@ from storage.entry import (
     AddPartitions,
     AlterTopic,
     AnyAction,
+    Commit,
     CreateTopic,
     DeleteTopic,
+    Draft,
     IdempotencyKey,
     RetireHotLog,
 )
@@ -186,12 +188,25 @@ class Log:
         await self.sequencer.close()
         if self.membership.me.address:
             await self.membership.leave()
+        await self._retire_hot_log()
         await self.wal.close()
         self.sealer.close()
         self.reader.close()
         for table in self._tables.values():
             if table.done() and table.exception() is None:
                 table.result().close()
+
+    async def _retire_hot_log(self) -> None:
+        """All that was in it is committed and its files are gone: nobody will look for its mark.
+        Dying before leaves a mark of fifty bytes."""
+        hot_log = self.writer.hot_log
+        if hot_log is None or hot_log.log_id not in self.state.hot_logs:
+            return
+        left = await asyncio.to_thread(list, hot_log.directory.glob(f"{hot_log.log_id}-*.hot"))
+        if not left:
+            commit = Commit(self.clock.new_id(), [RetireHotLog(hot_log.log_id)])
+            with contextlib.suppress(LogError):
+                await self.wal.commit(Draft([commit], [], []))
 
     async def run_until_failed(self) -> None:
         """Returns never; raises when one of the log's own tasks has died, which is a bug."""

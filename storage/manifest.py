@@ -7,10 +7,15 @@ the table holds the partition: a commit that adds [base, end) must find `base` a
 (I7). Both halves of that are checked by every implementation: what the loaded version says, and
 that no commit after it had the same transaction. The second alone, which is what Delta does, would
 let a sealer pass whose table a reader refreshed while it was writing its files.
+
+What takes files out of a table (retention, merging, compaction) is locked by a transaction of the
+partition of its own, which counts: two that remove the same file would both pass otherwise, and the
+rows would be there twice. Sealers only add and never meet it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
@@ -24,11 +29,17 @@ from storage.model import SegmentFile
 _US_PER_MS = 1000
 _SEGMENT = r"^partition=\d+/(?P<base>\d{20})-(?P<end>\d{20})-[0-9a-f]+\.parquet$"
 """`keys.parse_segment` for 20,000 paths at once, 8 ms without the GIL."""
+_CARE = "care-"
 _ISO_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # years 1 to 9999
 
 
 class ManifestConflict(LogError):
     """Another commit moved a transaction first: nothing was added; refresh and start again."""
+
+
+def care_app_id(partition: int) -> str:
+    """The application id of whatever removes a partition's files; its version counts commits."""
+    return f"{_CARE}{partition}"
 
 
 def seal_app_id(partition: int) -> str:
@@ -72,6 +83,31 @@ class Table(Protocol):
         CommitUnknown, or a cancellation: this call may have taken effect, or still may until
         `transaction_version` after a `refresh` has moved; retrying with the same files is safe.
         """
+        ...
+
+    async def replace(
+        self,
+        removed: Sequence[SegmentFile],
+        added: Sequence[SegmentFile],
+        transactions: Mapping[str, int],
+        *,
+        data_change: bool,
+    ) -> None:
+        """One commit: `removed` go and `added` come, or nothing. `transactions` names the care of
+        every partition with its next version, one more than what the caller planned upon.
+        `data_change` is False where the same rows only lie elsewhere: streams pass over it.
+
+        The objects of `removed` stay, for readers under way; `removed_since` says for how long they
+        must. Raises as `add` does; ManifestConflict also when one of `removed` is gone already.
+        """
+        ...
+
+    async def paths(self) -> set[str]:
+        """Paths of all files of the loaded version, also of such as are no segments."""
+        ...
+
+    async def removed_since(self, since_ms: int) -> set[str]:
+        """Paths that were removed by a commit not older than `since_ms`, by the store's clock."""
         ...
 
     def close(self) -> None:
@@ -152,6 +188,11 @@ class SegmentIndex:
         return map(self.__getitem__, range(len(self)))
 
     @property
+    def columns(self) -> SegmentColumns:
+        """All of them as arrays, for plans over 100,000: look, do not touch."""
+        return self._columns
+
+    @property
     def end_offset(self) -> int:
         """End of the last segment; 0 when there is none."""
         return self[len(self) - 1].end_offset if len(self) else 0
@@ -192,6 +233,20 @@ class View:
         paths = pa.array([file.path for file in files], pa.string())
         return bool(pc.all(pc.is_in(paths, value_set=self._columns.path)).as_py())
 
+    def has_any(self, files: Sequence[SegmentFile]) -> bool:
+        """Whether one of the files is in the table."""
+        paths = pa.array([file.path for file in files], pa.string())
+        return bool(pc.any(pc.is_in(paths, value_set=self._columns.path), min_count=0).as_py())
+
+    def shows(self, added: Sequence[SegmentFile], removed: Sequence[SegmentFile]) -> bool:
+        """Whether the commit that adds and removes these is done; what is added has paths that are
+        nobody else's."""
+        return (not added or self.has(added)) and not self.has_any(removed)
+
+    def paths(self) -> set[str]:
+        paths: list[Any] = self._columns.path.to_pylist()
+        return set(paths)
+
     def _check(self, partition: int, columns: SegmentColumns) -> None:
         wrong = columns.base_offset < 0
         wrong[1:] |= columns.base_offset[1:] < columns.end_offset[:-1]
@@ -222,6 +277,8 @@ def check_transactions(
                 raise ManifestConflict(f"{app_id} is at {now}, the files begin at {base}")
             reached = end
         assert reached in {None, version}, f"{app_id}: files end at {reached}, not at {version}"
+        if app_id.startswith(_CARE) and version != now + 1:
+            raise ManifestConflict(f"{app_id} is at {now}, {version} does not follow")
         if reached is None and now >= version:
             raise ManifestConflict(f"{app_id} is at {now} already, {version} does not follow")
 
@@ -231,6 +288,8 @@ class MemoryCommit(NamedTuple):
 
     files: tuple[SegmentFile, ...]
     transactions: Mapping[str, int]
+    removed: frozenset[str] = frozenset()
+    at_ms: int = 0
 
 
 Catalog: TypeAlias = dict[str, list[MemoryCommit]]
@@ -241,9 +300,12 @@ class MemoryManifest:
     """A table in a catalog, for tests and simulations. All that were made of one catalog and prefix
     see one table; each has a loaded version of its own."""
 
-    def __init__(self, catalog: Catalog, prefix: str) -> None:
+    def __init__(
+        self, catalog: Catalog, prefix: str, now_ms: Callable[[], int] = lambda: 0
+    ) -> None:
         self._catalog = catalog
         self._prefix = prefix
+        self._now_ms = now_ms
         self._view: View | None = None
 
     @property
@@ -261,15 +323,43 @@ class MemoryManifest:
 
     async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
         loaded = self._loaded().version
-        found = {app_id: self._found(app_id, loaded) for app_id in transactions}
-        commits = self._catalog.setdefault(self._prefix, [MemoryCommit((), {})])
         if not self._load().has(files):
-            check_transactions(files, transactions, found)
-            for commit in commits[loaded + 1 :]:
-                if moved := commit.transactions.keys() & transactions.keys():
-                    raise ManifestConflict(f"{sorted(moved)} moved after version {loaded}")
-            commits.append(MemoryCommit(tuple(files), dict(transactions)))
-            self._load()
+            self._commit(loaded, MemoryCommit(tuple(files), dict(transactions)))
+
+    async def replace(
+        self,
+        removed: Sequence[SegmentFile],
+        added: Sequence[SegmentFile],
+        transactions: Mapping[str, int],
+        *,
+        data_change: bool,
+    ) -> None:
+        loaded = self._loaded().version
+        newest = self._load()
+        if newest.shows(added, removed):
+            return
+        if not newest.has(removed):
+            raise ManifestConflict("files are not in the table any more")
+        paths = frozenset(file.path for file in removed)
+        self._commit(loaded, MemoryCommit(tuple(added), dict(transactions), paths))
+
+    async def paths(self) -> set[str]:
+        return self._loaded().paths()
+
+    async def removed_since(self, since_ms: int) -> set[str]:
+        commits = self._catalog.get(self._prefix, [])
+        return {path for commit in commits if commit.at_ms >= since_ms for path in commit.removed}
+
+    def _commit(self, loaded: int, commit: MemoryCommit) -> None:
+        transactions = commit.transactions
+        found = {app_id: self._found(app_id, loaded) for app_id in transactions}
+        check_transactions(commit.files, transactions, found)
+        commits = self._catalog.setdefault(self._prefix, [MemoryCommit((), {})])
+        for later in commits[loaded + 1 :]:
+            if moved := later.transactions.keys() & transactions.keys():
+                raise ManifestConflict(f"{sorted(moved)} moved after version {loaded}")
+        commits.append(commit._replace(at_ms=self._now_ms()))
+        self._load()
 
     def close(self) -> None:
         self._view = None
@@ -279,7 +369,8 @@ class MemoryManifest:
 
     def _load(self) -> View:
         commits = self._catalog.get(self._prefix, [])
-        files = [file for commit in commits for file in commit.files]
+        gone = frozenset[str]().union(*(commit.removed for commit in commits))
+        files = [file for each in commits for file in each.files if file.path not in gone]
         self._view = View(len(commits) - 1, self._prefix, SegmentColumns.of(files))
         return self._view
 
@@ -316,8 +407,18 @@ def statistics(file: SegmentFile) -> str:
 
 def transactions_of(commit: bytes) -> dict[str, int]:
     """The application transactions of one commit, JSON lines; raises msgspec.DecodeError."""
-    lines = (line for line in commit.splitlines() if line[:8].lstrip(b"{ ").startswith(b'"txn"'))
+    lines = _lines_of(commit, b'"txn"')
     return {txn.app_id: txn.version for txn in (_txn_line.decode(line).txn for line in lines)}
+
+
+def removed_of(commit: bytes) -> set[str]:
+    """The paths that one commit removed, JSON lines; raises msgspec.DecodeError."""
+    lines = _lines_of(commit, b'"remove"')
+    return {unquote(_remove_line.decode(line).remove.path) for line in lines}
+
+
+def _lines_of(commit: bytes, kind: bytes) -> Iterator[bytes]:
+    return (line for line in commit.splitlines() if line[:12].lstrip(b"{ ").startswith(kind))
 
 
 class _Transaction(msgspec.Struct, rename="camel"):
@@ -329,4 +430,13 @@ class _TransactionLine(msgspec.Struct):
     txn: _Transaction
 
 
+class _Remove(msgspec.Struct):
+    path: str
+
+
+class _RemoveLine(msgspec.Struct):
+    remove: _Remove
+
+
+_remove_line = msgspec.json.Decoder(_RemoveLine)
 _txn_line = msgspec.json.Decoder(_TransactionLine)

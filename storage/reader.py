@@ -4,6 +4,11 @@ A read is a walk: at each offset one piece of records is found, wherever it lies
 offset follows from it. Only what the state says is committed is looked at (I3); below `sealed_end`
 the table is the log, from there on the tail (I7). Everything that comes from the store is verified
 before it is used, and a bad object fails the partitions that need it, by name. Never lists.
+
+The manifest that is loaded may be old: a segment that it names and that is gone was merged,
+compacted or retained since. Then the newest manifest decides, once, and only what that one names
+has to be there. Segments of a partition leave no hole between them, whatever compaction takes out
+of them: where one begins above an offset, retention was faster than this broker's view.
 """
 
 import asyncio
@@ -17,8 +22,8 @@ import pyarrow as pa
 from storage import chunk as chunks
 from storage import segment as segments
 from storage.cache import Cache
-from storage.errors import Corrupt, NotFound
-from storage.manifest import SegmentIndex, Table
+from storage.errors import Corrupt, NotFound, OffsetOutOfRange
+from storage.manifest import SegmentIndex, Table, seal_app_id
 from storage.model import SegmentFile
 from storage.objectstore import ObjectStore
 from storage.state import Partition, Run, Topic
@@ -29,6 +34,10 @@ READ_AHEAD_RUNS = 16
 """Tail runs that are not in memory are fetched this many at once."""
 GAP_RUNS_MAX = 16
 """Others' runs that are decoded, ~30 us each, to keep a tail in one piece."""
+
+
+REFRESH_S = 30.0
+"""How long records that compaction took may still be read from the manifest as it was."""
 
 
 class Piece(NamedTuple):
@@ -78,6 +87,7 @@ class Reader:
             settings.footer_cache_bytes, lambda footer: footer.nbytes
         )
         self._table_of = table_of
+        self._refreshed_s: dict[str, float] = {}  # by topic id, of the few that are compacted
         self._cold = asyncio.Semaphore(settings.cold_reads_max)
         self._threads = ThreadPoolExecutor(2, "tidelog-read")
 
@@ -88,21 +98,27 @@ class Reader:
         """Committed records from `offset` on: about `bytes_max` bytes of keys and values, and at
         least one record when there is any. `offset` is within the partition's range.
 
-        Raises Corrupt when an object on the way does not verify.
+        Raises Corrupt when an object on the way does not verify, OffsetOutOfRange when retention
+        took what is at `offset` before our view knew.
         """
         pieces: list[Piece] = []
         budget = bytes_max
         end = topic.partitions[number].high_watermark
-        async for piece in self._walk(topic, number, offset, bytes_max):
-            rows, used = _rows_within(piece.batch, budget, at_least=0 if pieces else 1)
-            if rows:
-                pieces.append(Piece(piece.batch.slice(0, rows), piece.is_json))
-                offset = int(piece.batch.column(0)[rows - 1].as_py()) + 1
-                budget -= used
-            if rows < piece.batch.num_rows or budget <= 0:
-                break
-        else:  # nothing is left up to there, be the last offsets taken by a compaction
-            offset = max(offset, end)
+        try:
+            async for piece in self._walk(topic, number, offset, bytes_max):
+                rows, used = _rows_within(piece.batch, budget, at_least=0 if pieces else 1)
+                if rows:
+                    pieces.append(Piece(piece.batch.slice(0, rows), piece.is_json))
+                    offset = int(piece.batch.column(0)[rows - 1].as_py()) + 1
+                    budget -= used
+                if rows < piece.batch.num_rows or budget <= 0:
+                    break
+            else:  # nothing is left up to there, be the last offsets taken by a compaction
+                offset = max(offset, end)
+        except OffsetOutOfRange:
+            if not pieces:
+                raise
+            # What was read counts; whoever goes on there hears of the new start.
         return Taken(pieces, offset)
 
     async def offset_for_timestamp(self, topic: Topic, number: int, timestamp: int) -> int | None:
@@ -113,11 +129,9 @@ class Reader:
         start, sealed_end = partition.log_start_offset, partition.sealed_end
         tail = list(partition.tail)
         if sealed_end > start:
-            index = await self._index(topic, number, sealed_end - 1)
-            for file in index.since(timestamp):
-                found = await self._search_segment(topic, file, timestamp, start)
-                if found is not None and found < sealed_end:
-                    return found
+            found = await self._search_table(topic, number, timestamp, start, sealed_end)
+            if found is not None:
+                return found
         for run in tail:
             newest = run.append_ms if run.append_ms >= 0 else run.timestamp_max
             if newest >= timestamp:
@@ -137,7 +151,9 @@ class Reader:
         partition = topic.partitions[number]
         end = partition.high_watermark
         while offset < end:
-            held = self.tail.read((topic.topic_id, number), offset)
+            # What lies in memory still has the records that compaction took since it was sealed.
+            is_taken = offset < partition.sealed_end and _is_compacted(topic)
+            held = [] if is_taken else self.tail.read((topic.topic_id, number), offset)
             if held:
                 for part in held:
                     while offset < part.end_offset:
@@ -164,38 +180,89 @@ class Reader:
     ) -> AsyncIterator[Piece]:
         """Of [offset, end), where `end` was sealed: what the table holds beyond it is in the tail
         still."""
+        stale = ""
         while offset < end:
             index = await self._index(topic, number, end - 1)
             file = index.at_or_after(offset)
-            if file is None or file.base_offset >= end:
-                return
-            key = f"{topic.prefix}/{file.path}"
-            footer = await self._footer(key, file.size)
-            groups = footer.groups_between(offset, end)
-            for position, group in enumerate(groups):
-                if position + 1 < len(groups):
-                    self._prefetch(key, footer, groups[position + 1].index)
-                batch = _between(await self._group(key, footer, group.index), offset, end)
-                if batch.num_rows:
-                    yield Piece(batch, footer.is_json)
-            offset = file.end_offset
+            if file is None or file.base_offset > offset:
+                held = topic.partitions[number]
+                at = end if file is None else min(file.base_offset, end)
+                raise OffsetOutOfRange(
+                    topic.name,
+                    number,
+                    offset,
+                    log_start_offset=max(at, held.log_start_offset),
+                    high_watermark=held.high_watermark,
+                )
+            try:
+                async for batch, is_json in self._walk_segment(topic, file, offset, end):
+                    yield Piece(batch, is_json)
+                    offset = int(batch.column(0)[-1].as_py()) + 1
+            except NotFound as error:
+                if file.path == stale:
+                    raise _missing(error.key) from error
+                stale = file.path
+                await (await self._table_of(topic)).refresh()
+            else:
+                offset = max(offset, file.end_offset)
+
+    async def _walk_segment(
+        self, topic: Topic, file: SegmentFile, offset: int, end: int
+    ) -> AsyncIterator[tuple[pa.RecordBatch, bool]]:
+        """Its records of [offset, end), group by group. Raises NotFound when it is gone."""
+        key = f"{topic.prefix}/{file.path}"
+        footer = await self._footer(key, file.size)
+        groups = footer.groups_between(offset, end)
+        for position, group in enumerate(groups):
+            if position + 1 < len(groups):
+                self._prefetch(key, footer, groups[position + 1].index)
+            batch = _between(await self._group(key, footer, group.index), offset, end)
+            if batch.num_rows:
+                yield batch, footer.is_json
 
     async def _index(self, topic: Topic, number: int, offset: int) -> SegmentIndex:
         """The partition's segments, from a manifest that is new enough to reach `offset`."""
         table = await self._table_of(topic)
+        now_s = asyncio.get_running_loop().time()
+        if _is_compacted(topic) and now_s - self._refreshed_s.get(topic.topic_id, 0.0) > REFRESH_S:
+            self._refreshed_s[topic.topic_id] = now_s
+            await table.refresh()
         index = await table.segments(number)
         if index.end_offset <= offset:
             await table.refresh()
             index = await table.segments(number)
         if index.end_offset <= offset:
-            raise Corrupt(
-                f"{topic.prefix}/_delta_log",
-                f"partition {number} ends at {index.end_offset}, the WAL says offset {offset} is "
-                "sealed",
-            )
+            # Retention may have taken the newest: the seal's transaction says what was there.
+            reached = await table.transaction_version(seal_app_id(number)) or 0
+            if reached <= offset:
+                raise Corrupt(
+                    f"{topic.prefix}/_delta_log",
+                    f"partition {number} ends at {index.end_offset}, the WAL says offset {offset} "
+                    "is sealed",
+                )
         return index
 
     # -- segments
+
+    async def _search_table(
+        self, topic: Topic, number: int, timestamp: int, start: int, end: int
+    ) -> int | None:
+        """The first offset of [start, end) with that timestamp or a later one."""
+        stale = ""
+        while True:
+            index = await self._index(topic, number, end - 1)
+            file: SegmentFile | None = None
+            try:
+                for file in index.since(timestamp):
+                    found = await self._search_segment(topic, file, timestamp, start)
+                    if found is not None and found < end:
+                        return found
+                return None
+            except NotFound as error:
+                if file is None or file.path == stale:
+                    raise _missing(error.key) from error
+                stale = file.path
+                await (await self._table_of(topic)).refresh()
 
     async def _search_segment(
         self, topic: Topic, file: SegmentFile, timestamp: int, start: int
@@ -266,8 +333,11 @@ class Reader:
 
         async def load() -> pa.RecordBatch:
             where = (run.object_key, run.position, run.size)
-            body = self.told.get(*where, run.crc32c) or await self._get(*where)
-            return _decode(run, body)
+            body = self.told.get(*where, run.crc32c)
+            try:
+                return _decode(run, body or await self._get(*where))
+            except NotFound as error:
+                raise _missing(error.key) from error
 
         return _rows_of(run, await self.chunk_cache.get((run.object_key, run.position), load))
 
@@ -293,10 +363,7 @@ class Reader:
             end = run.end_offset
 
     async def _get(self, key: str, start: int, length: int) -> bytes:
-        try:
-            data = await self.store.get_range(key, start, length)
-        except NotFound as error:
-            raise Corrupt(key, "is named by the log and does not exist") from error
+        data = await self.store.get_range(key, start, length)
         if len(data) != length:
             raise Corrupt(key, f"has {len(data)} of {length} bytes at {start}: it is cut off")
         return data
@@ -317,6 +384,14 @@ def _rows_of(run: Run, chunk: pa.RecordBatch) -> pa.RecordBatch:
     """The run's share of its chunk, stamped as readers see it."""
     batch = chunk.slice(run.first_row, run.count)
     return batch if run.append_ms < 0 else chunks.with_timestamp(batch, run.append_ms)
+
+
+def _is_compacted(topic: Topic) -> bool:
+    return "compact" in topic.configs.get("cleanup.policy", "")
+
+
+def _missing(key: str) -> Corrupt:
+    return Corrupt(key, "is named by the log and does not exist")
 
 
 def _rows_within(batch: pa.RecordBatch, budget: int, *, at_least: int) -> tuple[int, int]:

@@ -8,6 +8,10 @@ lock: of two sealers one is refused by the manifest and starts again from what i
 And if we die here? After the upload: files that nothing names, for the collector. After the Delta
 commit: the table holds more than the WAL says is sealed; readers still use the tail (I7), and
 the next sealer finds the transaction ahead of `sealed_end` and only repeats the WAL action.
+
+And if we sleep here? Collection takes files that no version names after a day. Who took longer than
+`UPLOAD_AGE_MAX_S` from the first upload on commits nothing; and before a tail goes for files that
+were committed late, or by somebody else, they are looked for.
 """
 
 import asyncio
@@ -15,7 +19,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -25,7 +29,7 @@ from storage import keys, topics
 from storage import segment as segments
 from storage.clock import Clock
 from storage.entry import AnyAction, Sealed
-from storage.errors import Corrupt, LogError
+from storage.errors import Corrupt, LogError, NotFound, Unavailable
 from storage.hot import Request
 from storage.manifest import ManifestConflict, Table, seal_app_id
 from storage.model import SegmentFile
@@ -40,6 +44,8 @@ LOWEST_PRIORITY = 19
 PATIENCE = 2
 """Tails so many times as large or old as they should be are sealed by whoever sees them: whose they
 are does not. Until then all the brokers but one would encode and upload in vain."""
+UPLOAD_AGE_MAX_S = 3600.0
+"""From a segment's upload to its commit; collection waits several times as long."""
 
 
 class SealerSettings(NamedTuple):
@@ -143,6 +149,7 @@ class Sealer:
             wanted = range(len(topic.partitions)) if numbers is None else numbers
             # Before the table is read: what another sealer does after that, and our view hears of
             # while we write, must not look like a table that has lost a seal.
+            started_s = self.clock.boot_s()
             bases = [topic.partitions[number].sealed_end for number in wanted]
             await table.refresh()
             files: list[SegmentFile] = []
@@ -159,6 +166,7 @@ class Sealer:
                         )
                     if done > base:
                         if done > partition.sealed_end:
+                            await self._check_there(topic, table, number, base, done)
                             actions.append(Sealed(topic.topic_id, number, done))
                     elif partition.high_watermark > base:
                         end = partition.high_watermark
@@ -170,7 +178,7 @@ class Sealer:
                 raise
             if files:
                 try:
-                    await table.add(files, transactions)
+                    await self._add(topic, table, files, transactions, started_s)
                 except ManifestConflict as conflict:
                     self.counters.conflicts += 1
                     log.info("another sealer was faster on %s: %s", topic.name, conflict)
@@ -220,6 +228,37 @@ class Sealer:
                 )
             )
             base = upto
+
+    async def _add(
+        self,
+        topic: Topic,
+        table: Table,
+        files: Sequence[SegmentFile],
+        transactions: Mapping[str, int],
+        started_s: float,
+    ) -> None:
+        if self.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
+            raise Unavailable(f"sealing {topic.name} took too long: its files may be gone")
+        await table.add(files, transactions)
+        if self.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
+            for file in files:
+                await self._look_for(topic, file)
+
+    async def _check_there(
+        self, topic: Topic, table: Table, number: int, base: int, end: int
+    ) -> None:
+        """That the table holds [base, end), which somebody else committed, with its objects."""
+        for file in await table.segments(number):
+            if file.end_offset > base and file.base_offset < end:
+                await self._look_for(topic, file)
+
+    async def _look_for(self, topic: Topic, file: SegmentFile) -> None:
+        key = f"{topic.prefix}/{file.path}"
+        try:
+            await self.store.get_range(key, 0, 1)
+        except NotFound as error:
+            why = "was committed to its table after it was collected; its records are in the tail"
+            raise Corrupt(key, why) from error
 
     async def _remove(self, topic: Topic, files: Sequence[SegmentFile]) -> None:
         """Take back what no commit was even tried with: each retry would leave as much again, on

@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -73,6 +74,13 @@ class Written(NamedTuple):
         return int(self.body.size)
 
 
+class Cleaned(NamedTuple):
+    """Key compaction came to `end_offset` for the first time at `at_ms`, by the store's clock."""
+
+    end_offset: int
+    at_ms: int
+
+
 class Group(NamedTuple):
     """One row group: bytes [start, start + length) of the file. Timestamps are ms."""
 
@@ -93,34 +101,68 @@ def write(batches: Iterable[pa.RecordBatch], *, codec: str, is_json: bool) -> Wr
     `codec` is a value of `compression.type`; `is_json` promises that every key and value is null or
     JSON text. The same batches give the same bytes, however they are cut. Works on one core.
     """
-    sink = pa.BufferOutputStream()
-    writer: pq.ParquetWriter | None = None
-    rows, base_offset, end_offset = 0, 0, 0
-    stamps: list[int] = []
-    groups = 0
-    for batch in _groups(batches):
+    writer = SegmentWriter(codec)
+    for batch in batches:
+        writer.add(batch)
+    return writer.finish(is_json=is_json)
+
+
+class SegmentWriter:
+    """`write` for records that come bit by bit. Holds the encoded segment and one row group."""
+
+    def __init__(self, codec: str) -> None:
+        self._codec = _CODECS.get(codec, codec)
+        self._sink = pa.BufferOutputStream()
+        self._writer: pq.ParquetWriter | None = None
+        self._cut = _Cut()
+        self._rows = self._base_offset = self._end_offset = self._groups = 0
+        self._stamps: list[int] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """The next records."""
+        for group in self._cut.add(batch):
+            self._write(group)
+
+    def finish(self, *, is_json: bool, cleaned: Sequence[Cleaned] = ()) -> Written:
+        """The segment; nothing can be added any more."""
+        for group in self._cut.rest():
+            self._write(group)
+        writer = self._writer
+        assert writer is not None, "a segment has at least one record"
+        history = {"tidelog.cleaned": msgspec.json.encode(list(cleaned)).decode()}
+        writer.add_key_value_metadata(
+            {
+                "tidelog.format": str(FORMAT),
+                "tidelog.json": str(is_json).lower(),
+                **(history if cleaned else {}),
+                "tidelog.crc32c": _MARK.decode() + "0" * _HEX_DIGITS * (1 + self._groups),
+            }
+        )
+        writer.close()
+        body = self._sink.getvalue()
+        _fill_checksums(body)
+        return Written(
+            body,
+            self._rows,
+            self._base_offset,
+            self._end_offset,
+            min(self._stamps),
+            max(self._stamps),
+            self._groups,
+        )
+
+    def _write(self, batch: pa.RecordBatch) -> None:
         offsets = batch.column(0).to_numpy()
-        assert (np.diff(offsets, prepend=end_offset - 1) > 0).all(), "offsets must ascend"
-        if writer is None:
-            writer = _writer(sink, _CODECS.get(codec, codec), has_few_keys=_has_few_keys(batch))
-            base_offset = int(offsets[0])
-        writer.write_batch(batch, row_group_size=batch.num_rows)
-        end_offset = int(offsets[-1]) + 1
-        rows += batch.num_rows
-        stamps += timestamp_range(batch)
-        groups += 1
-    assert writer is not None, "a segment has at least one record"
-    writer.add_key_value_metadata(
-        {
-            "tidelog.format": str(FORMAT),
-            "tidelog.json": str(is_json).lower(),
-            "tidelog.crc32c": _MARK.decode() + "0" * _HEX_DIGITS * (1 + groups),
-        }
-    )
-    writer.close()
-    body = sink.getvalue()
-    _fill_checksums(body)
-    return Written(body, rows, base_offset, end_offset, min(stamps), max(stamps), groups)
+        ascending = np.diff(offsets, prepend=self._end_offset - 1) > 0
+        assert ascending.all(), "offsets must ascend"
+        if self._writer is None:
+            self._writer = _writer(self._sink, self._codec, has_few_keys=_has_few_keys(batch))
+            self._base_offset = int(offsets[0])
+        self._writer.write_batch(batch, row_group_size=batch.num_rows)
+        self._end_offset = int(offsets[-1]) + 1
+        self._rows += batch.num_rows
+        self._stamps += timestamp_range(batch)
+        self._groups += 1
 
 
 def footer_length(tail: Part, key: str) -> int:
@@ -152,7 +194,7 @@ def read_footer(tail: Part, size: int, key: str) -> "Footer":
     try:
         metadata = pq.read_metadata(pa.BufferReader(raw))
         return Footer(metadata, size)
-    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:  # msgspec's, too
         raise Corrupt(key, f"footer does not decode: {error}") from error
 
 
@@ -162,7 +204,7 @@ class Footer:
     `nbytes` is an estimate of its memory. Groups are in offset order and never overlap.
     """
 
-    __slots__ = ("_ends", "_metadata", "_size", "groups", "is_json", "nbytes")
+    __slots__ = ("_ends", "_metadata", "_size", "cleaned", "groups", "is_json", "nbytes")
 
     def __init__(self, metadata: pq.FileMetaData, size: int) -> None:
         pairs = metadata.metadata or {}
@@ -171,6 +213,9 @@ class Footer:
         digits = pairs[b"tidelog.crc32c"][len(_MARK) + _HEX_DIGITS :]
         checksums = np.frombuffer(bytes.fromhex(digits.decode()), dtype=">u4").tolist()
         self.is_json: bool = pairs[b"tidelog.json"] == b"true"
+        self.cleaned: Sequence[Cleaned] = msgspec.json.decode(
+            pairs.get(b"tidelog.cleaned", b"[]"), type=list[Cleaned]
+        )
         self.groups: Sequence[Group] = tuple(
             _group(index, metadata.row_group(index), checksums[index])
             for index in range(metadata.num_row_groups)
@@ -276,27 +321,36 @@ def _has_few_keys(batch: pa.RecordBatch) -> bool:
     )
 
 
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+class _Cut:
     """The same records, one batch a row group."""
-    group: list[pa.RecordBatch] = []
-    rows = used = 0
-    for batch in batches:
+
+    def __init__(self) -> None:
+        self._group: list[pa.RecordBatch] = []
+        self._rows = self._used = 0
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The row groups that are full with this batch."""
         ends = np.cumsum(sizes(batch)) + _header_bytes(batch)
         first = before = 0
         while first < batch.num_rows:
-            fitting = int(np.searchsorted(ends, before + GROUP_BYTES_MAX - used, side="right"))
-            last = max(fitting, first if rows else first + 1)  # a group has one row at least
-            last = min(last, first + GROUP_ROWS - rows)
+            room = before + GROUP_BYTES_MAX - self._used
+            fitting = int(np.searchsorted(ends, room, side="right"))
+            last = max(fitting, first if self._rows else first + 1)  # a group has one row at least
+            last = min(last, first + GROUP_ROWS - self._rows)
             if last > first:
-                group.append(batch.slice(first, last - first))
-                rows += last - first
-                used += int(ends[last - 1]) - before
+                self._group.append(batch.slice(first, last - first))
+                self._rows += last - first
+                self._used += int(ends[last - 1]) - before
                 first, before = last, int(ends[last - 1])
-            if first < batch.num_rows or rows == GROUP_ROWS:
-                yield concat(group)
-                group, rows, used = [], 0, 0
-    if group:
-        yield concat(group)
+            if first < batch.num_rows or self._rows == GROUP_ROWS:
+                yield from self.rest()
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """What is left, if anything is."""
+        if self._group:
+            group = concat(self._group)
+            self._group, self._rows, self._used = [], 0, 0
+            yield group
 
 
 def _header_bytes(batch: pa.RecordBatch) -> np.ndarray | int:

@@ -35,6 +35,7 @@ class Fetched(NamedTuple):
 
     body: pa.Buffer
     groups: Sequence[segments.Group] = ()
+    footer: segments.Footer | None = None
 
 
 def read_split(
@@ -89,8 +90,8 @@ async def _fetch_segment(
         if body.size != one.size:
             raise Corrupt(one.key, f"has {body.size} bytes, the manifest says {one.size}")
         tail = memoryview(body)
-        groups = _groups(one, segments.read_footer(tail, one.size, one.key), wanted)
-        return Fetched(body, groups[:groups_max])
+        footer = segments.read_footer(tail, one.size, one.key)
+        return Fetched(body, _groups(one, footer, wanted)[:groups_max], footer)
     # Pages that are never touched cost nothing: Parquet sees a file, we hold its needed parts.
     sparse = np.zeros(one.size, np.uint8)
     want = min(one.size, segments.FOOTER_READ_BYTES)
@@ -98,13 +99,14 @@ async def _fetch_segment(
     needed = segments.footer_length(tail, one.key)
     if want < needed <= one.size:
         tail = memoryview(await _get(store, one.key, one.size - needed, needed))
-    groups = _groups(one, segments.read_footer(tail, one.size, one.key), wanted)[:groups_max]
+    footer = segments.read_footer(tail, one.size, one.key)
+    groups = _groups(one, footer, wanted)[:groups_max]
     for start, length in _ranges(groups):
         sparse[start : start + length] = np.frombuffer(
             await _get(store, one.key, start, length), np.uint8
         )
     sparse[one.size - len(tail) :] = np.frombuffer(tail, np.uint8)
-    return Fetched(pa.py_buffer(sparse), groups)  # type: ignore[arg-type]
+    return Fetched(pa.py_buffer(sparse), groups, footer)  # type: ignore[arg-type]
 
 
 def _groups(one: SegmentSlice, footer: segments.Footer, wanted: Wanted) -> Sequence[segments.Group]:

@@ -19,7 +19,7 @@ from storage import chunk as chunks
 from storage.boundary import Found, Selection, Span, resolve
 from storage.clock import Clock
 from storage.errors import Corrupt
-from storage.manifest import Table
+from storage.manifest import Table, seal_app_id
 from storage.model import SegmentFile, TopicPartition
 from storage.objectstore import ObjectStore
 from storage.scan import (
@@ -195,7 +195,10 @@ def _partition_of(number: int, partition: Partition, *, has_runs: bool) -> Parti
 async def _segments_of(table: Table, view: TopicView, part: PartitionView) -> list[SegmentFile]:
     """Those of [log_start_offset, sealed_end)."""
     index = await table.segments(part.number)
-    if index.end_offset < part.sealed_end:
+    reached = index.end_offset
+    if reached < part.sealed_end:  # retention may have taken the newest
+        reached = await table.transaction_version(seal_app_id(part.number)) or 0
+    if reached < part.sealed_end:
         raise Corrupt(
             f"{view.prefix}/_delta_log",
             f"partition {part.number} ends at {index.end_offset}, the WAL says it is sealed to "

@@ -28,7 +28,9 @@ from storage.entry import (
     Decoded,
     DeleteTopic,
     Entry,
+    ForgetTopic,
     InitProducer,
+    MoveLogStart,
     ProducerAppend,
     RetireHotLog,
     Sealed,
@@ -92,8 +94,8 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 class Partition(msgspec.Struct, array_like=True):
     """Offsets of one partition and the index of its tail.
 
-    log_start_offset <= sealed_end <= high_watermark; the tail covers at least [sealed_end,
-    high_watermark), without a hole, in offset order (I2).
+    log_start_offset, which may lie in the tail, and sealed_end <= high_watermark; the tail covers
+    at least [sealed_end, high_watermark), without a hole, in offset order (I2).
     """
 
     log_start_offset: int = 0
@@ -282,13 +284,8 @@ class ClusterState:
         match action:
             case Append():
                 return self._check_append(action, chunks)
-            case Sealed(topic_id, partition, end_offset):
-                refusal = self._check_partition(topic_id, partition)
-                if refusal is not None:
-                    return refusal
-                if end_offset > self._by_id[topic_id].partitions[partition].high_watermark:
-                    return InvalidRequest(f"sealed end {end_offset} is beyond the high watermark")
-                return None
+            case Sealed(topic_id, partition, offset) | MoveLogStart(topic_id, partition, offset):
+                return self._check_offset(topic_id, partition, offset)
             case CreateTopic(name, topic_id, count, configs):
                 if name in self.topics or topic_id in self._by_id:
                     return TopicExists(f"topic {name!r} already exists")
@@ -316,7 +313,7 @@ class ClusterState:
             case CommitOffsets(offsets=offsets):
                 named = (self._check_partition(each.topic_id, each.partition) for each in offsets)
                 return next(filter(None, named), None) or self.groups.check(action)
-            case RetireHotLog():
+            case RetireHotLog() | ForgetTopic():
                 return None
 
     def _check_append(self, action: Append, chunks: Sequence[Chunk]) -> LogError | None:
@@ -326,6 +323,14 @@ class ClusterState:
         if first_row < 0 or count < 1 or first_row + count > chunk.rows:
             return InvalidRequest("append of rows that its chunk does not have")
         return self._check_partition(chunk.topic_id, chunk.partition)
+
+    def _check_offset(self, topic_id: str, partition: int, offset: int) -> LogError | None:
+        refusal = self._check_partition(topic_id, partition)
+        if refusal is not None:
+            return refusal
+        if offset > self._by_id[topic_id].partitions[partition].high_watermark:
+            return InvalidRequest(f"offset {offset} is beyond the high watermark")
+        return None
 
     def _check_partition(self, topic_id: str, partition: int) -> LogError | None:
         topic = self._by_id.get(topic_id)
@@ -369,6 +374,11 @@ class ClusterState:
                 self.hot_logs.pop(log_id, None)
             case CommitOffsets():
                 self.groups.commit(action, self.time_ms)
+            case MoveLogStart(topic_id, partition, offset):
+                moved = self._by_id[topic_id].partitions[partition]
+                moved.log_start_offset = max(moved.log_start_offset, offset)
+            case ForgetTopic(topic_id):
+                self.deleted = [gone for gone in self.deleted if gone.topic_id != topic_id]
             case Append() | InitProducer():
                 raise AssertionError("what has an answer is done by _apply_commit")
 

@@ -24,14 +24,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar, TypeVarTuple, cast
+from typing import NamedTuple, Protocol, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary
 
 import deltalake
 import msgspec
 import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    PostCommitHookProperties,
+    RemoveAction,
+)
 
 from storage.chunk import RECORD_SCHEMA
 from storage.clock import Clock, SystemClock
@@ -44,7 +49,9 @@ from storage.manifest import (
     SegmentIndex,
     Table,
     View,
+    care_app_id,
     check_transactions,
+    removed_of,
     seal_app_id,
     statistics,
     transactions_of,
@@ -58,6 +65,7 @@ __all__ = [
     "MemoryManifest",
     "SegmentIndex",
     "Table",
+    "care_app_id",
     "open_table",
     "seal_app_id",
 ]
@@ -79,6 +87,7 @@ _PROPERTIES = {
 _FOLLOWED_MAX = 10  # commits whose transactions are read one by one; past it they are forgotten
 _RETRIES = {"max_retries": "3", "retry_timeout": "15s"}  # deltalake's own: 10, within 180 s
 _LOG_FILES = ("json", "checkpoint.parquet")
+_COMMIT = re.compile(r"/\d{20}\.json$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LOWEST_PRIORITY = 19
 
@@ -112,7 +121,8 @@ async def open_table(store: ObjectStore, prefix: str, name: str) -> Table:
     if hasattr(store, "table_uri"):
         return DeltaManifest(cast("DeltaStore", store), prefix, name)
     catalog: Catalog | None = getattr(store, "tables", None)
-    return MemoryManifest(_catalogs.setdefault(store, {}) if catalog is None else catalog, prefix)
+    tables = _catalogs.setdefault(store, {}) if catalog is None else catalog
+    return MemoryManifest(tables, prefix, lambda: getattr(store, "now_ms", 0))
 
 
 class DeltaManifest:
@@ -155,17 +165,45 @@ class DeltaManifest:
             return await self._found(app_id)
 
     async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
+        await self._commit(_Change(files, transactions))
+
+    async def replace(
+        self,
+        removed: Sequence[SegmentFile],
+        added: Sequence[SegmentFile],
+        transactions: Mapping[str, int],
+        *,
+        data_change: bool,
+    ) -> None:
+        await self._commit(_Change(added, transactions, removed, data_change))
+
+    async def paths(self) -> set[str]:
+        async with self._turn:
+            return (self._view or await self._refresh(_reads)).paths()
+
+    async def removed_since(self, since_ms: int) -> set[str]:
+        found: set[str] = set()
+        async for info in self._store.list(f"{self._prefix}/_delta_log/"):
+            if info.modified_ms >= since_ms and _COMMIT.search(info.key):
+                try:
+                    found |= removed_of(await self._store.get(info.key))
+                except msgspec.DecodeError as error:
+                    raise Corrupt(info.key, f"is no commit: {error}") from error
+        return found
+
+    async def _commit(self, change: "_Change") -> None:
         async with self._turn:
             if (self._view or await self._refresh(_commits)).version < 0:
                 await self._create()
-            problem = await self._try(files, transactions)
+            problem = await self._try(change)
             try:
                 view = await self._refresh(_commits)
             except Unavailable as error:
                 raise CommitUnknown(f"cannot read back what was committed: {error}") from problem
-            if problem is None or view.has(files):
+            if problem is None or change.is_in(view):
                 return
-            check_transactions(files, transactions, await self._all_found(transactions))
+            found = await self._all_found(change.transactions)
+            check_transactions(change.added, change.transactions, found)
             if isinstance(problem, ManifestConflict):
                 raise problem
             reason = f"commit to table {self._prefix} failed: {_why(problem)}"
@@ -178,13 +216,14 @@ class DeltaManifest:
 
     # --- all of these have the turn
 
-    async def _try(
-        self, files: Sequence[SegmentFile], transactions: Mapping[str, int]
-    ) -> Exception | None:
+    async def _try(self, change: "_Change") -> Exception | None:
         """Commit onto the loaded version; what went wrong, if anything did."""
         try:
-            check_transactions(files, transactions, await self._all_found(transactions))
-            await self._call(_commits, self._delta.commit, files, transactions)
+            found = await self._all_found(change.transactions)
+            check_transactions(change.added, change.transactions, found)
+            if change.removed and not (self._view and self._view.has(change.removed)):
+                raise ManifestConflict("files are not in the table any more")
+            await self._call(_commits, self._delta.commit, change)
         except (ManifestConflict, DeltaError, OSError) as error:
             return error
         return None
@@ -315,21 +354,24 @@ class _Delta:
             return error
         return None
 
-    def commit(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
+    def commit(self, change: "_Change") -> None:
         """One commit that fits on the loaded version; the DeltaTable stays at that version."""
         assert self.table is not None
         now_ms = self._clock.now_ms()
         # Else every commit would list the whole log to look for what has expired.
         is_checkpoint = (self.version + 2) % CHECKPOINT_INTERVAL == 0
         self.table.create_write_transaction(
-            [_add_action(file, now_ms) for file in files],
+            [
+                *(_add_action(file, now_ms, change.data_change) for file in change.added),
+                *(_remove_action(file, now_ms, change.data_change) for file in change.removed),
+            ],
             mode="append",
             schema=TABLE_SCHEMA,
             partition_by=["partition"],
             commit_properties=CommitProperties(
                 app_transactions=[
                     deltalake.Transaction(app_id, version)
-                    for app_id, version in transactions.items()
+                    for app_id, version in change.transactions.items()
                 ]
             ),
             post_commithook_properties=PostCommitHookProperties(
@@ -363,13 +405,37 @@ def _is_updated(table: deltalake.DeltaTable) -> bool:
     return True
 
 
-def _add_action(file: SegmentFile, now_ms: int) -> AddAction:
+class _Change(NamedTuple):
+    """What one commit does."""
+
+    added: Sequence[SegmentFile]
+    transactions: Mapping[str, int]
+    removed: Sequence[SegmentFile] = ()
+    data_change: bool = True
+
+    def is_in(self, view: View) -> bool:
+        if not self.removed:
+            return view.has(self.added)
+        return view.shows(self.added, self.removed)
+
+
+def _remove_action(file: SegmentFile, now_ms: int, data_change: bool) -> RemoveAction:
+    return RemoveAction(
+        path=file.path,
+        data_change=data_change,
+        deletion_timestamp=now_ms,
+        size=file.size,
+        partition_values={"partition": str(file.partition)},
+    )
+
+
+def _add_action(file: SegmentFile, now_ms: int, data_change: bool) -> AddAction:
     return AddAction(
         path=file.path,
         size=file.size,
         partition_values={"partition": str(file.partition)},
         modification_time=now_ms,
-        data_change=True,
+        data_change=data_change,
         stats=statistics(file),
     )
 

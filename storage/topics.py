@@ -7,6 +7,7 @@ from typing import NamedTuple
 from storage import keys
 from storage.errors import InvalidConfig, InvalidRequest
 
+_FRACTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,19})?")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 MS_PER_MINUTE = 60_000
 MS_PER_DAY = 86_400_000
@@ -30,6 +31,12 @@ def _integer(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def _ratio(text: str) -> float:
+    if not _FRACTION.fullmatch(text) or float(text) > 1:
+        raise ValueError("must be 0 to 1")
+    return float(text)
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -66,6 +73,9 @@ CONFIGS: Mapping[str, ConfigKey] = {
     "message.timestamp.type": ConfigKey(
         "CreateTime", "whose clock stamps records", _one_of("CreateTime", "LogAppendTime")
     ),
+    "min.cleanable.dirty.ratio": ConfigKey(
+        "0.5", "part of the sealed bytes that is new when compaction is due", _ratio
+    ),
     "min.compaction.lag.ms": ConfigKey(
         "0", "how long a record is safe from compaction", _integer(0)
     ),
@@ -81,6 +91,9 @@ CONFIGS: Mapping[str, ConfigKey] = {
     "segment.ms": ConfigKey(
         str(10 * MS_PER_MINUTE), "age of a partition's tail at which it is sealed", _integer(100)
     ),
+    "target.segment.bytes": ConfigKey(
+        str(512 * 1024 * 1024), "what small segments are merged up to", _integer(1024, 2**32)
+    ),
 }
 """Every config a topic takes. Defaults that differ from Kafka's: `segment.bytes` (1 GiB there) and
 `segment.ms` (7 days there), because sealing is what makes records cheap to read."""
@@ -94,11 +107,13 @@ class TopicConfig(NamedTuple):
     delete_retention_ms: int
     max_message_bytes: int
     log_append_time: bool
+    min_cleanable_dirty_ratio: float
     min_compaction_lag_ms: int
     retention_bytes: int
     retention_ms: int
     segment_bytes: int
     segment_ms: int
+    target_segment_bytes: int
 
 
 def check(name: str, value: str) -> None:
@@ -148,9 +163,11 @@ def effective(configs: Mapping[str, str]) -> TopicConfig:
         delete_retention_ms=get("delete.retention.ms"),  # type: ignore[arg-type]
         max_message_bytes=get("max.message.bytes"),  # type: ignore[arg-type]
         log_append_time=get("message.timestamp.type") == "LogAppendTime",
+        min_cleanable_dirty_ratio=get("min.cleanable.dirty.ratio"),  # type: ignore[arg-type]
         min_compaction_lag_ms=get("min.compaction.lag.ms"),  # type: ignore[arg-type]
         retention_bytes=get("retention.bytes"),  # type: ignore[arg-type]
         retention_ms=get("retention.ms"),  # type: ignore[arg-type]
         segment_bytes=get("segment.bytes"),  # type: ignore[arg-type]
         segment_ms=get("segment.ms"),  # type: ignore[arg-type]
+        target_segment_bytes=get("target.segment.bytes"),  # type: ignore[arg-type]
     )

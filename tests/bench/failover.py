@@ -104,8 +104,8 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
                             max(gaps),
                             "ms",
                             target if who == "at the others" else None,
-                            note=f"worst of {len(gaps)}; before that p99 {p99_ms:.0f} ms; one bare PUT "
-                            f"{put_ms:.1f} ms; nothing lost, nothing twice",
+                            note=f"worst of {len(gaps)}; before that p99 {p99_ms:.0f} ms; "
+                            f"one bare PUT {put_ms:.1f} ms; nothing lost, nothing twice",
                             is_smaller_better=True,
                         )
                     )

@@ -12,7 +12,7 @@ from storage.folder import FolderStore
 from storage.manifest import MemoryManifest
 from storage.model import SegmentFile
 from storage.objectstore import MemoryStore, ObjectStore
-from storage.table import ManifestConflict, Table, open_table, seal_app_id
+from storage.table import ManifestConflict, Table, care_app_id, open_table, seal_app_id
 
 PREFIX = keys.topic("orders", "0af3")
 START_MS = 1_700_000_000_000
@@ -253,6 +253,74 @@ async def test_what_was_done_once_is_done(opened: Open) -> None:
     await other.add([file(0, 20, 30)], seal(30))
     await one.add(files, seal(20))
     assert await fresh(opened) == [*files, file(0, 20, 30)]
+
+
+# --- taking files out
+
+
+async def planned(one: Table, partition: int = 0) -> dict[str, int]:
+    """The care of a partition's next commit, as of the loaded version."""
+    app_id = care_app_id(partition)
+    return {app_id: (await one.transaction_version(app_id) or 0) + 1}
+
+
+async def test_files_are_replaced_in_one_commit(opened_anywhere: Open) -> None:
+    one, other = await opened_anywhere(), await opened_anywhere()
+    old = [file(0, 0, 10), file(0, 10, 20)]
+    await one.add([*old, file(1, 0, 5)], seal(20, 5))
+    new = file(0, 0, 20, unique="3e3e")
+    await one.replace(old, [new], await planned(one), data_change=False)
+    assert await files_of(one) == [new]
+    assert await fresh(opened_anywhere) == [new]
+    assert await fresh(opened_anywhere, 1) == [file(1, 0, 5)]
+    await other.refresh()
+    assert await other.paths() == {new.path, file(1, 0, 5).path}
+    assert await other.removed_since(0) == {each.path for each in old}
+    assert await other.removed_since(2**50) == set()
+    # Sealers go on where the table ended, whatever is left in it.
+    await other.replace([new], [], await planned(other), data_change=True)
+    assert await fresh(opened_anywhere) == []
+    await one.refresh()
+    assert await one.transaction_version(seal_app_id(0)) == 20
+    await one.add([file(0, 20, 30)], seal(30))
+    assert await fresh(opened_anywhere) == [file(0, 20, 30)]
+
+
+async def test_of_two_that_remove_a_file_one_starts_again(opened_anywhere: Open) -> None:
+    fast, slow = await opened_anywhere(), await opened_anywhere()
+    old = file(0, 0, 10)
+    await fast.add([old], seal(10))
+    await slow.refresh()
+    first, second = await planned(fast), await planned(slow)
+    await fast.replace([old], [file(0, 0, 10, unique="fa57")], first, data_change=False)
+    for _ in range(2):  # also when a reader of its process has refreshed the table since
+        with pytest.raises(ManifestConflict):
+            await slow.replace([old], [file(0, 0, 10, unique="5107")], second, data_change=False)
+        await slow.refresh()
+    assert await fresh(opened_anywhere) == [file(0, 0, 10, unique="fa57")]
+
+
+async def test_a_seal_does_not_meet_a_replace(opened_anywhere: Open) -> None:
+    sealer, carer = await opened_anywhere(), await opened_anywhere()
+    await sealer.add([file(0, 0, 10)], seal(10))
+    await carer.refresh()
+    next_care = await planned(carer)
+    await sealer.add([file(0, 10, 20)], seal(20))
+    new = file(0, 0, 10, unique="3e3e")
+    await carer.replace([file(0, 0, 10)], [new], next_care, data_change=False)
+    await sealer.add([file(0, 20, 30)], seal(30))
+    assert await fresh(opened_anywhere) == [new, file(0, 10, 20), file(0, 20, 30)]
+
+
+async def test_what_was_replaced_once_is_replaced(opened: Open) -> None:
+    one, other = await opened(), await opened()
+    old, new = file(0, 0, 10), file(0, 0, 10, unique="3e3e")
+    await one.add([old], seal(10))
+    for each in (one, one, other):
+        await each.replace([old], [new], {care_app_id(0): 1}, data_change=False)
+    await other.replace([new], [], {care_app_id(0): 2}, data_change=True)
+    await one.replace([new], [], {care_app_id(0): 2}, data_change=True)
+    assert await fresh(opened) == []
 
 
 # --- at once

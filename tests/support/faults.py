@@ -117,6 +117,11 @@ class FaultyStore:
         return self.inner.url
 
     @property
+    def now_ms(self) -> int:
+        """The clock of a store in memory, which stamps its objects and its manifests' commits."""
+        return getattr(self.inner, "now_ms", 0)
+
+    @property
     def tables(self) -> Catalog:
         """The manifests of a store in memory: one catalog for all ways to it."""
         return _catalogs.setdefault(self.inner, {})

@@ -1,0 +1,95 @@
+"""Retention and collection as a duty of brokers, and marks that are forgotten with their files."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from service.care import care_for_ever, care_once
+from service.settings import Settings
+from storage.clock import SystemClock
+from storage.errors import StoreUnfit
+from storage.folder import FolderStore
+from storage.log import Log, LogSettings
+from storage.writer import Acks
+from tests.service.conftest import append, until
+from tests.support.records import rows
+
+QUIET = LogSettings(poll_interval_s=0.05, is_sealing=False)
+
+
+async def sealed_log(folder: Path, hot_dir: Path | None = None) -> Log:
+    """`t` with three segments of records that are years old, in a folder."""
+    log = Log(FolderStore(folder), SystemClock(), "broker-1", QUIET, hot_dir)
+    await log.open()
+    await log.create_topic("t", 1, {"retention.ms": "-1"})
+    for value in (b"a", b"b", b"c"):
+        await append(log, value)
+        await log.seal("t")
+    return log
+
+
+async def test_a_round_retains_and_collects(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    log = await sealed_log(folder)
+    settings = Settings(store=folder.as_uri(), wal_view_age_max_ms=1000, wal_retention_ms=4000)
+    await care_once(settings)
+    assert (await log.offsets("t", 0)).log_start_offset == 0
+    await log.alter_topic("t", {"retention.ms": "86400000"})
+    await care_once(settings)
+    assert (await log.offsets("t", 0)).log_start_offset == 3
+    assert list((folder / "checkpoints").iterdir())
+    await log.close()
+    await log.store.close()
+
+
+async def test_the_duty_goes_on_after_a_round_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(store=(tmp_path / "store").as_uri(), retention_check_interval_ms=20)
+    duty = asyncio.create_task(care_for_ever(settings))
+    await until(lambda: len(caplog.records) >= 2)  # there is no cluster yet
+    assert not duty.done()
+    log = await sealed_log(tmp_path / "store")
+    await log.alter_topic("t", {"retention.ms": "86400000"})
+    await until(lambda: log.state.partition("t", 0).log_start_offset == 3, 20)
+    duty.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await duty
+    await log.close()
+    await log.store.close()
+    assert {record.levelname for record in caplog.records} <= {"WARNING", "INFO"}
+
+
+async def test_what_is_in_memory_and_what_is_told_to_is_left_alone() -> None:
+    for settings in (
+        Settings(store="memory://"),
+        Settings(store="file:///nowhere", retention_check_interval_ms=0),
+    ):
+        await asyncio.wait_for(care_for_ever(settings), 5)
+    with pytest.raises(StoreUnfit):
+        await care_once(Settings(store="nothing://"))
+
+
+async def test_a_log_that_is_closed_leaves_no_mark(tmp_path: Path) -> None:
+    hot = tmp_path / "hot"
+    log = await sealed_log(tmp_path / "store", hot)
+    for value in ("d", "e"):
+        topic = log.state.topic("t")
+        await log.append(topic, [(0, rows(value))], size=1, is_json=False, acks=Acks.LOCAL)
+    await until(lambda: log.state.partition("t", 0).high_watermark == 5)
+    assert len(log.state.hot_logs) == 1
+    await log.close()
+    await log.store.close()
+    assert list(hot.glob("*.hot")) == []
+    again = await sealed_log_of(tmp_path / "store")
+    assert again.state.hot_logs == {}
+    assert again.state.partition("t", 0).high_watermark == 5
+    await again.close()
+    await again.store.close()
+
+
+async def sealed_log_of(folder: Path) -> Log:
+    log = Log(FolderStore(folder), SystemClock(), "broker-2", QUIET, None)
+    await log.open()
+    return log

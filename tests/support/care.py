@@ -1,0 +1,59 @@
+"""Logs to care for, on a store in memory whose clock tests move."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from compaction.cluster import Cluster
+from storage.log import Log, LogSettings
+from storage.objectstore import MemoryStore, ObjectStore
+from tests.support.clock import ManualClock
+from tests.support.faults import FaultyStore
+from tests.support.logs import COLD, append, opened
+from tests.support.records import TIME_MS
+
+_names = iter(range(1_000_000, 2_000_000))
+
+
+async def cluster_on(inner: ObjectStore, *, is_damage_told: bool = True) -> Cluster:
+    """One command's view, over a faulty way of its own; its clock is the loop's."""
+    clock = ManualClock(next(_names), loop_time=asyncio.get_running_loop().time)
+    return await Cluster.open(FaultyStore(inner), clock, is_damage_told=is_damage_told)
+
+
+@contextlib.asynccontextmanager
+async def caring(inner: ObjectStore, *, is_damage_told: bool = True):
+    cluster = await cluster_on(inner, is_damage_told=is_damage_told)
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+def way_of(cluster: Cluster) -> FaultyStore:
+    assert isinstance(cluster.store, FaultyStore)
+    return cluster.store
+
+
+async def log_with(
+    inner: MemoryStore,
+    segments: Sequence[Sequence[str]],
+    *,
+    partitions: int = 1,
+    settings: LogSettings = COLD,
+    **configs: str,
+) -> Log:
+    """Topic `t`, each list of values one segment of every partition; an hour between segments, by
+    the store's clock and the records' own. The clock ends where the last one was written."""
+    log = await opened(inner, settings)
+    named = {name.replace("_", "."): value for name, value in configs.items()}
+    await log.create_topic("t", partitions, named)
+    for hour, values in enumerate(segments):
+        inner.now_ms = TIME_MS + hour * 3_600_000
+        if hour:
+            log.clock.advance(3600)
+        for number in range(partitions):
+            stamps = [inner.now_ms + i for i in range(len(values))]
+            await append(log, *values, partition=number, timestamps=stamps)
+        await log.seal("t")
+    return log
