@@ -13,6 +13,7 @@ log" for nobody; it is committed again, under the same number, until it or its l
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -46,6 +47,9 @@ ENTRY_PARTS_MAX = 100_000
 """Commits and chunks in one entry: its header has a bound (I10)."""
 TOLD_BYTES_MAX = 64 * 1024
 """Larger headers, and larger chunks of an entry, are not told but read from the store."""
+UPLOAD_AGE_MAX_S = 1800.0
+"""From an upload to the entry that names it: half of what FORMAT.md's rule 8 allows, for the PUT."""
+TOO_OLD = "the store took so long to answer that what was uploaded may be collected"
 RETRY_S = 0.05
 RETRY_S_MAX = 2.0
 
@@ -84,6 +88,8 @@ class _Waiting:
     draft: Draft
     origin: Origin | None
     size: int
+    not_after_s: float
+    """Boot time after which what it refers to may be collected."""
     done: "asyncio.Future[int | list[Outcome]]"
 
 
@@ -93,6 +99,8 @@ class _HandedOver:
 
     draft: Draft
     number: int
+    not_after_s: float
+    clock: Clock
     done: "asyncio.Future[list[Outcome]]"
     is_in_doubt: bool = False
     is_void: bool = False
@@ -100,6 +108,8 @@ class _HandedOver:
     def next_draft(self) -> Draft | None:
         if self.done.done():
             return None
+        if self.clock.boot_s() > self.not_after_s:
+            raise CommitUnknown(TOO_OLD) if self.is_in_doubt else Unavailable(TOO_OLD)
         if self.is_void and self.is_in_doubt:
             # Entries went by unseen: it may be in one of them, and its mark forgotten since.
             raise CommitUnknown("this broker slept: nobody knows whether the draft was committed")
@@ -170,37 +180,41 @@ class Sequencer:
             self.counters.commits += 1
             return await self.wal.commit(draft)  # alone: one PUT and nothing else
         # A large one would hold up everybody else's entry, too.
-        draft = await self._upload_if_large(draft)
-        waiting = self._enqueue(draft, None, sum(len(body) for body in draft.bodies))
+        draft, not_after_s = await self._upload_if_large(draft)
+        size = sum(len(body) for body in draft.bodies)
+        waiting = self._enqueue(draft, None, size, not_after_s)
         outcomes = await waiting.done
         assert isinstance(outcomes, list), "only a peer's draft is answered with a number"
         return outcomes
 
     async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
-        draft = await self._upload_if_large(draft)
+        draft, not_after_s = await self._upload_if_large(draft)
         # Spent whatever comes of it: a number is never given to two drafts.
         self._number += 1
         origin = Origin(self.membership.me.id, self._number, len(draft.commits))
         done = asyncio.get_running_loop().create_future()
-        own = self._own = _HandedOver(draft._replace(origins=[origin]), self._number, done)
+        draft = draft._replace(origins=[origin])
+        own = self._own = _HandedOver(draft, self._number, not_after_s, self.clock, done)
         try:
             await self._hand_over(target, own)
             return own.done.result() if own.done.done() else await self._commit_alone(own)
         finally:
             self._own = None
 
-    async def _upload_if_large(self, draft: Draft) -> Draft:
-        """Dying in here leaves an object that nothing names, for the collector."""
+    async def _upload_if_large(self, draft: Draft) -> tuple[Draft, float]:
+        """The draft as it is to be committed, and the boot time after which it must not be any
+        more. Dying in here leaves an object that nothing names, for the collector."""
         if sum(len(body) for body in draft.bodies) <= self.settings.handover_bytes_max:
-            return draft
+            return draft, math.inf
         self.counters.uploads += 1
+        not_after_s = self.clock.boot_s() + UPLOAD_AGE_MAX_S
         key = keys.data(self.clock.new_id().hex())
         pause_s = RETRY_S
         while await self.wal.store.create(key, draft.bodies) is Created.UNKNOWN:
             # The name is ours alone, so EXISTS at the next try means that this one arrived.
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_S_MAX)
-        return refer(draft, key)
+        return refer(draft, key), not_after_s
 
     async def _hand_over(self, target: Member, own: _HandedOver) -> None:
         """Ask the peer once. Afterwards `own` is done, in doubt, or definitely not with it."""
@@ -263,15 +277,17 @@ class Sequencer:
         self.counters.taken += 1
         (origin,) = draft.origins
         # Shielded: a peer that goes away does not take its draft along.
-        seq = await asyncio.shield(self._enqueue(draft, origin, len(message)).done)
+        seq = await asyncio.shield(self._enqueue(draft, origin, len(message), math.inf).done)
         assert isinstance(seq, int), "a peer's draft is answered with a number"
         newest = self._newest
         return encode_told([newest if newest.seq == seq else Told(seq)])
 
-    def _enqueue(self, draft: Draft, origin: Origin | None, size: int) -> _Waiting:
+    def _enqueue(
+        self, draft: Draft, origin: Origin | None, size: int, not_after_s: float
+    ) -> _Waiting:
         done = asyncio.get_running_loop().create_future()
         done.add_done_callback(lambda done: done.cancelled() or done.exception())
-        waiting = _Waiting(draft, origin, size, done)
+        waiting = _Waiting(draft, origin, size, not_after_s, done)
         self._queue[waiting] = None
         self._queue_bytes += size
         if self._drain is None or self._drain.done():
@@ -298,6 +314,9 @@ class Sequencer:
     def _next_batch(self) -> Draft | None:
         """As much of what waits as one entry carries; asked anew before each attempt, when drafts
         that are in the chain meanwhile wait no more."""
+        now_s = self.clock.boot_s()
+        old = [waiting for waiting in self._queue if waiting.not_after_s < now_s]
+        self._fail(old, Unavailable(TOO_OLD), NotTaken(TOO_OLD))
         batch: list[_Waiting] = []
         size = parts = 0
         for waiting in self._queue:

@@ -10,6 +10,7 @@ import pytest
 from storage import keys
 from storage.errors import CommitUnknown, Unavailable
 from storage.log import Log
+from storage.sequencer import UPLOAD_AGE_MAX_S
 from tests.support import logs
 from tests.support.cluster import SETTINGS, Broken, Cluster
 from tests.support.faults import Fault, Script
@@ -293,6 +294,32 @@ def test_a_large_draft_is_uploaded_first_and_referred_to() -> None:
             await logs.append(one, large)
             assert logs.store_of(one).count("create", keys.DATA) == 2
             assert len(await values(cluster)) == 3
+
+    run(main)
+
+
+def test_i9_what_was_uploaded_long_ago_is_named_no_more() -> None:
+    """The machine slept between the upload and the commit: a collector may have been there."""
+
+    async def main() -> None:
+        settings = SETTINGS._replace(
+            writer=SETTINGS.writer._replace(codec=""),
+            sequencer=SETTINGS.sequencer._replace(handover_bytes_max=10_000),
+        )
+        async with Cluster(settings, latency=lambda _: 0.02) as cluster:
+            _first, one, _ = await three(cluster)
+
+            def sleep_then_refuse(verb: str, _: str) -> Broken | None:
+                if verb == "hand_over":
+                    one.clock.advance(UPLOAD_AGE_MAX_S + 1.0)
+                return Broken.REFUSED
+
+            cluster.net.plan = sleep_then_refuse
+            with pytest.raises(Unavailable):
+                await logs.append(one, "x" * 50_000)
+            cluster.net.plan = lambda verb, to: None
+            await logs.append(one, "small")
+            assert await values(cluster) == ["small"]
 
     run(main)
 
