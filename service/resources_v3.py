@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field
 
 from service.paths import Origin
 from service.topics import BROKER_ID
-from storage.state import Partition, Topic
+from storage.partition import Partition
+from storage.state import Topic
 from storage.topics import CONFIGS
 
 ConfigSource: TypeAlias = Literal["DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"]

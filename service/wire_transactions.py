@@ -19,7 +19,8 @@ from service.wire_v3 import V3Record, decode_v3_record
 from storage.chunk import Rows
 from storage.entry import GroupOffset
 from storage.errors import InvalidRequest
-from storage.groups import NO_GENERATION, check_group_id, check_offset
+from storage.group_members import NO_GENERATION
+from storage.groups import check_group_id, check_offset
 
 TOPICS_MAX = 100
 RECORDS_MAX = 10_000

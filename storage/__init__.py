@@ -14,8 +14,10 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     topics        the configs of a topic: names, defaults, checks
     entry         the bytes of a WAL entry, and the actions in it
     producers     ids, epochs and sequences of Kafka's idempotent producers
+    group_members members of consumer groups, generations, assignment
     groups        committed offsets of consumer groups
     requests      idempotency keys and what they were answered
+    partition     a partition's offsets, and the index of its tail
     state         the cluster state, and `apply`
     manifest      what a topic's table is to the log: the protocol, and its in-memory implementation
     segment       the bytes of a segment: how Parquet is written and read

@@ -41,10 +41,11 @@ from storage.hot import ClosedSegment, Encoded, Request, part_rows
 from storage.manifest import Table
 from storage.model import Placement, TopicPartition
 from storage.objectstore import ObjectStore
+from storage.partition import Partition
 from storage.partitioner import Places
 from storage.reader import Piece, Reader, ReaderSettings
 from storage.sealer import Sealer, SealerSettings
-from storage.state import PARTITIONS_MAX, ClusterState, Outcome, Partition, Topic
+from storage.state import PARTITIONS_MAX, ClusterState, Outcome, Topic
 from storage.table import open_table
 from storage.tail import TailCache
 from storage.wal import Wal, WalSettings

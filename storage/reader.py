@@ -21,7 +21,8 @@ from storage.errors import Corrupt, NotFound
 from storage.manifest import SegmentIndex, Table
 from storage.model import SegmentFile
 from storage.objectstore import ObjectStore
-from storage.state import Partition, Run, Topic
+from storage.partition import Partition, Run
+from storage.state import Topic
 from storage.tail import TailCache
 
 READ_AHEAD_RUNS = 16
