@@ -26,6 +26,8 @@ from service.hotpath import HotPath
 from service.settings import Settings, state_home
 from service.telemetry import HttpCounters
 from storage.clock import SystemClock
+from storage.consumers import Consumers
+from storage.coordinator import Alone
 from storage.errors import LogError, Unavailable
 from storage.folder import FolderStore
 from storage.log import Log
@@ -90,19 +92,22 @@ async def serve(settings: Settings) -> None:
         broker_id = settings.broker_id or clock.new_id().hex()[:12]
         broker = Log(store, clock, broker_id, settings.log_settings(), hot_dir(settings, store))
         await broker.open(settings.cluster_id or None)
+        consumers = Consumers(broker, Alone(clock.new_id().hex()))
+        consumers.start()
         try:
-            await _serve_http(settings, broker)
+            await _serve_http(settings, broker, consumers)
         finally:
-            await _close(broker)
+            await _close(broker, consumers)
     finally:
         await store.close()
 
 
-async def _close(broker: Log) -> None:
+async def _close(broker: Log, consumers: Consumers) -> None:
     """Raises Unavailable where the store does not answer: to wait for it is no better than to be
     killed, which supervisors do before long."""
     try:
         async with asyncio.timeout(CLOSE_S):
+            await consumers.close()
             await broker.close()
     except TimeoutError:
         raise Unavailable(
@@ -111,7 +116,7 @@ async def _close(broker: Log) -> None:
         ) from None
 
 
-async def _serve_http(settings: Settings, broker: Log) -> None:
+async def _serve_http(settings: Settings, broker: Log, consumers: Consumers) -> None:
     counters = HttpCounters()
     app = build_app(
         broker,
@@ -120,7 +125,7 @@ async def _serve_http(settings: Settings, broker: Log) -> None:
         extra=[documented_routes()],
     )
     config = uvicorn.Config(
-        HotPath(app, broker, settings, counters),
+        HotPath(app, broker, settings, counters, consumers),
         host=settings.host,
         port=settings.port,
         loop="uvloop",

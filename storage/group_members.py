@@ -326,7 +326,7 @@ class GroupMembers:
 
     def _check_simple(self, commit: CommitOffsets, *, is_active: bool) -> LogError | None:
         if is_active:
-            return UnknownMember(
+            return GroupNotEmpty(
                 f"group {commit.group_id!r} has members that share partitions: only they commit"
             )
         if commit.generation != NO_GENERATION:

@@ -8,7 +8,7 @@ the modules it composes; this one adds waiting (long polls), ages the view and r
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,6 +100,8 @@ class Log:
             store, clock, self.reader, self.writer, self._table_of, settings.sealer
         )
         self._tables: dict[str, asyncio.Future[Table]] = {}
+        self.listeners: list[Callable[[], None]] = []
+        """Called after every entry that was folded in, and when the view was loaded anew."""
         self._waiting: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
         self._deleted_seen = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -322,23 +324,37 @@ class Log:
         deadline = loop.time() + wait_s
         key = (topic.name, number)
         while topic.partitions[number].high_watermark <= offset and loop.time() < deadline:
-            if self._is_draining:
-                raise Unavailable("this broker is shutting down: read on from another")
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiting.setdefault(key, set()).add(waiter)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await waiter
-            except TimeoutError:
+            if not await self.wait_any([key], loop.create_future(), deadline):
                 return
-            finally:
+            if self.state.topics.get(topic.name) is not topic:
+                return  # deleted, or the view was loaded anew: the caller looks again
+
+    async def wait_any(
+        self,
+        partitions: Iterable[tuple[str, int]],
+        waiter: "asyncio.Future[None]",
+        deadline: float,
+    ) -> bool:
+        """Wait until one of the partitions has more, or anybody sets `waiter`; False when the
+        loop's time came to `deadline` first. What was there before the call is not waited for."""
+        if self._is_draining:
+            raise Unavailable("this broker is shutting down: read on from another")
+        keys = list(partitions)
+        for key in keys:
+            self._waiting.setdefault(key, set()).add(waiter)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            for key in keys:
                 waiting = self._waiting.get(key)
                 if waiting is not None:
                     waiting.discard(waiter)
                     if not waiting:
                         del self._waiting[key]
-            if self.state.topics.get(topic.name) is not topic:
-                return  # deleted, or the view was loaded anew: the caller looks again
+        return True
 
     async def offsets(self, topic: str, partition: int) -> Partition:
         """The partition as of now on every broker (I3): its log start and high watermark."""
@@ -359,6 +375,8 @@ class Log:
 
     def on_applied(self, outcomes: list[Outcome]) -> None:
         """An entry was folded in: wake who waits for its partitions."""
+        for listener in self.listeners:
+            listener()
         if not self._waiting:
             return
         if len(self.state.deleted) != self._deleted_seen:
@@ -373,6 +391,8 @@ class Log:
     def on_reset(self) -> None:
         """The view was void: nothing that was derived from it may be served."""
         self.tail.clear()
+        for listener in self.listeners:
+            listener()
         for key in list(self._waiting):
             self._wake(key)
 

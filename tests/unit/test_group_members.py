@@ -163,8 +163,8 @@ def test_i8_who_may_commit() -> None:
         (commit("x", -1, (mine[0], 6)), IllegalGeneration),
         (commit("x", now, (others[0], 6)), IllegalGeneration),
         (commit("z", now, (mine[0], 6)), UnknownMember),
-        (commit("", now, (mine[0], 6)), UnknownMember),
-        (commit("", -1, (mine[0], 6)), UnknownMember),
+        (commit("", now, (mine[0], 6)), GroupNotEmpty),
+        (commit("", -1, (mine[0], 6)), GroupNotEmpty),
     ]:
         assert type(do(state, refused)) is why, refused
     assert state.groups.offsets("g")[ALPHA][mine[0]].offset == 5
@@ -208,7 +208,7 @@ def test_assigned_by_hand_shares_nothing_and_excludes_a_subscription() -> None:
     assert isinstance(do(state, AssignByHand("g", "x", [Owned(ALPHA, 1)])), AssignedOtherwise)
     assert isinstance(do(state, AssignByHand("g", "h", [Owned(BETA, 0)])), UnknownTopic)
     assert isinstance(do(state, AssignByHand("g", "h", [Owned(ALPHA, 4)])), UnknownPartition)
-    assert isinstance(do(state, commit("h", -1, (1, 5))), UnknownMember)  # others share
+    assert isinstance(do(state, commit("h", -1, (1, 5))), GroupNotEmpty)  # others share
     do(state, LeaveGroup("g", "x"))
     assert do(state, commit("h", -1, (1, 5))) is None
     assert isinstance(do(state, commit("h", before, (1, 5))), IllegalGeneration)
