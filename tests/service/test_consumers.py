@@ -503,6 +503,36 @@ async def test_a_partition_that_is_anothers_now_is_not_committed(
     assert "generation 2" in why
 
 
+async def test_a_member_commits_results_and_offsets_in_one_request(
+    consumer: Instance, broker: Broker
+) -> None:
+    await put(broker, 1, 2, 3)
+    answer = await consumer("GET", "/records?max_bytes=1")
+    assert len(answer.json()) == 1
+    name = consumer.path.rpartition("/")[2]
+    path = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/transactions"
+
+    async def transact(**more: Any) -> httpx.Response:
+        offset = {"topic_name": "t", "partition_id": 0, "offset": 1}
+        group = {"consumer_group_id": "g", "offsets": [offset]} | more
+        return await broker.http.post(path, content=json.dumps({"consumer_groups": [group]}))
+
+    generation = int(answer.headers["tidelog-generation"])
+    for refused in (
+        {},
+        {"generation": generation},
+        {"generation": generation + 1, "consumer_id": name},
+        {"generation": generation, "consumer_id": "nobody"},
+    ):
+        assert_refused(await transact(**refused), 409, 40903, "application/json")
+    assert (await transact(generation=generation, consumer_id=name)).status_code == 200
+    assert (await consumer.committed())[0] == 1
+    for _ in range(3):
+        await subscribed(broker)
+    answer = await transact(generation=generation, consumer_id=name)
+    assert_refused(answer, 409, 40903, "application/json")
+
+
 # -- positions
 
 
