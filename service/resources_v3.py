@@ -300,6 +300,14 @@ class Resources:
         """Every config of a topic, set or not."""
         return [self.config(topic, name, configs) for name in CONFIGS]
 
+    def related(self, *parts: str | int) -> Related:
+        """A link to what lies below the cluster."""
+        return self._related(*parts)
+
+    def metadata(self, *parts: str | int, crn: str) -> Metadata:
+        """Of the resource at that address; `crn` is its name after the cluster's."""
+        return self._metadata(*parts, crn=crn)
+
     def _related(self, *parts: str | int) -> Related:
         return Related(related=self.url(*parts))
 

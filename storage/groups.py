@@ -11,7 +11,7 @@ with its topic; and with nothing else: at the bounds (I10) a commit is refused, 
 that was lost would be read as "begin anew".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -62,6 +62,10 @@ class Groups:
     def offsets(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
         """By topic id and partition; empty for a group that never committed."""
         return self._groups.get(group_id, {})
+
+    def __iter__(self) -> Iterator[str]:
+        """Groups with committed offsets."""
+        return iter(self._groups)
 
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._groups

@@ -22,6 +22,7 @@ from storage.entry import (
     AlterTopic,
     AnyAction,
     CreateTopic,
+    DeleteGroup,
     DeleteTopic,
     IdempotencyKey,
     RetireHotLog,
@@ -266,6 +267,10 @@ class Log:
             topic_id=topic.topic_id,
         )
         return await self.writer.append(request, acks)
+
+    async def delete_group(self, group_id: str) -> None:
+        """With all that it committed; raises GroupNotEmpty."""
+        await self._submit([DeleteGroup(group_id)])
 
     def committed_offsets(self, group_id: str) -> dict[TopicPartition, CommittedOffset]:
         """Of the group, sorted; empty when it has none."""
