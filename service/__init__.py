@@ -21,7 +21,10 @@ hotdocs         the hot routes as the documentation shows them
 topics          topics, partitions and offsets, v2
 admin_v3        clusters, topics, partitions in Confluent's v3 dialect
 configs_v3      configs of topics in that dialect
-groups_v3       committed offsets of consumer groups in that dialect
+groups_v3       consumer groups in that dialect
+group_resources_v3  the shapes of its resources, and lag
+consumers       consumer instances, v2
+wire_consumers  their bodies, in four dialects
 resources_v3    the shapes of its resources
 telemetry       metrics
 
@@ -29,6 +32,8 @@ cli             `tidelog`: serve, and the commands below
 cli_client      a broker over HTTP as commands need it: retries, exit statuses
 cli_results     how a command ends: statuses, errors of one line, tables or JSON
 cli_topics      tidelog topics and tidelog seal
+cli_groups      tidelog groups
+cli_group_reads tidelog consume --group
 cli_records     tidelog produce and consume: their options
 cli_lines       lines of input to records
 cli_produce     batches in flight, nothing lost, doubled or swapped
