@@ -24,6 +24,7 @@ configs_v3      configs of topics in that dialect
 groups_v3       consumer groups in that dialect
 group_resources_v3  the shapes of its resources, and lag
 consumers       consumer instances, v2
+group_forwarding  their requests on the way to the group's coordinator
 wire_consumers  their bodies, in four dialects
 resources_v3    the shapes of its resources
 telemetry       metrics

@@ -7,8 +7,9 @@ returned again (storage.consumers).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import ClassVar, TypeAlias
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, ClassVar, TypeAlias
 from urllib.parse import parse_qsl, quote
 
 import msgspec
@@ -17,12 +18,14 @@ from service import wire_consumers, wire_out
 from service.errors import check_printable
 from service.fetch import FORMATS as ACCEPTED
 from service.fetch import Fetch, until_gone
+from service.group_forwarding import Forwarded, ForwardedCall, Forwarder, Unreached
 from service.http import (
     JSON_V2,
     Answer,
     Call,
     InvalidParameter,
     NotAcceptable,
+    Receive,
     UnsupportedMediaType,
     integer,
     media_type,
@@ -36,6 +39,8 @@ from storage.errors import AssignedOtherwise, InvalidRequest, LogError, UnknownM
 from storage.groups import OFFSET_MAX, check_group_id
 from storage.log import Log
 from storage.model import TopicPartition
+
+log = logging.getLogger("tidelog.groups")
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """20,000 partitions with their offsets fit."""
@@ -74,7 +79,17 @@ class NotConfigured(InvalidRequest):
 class ConsumerRoutes:
     """The routes. One per broker."""
 
-    def __init__(self, broker: Log, settings: Settings, consumers: Consumers, fetch: Fetch) -> None:
+    def __init__(
+        self,
+        broker: Log,
+        settings: Settings,
+        consumers: Consumers,
+        fetch: Fetch,
+        forwarder: Forwarder | None = None,
+    ) -> None:
+        self.forwarded = Forwarded(self._serve_here)
+        """For peers: calls that they hand over."""
+        self._forwarder = forwarder
         self._log = broker
         self._settings = settings
         self._consumers = consumers
@@ -82,6 +97,47 @@ class ConsumerRoutes:
 
     def route(self, method: str, parts: list[str]) -> tuple[str, Handler] | None:
         """What serves a path below /consumers, as its parts after that; None: nothing does."""
+        found = self._route(method, parts)
+        if found is None:
+            return None
+        name, handler = found
+        return name, lambda call: self._placed(call, parts[0], handler)
+
+    async def _placed(self, call: Call, group: str, handler: Handler) -> Answer | None:
+        """Serve the call here, or where the group's coordinator is."""
+        if self._forwarder is None or isinstance(call, ForwardedCall):
+            return await handler(call)
+        held = self._log.state.members.get(group)
+        coordinators = self._consumers.coordinators
+        coordinator = coordinators.of(group, "" if held is None else held.coordinator)
+        if coordinator == coordinators.me:
+            return await handler(call)
+        body = await call.body(BODY_BYTES_MAX)
+        gone = asyncio.create_task(until_gone(call))
+        forwarding = asyncio.create_task(self._forwarder.forward(call, coordinator, body))
+        try:
+            await asyncio.wait({gone, forwarding}, return_when=asyncio.FIRST_COMPLETED)
+            if not forwarding.done():
+                call.status = call.status or CLIENT_GONE
+                return None
+            forwarding.result()
+        except Unreached as error:
+            log.info("group %s: its coordinator cannot be reached: %s", group, error)
+            call.receive = _once(body, call.receive)
+            return await handler(call)
+        finally:
+            gone.cancel()
+            forwarding.cancel()
+        return None
+
+    async def _serve_here(self, call: Call) -> Answer | None:
+        parts = [part for part in call.scope["path"].split("/") if part]
+        found = self._route(call.scope["method"], parts[1:])
+        if found is None:
+            raise InvalidRequest("no such route of consumers")
+        return await found[1](call)
+
+    def _route(self, method: str, parts: list[str]) -> tuple[str, Handler] | None:
         match method, parts:
             case "POST", [group]:
                 return "consumers", lambda call: self._create(call, group)
@@ -236,6 +292,7 @@ class ConsumerRoutes:
             kind = f"application/vnd.kafka.{fmt}.v2+json".encode()
             await call.answer(Answer(200, body, kind, headers))
             self._fetch.count(records, len(body))
+        await call.until_delivered()
 
     # -- offsets
 
@@ -293,6 +350,16 @@ class ConsumerRoutes:
         ("POST", "positions", "beginning"): _to_beginning,
         ("POST", "positions", "end"): _to_end,
     }
+
+
+def _once(body: bytes, then: Receive) -> Receive:
+    """A body that was read already, once more."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        return left.pop() if left else await then()
+
+    return receive
 
 
 def _encoded(read: Read, fmt: str) -> tuple[int, bytes]:

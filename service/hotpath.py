@@ -15,6 +15,7 @@ from typing import TypeAlias
 from service.consumers import ConsumerRoutes
 from service.errors import INTERNAL_ERROR, ErrorAnswer, error_body, error_response
 from service.fetch import Fetch
+from service.group_forwarding import Forwarder
 from service.http import JSON, JSON_V2, Answer, Call, Receive, Scope, Send
 from service.produce import Produce
 from service.produce_v3 import ProduceV3
@@ -45,12 +46,13 @@ class HotPath:
         settings: Settings,
         counters: HttpCounters,
         consumers: Consumers,
+        forwarder: Forwarder | None = None,
     ) -> None:
         self._app = app
         self._counters = counters
         self._produce = Produce(broker, settings, counters)
         self._fetch = Fetch(broker, settings, counters)
-        self._consumers = ConsumerRoutes(broker, settings, consumers, self._fetch)
+        self.consumers = ConsumerRoutes(broker, settings, consumers, self._fetch, forwarder)
         self._produce_v3 = ProduceV3(broker, settings, self._produce, counters)
         self._transactions = Transactions(broker, settings, self._produce, counters)
 
@@ -78,7 +80,7 @@ class HotPath:
             case "GET", ["topics", topic, "partitions", number, "records"]:
                 return "fetch", lambda call: self._fetch.serve(call, topic, number)
             case _, ["consumers", *rest]:
-                return self._consumers.route(method, rest)
+                return self.consumers.route(method, rest)
             case "POST", [*base, "clusters", cluster, "transactions"] if base in V3:
                 return "transactions", lambda call: self._transactions.serve(call, cluster)
             case "POST", [*base, "clusters", cluster, "topics", topic, last] if base in V3:

@@ -117,7 +117,7 @@ class Consumers:
         """Commit what it read, if it wants that, and remove it. Raises UnknownMember."""
         heard = await self._coordinator.hear(group_id, member_id)
         if heard.member.config.auto_commit:
-            heard.instance.positions.acknowledge()
+            await self._acknowledge(heard.instance)
             with contextlib.suppress(LogError):  # it lost them meanwhile: another reads them
                 await self._commit_due(heard)
         await self._coordinator.submit(LeaveGroup(group_id, member_id))
@@ -255,11 +255,13 @@ class Consumers:
                 instance.polled_s = self._log.clock.boot_s()
                 instance.positions.acknowledge()
                 read = await self._read(heard, bytes_max, deadline)
+                instance.is_sending = True
                 yield read
                 for portion in read.portions:
                     after = portion.fetched.next_offset
                     instance.positions.advance(portion.where, portion.offset, after)
             finally:
+                instance.is_sending = False
                 instance.lock.release()
         finally:
             instance.under_way -= 1
@@ -359,11 +361,18 @@ class Consumers:
         returned. Raises UnknownTopic, UnknownPartition, UnknownMember, IllegalGeneration."""
         heard = await self._coordinator.hear(group_id, member_id)
         if offsets is None:
-            heard.instance.positions.acknowledge()
+            await self._acknowledge(heard.instance)
             await self._commit_due(heard)
             return
         said = {await self._owned(where): each for where, each in offsets.items()}
         await self._commit(heard, {where: offset for where, (offset, _) in said.items()}, said)
+
+    async def _acknowledge(self, instance: Instance) -> None:
+        """It has what it was sent. Whether it has what is on the way is heard in a moment."""
+        if instance.is_sending:
+            async with instance.lock:
+                pass
+        instance.positions.acknowledge()
 
     async def _commit_due(self, heard: Heard) -> None:
         due = heard.instance.positions.due()

@@ -12,8 +12,9 @@ WAL.
 """
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -50,14 +51,32 @@ class Alone(NamedTuple):
         return self.me
 
 
+class Rendezvous:
+    """Several brokers: the holder stays while it lives; else each group has a first choice among
+    those who do, so that brokers which see the same agree, and the groups of a dead one spread."""
+
+    def __init__(self, me: str, live: Callable[[], Iterable[str]]) -> None:
+        self.me = me
+        self._live = live
+
+    def of(self, group_id: str, holder: str) -> str:
+        live = {*self._live(), self.me}
+        return holder if holder in live else max(live, key=lambda one: _weight(group_id, one))
+
+
+def _weight(group_id: str, broker: str) -> bytes:
+    return hashlib.blake2b(f"{group_id}/{broker}".encode(), digest_size=16).digest()
+
+
 @dataclass(slots=True, eq=False)
 class Instance:
-    """What its coordinator knows of a member, softly. `lock`: one read at a time; `waiter`: set to
-    make a read look again."""
+    """What its coordinator knows of a member, softly. `lock`: one read at a time; `is_sending`: its
+    answer is on the way; `waiter`: set to make a read look again."""
 
     heard_s: float
     polled_s: float
     under_way: int = 0
+    is_sending: bool = False
     turn: int = 0
     positions: Positions = field(default_factory=Positions)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
