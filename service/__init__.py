@@ -18,6 +18,7 @@ produce_v3      records in, v3: streams and batches
 fetch           records out, with long polls and followers
 transactions    records for several topics and offsets of groups, all or nothing
 hotdocs         the hot routes as the documentation shows them
+consumer_docs   consumer instances as the documentation shows them
 topics          topics, partitions and offsets, v2
 admin_v3        clusters, topics, partitions in Confluent's v3 dialect
 configs_v3      configs of topics in that dialect

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from service.resources_v3 import ListMetadata, Metadata, Related, Resources
 from service.topics import BROKER_ID
 from storage.assignors import Owned
-from storage.group_members import DEFAULT_ASSIGNOR, GroupMember
+from storage.group import DEFAULT_ASSIGNOR, GroupMember
 from storage.log import Log
 from storage.model import TopicPartition
 

@@ -31,7 +31,8 @@ from service.wire_in import InvalidBody
 from service.wire_v3 import milliseconds
 from storage.entry import CommitOffsets, GroupOffset
 from storage.errors import GroupNotEmpty
-from storage.group_members import NO_GENERATION, GroupMember
+from storage.group import GroupMember
+from storage.group_members import NO_GENERATION
 from storage.groups import OFFSET_MAX, check_group_id
 from storage.log import Log
 from storage.model import TopicPartition

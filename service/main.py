@@ -21,6 +21,7 @@ import uvicorn
 import uvloop
 
 from service.app import build_app
+from service.consumer_docs import documented_consumers
 from service.hotdocs import documented_routes
 from service.hotpath import HotPath
 from service.settings import Settings, state_home
@@ -122,7 +123,7 @@ async def _serve_http(settings: Settings, broker: Log, consumers: Consumers) -> 
         broker,
         http=counters,
         default_partitions=settings.default_partitions,
-        extra=[documented_routes()],
+        extra=[documented_routes(), documented_consumers()],
     )
     config = uvicorn.Config(
         HotPath(app, broker, settings, counters, consumers),

@@ -15,6 +15,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     positions     where a consumer instance stands
     entry         the bytes of a WAL entry, and the actions in it
     producers     ids, epochs and sequences of Kafka's idempotent producers
+    group         a consumer group and its members: the nouns
     group_members members of consumer groups, generations, assignment
     patterns      topics by regular expressions
     groups        committed offsets of consumer groups

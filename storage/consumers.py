@@ -42,7 +42,8 @@ from storage.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from storage.group_members import NO_GENERATION, TOPICS_MAX, Group, GroupMember
+from storage.group import Group, GroupMember
+from storage.group_members import NO_GENERATION, TOPICS_MAX
 from storage.log import Fetched, Log
 from storage.model import TopicPartition
 from storage.state import ClusterState

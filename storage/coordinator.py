@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from storage.entry import AnyAction, ExpireMember, TakeGroup
 from storage.errors import StaleCommit, Unavailable, UnknownMember
-from storage.group_members import Group, GroupMember
+from storage.group import Group, GroupMember
 from storage.hot import Request
 from storage.log import Log
 from storage.positions import Positions

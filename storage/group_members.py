@@ -15,8 +15,7 @@ Who lives is not known here. A group's coordinator hears its members, softly, an
 Generations of a group's name never go back: a group that was forgotten leaves its last one behind.
 """
 
-from collections.abc import Iterator, Mapping, Sized
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from collections.abc import Iterator
 
 import msgspec
 
@@ -29,7 +28,6 @@ from storage.entry import (
     GroupAction,
     JoinGroup,
     LeaveGroup,
-    MemberConfig,
     Seek,
     Sought,
     Subscribe,
@@ -48,10 +46,9 @@ from storage.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from storage.group import Catalog, Group, GroupMember, Inputs, KeptGroup, KeptMembers
 
 NO_GENERATION = -1
-DEFAULT_ASSIGNOR = "sticky"
-"""The one that moves least: what a member of ours loses is read again from the last commit."""
 NAME_BYTES_MAX = 255
 """Of groups, members and static instances."""
 PATTERN_CHARS_MAX = 1000
@@ -63,96 +60,6 @@ TOPICS_MAX = 1_000
 PARTITIONS_MAX = 20_000
 """That a group shares, or a member is assigned by hand: `apply` assigns anew at each change."""
 RETRY_AFTER_MS = 60_000
-
-
-class TopicLike(Protocol):
-    """What of a topic is looked at."""
-
-    @property
-    def topic_id(self) -> str: ...
-
-    @property
-    def partitions(self) -> Sized: ...
-
-
-Catalog: TypeAlias = Mapping[str, TopicLike]
-
-
-class GroupMember(msgspec.Struct, array_like=True):
-    """One member. `owned` is its share in the group's generation, or what it was assigned by hand;
-    `sought` where it said to go on."""
-
-    member_id: str
-    joined_ms: int
-    config: MemberConfig
-    instance_id: str = ""
-    topics: list[str] = []
-    pattern: str = ""
-    is_by_hand: bool = False
-    owned: list[Owned] = []
-    sought: list[Sought] = []
-
-    @property
-    def is_subscribed(self) -> bool:
-        return bool(self.topics or self.pattern)
-
-    @property
-    def key(self) -> str:
-        """What assignors know it by: a static member's stays the same when it comes again."""
-        return f"s:{self.instance_id}" if self.instance_id else f"m:{self.member_id}"
-
-    def position(self, where: Owned) -> int | None:
-        """Where it said to go on."""
-        held = (each.offset for each in self.sought if (each.topic_id, each.partition) == where)
-        return next(held, None)
-
-
-class _KeptGroup(msgspec.Struct, array_like=True):
-    group_id: str
-    generation: int
-    assignor: str
-    coordinator: str
-    term: int
-    emptied_ms: int
-    members: list[GroupMember]
-
-
-class KeptMembers(msgspec.Struct, array_like=True):
-    """All of it as checkpoints carry it. `generation_floor` is where new groups begin."""
-
-    generation_floor: int
-    groups: list[_KeptGroup]
-
-
-class _Inputs(NamedTuple):
-    """What an assignment follows from, beside who owned what before."""
-
-    subscriptions: dict[str, list[str]]
-    partitions: dict[str, int]
-
-
-class Group:
-    """One group with its members; look, do not touch."""
-
-    def __init__(self, group_id: str, generation: int) -> None:
-        self.group_id = group_id
-        self.generation = generation
-        self.assignor = DEFAULT_ASSIGNOR
-        self.coordinator = ""
-        self.term = 0
-        self.emptied_ms = 0
-        self.members: dict[str, GroupMember] = {}
-        self.inputs = _Inputs({}, {})
-
-    @property
-    def is_active(self) -> bool:
-        """Whether members share partitions: then only they commit."""
-        return bool(self.inputs.subscriptions) or any(
-            member.is_subscribed for member in self.members.values()
-        )
-
-    def member_of_instance(self, instance_id: str) -> GroupMember | None:
-        return next((one for one in self.members.values() if one.instance_id == instance_id), None)
 
 
 class GroupMembers:
@@ -369,7 +276,7 @@ class GroupMembers:
             case AssignByHand(partitions=partitions):
                 member.is_by_hand = bool(partitions)
                 member.owned = sorted(set(partitions))
-                _forget_lost(member)
+                member.forget_lost()
             case Seek(positions=positions):
                 moved = {(each.topic_id, each.partition) for each in positions}
                 kept = [one for one in member.sought if (one.topic_id, one.partition) not in moved]
@@ -397,7 +304,7 @@ class GroupMembers:
                     is_concerned = True
                 elif member.is_by_hand and name not in self._catalog:
                     member.owned = [one for one in member.owned if one.topic != topic_id]
-                    _forget_lost(member)
+                    member.forget_lost()
             if is_concerned:
                 self._unsettled.add(group.group_id)
 
@@ -456,10 +363,10 @@ class GroupMembers:
         for member in group.members.values():
             if not member.is_by_hand:
                 member.owned = shares.get(member.key, [])
-                _forget_lost(member)
+                member.forget_lost()
         self.changed.add(group.group_id)
 
-    def _inputs_of(self, group: Group) -> _Inputs:
+    def _inputs_of(self, group: Group) -> Inputs:
         subscriptions: dict[str, list[str]] = {}
         partitions: dict[str, int] = {}
         for member in group.members.values():
@@ -467,7 +374,7 @@ class GroupMembers:
                 found = [self._catalog[name] for name in member.topics if name in self._catalog]
                 subscriptions[member.key] = [topic.topic_id for topic in found]
                 partitions |= {topic.topic_id: len(topic.partitions) for topic in found}
-        return _Inputs(subscriptions, partitions)
+        return Inputs(subscriptions, partitions)
 
     def forget(self, group_id: str) -> None:
         """Nothing of the group is left but its name: unless it has members, it is as if it had
@@ -490,7 +397,7 @@ class GroupMembers:
         return KeptMembers(
             self._generation_floor,
             [
-                _KeptGroup(
+                KeptGroup(
                     group.group_id,
                     group.generation,
                     group.assignor,
@@ -518,12 +425,6 @@ class GroupMembers:
             group.inputs = self._inputs_of(group)
             self._groups[each.group_id] = group
             self._count += len(group.members)
-
-
-def _forget_lost(member: GroupMember) -> None:
-    if member.sought:
-        owned = cast(set[tuple[str, int]], set(member.owned))
-        member.sought = [one for one in member.sought if (one.topic_id, one.partition) in owned]
 
 
 def _is_name(name: str) -> bool:

@@ -42,7 +42,8 @@ from storage.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from storage.group_members import GroupMembers, KeptMembers
+from storage.group import KeptMembers
+from storage.group_members import GroupMembers
 from storage.groups import Groups, KeptGroups, check_group_id
 from storage.model import Placement
 from storage.partition import Partition, Run

@@ -243,3 +243,11 @@ def positions(answer: httpx.Response) -> tuple[int, int, int]:
         int(answer.headers[f"tidelog-{name}"]) for name in names
     )
     return next_offset, high_watermark, log_start
+
+
+@pytest.fixture
+async def consumer(broker: Broker, topic: str) -> Any:
+    """An instance subscribed to t, from its beginning; nothing commits by itself."""
+    from tests.service.instances import subscribed  # which needs this module
+
+    return await subscribed(broker, auto_commit_enable=False)

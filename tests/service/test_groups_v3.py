@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.service.conftest import Broker, append, assert_refused
-from tests.service.test_consumers import Instance, created, put, subscribed
+from tests.service.instances import Instance, created, put, subscribed
 
 V3_JSON = "application/json"
 
