@@ -1,4 +1,4 @@
-"""Consumer instances, v2: creation, subscriptions, records; each code of each dialect (REST.md 1.4)."""
+"""Consumer instances, v2: creation, subscriptions, records; every code of REST.md 1.4."""
 
 import asyncio
 import json
