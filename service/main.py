@@ -155,7 +155,7 @@ async def _serve_http(settings: Settings, broker: Log, consumers: Consumers) -> 
         broker.wal.cluster.cluster_id,
         broker.store.url,
     )
-    watch = asyncio.create_task(broker.run_until_failed())
+    watch = asyncio.create_task(_run_until_failed(broker, consumers))
     watch.add_done_callback(lambda _: server.stop())
     try:
         await server.serve()
@@ -164,6 +164,20 @@ async def _serve_http(settings: Settings, broker: Log, consumers: Consumers) -> 
         # A task of the log that died is a bug: what it says must not be lost in the shutdown.
         with contextlib.suppress(asyncio.CancelledError):
             await watch
+
+
+async def _run_until_failed(broker: Log, consumers: Consumers) -> None:
+    """Returns never; raises when a task that serves all requests has died, which is a bug."""
+    assert consumers.task is not None, "watched before it was started"
+    log_task = asyncio.create_task(broker.run_until_failed())
+    try:
+        done, _ = await asyncio.wait(
+            {log_task, consumers.task}, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            task.result()
+    finally:
+        log_task.cancel()
 
 
 class _Server(uvicorn.Server):

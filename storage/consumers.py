@@ -36,6 +36,7 @@ from storage.entry import (
 from storage.errors import (
     InvalidRequest,
     LogError,
+    NotAssigned,
     OffsetOutOfRange,
     Unavailable,
     UnknownMember,
@@ -229,7 +230,8 @@ class Consumers:
             for where, offset in found.items():
                 heard.instance.positions.begin(where, offset)
         elif found:
-            await self._seek(heard, found)
+            with contextlib.suppress(NotAssigned):  # just now: its next look finds others
+                await self._seek(heard, found)
 
     # -- records
 
@@ -303,7 +305,8 @@ class Consumers:
             if topic is None:
                 continue
             end = topic.partitions[where.partition].high_watermark
-            if where not in taken and (instance.positions.next_of(where) or 0) < end:
+            at = instance.positions.next_of(where)
+            if where not in taken and (at is None or at < end):
                 return  # it came while we looked elsewhere
             keys.append((topic.name, where.partition))
         instance.waiter = asyncio.get_running_loop().create_future()
@@ -450,7 +453,11 @@ class Consumers:
                 if not member.pattern:
                     continue
                 if member.pattern not in found:
-                    found[member.pattern] = _found(member.pattern, state)
+                    try:
+                        found[member.pattern] = _found(member.pattern, state)
+                    except InvalidRequest as error:  # it finds too many by now
+                        log.warning("group %s keeps its topics: %s", group.group_id, error)
+                        continue
                 names = found[member.pattern]
                 if names != member.topics:
                     action = Subscribe(group.group_id, member.member_id, names, member.pattern)

@@ -1,6 +1,7 @@
 """`make bench`: every number of the README's table, in one run, with its target beside it.
 
-    python -m tests.bench [--quick] [--only produce,fetch,latency,replay,failover] [--json FILE]
+    python -m tests.bench [--quick] [--only produce,fetch,latency,groups,replay,failover]
+                          [--json FILE]
 
 Durable from end to end: brokers are real processes on a folder store that fsyncs, acks=all. Read
 the ratios and the medians: absolute numbers are this machine's, whatever else it is doing.
@@ -15,13 +16,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import failover, fetch, latency, produce, replay
+from tests.bench import failover, fetch, groups, latency, produce, replay
 from tests.bench.report import Row
 
 PARTS = {
     "produce": produce,
     "fetch": fetch,
     "latency": latency,
+    "groups": groups,
     "replay": replay,
     "failover": failover,
 }
