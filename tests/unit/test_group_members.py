@@ -4,6 +4,7 @@
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -383,3 +384,38 @@ def test_whatever_happens_a_partition_has_one_owner_and_generations_grow(
             if any(name in member.topics for member in sharing)
         }
         assert owners.keys() == wanted
+
+
+def test_actions_and_checkpoint_are_what_format_md_says() -> None:
+    config = ["binary", "latest", True, -1, 1000, 300_000, 300_000, "", ""]
+    actions = [
+        join("x", instance_id="pod", assignor="range"),
+        subscribe("x", "alpha"),
+        Seek("g", "x", [Sought(ALPHA, 1, 7)]),
+        AssignByHand("g", "h", [Owned(ALPHA, 0)]),
+        ExpireMember("g", "x", 1),
+        TakeGroup("g", "b2"),
+        LeaveGroup("g", "x"),
+        DeleteGroup("g"),
+        CommitOffsets("g", 1, [], "x"),
+    ]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(actions)) == [
+        ["join-group", "g", "x", "b1", config, "pod", "range"],
+        ["subscribe", "g", "x", ["alpha"], ""],
+        ["seek", "g", "x", [[ALPHA, 1, 7]]],
+        ["assign-by-hand", "g", "h", [[ALPHA, 0]]],
+        ["expire-member", "g", "x", 1],
+        ["take-group", "g", "b2"],
+        ["leave-group", "g", "x"],
+        ["delete-group", "g"],
+        ["commit-offsets", "g", 1, [], "x"],
+    ]
+    state = state_with(2)
+    for action in (*actions[:3], join("h"), actions[3]):
+        assert do(state, action, at_ms=9) is None
+    (floor, ((group_id, *group, members),)) = msgspec.msgpack.decode(state.encode())[-1]
+    assert (floor, group_id, group) == (0, "g", [1, "range", "b1", 1, 0])
+    assert members == [
+        ["x", 9, config, "pod", ["alpha"], "", False, [[ALPHA, 0], [ALPHA, 1]], [[ALPHA, 1, 7]]],
+        ["h", 9, config, "", [], "", True, [[ALPHA, 0]], []],
+    ]
