@@ -13,6 +13,7 @@ from tests.service.conftest import (
     append,
     assert_refused,
     broker_on,
+    listening,
 )
 from tests.service.instances import STRIMZI, Instance, created, put, subscribed
 
@@ -195,3 +196,29 @@ async def test_a_broker_that_starts_again_goes_on(store: MemoryStore) -> None:
         again = Instance(broker.http, consumer.path)
         await put(broker, "afterwards")
         assert await again.read() == ["while it lives", "afterwards"]
+
+
+# -- over a socket
+
+
+async def test_who_hangs_up_while_it_waits_has_read_nothing(
+    consumer: Instance, broker: Broker
+) -> None:
+    async with listening(broker.app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"GET {consumer.path}/records?timeout=20000 HTTP/1.1\r\nhost: x\r\n\r\n"
+        writer.write(head.encode())
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.sleep(0.1)
+        await put(broker, "once")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            said = await Instance(http, consumer.path).read(timeout=2000)
+            assert said == ["once"]
+            made = await http.post("/consumers/h", headers={"x-forwarded-host": "lb"})
+            assert made.json()["base_uri"].startswith("http://lb/consumers/h/instances/")
+            wrong = await http.put("/consumers/h", content=b"{}")
+            assert wrong.status_code in (404, 405)
+            assert (await http.request("GET", f"{consumer.path}/offsets", content=b"")).is_success
