@@ -13,8 +13,8 @@ import pyarrow as pa
 from storage import chunk as chunks
 from storage.manifest import SegmentColumns
 from storage.model import SegmentFile
+from storage.partition import Partition
 from storage.segment import Group
-from storage.state import Partition
 
 
 class Kind:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from storage.manifest import SegmentColumns
-from storage.state import Partition
+from storage.partition import Partition
 from storage.topics import TopicConfig
 
 UNLIMITED = -1

@@ -18,7 +18,8 @@ from storage.entry import MoveLogStart
 from storage.errors import OffsetOutOfRange, UnknownPartition
 from storage.manifest import ManifestConflict, Table, care_app_id
 from storage.model import SegmentFile
-from storage.state import Partition, Topic
+from storage.partition import Partition
+from storage.state import Topic
 
 HIGH_WATERMARK = -1
 """As the offset of a delete-records: everything that is committed by now."""

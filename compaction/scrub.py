@@ -28,7 +28,8 @@ from storage.errors import Corrupt, NotFound
 from storage.manifest import SegmentIndex, seal_app_id
 from storage.model import SegmentFile
 from storage.objectstore import ObjectInfo
-from storage.state import ClusterState, Run, Topic
+from storage.partition import Run
+from storage.state import ClusterState, Topic
 
 SEGMENTS_AT_ONCE = 4
 RUNS_AT_ONCE = 16

@@ -19,10 +19,15 @@ produce_v3      records in, v3: streams and batches
 fetch           records out, with long polls and followers
 transactions    records for several topics and offsets of groups, all or nothing
 hotdocs         the hot routes as the documentation shows them
+consumer_docs   consumer instances as the documentation shows them
 topics          topics, partitions and offsets, v2
 admin_v3        clusters, topics, partitions in Confluent's v3 dialect
 configs_v3      configs of topics in that dialect
-groups_v3       committed offsets of consumer groups in that dialect
+groups_v3       consumer groups in that dialect
+group_resources_v3  the shapes of its resources, and lag
+consumers       consumer instances, v2
+group_forwarding  their requests on the way to the group's coordinator
+wire_consumers  their bodies, in four dialects
 resources_v3    the shapes of its resources
 telemetry       metrics
 peers           what a broker answers the others, on a port of their own
@@ -33,6 +38,8 @@ cli             `tidelog`: serve, and the commands below
 cli_client      a broker over HTTP as commands need it: retries, exit statuses
 cli_results     how a command ends: statuses, errors of one line, tables or JSON
 cli_topics      tidelog topics and tidelog seal
+cli_groups      tidelog groups
+cli_group_reads tidelog consume --group
 cli_records     tidelog produce and consume: their options
 cli_lines       lines of input to records
 cli_produce     batches in flight, nothing lost, doubled or swapped

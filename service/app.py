@@ -48,6 +48,7 @@ error is `{"error_code": int, "message": str}`.
 """
 TAGS = [
     {"name": "records", "description": "Produce and fetch: the hot routes."},
+    {"name": "consumers", "description": "Consumer instances, v2: any broker serves them."},
     {"name": "topics", "description": "Topics, partitions and offsets, v2."},
     {"name": "cluster", "description": "The cluster, v2."},
     {"name": "v3 cluster", "description": "The cluster in the v3 dialect."},
@@ -55,7 +56,7 @@ TAGS = [
     {"name": "v3 configs", "description": "Configs of topics; also under `/kafka/v3`."},
     {
         "name": "v3 consumer groups",
-        "description": "Committed offsets and transactions; also under `/kafka/v3`.",
+        "description": "Groups, their lag, and transactions; also under `/kafka/v3`.",
     },
     {"name": "health", "description": "For load balancers, orchestrators and Prometheus."},
 ]

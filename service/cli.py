@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service import cli_care, cli_records, cli_replay, cli_topics
+from service import cli_care, cli_groups, cli_records, cli_replay, cli_topics
 from service.cli_results import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -141,6 +141,7 @@ app.command("serve")(_serve)
 # -- a client
 
 app.add_typer(cli_topics.app, name="topics")
+app.add_typer(cli_groups.app, name="groups")
 app.command("produce")(cli_records.produce)
 app.command("consume")(cli_records.consume)
 app.command("seal")(cli_topics.seal)

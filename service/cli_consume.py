@@ -40,13 +40,15 @@ class Options(NamedTuple):
     retry_s: float
 
 
-class _Line(msgspec.Struct):
+class Line(msgspec.Struct):
+    """What of a record is printed."""
+
     offset: int
     key: Raw
     value: Raw
 
 
-_decode = msgspec.json.Decoder(_Line).decode
+_decode = msgspec.json.Decoder(Line).decode
 
 
 class _Range(NamedTuple):
@@ -78,7 +80,7 @@ class Consumer:
         self._printed = 0
         self._enough = asyncio.Event()
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
-        self._text = _printer(options)
+        self._text = line_printer(options.embedded, options.key_separator)
         self._progress = SlowProgress("consuming", is_wanted=False)
 
     async def resolve(self, number: int) -> _Range:
@@ -182,11 +184,12 @@ class Consumer:
         self._progress.show(self._printed)
 
 
-def _printer(options: Options) -> Callable[[_Line], bytes]:
-    shown = _SHOWN[options.embedded]
-    if options.key_separator is None:
+def line_printer(embedded: str, key_separator: str | None) -> Callable[[Line], bytes]:
+    """How a record appears as a line that is no JSON."""
+    shown = _SHOWN[embedded]
+    if key_separator is None:
         return lambda line: shown(line.value)
-    separator = options.key_separator.encode()
+    separator = key_separator.encode()
     return lambda line: shown(line.key) + separator + shown(line.value)
 
 

@@ -146,6 +146,16 @@ def consume(  # noqa: PLR0913 - as above
         list[int] | None,
         typer.Option("--partition", "-p", min=0, help="repeat for more; all when not given"),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            "-g",
+            metavar="GROUP",
+            help="share the topic with this consumer group's other members, go on where it has "
+            "read to, and commit what is printed; --from is for what it never read",
+        ),
+    ] = None,
     start: Annotated[
         str,
         typer.Option(
@@ -199,6 +209,24 @@ def consume(  # noqa: PLR0913 - as above
     if is_ndjson and key_separator is not None:
         raise BadUsage("--key-separator does not go with --json: keys are in the records")
 
+    if group is not None:
+        if partition or until != "end" or start not in {"beginning", "end"}:
+            raise BadUsage("--group goes with --from beginning or end, not -p or --until")
+        from service import cli_group_reads
+
+        chosen = cli_group_reads.GroupOptions(
+            group=group,
+            is_latest=start == "end",
+            count_max=count,
+            follow=follow,
+            embedded=embedded.value,
+            is_ndjson=is_ndjson,
+            key_separator=key_separator,
+            fetch_bytes=fetch_bytes,
+            retry_s=retry_s,
+        )
+        asyncio.run(cli_group_reads.consume_as_member(server, topic, chosen))
+        return
     end = None if follow and until == "end" else position(until)
     if follow and isinstance(end, dt.datetime):
         raise BadUsage(

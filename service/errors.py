@@ -20,11 +20,14 @@ from starlette.exceptions import HTTPException
 
 from service.http import JSON, JSON_V2, InvalidParameter, media_type
 from storage.errors import (
+    AssignedOtherwise,
     CommitUnknown,
     Corrupt,
     IdempotencyMismatch,
     InvalidRequest,
     LogError,
+    MemberExists,
+    NotAssigned,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
     RecordTooLarge,
@@ -50,6 +53,9 @@ _TABLE: Mapping[type[LogError], tuple[int, int]] = {
     RecordTooLarge: (413, 413),
     IdempotencyMismatch: (422, 422),
     OffsetMetadataTooLarge: (422, 422),
+    MemberExists: (409, 40902),
+    NotAssigned: (409, 40903),
+    AssignedOtherwise: (409, 40903),
     StaleCommit: (409, 40903),  # ProducerFenced, OutOfOrderSequence, IllegalGeneration with it
     UnknownTopic: (404, 40401),
     UnknownPartition: (404, 40402),

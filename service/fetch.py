@@ -122,13 +122,14 @@ class Fetch:
             )
             if not fetched.pieces:
                 return encode(view, fetched)
-        with self._budget(view.bytes_max):
+        with self.budget(view.bytes_max):
             return encode(
                 view,
                 await self._log.fetch(view.topic, view.partition, offset, bytes_max=view.bytes_max),
             )
 
-    def _budget(self, size: int) -> "_Budget":
+    def budget(self, size: int) -> "_Budget":
+        """Room for an answer of so many bytes while it is made (I10); raises Unavailable."""
         if self._in_flight + size > self._settings.fetch_bytes_in_flight and self._in_flight:
             raise Unavailable(
                 f"{self._in_flight} bytes of fetches are being answered, the bound is "
@@ -139,6 +140,10 @@ class Fetch:
     def charge(self, size: int) -> None:
         """Count bytes of answers under way (I10)."""
         self._in_flight += size
+
+    def count(self, records: int, size: int) -> None:
+        """Records were sent in an answer of so many bytes."""
+        self._counters.add_records_out(records, size)
 
     async def _partition(self, topic: str, text: str) -> int:
         held = self._log.state.topics.get(topic)
@@ -173,7 +178,7 @@ class Fetch:
         # The first page comes before the response starts, so that its errors have a status.
         page = await self._page(view, offset)
         await call.start_stream(MEDIA_TYPES[view.format_name], _positions(page.fetched))
-        gone = asyncio.create_task(_until_gone(call))
+        gone = asyncio.create_task(until_gone(call))
         paging: asyncio.Task[Page] | None = None
         try:
             while not gone.done():
@@ -264,6 +269,7 @@ def _positions(fetched: Fetched) -> tuple[tuple[bytes, bytes], ...]:
     )
 
 
-async def _until_gone(call: Call) -> None:
+async def until_gone(call: Call) -> None:
+    """Returns when the client has gone away."""
     while (await call.receive())["type"] != "http.disconnect":
         pass

@@ -257,7 +257,11 @@ async def _transact(
 
     Whoever dies anywhere in it goes on from the committed offset: a batch is either committed with
     its results, or neither is there. After 503, 504 or a lost answer send the same body with the
-    same key, which answers as the first time. `generation` is the group's of a member that commits;
-    without it (-1) the committer is no member, and keeps others off its partitions by itself.
+    same key, which answers as the first time.
+
+    A consumer instance commits as `consumer_id`, its instance id, with the `generation` that its
+    read was answered with (`Tidelog-Generation`): 409/40903 when the partition is another's since
+    then, or the instance is gone. Without both the committer is no member, which a group with
+    subscribed members refuses; it keeps others off its partitions by itself.
     """
     raise AssertionError("served by hotpath")

@@ -1,8 +1,8 @@
-"""The hot routes as plain ASGI in front of the application: produce and fetch at a third of its
-cost.
+"""The hot routes as plain ASGI in front of the application: produce, fetch and consumer instances
+at a third of its cost.
 
-FastAPI costs ~3 times what the same work costs here (NUMBERS 1), and these two routes are the
-service. Everything else, and every path that does not look exactly like a hot one, goes on to the
+FastAPI costs ~3 times what the same work costs here (NUMBERS 1), and these routes are the service.
+Everything else, and every path that does not look exactly like a hot one, goes on to the
 application.
 """
 
@@ -12,14 +12,17 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TypeAlias
 
+from service.consumers import ConsumerRoutes
 from service.errors import INTERNAL_ERROR, ErrorAnswer, error_body, error_response
 from service.fetch import Fetch
+from service.group_forwarding import Forwarder
 from service.http import JSON, JSON_V2, Answer, Call, Receive, Scope, Send
 from service.produce import Produce
 from service.produce_v3 import ProduceV3
 from service.settings import Settings
 from service.telemetry import HttpCounters
 from service.transactions import Transactions
+from storage.consumers import Consumers
 from storage.errors import LogError
 from storage.log import Log
 
@@ -37,12 +40,19 @@ class HotPath:
     """The broker's ASGI application: `app` behind the hot routes. One per process."""
 
     def __init__(
-        self, app: AsgiApp, broker: Log, settings: Settings, counters: HttpCounters
+        self,
+        app: AsgiApp,
+        broker: Log,
+        settings: Settings,
+        counters: HttpCounters,
+        consumers: Consumers,
+        forwarder: Forwarder | None = None,
     ) -> None:
         self._app = app
         self._counters = counters
         self._produce = Produce(broker, settings, counters)
         self._fetch = Fetch(broker, settings, counters)
+        self.consumers = ConsumerRoutes(broker, settings, consumers, self._fetch, forwarder)
         self._produce_v3 = ProduceV3(broker, settings, self._produce, counters)
         self._transactions = Transactions(broker, settings, self._produce, counters)
 
@@ -56,7 +66,7 @@ class HotPath:
         await self._app(scope, receive, send)
 
     def _route(self, method: str, path: str) -> tuple[str, Handler] | None:
-        if method not in {"POST", "GET"}:
+        if method not in {"POST", "GET", "DELETE"}:
             return None
         parts = path.split("/")
         if "" in parts[1:]:
@@ -69,6 +79,8 @@ class HotPath:
                 return "produce", lambda call: self._produce.serve(call, topic, number)
             case "GET", ["topics", topic, "partitions", number, "records"]:
                 return "fetch", lambda call: self._fetch.serve(call, topic, number)
+            case _, ["consumers", *rest]:
+                return self.consumers.route(method, rest)
             case "POST", [*base, "clusters", cluster, "transactions"] if base in V3:
                 return "transactions", lambda call: self._transactions.serve(call, cluster)
             case "POST", [*base, "clusters", cluster, "topics", topic, last] if base in V3:

@@ -119,6 +119,10 @@ class Call:
         )
         await self.send({"type": "http.response.body", "body": answer.body})
 
+    async def until_delivered(self) -> None:
+        """Whoever has sent an answer here has sent it to the client; elsewhere see
+        service.group_forwarding."""
+
     async def start_stream(
         self, media_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()
     ) -> None:

@@ -23,6 +23,7 @@ import uvloop
 
 from service.app import build_app
 from service.care import care_for_ever
+from service.consumer_docs import documented_consumers
 from service.hotdocs import documented_routes
 from service.hotpath import HotPath
 from service.peer_client import HttpPeers
@@ -30,6 +31,8 @@ from service.peers import PeerListener
 from service.settings import Settings, state_home
 from service.telemetry import HttpCounters
 from storage.clock import SystemClock
+from storage.consumers import Consumers
+from storage.coordinator import Alone
 from storage.errors import LogError, Unavailable
 from storage.folder import FolderStore
 from storage.log import Log
@@ -103,7 +106,9 @@ async def serve(settings: Settings, on_listening: Callable[[], object]) -> None:
                 peers=peers,
             )
             await broker.open(settings.cluster_id or None)
-            await _serve_cluster(settings, broker, on_listening)
+            consumers = Consumers(broker, Alone(clock.new_id().hex()))
+            consumers.start()
+            await _serve_cluster(settings, broker, consumers, on_listening)
         finally:
             await peers.close()
     finally:
@@ -111,7 +116,7 @@ async def serve(settings: Settings, on_listening: Callable[[], object]) -> None:
 
 
 async def _serve_cluster(
-    settings: Settings, broker: Log, on_listening: Callable[[], object]
+    settings: Settings, broker: Log, consumers: Consumers, on_listening: Callable[[], object]
 ) -> None:
     """Peers first and last: a broker that takes requests is one that others know, and while it ends
     they hear from it that it does."""
@@ -123,20 +128,21 @@ async def _serve_cluster(
                 address = await listener.start(settings.peer_address)
                 await broker.join(address, settings.port)
                 log.info("peers reach this broker at %s", address)
-            await _serve_http(settings, broker, on_listening)
+            await _serve_http(settings, broker, consumers, on_listening)
         finally:
             care.cancel()
             await asyncio.gather(care, return_exceptions=True)
-            await _close(broker)
+            await _close(broker, consumers)
     finally:
         await listener.close()
 
 
-async def _close(broker: Log) -> None:
+async def _close(broker: Log, consumers: Consumers) -> None:
     """Raises Unavailable where the store does not answer: to wait for it is no better than to be
     killed, which supervisors do before long."""
     try:
         async with asyncio.timeout(CLOSE_S):
+            await consumers.close()
             await broker.close()
     except TimeoutError:
         raise Unavailable(
@@ -145,16 +151,18 @@ async def _close(broker: Log) -> None:
         ) from None
 
 
-async def _serve_http(settings: Settings, broker: Log, on_listening: Callable[[], object]) -> None:
+async def _serve_http(
+    settings: Settings, broker: Log, consumers: Consumers, on_listening: Callable[[], object]
+) -> None:
     counters = HttpCounters()
     app = build_app(
         broker,
         http=counters,
         default_partitions=settings.default_partitions,
-        extra=[documented_routes()],
+        extra=[documented_routes(), documented_consumers()],
     )
     config = uvicorn.Config(
-        HotPath(app, broker, settings, counters),
+        HotPath(app, broker, settings, counters, consumers),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -183,7 +191,7 @@ async def _serve_http(settings: Settings, broker: Log, on_listening: Callable[[]
         broker.wal.cluster.cluster_id,
         broker.store.url,
     )
-    watch = asyncio.create_task(broker.run_until_failed())
+    watch = asyncio.create_task(_run_until_failed(broker, consumers))
     watch.add_done_callback(lambda _: server.stop())
     try:
         await server.serve(_shared_port(settings))
@@ -192,6 +200,20 @@ async def _serve_http(settings: Settings, broker: Log, on_listening: Callable[[]
         # A task of the log that died is a bug: what it says must not be lost in the shutdown.
         with contextlib.suppress(asyncio.CancelledError):
             await watch
+
+
+async def _run_until_failed(broker: Log, consumers: Consumers) -> None:
+    """Returns never; raises when a task that serves all requests has died, which is a bug."""
+    assert consumers.task is not None, "watched before it was started"
+    log_task = asyncio.create_task(broker.run_until_failed())
+    try:
+        done, _ = await asyncio.wait(
+            {log_task, consumers.task}, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            task.result()
+    finally:
+        log_task.cancel()
 
 
 class _Server(uvicorn.Server):

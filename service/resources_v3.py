@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field
 from service.paths import Origin
 from service.topics import BROKER_ID
 from storage.members import Member
-from storage.state import Partition, Topic
+from storage.partition import Partition
+from storage.state import Topic
 from storage.topics import CONFIGS
 
 ConfigSource: TypeAlias = Literal["DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"]
@@ -308,6 +309,14 @@ class Resources:
     def configs(self, topic: str, configs: dict[str, str]) -> list[TopicConfigData]:
         """Every config of a topic, set or not."""
         return [self.config(topic, name, configs) for name in CONFIGS]
+
+    def related(self, *parts: str | int) -> Related:
+        """A link to what lies below the cluster."""
+        return self._related(*parts)
+
+    def metadata(self, *parts: str | int, crn: str) -> Metadata:
+        """Of the resource at that address; `crn` is its name after the cluster's."""
+        return self._metadata(*parts, crn=crn)
 
     def _related(self, *parts: str | int) -> Related:
         return Related(related=self.url(*parts))

@@ -105,6 +105,12 @@ class Settings:
     fetch_bytes: int = _setting(1 * MIB, "max_bytes of a fetch that does not say", low=1)
     fetch_bytes_max: int = _setting(64 * MIB, "most that one fetch returns", low=1024)
     fetch_wait_ms_max: int = _setting(30_000, "longest long poll", low=0, high=600_000)
+    consumer_instance_timeout_ms: int = _setting(
+        300_000,
+        "a consumer instance that says nothing for so long is gone, unless it was created with a `session.timeout.ms`",
+        low=1,
+        high=2**31 - 1,
+    )
     fetch_bytes_in_flight: int = _setting(
         256 * MIB, "bytes of fetches being answered at once; beyond it 503", low=1024
     )

@@ -137,6 +137,7 @@ class _LogCollector(Collector):
         yield _sequencing(self._log)
         yield from _caches(self._log)
         yield from _topics(self._log)
+        yield _group_lag(self._log)
 
     def _identity(self) -> dict[str, str]:
         wal = self._log.wal
@@ -237,6 +238,7 @@ def _gauges(broker: Log) -> tuple[Series, ...]:
         Series("topics", "topics", len(state.topics)),
         Series("partitions", "partitions of all topics", partitions),
         Series("group_offsets", "committed offsets of all consumer groups", state.groups.count),
+        Series("group_members", "members of all consumer groups", state.members.count),
         Series("producer_partitions", "producers known, by partition", state.producers.count),
         Series(
             "series_omitted",
@@ -283,3 +285,24 @@ def _topics(broker: Log) -> Iterator[Metric]:
     for topic, number, partition in islice(state.partitions(), SERIES_MAX):
         ends.add_metric([topic.name, str(number)], partition.high_watermark)
     yield ends
+
+
+def _group_lag(broker: Log) -> Metric:
+    """Of the first partitions only, in the order of the groups' first commits (I10)."""
+    state = broker.state
+    lag = GaugeMetricFamily(
+        "tidelog_group_lag",
+        f"records after the committed offset, of the first {SERIES_MAX} that are committed",
+        labels=["group", "topic", "partition"],
+    )
+    behind = (
+        (group_id, topic, number, committed.offset)
+        for group_id in state.groups
+        for topic_id, partitions in state.groups.offsets(group_id).items()
+        if (topic := state.topic_of_id(topic_id)) is not None
+        for number, committed in partitions.items()
+    )
+    for group_id, topic, number, offset in islice(behind, SERIES_MAX):
+        end = topic.partitions[number].high_watermark
+        lag.add_metric([group_id, topic.name, str(number)], max(end - offset, 0))
+    return lag

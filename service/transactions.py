@@ -116,7 +116,7 @@ class Transactions:
             if number >= len(topic.partitions):
                 raise UnknownPartition(topic_name, number, len(topic.partitions))
             offsets.append(GroupOffset(topic.topic_id, number, offset, metadata=metadata))
-        return CommitOffsets(group.group_id, group.generation, offsets)
+        return CommitOffsets(group.group_id, group.generation, offsets, group.consumer_id)
 
     def _place(self, records: TopicRecords, key: IdempotencyKey | None, count: int) -> Places:
         sticky = self._produce.sticky

@@ -19,7 +19,8 @@ from service.wire_v3 import V3Record, decode_v3_record
 from storage.chunk import Rows
 from storage.entry import GroupOffset
 from storage.errors import InvalidRequest
-from storage.groups import NO_GENERATION, check_group_id, check_offset
+from storage.group_members import NO_GENERATION
+from storage.groups import check_group_id, check_offset
 
 TOPICS_MAX = 100
 RECORDS_MAX = 10_000
@@ -46,6 +47,7 @@ class _Group(msgspec.Struct, forbid_unknown_fields=True):
     consumer_group_id: str
     offsets: list[_Offset]
     generation: Annotated[int, Meta(ge=NO_GENERATION, le=2**31 - 1)] = NO_GENERATION
+    consumer_id: str | None = None
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,6 +77,7 @@ class GroupOffsets(NamedTuple):
     group_id: str
     generation: int
     offsets: list[SaidOffset]
+    consumer_id: str = ""
 
 
 class Transaction(NamedTuple):
@@ -177,7 +180,7 @@ def _group(said: _Group) -> GroupOffsets:
     ]
     for each in offsets:
         _refuse(check_offset(GroupOffset("", each.partition, each.offset, metadata=each.metadata)))
-    return GroupOffsets(said.consumer_group_id, said.generation, offsets)
+    return GroupOffsets(said.consumer_group_id, said.generation, offsets, said.consumer_id or "")
 
 
 def _refuse(refusal: InvalidRequest | None) -> None:

@@ -113,7 +113,7 @@ def decode_v3_record(obj: bytes, now_ms: int) -> V3Record:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadBody(f"Bad Request: {one_line(str(error))}") from error
     key, value = _decoded(record.key), _decoded(record.value)
-    stamp = now_ms if record.timestamp is None else _milliseconds(record.timestamp)
+    stamp = now_ms if record.timestamp is None else milliseconds(record.timestamp)
     return V3Record(
         Rows([stamp], [key], [value], [_headers(record.headers)] if record.headers else None),
         record.partition_id,
@@ -188,7 +188,7 @@ def _shown(data: _Data | None, octets: bytes | None) -> Shown | None:
     return None if data is None else Shown(data.type or "", len(octets or b""))
 
 
-def _milliseconds(text: str) -> int:
+def milliseconds(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:

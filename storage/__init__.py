@@ -12,11 +12,16 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     partitioner   which partition a record goes to: Kafka's murmur2, sticky for null keys
     assignors     which member of a group reads which partition: range, round robin, sticky
     topics        the configs of a topic: names, defaults, checks
+    positions     where a consumer instance stands
     entry         the bytes of a WAL entry, and the actions in it
     producers     ids, epochs and sequences of Kafka's idempotent producers
+    group         a consumer group and its members: the nouns
+    group_members members of consumer groups, generations, assignment
+    patterns      topics by regular expressions
     groups        committed offsets of consumer groups
     requests      idempotency keys and what they were answered
     origins       drafts that were handed over, applied once
+    partition     a partition's offsets, and the index of its tail
     state         the cluster state, and `apply`
     handover      what brokers say to each other; drafts of many become one entry
     members       who lives, and who of them commits for all
@@ -48,6 +53,8 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     reader        the read path: one walk over the tail and the segments
     sealer        a partition's tail becomes a segment of its table
     log           the deep interface that brokers use: append, read, offsets, seal
+    coordinator   which broker hears a group's members, and who is silent
+    consumers     consumer instances: what a group's coordinator does for them
     slices        reading what a plan names, without a broker
     snapshot      the log as of one moment, without a broker
     spark_source  the log as a Spark data source

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from storage.assignors import Owned
 from storage.chunk import crc32c
 from storage.errors import Corrupt
 from storage.objectstore import Part
@@ -102,11 +103,115 @@ class GroupOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CommitOffsets(Action, frozen=True, array_like=True, tag="commit-offsets", gc=False):
-    """The group has come so far. `generation` -1 is a committer that is no member."""
+    """The group has come so far. `generation` -1 is a committer that shares no partitions with
+    others: no member, or one that was assigned by hand."""
 
     group_id: str
     generation: int
     offsets: list[GroupOffset]
+    member_id: str = ""
+
+
+class MemberConfig(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an instance was created with. The log itself acts on none of it: it is kept so that any
+    broker serves the instance alike. `format` and `dialect` are words of the service."""
+
+    format: str = "binary"
+    auto_offset_reset: str = "latest"
+    auto_commit: bool = True
+    fetch_min_bytes: int = -1
+    request_timeout_ms: int = 1000
+    session_timeout_ms: int = 300_000
+    max_poll_interval_ms: int = 300_000
+    dialect: str = ""
+    client_id: str = ""
+
+
+class JoinGroup(Action, frozen=True, array_like=True, tag="join-group", gc=False):
+    """A new member, which reads nothing yet. One with the `instance_id` of another takes its place.
+    `assignor` is that of a group without members; empty: as it is."""
+
+    group_id: str
+    member_id: str
+    coordinator: str
+    config: MemberConfig
+    instance_id: str = ""
+    assignor: str = ""
+
+
+class LeaveGroup(Action, frozen=True, array_like=True, tag="leave-group", gc=False):
+    """The member is gone."""
+
+    group_id: str
+    member_id: str
+
+
+class ExpireMember(Action, frozen=True, array_like=True, tag="expire-member", gc=False):
+    """Nothing was heard of the member for a whole session. `term` is that of the coordinator which
+    says so: refused unless nobody has heard the group's members since."""
+
+    group_id: str
+    member_id: str
+    term: int
+
+
+class TakeGroup(Action, frozen=True, array_like=True, tag="take-group", gc=False):
+    """From now on this broker hears the group's members: a new term."""
+
+    group_id: str
+    coordinator: str
+
+
+class Subscribe(Action, frozen=True, array_like=True, tag="subscribe", gc=False):
+    """The member shares these topics' partitions with the others. `pattern`, if any, is what the
+    names were found by: `apply` does not look at it. Neither: the member reads nothing."""
+
+    group_id: str
+    member_id: str
+    topics: list[str]
+    pattern: str = ""
+
+
+class AssignByHand(Action, frozen=True, array_like=True, tag="assign-by-hand", gc=False):
+    """The member reads these, whoever else does."""
+
+    group_id: str
+    member_id: str
+    partitions: list[Owned]
+
+
+class Sought(NamedTuple):
+    """Where a member reads on, whatever was committed."""
+
+    topic_id: str
+    partition: int
+    offset: int
+
+
+class Seek(Action, frozen=True, array_like=True, tag="seek", gc=False):
+    """The member goes on there: holds until it commits, or loses the partition."""
+
+    group_id: str
+    member_id: str
+    positions: list[Sought]
+
+
+class DeleteGroup(Action, frozen=True, array_like=True, tag="delete-group", gc=False):
+    """The group and all that it committed is gone; refused while it has members."""
+
+    group_id: str
+
+
+GroupAction = (
+    JoinGroup
+    | LeaveGroup
+    | ExpireMember
+    | TakeGroup
+    | Subscribe
+    | AssignByHand
+    | Seek
+    | DeleteGroup
+)
 
 
 class CreateTopic(Action, frozen=True, array_like=True, tag="create-topic", gc=False):
@@ -179,6 +284,7 @@ AnyAction = (
     | RetireHotLog
     | MoveLogStart
     | ForgetTopic
+    | GroupAction
 )
 
 

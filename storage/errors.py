@@ -6,13 +6,18 @@
     │   ├── IdempotencyMismatch the key was used for another body                 (422)
     │   ├── OffsetMetadataTooLarge  over offset.metadata.max.bytes                (422)
     │   ├── TopicExists                                                           (400)
+    │   ├── MemberExists        the group has a member of that name               (409)
+    │   ├── NotAssigned         the partition is none of the member's             (409)
+    │   ├── AssignedOtherwise   subscribed and assigned by hand exclude each other (409)
     │   └── InvalidConfig       unknown topic config or value                     (400)
     ├── UnknownTopic / UnknownPartition                                           (404)
     ├── OffsetOutOfRange        carries the valid range                           (400)
     ├── StaleCommit             what it builds on is not so any more              (409)
     │   ├── ProducerFenced      a newer instance of the producer has taken over
     │   ├── OutOfOrderSequence  a producer's batch came before the one it follows
-    │   └── IllegalGeneration   the group has gone on without this member
+    │   ├── IllegalGeneration   the group has gone on without this member
+    │   ├── UnknownMember       the group has no such member, or only members may do this
+    │   └── GroupNotEmpty       it has members, and this is for groups without
     ├── Throttled               a bound was reached, come back later              (429)
     ├── Unavailable             definitely not done, try again                    (503)
     │   └── StoreRefused        the store said no and stored nothing
@@ -47,6 +52,25 @@ class OffsetMetadataTooLarge(InvalidRequest):
 
 class TopicExists(InvalidRequest):
     """A topic of that name exists."""
+
+
+class MemberExists(InvalidRequest):
+    """The group has a member of that name."""
+
+
+class NotAssigned(InvalidRequest):
+    """The member does not read that partition."""
+
+
+class AssignedOtherwise(InvalidRequest):
+    """A member subscribes, or is assigned partitions by hand: Kafka's words for both at once."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "IllegalStateError: You must choose only one way to configure your consumer: (1) "
+            "subscribe to specific topics by name, (2) subscribe to topics matching a regex "
+            "pattern, (3) assign itself specific topic-partitions."
+        )
 
 
 class InvalidConfig(InvalidRequest):
@@ -99,6 +123,14 @@ class OutOfOrderSequence(StaleCommit):
 
 class IllegalGeneration(StaleCommit):
     """The generation is not the group's: Kafka's ILLEGAL_GENERATION."""
+
+
+class UnknownMember(StaleCommit):
+    """Not, or no longer, a member of the group: Kafka's UNKNOWN_MEMBER_ID."""
+
+
+class GroupNotEmpty(StaleCommit):
+    """The group has members: Kafka's NON_EMPTY_GROUP."""
 
 
 class Throttled(LogError):

@@ -1,31 +1,25 @@
 """Committed offsets of consumer groups, as a machine in the cluster state.
 
-Pure, folded by `apply` (I4). So far a group is what Kafka calls a simple one: whoever names it may
-commit, as no member (generation -1), and each offset lives by itself. Members will be checked in
-`_check_generation`, and keep their group's offsets alive in `forget`; nothing else here will know
-of them.
+Pure, folded by `apply` (I4). A group without members is what Kafka calls a simple one: whoever
+names it may commit, and each offset lives by itself. Where there are members they alone may, and
+keep what is committed alive: both is asked of storage.group_members.
 
-An offset is forgotten when it was not committed for a week of entry time
-(`offsets.retention.minutes`), looked at every ten minutes (`offsets.retention.check.interval.ms`);
+An offset is forgotten when it was not committed, and its group had no members, for a week of
+entry time (`offsets.retention.minutes`), looked at every ten minutes
+(`offsets.retention.check.interval.ms`);
 with its topic; and with nothing else: at the bounds (I10) a commit is refused, because an offset
 that was lost would be read as "begin anew".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import msgspec
 
 from storage.entry import CommitOffsets, GroupOffset
-from storage.errors import (
-    IllegalGeneration,
-    InvalidRequest,
-    LogError,
-    OffsetMetadataTooLarge,
-    Throttled,
-)
+from storage.errors import InvalidRequest, LogError, OffsetMetadataTooLarge, Throttled
+from storage.group_members import GroupMembers
 
-NO_GENERATION = -1
 GROUP_ID_BYTES_MAX = 255
 METADATA_BYTES_MAX = 4096
 """Kafka's `offset.metadata.max.bytes`."""
@@ -56,7 +50,8 @@ KeptGroups: TypeAlias = dict[str, dict[str, list[CommittedOffset]]]
 class Groups:
     """Part of the cluster state, owned by it: offsets by group, topic id and partition."""
 
-    def __init__(self, kept: KeptGroups | None = None) -> None:
+    def __init__(self, members: GroupMembers, kept: KeptGroups | None = None) -> None:
+        self._members = members
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         self._count = self._metadata_bytes = 0
         for group_id, topics in (kept or {}).items():
@@ -67,6 +62,10 @@ class Groups:
     def offsets(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
         """By topic id and partition; empty for a group that never committed."""
         return self._groups.get(group_id, {})
+
+    def __iter__(self) -> Iterator[str]:
+        """Groups with committed offsets."""
+        return iter(self._groups)
 
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._groups
@@ -80,7 +79,7 @@ class Groups:
         """Why the offsets cannot be committed; that their partitions exist is checked before."""
         return (
             check_group_id(commit.group_id)
-            or _check_generation(commit)
+            or self._members.check_commit(commit)
             or next(filter(None, map(check_offset, commit.offsets)), None)
             or self._check_bounds(commit)
         )
@@ -109,18 +108,33 @@ class Groups:
                     each.partition, each.offset, each.leader_epoch, each.metadata, now_ms
                 ),
             )
+        self._members.committed(commit)
+
+    def delete(self, group_id: str) -> None:
+        """All that the group committed."""
+        for partitions in self._groups.get(group_id, {}).values():
+            for number in list(partitions):
+                self._drop(partitions, number)
+        self._sweep()
 
     def forget(self, before_ms: int, now_ms: int) -> None:
         """What is past its retention, looked for whenever the cluster's time, which goes from
         `before_ms` to `now_ms`, comes into another interval."""
         if before_ms // CHECK_INTERVAL_MS == now_ms // CHECK_INTERVAL_MS:
             return
-        for topics in self._groups.values():
+        horizon = now_ms - RETENTION_MS
+        for group_id, topics in self._groups.items():
+            group = self._members.get(group_id)
+            if group is not None and (group.members or group.emptied_ms >= horizon):
+                continue
             for partitions in topics.values():
                 for number, committed in list(partitions.items()):
-                    if committed.at_ms < now_ms - RETENTION_MS:
+                    if committed.at_ms < horizon:
                         self._drop(partitions, number)
         self._sweep()
+        for group in list(self._members):
+            if group.group_id not in self._groups:
+                self._members.forget(group.group_id)
 
     def forget_topic(self, topic_id: str) -> None:
         """The topic is gone, and what was committed on it."""
@@ -179,13 +193,3 @@ def check_offset(each: GroupOffset) -> InvalidRequest | None:
             f"metadata of {size} bytes beside an offset: {METADATA_BYTES_MAX} at most"
         )
     return None
-
-
-def _check_generation(commit: CommitOffsets) -> LogError | None:
-    """As Kafka's ClassicGroup does for a group without members."""
-    if commit.generation == NO_GENERATION:
-        return None
-    return IllegalGeneration(
-        f"generation {commit.generation} is not that of group {commit.group_id!r}, which has no "
-        "members"
-    )

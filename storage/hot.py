@@ -20,6 +20,7 @@ from storage.chunk import Rows
 from storage.entry import (
     AnyAction,
     Append,
+    AssignByHand,
     Chunk,
     Commit,
     CommitOffsets,
@@ -28,6 +29,8 @@ from storage.entry import (
     IdempotencyKey,
     ProducerAppend,
     ProducerBatch,
+    Seek,
+    Subscribe,
 )
 from storage.errors import InvalidRequest, LogError, UnknownPartition
 from storage.model import Placement
@@ -111,9 +114,17 @@ class Request:
 
 
 def _pieces(action: AnyAction) -> int:
-    if not isinstance(action, CommitOffsets):
-        return 0
-    return sum(1 + len(each.metadata) // 100 for each in action.offsets)
+    match action:
+        case CommitOffsets(offsets=offsets):
+            return sum(1 + len(each.metadata) // 100 for each in offsets)
+        case Subscribe(topics=topics):
+            return len(topics)
+        case AssignByHand(partitions=partitions):
+            return len(partitions)
+        case Seek(positions=positions):
+            return len(positions)
+        case _:
+            return 0
 
 
 @dataclass(slots=True)

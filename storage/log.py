@@ -8,7 +8,7 @@ the modules it composes; this one adds waiting (long polls), ages the view and r
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from storage.entry import (
     AnyAction,
     Commit,
     CreateTopic,
+    DeleteGroup,
     DeleteTopic,
     Draft,
     IdempotencyKey,
@@ -45,11 +46,12 @@ from storage.members import MembershipSettings
 from storage.membership import Membership
 from storage.model import Placement, TopicPartition
 from storage.objectstore import ObjectStore
+from storage.partition import Partition
 from storage.partitioner import Places
 from storage.reader import Piece, Reader, ReaderSettings
 from storage.sealer import Sealer, SealerSettings
 from storage.sequencer import Sequencer, SequencerSettings
-from storage.state import PARTITIONS_MAX, ClusterState, Outcome, Partition, Topic
+from storage.state import PARTITIONS_MAX, ClusterState, Outcome, Topic
 from storage.table import open_table
 from storage.tail import TailCache
 from storage.wakeups import NoPeers, PeerTransport
@@ -116,6 +118,8 @@ class Log:
         )
         self.sealer.is_mine = lambda topic: self.membership.is_first_for(topic.topic_id)
         self._tables: dict[str, asyncio.Future[Table]] = {}
+        self.listeners: list[Callable[[], None]] = []
+        """Called after every entry that was folded in, and when the view was loaded anew."""
         self._waiting: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
         self._deleted_seen = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -305,6 +309,10 @@ class Log:
         )
         return await self.writer.append(request, acks)
 
+    async def delete_group(self, group_id: str) -> None:
+        """With all that it committed; raises GroupNotEmpty."""
+        await self._submit([DeleteGroup(group_id)])
+
     def committed_offsets(self, group_id: str) -> dict[TopicPartition, CommittedOffset]:
         """Of the group, sorted; empty when it has none."""
         found = {}
@@ -362,23 +370,37 @@ class Log:
         deadline = loop.time() + wait_s
         key = (topic.name, number)
         while topic.partitions[number].high_watermark <= offset and loop.time() < deadline:
-            if self._is_draining:
-                raise Unavailable("this broker is shutting down: read on from another")
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiting.setdefault(key, set()).add(waiter)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await waiter
-            except TimeoutError:
+            if not await self.wait_any([key], loop.create_future(), deadline):
                 return
-            finally:
+            if self.state.topics.get(topic.name) is not topic:
+                return  # deleted, or the view was loaded anew: the caller looks again
+
+    async def wait_any(
+        self,
+        partitions: Iterable[tuple[str, int]],
+        waiter: "asyncio.Future[None]",
+        deadline: float,
+    ) -> bool:
+        """Wait until one of the partitions has more, or anybody sets `waiter`; False when the
+        loop's time came to `deadline` first. What was there before the call is not waited for."""
+        if self._is_draining:
+            raise Unavailable("this broker is shutting down: read on from another")
+        keys = list(partitions)
+        for key in keys:
+            self._waiting.setdefault(key, set()).add(waiter)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            for key in keys:
                 waiting = self._waiting.get(key)
                 if waiting is not None:
                     waiting.discard(waiter)
                     if not waiting:
                         del self._waiting[key]
-            if self.state.topics.get(topic.name) is not topic:
-                return  # deleted, or the view was loaded anew: the caller looks again
+        return True
 
     async def offsets(self, topic: str, partition: int) -> Partition:
         """The partition as of now on every broker (I3): its log start and high watermark."""
@@ -399,6 +421,8 @@ class Log:
 
     def on_applied(self, outcomes: list[Outcome]) -> None:
         """An entry was folded in: wake who waits for its partitions."""
+        for listener in self.listeners:
+            listener()
         if not self._waiting:
             return
         if len(self.state.deleted) != self._deleted_seen:
@@ -413,6 +437,8 @@ class Log:
     def on_reset(self) -> None:
         """The view was void: nothing that was derived from it may be served."""
         self.tail.clear()
+        for listener in self.listeners:
+            listener()
         for key in list(self._waiting):
             self._wake(key)
 

@@ -26,7 +26,8 @@ from storage.errors import Corrupt, NotFound, OffsetOutOfRange
 from storage.manifest import SegmentIndex, Table, seal_app_id
 from storage.model import SegmentFile
 from storage.objectstore import ObjectStore
-from storage.state import Partition, Run, Topic
+from storage.partition import Partition, Run
+from storage.state import Topic
 from storage.tail import TailCache
 from storage.told import ToldBodies
 

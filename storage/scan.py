@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from storage.model import SegmentFile, TopicPartition
-from storage.state import Run
+from storage.partition import Run
 
 SPLIT_BYTES = 32 * 1024 * 1024
 """Stored bytes of one task: two to ten times as many in memory, a few seconds of one core."""

@@ -34,8 +34,9 @@ from storage.hot import Request
 from storage.manifest import ManifestConflict, Table, seal_app_id
 from storage.model import SegmentFile
 from storage.objectstore import Created, ObjectStore
+from storage.partition import Partition
 from storage.reader import Reader
-from storage.state import ClusterState, Partition, Topic
+from storage.state import ClusterState, Topic
 from storage.writer import Acks, Writer
 
 log = logging.getLogger("tidelog.sealer")

@@ -48,7 +48,7 @@ ENTRY_PARTS_MAX = 100_000
 TOLD_BYTES_MAX = 64 * 1024
 """Larger headers, and larger chunks of an entry, are not told but read from the store."""
 UPLOAD_AGE_MAX_S = 1800.0
-"""From an upload to the entry that names it: half of what FORMAT.md's rule 8 allows, for the PUT."""
+"""From an upload to the entry that names it: half of what FORMAT.md's rule 8 allows."""
 TOO_OLD = "the store took so long to answer that what was uploaded may be collected"
 RETRY_S = 0.05
 RETRY_S_MAX = 2.0

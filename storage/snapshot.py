@@ -22,6 +22,7 @@ from storage.errors import Corrupt
 from storage.manifest import Table, seal_app_id
 from storage.model import SegmentFile, TopicPartition
 from storage.objectstore import ObjectStore
+from storage.partition import Partition
 from storage.scan import (
     PartitionView,
     Range,
@@ -33,7 +34,7 @@ from storage.scan import (
     segment_slices,
 )
 from storage.slices import decode, fetch
-from storage.state import ClusterState, Partition
+from storage.state import ClusterState
 from storage.table import open_table
 from storage.wal import Wal, WalSettings
 

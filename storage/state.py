@@ -8,7 +8,6 @@ entries' own.
 Mutable and owned by one event loop: readers look, only `apply` writes.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from storage.entry import (
     CommitOffsets,
     CreateTopic,
     Decoded,
+    DeleteGroup,
     DeleteTopic,
     Entry,
     ForgetTopic,
@@ -44,9 +44,12 @@ from storage.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from storage.groups import Groups, KeptGroups
+from storage.group import KeptMembers
+from storage.group_members import GroupMembers
+from storage.groups import Groups, KeptGroups, check_group_id
 from storage.model import Placement
 from storage.origins import OriginMark, Origins
+from storage.partition import Partition, Run
 from storage.producers import KeptProducers, ProducerEpoch, Producers
 from storage.requests import RememberedKey, RememberedKeys
 
@@ -56,57 +59,6 @@ PARTITIONS_MAX = 10_000
 
 ELEMENTS_MIN = 9
 """Of a checkpoint's state: later ones are left out at its end while they are empty."""
-
-
-class Run(msgspec.Struct, array_like=True, gc=False):
-    """Consecutive records of the tail that lie in one chunk: where each offset's bytes are.
-
-    `position` is absolute in `object_key`'s bytes. `append_ms` >= 0 replaces the records'
-    timestamps.
-    """
-
-    base_offset: int
-    count: int
-    first_row: int
-    object_key: str
-    position: int
-    size: int
-    crc32c: int
-    rows: int
-    timestamp_min: int
-    timestamp_max: int
-    committed_ms: int
-    append_ms: int
-    is_json: bool
-    codec: str
-    raw_size: int
-
-    @property
-    def end_offset(self) -> int:
-        return self.base_offset + self.count
-
-    @property
-    def bytes(self) -> int:
-        """The run's share of its chunk."""
-        return self.size * self.count // self.rows
-
-
-class Partition(msgspec.Struct, array_like=True):
-    """Offsets of one partition and the index of its tail.
-
-    log_start_offset, which may lie in the tail, and sealed_end <= high_watermark; the tail covers
-    at least [sealed_end, high_watermark), without a hole, in offset order (I2).
-    """
-
-    log_start_offset: int = 0
-    sealed_end: int = 0
-    high_watermark: int = 0
-    tail_bytes: int = 0
-    tail: list[Run] = msgspec.field(default_factory=list)
-
-    def run_at(self, offset: int) -> int:
-        """Index in `tail` of the run that holds `offset`, which must lie in the tail."""
-        return bisect_right(self.tail, offset, key=lambda run: run.base_offset) - 1
 
 
 class Topic(msgspec.Struct, array_like=True):
@@ -159,6 +111,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     hot_logs: dict[str, int]
     producers: KeptProducers | None = None
     groups: KeptGroups | None = None
+    members: KeptMembers | None = None
     origins: list[OriginMark] = []
 
 
@@ -179,7 +132,8 @@ class ClusterState:
         self.hot_logs: dict[str, int] = {}
         self.origins = Origins()
         self.producers = Producers()
-        self.groups = Groups()
+        self.members = GroupMembers(self.topics)
+        self.groups = Groups(self.members)
         self._keys = RememberedKeys()
         self._by_id: dict[str, Topic] = {}
         self._configs: dict[str, topics.TopicConfig] = {}
@@ -228,12 +182,14 @@ class ClusterState:
         self.producers.forget(self.time_ms)
         self.groups.forget(before_ms, self.time_ms)
         repeated = self.origins.see(entry, self.time_ms)
-        return [
+        outcomes = [
             Outcome([], is_duplicate=True)
             if number in repeated
             else self._apply_commit(commit, entry, object_key, decoded.body_start)
             for number, commit in enumerate(entry.commits)
         ]
+        self.members.settle()
+        return outcomes
 
     def _apply_commit(
         self, commit: Commit, entry: Entry, object_key: str, body_start: int
@@ -315,6 +271,8 @@ class ClusterState:
                 return next(filter(None, named), None) or self.groups.check(action)
             case RetireHotLog() | ForgetTopic():
                 return None
+            case _:
+                return check_group_id(action.group_id) or self.members.check(action)
 
     def _check_append(self, action: Append, chunks: Sequence[Chunk]) -> LogError | None:
         if not 0 <= action.chunk < len(chunks):
@@ -348,10 +306,11 @@ class ClusterState:
     def _do(self, action: AnyAction) -> None:
         match action:
             case Sealed(topic_id, partition, end_offset):
-                _trim(self._by_id[topic_id].partitions[partition], end_offset)
+                self._by_id[topic_id].partitions[partition].trim(end_offset)
             case CreateTopic(name, topic_id, count, configs):
                 partitions = [Partition() for _ in range(count)]
                 self._index(Topic(name, topic_id, self.time_ms, dict(configs), partitions))
+                self.members.topic_changed(name, topic_id)
             case AlterTopic(topic_id, changes):
                 topic = self._by_id[topic_id]
                 for name, value in changes.items():
@@ -361,26 +320,34 @@ class ClusterState:
                         topic.configs[name] = value
                 self._index(topic)
             case AddPartitions(topic_id, count):
-                partitions = self._by_id[topic_id].partitions
-                partitions += [Partition() for _ in range(count - len(partitions))]
+                topic = self._by_id[topic_id]
+                topic.partitions += [Partition() for _ in range(count - len(topic.partitions))]
+                self.members.topic_changed(topic.name, topic_id)
             case DeleteTopic(topic_id):
-                topic = self._by_id.pop(topic_id)
-                del self.topics[topic.name]
-                del self._configs[topic_id]
-                self.deleted.append(DeletedTopic(topic.name, topic_id, self.time_ms))
-                self.producers.forget_topic(topic_id)
-                self.groups.forget_topic(topic_id)
+                self._delete(self._by_id.pop(topic_id))
             case RetireHotLog(log_id):
                 self.hot_logs.pop(log_id, None)
             case CommitOffsets():
                 self.groups.commit(action, self.time_ms)
             case MoveLogStart(topic_id, partition, offset):
-                moved = self._by_id[topic_id].partitions[partition]
-                moved.log_start_offset = max(moved.log_start_offset, offset)
+                self._by_id[topic_id].partitions[partition].move_log_start(offset)
             case ForgetTopic(topic_id):
                 self.deleted = [gone for gone in self.deleted if gone.topic_id != topic_id]
+            case DeleteGroup(group_id):
+                self.groups.delete(group_id)
+                self.members.do(action, self.time_ms)
             case Append() | InitProducer():
                 raise AssertionError("what has an answer is done by _apply_commit")
+            case _:
+                self.members.do(action, self.time_ms)
+
+    def _delete(self, topic: Topic) -> None:
+        del self.topics[topic.name]
+        del self._configs[topic.topic_id]
+        self.deleted.append(DeletedTopic(topic.name, topic.topic_id, self.time_ms))
+        self.producers.forget_topic(topic.topic_id)
+        self.groups.forget_topic(topic.topic_id)
+        self.members.topic_changed(topic.name, topic.topic_id)
 
     def _append(self, action: Append, chunk: Chunk, object_key: str, body_start: int) -> int:
         """Where the rows begin."""
@@ -405,13 +372,7 @@ class ClusterState:
             codec=chunk.codec,
             raw_size=chunk.raw_size,
         )
-        last = partition.tail[-1] if partition.tail else None
-        if last is not None and _continues(last, run):
-            last.count += run.count
-        else:
-            partition.tail.append(run)
-        partition.high_watermark += action.count
-        partition.tail_bytes += run.bytes
+        partition.append(run)
         if isinstance(action, ProducerAppend):
             self.producers.appended(action, chunk, base_offset, self.time_ms)
         return base_offset
@@ -437,6 +398,7 @@ class ClusterState:
             self.hot_logs,
             self.producers.kept(),
             self.groups.kept(),
+            self.members.kept(),
             list(self.origins),
         )
         elements = list(msgspec.structs.astuple(snapshot))
@@ -461,9 +423,10 @@ class ClusterState:
         state.deleted = snapshot.deleted
         state.hot_logs = snapshot.hot_logs
         state.producers = Producers.restored(snapshot.producers)
-        state.groups = Groups(snapshot.groups)
+        state.groups = Groups(state.members, snapshot.groups)
         for topic in snapshot.topics:
             state._index(topic)
+        state.members.load(snapshot.members)
         for remembered in snapshot.keys:
             state._keys.remember(remembered)
         state.origins.load(snapshot.origins)
@@ -487,22 +450,3 @@ def recall(known: RememberedKey, fingerprint: bytes) -> Outcome:
 def another_request(key: str) -> IdempotencyMismatch:
     """What a request is told whose key stands for a request with another body."""
     return IdempotencyMismatch(f"idempotency key {key!r} was used for another request")
-
-
-def _continues(last: Run, run: Run) -> bool:
-    return (
-        last.object_key == run.object_key
-        and last.position == run.position
-        and last.first_row + last.count == run.first_row
-    )
-
-
-def _trim(partition: Partition, end_offset: int) -> None:
-    if end_offset <= partition.sealed_end:
-        return  # a seal repeated after a crash
-    partition.sealed_end = end_offset
-    kept = partition.run_at(end_offset)
-    if kept >= 0 and partition.tail[kept].end_offset <= end_offset:
-        kept += 1
-    del partition.tail[: max(kept, 0)]
-    partition.tail_bytes = sum(run.bytes for run in partition.tail)

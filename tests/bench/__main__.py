@@ -1,6 +1,7 @@
 """`make bench`: every number of the README's table, in one run, with its target beside it.
 
-    python -m tests.bench [--quick] [--only produce,fetch,latency,brokers,replay,failover]
+    python -m tests.bench [--quick]
+                          [--only produce,fetch,latency,brokers,groups,replay,failover]
                           [--json FILE]
 
 Durable from end to end: brokers are real processes on a folder store that fsyncs, acks=all. Read
@@ -16,13 +17,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import brokers, failover, fetch, latency, produce, replay
+from tests.bench import brokers, failover, fetch, groups, latency, produce, replay
 from tests.bench.report import Row
 
 PARTS = {
     "produce": produce,
     "fetch": fetch,
     "latency": latency,
+    "groups": groups,
     "brokers": brokers,
     "replay": replay,
     "failover": failover,

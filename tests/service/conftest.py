@@ -20,6 +20,8 @@ from service.settings import Settings
 from service.telemetry import HttpCounters
 from storage.chunk import Rows
 from storage.clock import SystemClock
+from storage.consumers import Consumers
+from storage.coordinator import Alone
 from storage.log import Log, LogSettings
 from storage.objectstore import MemoryStore, ObjectStore
 
@@ -69,16 +71,22 @@ class Broker(NamedTuple):
     log: Log
     app: HotPath
     http: httpx.AsyncClient
+    consumers: Consumers
 
 
 @asynccontextmanager
 async def serving(log: Log, settings: Settings) -> AsyncIterator[Broker]:
     """The application on an open log."""
     counters = HttpCounters()
-    app = HotPath(build_app(log, http=counters), log, settings, counters)
+    consumers = Consumers(log, Alone(log.clock.new_id().hex()))
+    consumers.start()
+    app = HotPath(build_app(log, http=counters), log, settings, counters, consumers)
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
-    async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:
-        yield Broker(log, app, client)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:
+            yield Broker(log, app, client, consumers)
+    finally:
+        await consumers.close()
 
 
 @asynccontextmanager
@@ -235,3 +243,11 @@ def positions(answer: httpx.Response) -> tuple[int, int, int]:
         int(answer.headers[f"tidelog-{name}"]) for name in names
     )
     return next_offset, high_watermark, log_start
+
+
+@pytest.fixture
+async def consumer(broker: Broker, topic: str) -> Any:
+    """An instance subscribed to t, from its beginning; nothing commits by itself."""
+    from tests.service.instances import subscribed  # which needs this module
+
+    return await subscribed(broker, auto_commit_enable=False)

@@ -23,6 +23,7 @@ from storage.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from storage.group_members import GroupMembers
 from storage.groups import (
     CHECK_INTERVAL_MS,
     METADATA_BYTES_MAX,
@@ -192,5 +193,5 @@ def test_what_is_committed_is_what_a_plain_map_holds(history: list) -> None:
 
 
 def test_a_group_that_was_never_seen_has_no_offsets() -> None:
-    assert Groups().offsets("g") == {}
-    assert Groups().kept() is None
+    assert Groups(GroupMembers({})).offsets("g") == {}
+    assert Groups(GroupMembers({})).kept() is None

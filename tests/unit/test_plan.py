@@ -14,7 +14,8 @@ from storage import keys
 from storage.manifest import SegmentColumns
 from storage.model import SegmentFile
 from storage.objectstore import ObjectInfo
-from storage.state import ClusterState, Partition
+from storage.partition import Partition
+from storage.state import ClusterState
 from storage.topics import effective
 from tests.support.properties import examples
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from storage.boundary import Selection, flag, number, resolve, selection_of, span_of
 from storage.errors import InvalidRequest, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from storage.model import SegmentFile, TopicPartition
+from storage.partition import Run
 from storage.scan import (
     OPEN_BYTES,
     SPLIT_BYTES_MIN,
@@ -24,7 +25,6 @@ from storage.scan import (
     plan,
     take,
 )
-from storage.state import Run
 
 KIB = 1024
 MIB = 1024 * KIB

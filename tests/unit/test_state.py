@@ -35,8 +35,9 @@ from storage.entry import (
     Sealed,
 )
 from storage.errors import Corrupt, IdempotencyMismatch, LogError, UnknownTopic
+from storage.partition import Partition
 from storage.requests import KEY_WINDOW_MS
-from storage.state import ClusterState, Outcome, Partition, recall
+from storage.state import ClusterState, Outcome, recall
 from tests.support.properties import examples
 
 IDS = [letter * 32 for letter in "abc"]

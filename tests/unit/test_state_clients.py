@@ -261,7 +261,7 @@ def test_actions_and_checkpoint_are_what_format_md_says() -> None:
             b"",
             [
                 ["append-of-producer", 0, 0, 2, 0, 0, 0],
-                ["commit-offsets", "g", -1, [[IDS[0], 1, 7, -1, "m"]]],
+                ["commit-offsets", "g", -1, [[IDS[0], 1, 7, -1, "m"]], ""],
             ],
             ["k", b"f", [2, 1]],
             None,

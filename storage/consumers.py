@@ -1,0 +1,488 @@
+"""Consumer instances: what a group's coordinator does for them, on top of the log.
+
+Members, generations and committed offsets are in the cluster state (storage.group_members,
+storage.groups); any broker knows them. Where each instance stands is soft, and known to the group's
+coordinator alone (storage.coordinator, storage.positions).
+
+And if the coordinator dies? The next one reads on from where the instance said (`Seek`), else from
+the committed offset, else as `auto.offset.reset` has it. What was returned after the last commit is
+returned again; nothing is passed over. Commits by themselves are made every second, all instances'
+in one flush; dying before that repeats a second of records.
+
+I10: instances are bounded by the state's members, reads by their callers' budget.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple
+
+from storage import patterns
+from storage.assignors import Owned
+from storage.chunk import sizes_before
+from storage.coordinator import Coordinator, Coordinators, Heard, Instance, Led, all_of
+from storage.entry import (
+    AssignByHand,
+    CommitOffsets,
+    GroupOffset,
+    JoinGroup,
+    LeaveGroup,
+    MemberConfig,
+    Seek,
+    Sought,
+    Subscribe,
+)
+from storage.errors import (
+    InvalidRequest,
+    LogError,
+    NotAssigned,
+    OffsetOutOfRange,
+    Unavailable,
+    UnknownMember,
+    UnknownPartition,
+    UnknownTopic,
+)
+from storage.group import Group, GroupMember
+from storage.group_members import NO_GENERATION, TOPICS_MAX
+from storage.log import Fetched, Log
+from storage.model import TopicPartition
+from storage.state import ClusterState
+
+log = logging.getLogger("tidelog.consumers")
+
+TICK_S = 1.0
+"""How often delivered offsets are committed, members looked after, patterns looked at."""
+AWAKE_FACTOR = 5
+"""Ticks so far apart were no silence of the members: this broker slept, or was stuck."""
+
+
+class Portion(NamedTuple):
+    """Records of one partition."""
+
+    where: Owned
+    topic: str
+    offset: int
+    fetched: Fetched
+
+
+class Read(NamedTuple):
+    """What a read returns, of the partitions that the member has in this generation."""
+
+    portions: list[Portion]
+    generation: int
+
+
+class Consumers:
+    """Instances of the groups that this broker coordinates. Owned by the log's event loop, between
+    `start` and `close`. Whoever calls for a group of another coordinator takes it over."""
+
+    def __init__(self, broker: Log, coordinators: Coordinators) -> None:
+        self.coordinators = coordinators
+        self._log = broker
+        self._coordinator = Coordinator(broker, coordinators)
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._log.listeners.append(self._coordinator.on_applied)
+        self.task = asyncio.create_task(self._run(), name="tidelog-consumers")
+
+    async def close(self) -> None:
+        """Commit what is delivered, and let go."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self._log.listeners.remove(self._coordinator.on_applied)
+        with contextlib.suppress(LogError):
+            await self.commit_delivered()
+
+    # -- membership
+
+    async def join(
+        self,
+        group_id: str,
+        member_id: str,
+        config: MemberConfig,
+        *,
+        instance_id: str = "",
+        assignor: str = "",
+    ) -> None:
+        """Create the instance. Raises MemberExists, InvalidRequest, Throttled."""
+        me = self.coordinators.me
+        await self._coordinator.submit(
+            JoinGroup(group_id, member_id, me, config, instance_id, assignor)
+        )
+        led = await self._coordinator.lead(group_id)
+        led.instances[member_id] = self._coordinator.new_instance()
+
+    async def leave(self, group_id: str, member_id: str) -> None:
+        """Commit what it read, if it wants that, and remove it. Raises UnknownMember."""
+        heard = await self._coordinator.hear(group_id, member_id)
+        if heard.member.config.auto_commit:
+            await self._acknowledge(heard.instance)
+            with contextlib.suppress(LogError):  # it lost them meanwhile: another reads them
+                await self._commit_due(heard)
+        await self._coordinator.submit(LeaveGroup(group_id, member_id))
+        self._coordinator.drop(group_id, member_id)
+
+    async def subscribe(
+        self, group_id: str, member_id: str, topics: Sequence[str], pattern: str = ""
+    ) -> None:
+        """Share these topics, or those that the pattern finds now and later; neither: read
+        nothing. When it returns the member has its assignment, and starts where the log ends now
+        if it starts at the end. Raises UnknownMember, AssignedOtherwise, InvalidRequest."""
+        heard = await self._coordinator.hear(group_id, member_id)
+        if pattern:
+            await self._log.wal.refresh()
+            topics = _found(pattern, self._log.state)
+        await self._hand_in(group_id)
+        await self._coordinator.submit(Subscribe(group_id, member_id, list(topics), pattern))
+        heard.instance.polled_s = self._log.clock.boot_s()
+        await self._settle(group_id, member_id, heard.instance)
+
+    async def assign(
+        self, group_id: str, member_id: str, partitions: Sequence[TopicPartition]
+    ) -> None:
+        """Read these, whoever else does. Raises UnknownTopic, UnknownPartition, AssignedOtherwise,
+        UnknownMember."""
+        heard = await self._coordinator.hear(group_id, member_id)
+        owned = [await self._owned(where) for where in partitions]
+        await self._coordinator.submit(AssignByHand(group_id, member_id, owned))
+        await self._settle(group_id, member_id, heard.instance)
+
+    async def hear(self, group_id: str, member_id: str) -> Heard:
+        """The member says something, and so lives. Raises UnknownMember."""
+        return await self._coordinator.hear(group_id, member_id)
+
+    # -- positions
+
+    async def seek(
+        self, group_id: str, member_id: str, positions: Mapping[TopicPartition, int]
+    ) -> None:
+        """Go on there, on any broker. Raises NotAssigned, UnknownMember."""
+        heard = await self._coordinator.hear(group_id, member_id)
+        await self._seek(heard, {await self._owned(at): to for at, to in positions.items()})
+
+    async def seek_to_end(
+        self,
+        group_id: str,
+        member_id: str,
+        partitions: Sequence[TopicPartition],
+        *,
+        is_beginning: bool,
+    ) -> None:
+        """Go on at the first record that is kept, or after the last."""
+        await self._log.wal.refresh()
+        found = {}
+        for where in partitions:
+            held = self._log.state.partition(where.topic, where.partition)
+            found[where] = held.log_start_offset if is_beginning else held.high_watermark
+        await self.seek(group_id, member_id, found)
+
+    async def _seek(self, heard: Heard, positions: Mapping[Owned, int]) -> None:
+        said = [Sought(at.topic, at.partition, offset) for at, offset in positions.items()]
+        await self._coordinator.submit(Seek(heard.group.group_id, heard.member.member_id, said))
+        for where, offset in positions.items():
+            heard.instance.positions.begin(where, offset)
+        heard.instance.wake()
+
+    async def _settle(self, group_id: str, member_id: str, instance: Instance) -> None:
+        """Its assignment has changed by its own will: find where it starts."""
+        instance.wake()
+        group, member = self._coordinator.look(group_id, member_id)
+        await self._position(Heard(group, member, instance))
+
+    async def _position(self, heard: Heard) -> None:
+        """Know where each partition that it has goes on. Where that is the end of the log it is
+        written down: another coordinator must not begin at a later end."""
+        _, member, instance = heard
+        instance.positions.retain(member.owned)
+        missing = [where for where in member.owned if where not in instance.positions]
+        if not missing:
+            return
+        committed = self._log.state.groups.offsets(heard.group.group_id)
+        ends: list[Owned] = []
+        for where in missing:
+            held = committed.get(where.topic, {}).get(where.partition)
+            sought = member.position(where)
+            if sought is not None:
+                instance.positions.begin(where, sought)
+            elif held is not None:
+                instance.positions.begin(where, held.offset)
+            else:
+                ends.append(where)
+        await self._reset(heard, ends)
+
+    async def _reset(self, heard: Heard, partitions: Sequence[Owned]) -> None:
+        """Begin where `auto.offset.reset` says."""
+        if not partitions:
+            return
+        is_earliest = heard.member.config.auto_offset_reset == "earliest"
+        if not is_earliest:
+            await self._log.wal.refresh()
+        found = {}
+        for where in partitions:
+            topic = self._log.state.topic_of_id(where.topic)
+            if topic is not None:
+                held = topic.partitions[where.partition]
+                found[where] = held.log_start_offset if is_earliest else held.high_watermark
+        if is_earliest:
+            for where, offset in found.items():
+                heard.instance.positions.begin(where, offset)
+        elif found:
+            with contextlib.suppress(NotAssigned):  # just now: its next look finds others
+                await self._seek(heard, found)
+
+    # -- records
+
+    @contextlib.asynccontextmanager
+    async def reading(
+        self, group_id: str, member_id: str, *, bytes_max: int, wait_s: float
+    ) -> AsyncIterator[Read]:
+        """The next records of the member's partitions: about `bytes_max` bytes, at least one when
+        there is any, waiting up to `wait_s` for the first. Leave the context without an error when
+        they are sent: then they are not returned again. One read of a member at a time: another
+        waits, and that counts. Raises UnknownMember, Corrupt, Unavailable."""
+        deadline = asyncio.get_running_loop().time() + wait_s
+        heard = await self._coordinator.hear(group_id, member_id)
+        instance = heard.instance
+        instance.under_way += 1
+        try:
+            try:
+                async with asyncio.timeout_at(deadline if instance.lock.locked() else None):
+                    await instance.lock.acquire()
+            except TimeoutError:
+                yield Read([], heard.group.generation)
+                return
+            try:
+                instance.polled_s = self._log.clock.boot_s()
+                instance.positions.acknowledge()
+                read = await self._read(heard, bytes_max, deadline)
+                instance.is_sending = True
+                yield read
+                for portion in read.portions:
+                    after = portion.fetched.next_offset
+                    instance.positions.advance(portion.where, portion.offset, after)
+            finally:
+                instance.is_sending = False
+                instance.lock.release()
+        finally:
+            instance.under_way -= 1
+            instance.heard_s = instance.polled_s = self._log.clock.boot_s()
+
+    async def _read(self, heard: Heard, bytes_max: int, deadline: float) -> Read:
+        loop = asyncio.get_running_loop()
+        group_id, member_id = heard.group.group_id, heard.member.member_id
+        instance, term = heard.instance, heard.group.term
+        is_fresh = False
+        while True:
+            group, member = self._coordinator.look(group_id, member_id)
+            if group.term != term:  # what is known here of the instance is old
+                raise Unavailable(f"another broker coordinates group {group_id!r}: try again")
+            await self._position(Heard(group, member, instance))
+            portions = await self._take_records(Heard(group, member, instance), bytes_max)
+            group, member = self._coordinator.look(group_id, member_id)
+            owned = set(member.owned)
+            portions = [one for one in portions if one.where in owned]  # I8: as of now
+            wanted = min(max(member.config.fetch_min_bytes, 1), bytes_max)
+            if is_fresh and loop.time() >= deadline:
+                return Read(portions, group.generation)
+            if portions and (wanted == 1 or sum(map(portion_bytes, portions)) >= wanted):
+                return Read(portions, group.generation)
+            if not is_fresh:
+                await self._log.wal.refresh()  # whoever was acked before must be seen (I3)
+                is_fresh = True
+                continue
+            await self._wait(member, instance, {one.where for one in portions}, deadline)
+
+    async def _wait(
+        self, member: GroupMember, instance: Instance, taken: set[Owned], deadline: float
+    ) -> None:
+        """Until there is more, the assignment changes, or it is time."""
+        keys = []
+        for where in member.owned:
+            topic = self._log.state.topic_of_id(where.topic)
+            if topic is None:
+                continue
+            end = topic.partitions[where.partition].high_watermark
+            at = instance.positions.next_of(where)
+            if where not in taken and (at is None or at < end):
+                return  # it came while we looked elsewhere
+            keys.append((topic.name, where.partition))
+        instance.waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._log.wait_any(keys, instance.waiter, deadline)
+        finally:
+            instance.waiter = None
+
+    async def _take_records(self, heard: Heard, bytes_max: int) -> list[Portion]:
+        """Of one partition after the other, each time beginning with another. One that fails fails
+        the read only where no other has anything."""
+        _, member, instance = heard
+        owned, portions, budget = list(member.owned), [], bytes_max
+        failure: LogError | None = None
+        first = instance.turn % max(len(owned), 1)
+        for where in owned[first:] + owned[:first]:
+            topic = self._log.state.topic_of_id(where.topic)
+            offset = instance.positions.next_of(where)
+            if topic is None or offset is None:
+                continue
+            if offset == topic.partitions[where.partition].high_watermark:
+                continue
+            try:
+                fetched = await self._log.fetch(
+                    topic.name, where.partition, offset, bytes_max=budget
+                )
+            except OffsetOutOfRange:
+                await self._reset(heard, [where])
+                continue
+            except (UnknownTopic, UnknownPartition):
+                continue  # deleted just now
+            except LogError as error:
+                failure = failure or error
+                continue
+            if not fetched.pieces:
+                instance.positions.advance(where, offset, fetched.next_offset)
+                continue
+            portions.append(Portion(where, topic.name, offset, fetched))
+            budget -= portion_bytes(portions[-1])
+            instance.turn += 1
+            if budget <= 0:
+                break
+        if failure is not None and not portions:
+            raise failure
+        return portions
+
+    # -- commits
+
+    async def commit(
+        self,
+        group_id: str,
+        member_id: str,
+        offsets: Mapping[TopicPartition, tuple[int, str]] | None = None,
+    ) -> None:
+        """Commit these offsets (of the next records) with their metadata; None: of all that was
+        returned. Raises UnknownTopic, UnknownPartition, UnknownMember, IllegalGeneration."""
+        heard = await self._coordinator.hear(group_id, member_id)
+        if offsets is None:
+            await self._acknowledge(heard.instance)
+            await self._commit_due(heard)
+            return
+        said = {await self._owned(where): each for where, each in offsets.items()}
+        await self._commit(heard, {where: offset for where, (offset, _) in said.items()}, said)
+
+    async def _acknowledge(self, instance: Instance) -> None:
+        """It has what it was sent. Whether it has what is on the way is heard in a moment."""
+        if instance.is_sending:
+            async with instance.lock:
+                pass
+        instance.positions.acknowledge()
+
+    async def _commit_due(self, heard: Heard) -> None:
+        due = heard.instance.positions.due()
+        if due:
+            await self._commit(heard, due, {})
+
+    async def _commit(
+        self,
+        heard: Heard,
+        offsets: Mapping[Owned, int],
+        said: Mapping[Owned, tuple[int, str]],
+    ) -> None:
+        if not offsets:
+            return
+        group, member, instance = heard
+        generation = group.generation if member.is_subscribed else NO_GENERATION
+        rows = [
+            GroupOffset(at.topic, at.partition, offset, metadata=said.get(at, (0, ""))[1])
+            for at, offset in offsets.items()
+        ]
+        action = CommitOffsets(group.group_id, generation, rows, member.member_id)
+        before = instance.positions.commit(offsets)
+        try:
+            await self._coordinator.submit(action)
+        except BaseException:
+            instance.positions.uncommit(before)
+            raise
+
+    async def _hand_in(self, group_id: str) -> None:
+        """The assignment is about to change: commit what members have, while it is theirs."""
+        group, led = self._log.state.members.get(group_id), self._coordinator.led.get(group_id)
+        if group is not None and led is not None:
+            await self._commit_all([(group, led)])
+
+    async def commit_delivered(self) -> None:
+        """What instances that commit by themselves have got, all in one flush."""
+        await self._commit_all(list(self._coordinator.ours()))
+
+    async def _commit_all(self, groups: Sequence[tuple[Group, Led]]) -> None:
+        due = [
+            self._commit_due(Heard(group, member, instance))
+            for group, led in groups
+            for member_id, instance in led.instances.items()
+            if (member := group.members.get(member_id)) is not None
+            and member.config.auto_commit
+            and instance.positions.due()
+        ]
+        await all_of(due)
+
+    # -- what happens by itself
+
+    async def _run(self) -> None:
+        looked_s = self._log.clock.boot_s()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = self._log.clock.boot_s()
+            if now_s - looked_s > AWAKE_FACTOR * TICK_S:
+                self._coordinator.forgive(now_s)
+            looked_s = now_s
+            try:
+                await self.commit_delivered()
+                await self._coordinator.take_orphans()
+                await self._coordinator.expire(now_s)
+                await self._look_at_patterns()
+            except LogError as error:
+                log.warning("groups are not looked after: %s", error)
+
+    async def _look_at_patterns(self) -> None:
+        """Topics have come or gone: patterns find others."""
+        state = self._log.state
+        found: dict[str, list[str]] = {}
+        for group, _ in self._coordinator.ours():
+            for member in list(group.members.values()):
+                if not member.pattern:
+                    continue
+                if member.pattern not in found:
+                    try:
+                        found[member.pattern] = _found(member.pattern, state)
+                    except InvalidRequest as error:  # it finds too many by now
+                        log.warning("group %s keeps its topics: %s", group.group_id, error)
+                        continue
+                names = found[member.pattern]
+                if names != member.topics:
+                    action = Subscribe(group.group_id, member.member_id, names, member.pattern)
+                    with contextlib.suppress(UnknownMember):
+                        await self._coordinator.submit(action)
+
+    # -- small things
+
+    async def _owned(self, where: TopicPartition) -> Owned:
+        """By the topic's id; before it is said not to exist, the WAL is asked (I3)."""
+        with contextlib.suppress(UnknownTopic, UnknownPartition):
+            self._log.state.partition(where.topic, where.partition)
+            return Owned(self._log.state.topic(where.topic).topic_id, where.partition)
+        await self._log.wal.refresh()
+        self._log.state.partition(where.topic, where.partition)
+        return Owned(self._log.state.topic(where.topic).topic_id, where.partition)
+
+
+def _found(pattern: str, state: ClusterState) -> list[str]:
+    names = patterns.matching(pattern, state.topics)
+    if len(names) > TOPICS_MAX:
+        raise InvalidRequest(f"{len(names)} topics match the pattern: {TOPICS_MAX} at most")
+    return names
+
+
+def portion_bytes(portion: Portion) -> int:
+    """Of its keys and values."""
+    return sum(int(sizes_before(piece.batch)[-1]) for piece in portion.fetched.pieces)

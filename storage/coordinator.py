@@ -1,0 +1,258 @@
+"""A group's coordinator: which broker hears its members, and who of them is silent.
+
+Soft state on one broker at a time: when each member was last heard of, and what else only that
+broker knows of an instance (storage.consumers). The cluster state names the coordinator and its
+term, so that brokers which disagree on who lives cannot both act on what they heard: `ExpireMember`
+carries the term, and what was known in an older term is dropped.
+
+And if it dies? Another takes the group (`TakeGroup`) when a request comes, or within a tick of
+seeing it dead, and gives each member a whole session from then on. Silence is counted by its own
+boot clock, and only while it looks: a broker that slept blames nobody. Heartbeats never reach the
+WAL.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from storage.entry import AnyAction, ExpireMember, TakeGroup
+from storage.errors import StaleCommit, Unavailable, UnknownMember
+from storage.group import Group, GroupMember
+from storage.hot import Request
+from storage.log import Log
+from storage.positions import Positions
+from storage.writer import Acks
+
+log = logging.getLogger("tidelog.groups")
+
+
+class Coordinators(Protocol):
+    """Which broker hears a group's members."""
+
+    @property
+    def me(self) -> str:
+        """This process, by a name that none has had before."""
+        ...
+
+    def of(self, group_id: str, holder: str) -> str:
+        """Who should: `holder`, whom the state names, for as long as it lives."""
+        ...
+
+
+class Alone(NamedTuple):
+    """The only broker there is."""
+
+    me: str
+
+    def of(self, group_id: str, holder: str) -> str:
+        return self.me
+
+
+class Rendezvous:
+    """Several brokers: the holder stays while it lives; else each group has a first choice among
+    those who do, so that brokers which see the same agree, and the groups of a dead one spread."""
+
+    def __init__(self, me: str, live: Callable[[], Iterable[str]]) -> None:
+        self.me = me
+        self._live = live
+
+    def of(self, group_id: str, holder: str) -> str:
+        live = {*self._live(), self.me}
+        return holder if holder in live else max(live, key=lambda one: _weight(group_id, one))
+
+
+def _weight(group_id: str, broker: str) -> bytes:
+    return hashlib.blake2b(f"{group_id}/{broker}".encode(), digest_size=16).digest()
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """What its coordinator knows of a member, softly. `lock`: one read at a time; `is_sending`: its
+    answer is on the way; `waiter`: set to make a read look again."""
+
+    heard_s: float
+    polled_s: float
+    under_way: int = 0
+    is_sending: bool = False
+    turn: int = 0
+    positions: Positions = field(default_factory=Positions)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiter: "asyncio.Future[None] | None" = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class Led:
+    """A group that this broker coordinates, in one term of it."""
+
+    term: int
+    since_s: float
+    instances: dict[str, Instance] = field(default_factory=dict)
+
+
+class Heard(NamedTuple):
+    """A member that has just made itself heard."""
+
+    group: Group
+    member: GroupMember
+    instance: Instance
+
+
+class Coordinator:
+    """The groups that this broker hears. Owned by the log's event loop. Whoever calls for a group
+    of another coordinator takes it over: ask `coordinators` first."""
+
+    def __init__(self, broker: Log, coordinators: Coordinators) -> None:
+        self.coordinators = coordinators
+        self.led: dict[str, Led] = {}
+        self._log = broker
+        self._taking: dict[str, asyncio.Task[None]] = {}
+
+    async def hear(self, group_id: str, member_id: str) -> Heard:
+        """The member says something, and so lives. Raises UnknownMember."""
+        member = self._log.state.members.member(group_id, member_id)
+        if member is None:
+            await self._log.wal.refresh()  # another broker may just have made it (I3)
+        led = await self.lead(group_id)
+        group, member = self.look(group_id, member_id)
+        instance = led.instances.get(member_id)
+        if instance is None:
+            instance = led.instances[member_id] = self.new_instance()
+        instance.heard_s = self._log.clock.boot_s()
+        return Heard(group, member, instance)
+
+    def look(self, group_id: str, member_id: str) -> tuple[Group, GroupMember]:
+        group = self._log.state.members.get(group_id)
+        member = None if group is None else group.members.get(member_id)
+        if group is None or member is None:
+            raise UnknownMember(f"group {group_id!r} has no member {member_id!r}")
+        return group, member
+
+    def new_instance(self) -> Instance:
+        now_s = self._log.clock.boot_s()
+        return Instance(now_s, now_s)
+
+    async def lead(self, group_id: str) -> Led:
+        """This broker as the group's coordinator, from now on if it was not."""
+        group = self._log.state.members.get(group_id)
+        if group is not None and group.coordinator != self.coordinators.me:
+            taking = self._taking.get(group_id)
+            if taking is None:
+                taking = asyncio.create_task(self._take(group_id))
+                self._taking[group_id] = taking
+                taking.add_done_callback(lambda _: self._taking.pop(group_id, None))
+                taking.add_done_callback(lambda one: one.cancelled() or one.exception())
+            await asyncio.shield(taking)
+            group = self._log.state.members.get(group_id)
+        if group is None:
+            raise UnknownMember(f"group {group_id!r} has no members")
+        if group.coordinator != self.coordinators.me:
+            raise Unavailable(f"another broker coordinates group {group_id!r}: try again")
+        led = self.led.get(group_id)
+        if led is None or led.term != group.term:
+            led = self.led[group_id] = Led(group.term, self._log.clock.boot_s())
+        return led
+
+    async def _take(self, group_id: str) -> None:
+        await self.submit(TakeGroup(group_id, self.coordinators.me))
+
+    def drop(self, group_id: str, member_id: str) -> None:
+        led = self.led.get(group_id)
+        gone = None if led is None else led.instances.pop(member_id, None)
+        if gone is not None:
+            gone.wake()
+
+    def ours(self) -> list[tuple[Group, Led]]:
+        """The groups that this broker coordinates, as far as it has taken them."""
+        found = []
+        for group_id, led in list(self.led.items()):
+            group = self._log.state.members.get(group_id)
+            if group is None or (group.coordinator, group.term) != (self.coordinators.me, led.term):
+                for instance in self.led.pop(group_id).instances.values():
+                    instance.wake()
+            else:
+                found.append((group, led))
+        return found
+
+    # -- what happens by itself
+
+    def on_applied(self) -> None:
+        """Members, assignments or positions have changed, here or by another broker."""
+        members = self._log.state.members
+        changed, members.changed = members.changed, set()
+        for group_id in changed:
+            led, group = self.led.get(group_id), members.get(group_id)
+            if led is None:
+                continue
+            for member_id, instance in list(led.instances.items()):
+                member = None if group is None else group.members.get(member_id)
+                if member is None:
+                    del led.instances[member_id]
+                else:
+                    instance.positions.retain(member.owned)
+                instance.wake()
+
+    def forgive(self, now_s: float) -> None:
+        for led in self.led.values():
+            led.since_s = now_s
+            for instance in led.instances.values():
+                instance.heard_s = instance.polled_s = now_s
+
+    async def take_orphans(self) -> None:
+        """Groups whose coordinator is gone, and that fall to this broker."""
+        me = self.coordinators.me
+        orphans = [
+            self.lead(group.group_id)
+            for group in self._log.state.members
+            if group.members
+            and self.coordinators.of(group.group_id, group.coordinator) == me
+            and (group.coordinator != me or group.group_id not in self.led)
+        ]
+        await all_of(orphans)
+
+    async def expire(self, now_s: float) -> None:
+        silent = [
+            (group, led, member)
+            for group, led in self.ours()
+            for member in group.members.values()
+            if _is_silent(member, led, now_s)
+        ]
+        for group, _, member in silent:
+            log.info("member %s of group %s has expired", member.member_id, group.group_id)
+        await all_of(
+            [
+                self.submit(ExpireMember(group.group_id, member.member_id, led.term))
+                for group, led, member in silent
+            ]
+        )
+
+    async def submit(self, action: AnyAction) -> None:
+        request = Request(self._log.clock.new_id(), (), 0, actions=[action])
+        await self._log.writer.append(request, Acks.ALL)
+
+
+async def all_of(duties: Sequence[Coroutine[Any, Any, object]]) -> None:
+    """Together, so that one flush does for all; what one is refused does not keep the others."""
+    for failed in await asyncio.gather(*duties, return_exceptions=True):
+        if isinstance(failed, StaleCommit):
+            log.info("a group has gone on: %s", failed)  # as it may at any moment
+        elif isinstance(failed, BaseException):
+            raise failed
+
+
+def _is_silent(member: GroupMember, led: Led, now_s: float) -> bool:
+    instance = led.instances.get(member.member_id)
+    config = member.config
+    if instance is not None and instance.under_way:
+        return False
+    heard_s = led.since_s if instance is None else instance.heard_s
+    polled_s = led.since_s if instance is None else instance.polled_s
+    if now_s - heard_s > config.session_timeout_ms / 1000:
+        return True
+    return member.is_subscribed and now_s - polled_s > config.max_poll_interval_ms / 1000

@@ -1,0 +1,198 @@
+"""Three brokers behind a balancer that asks a random one each time: an instance's whole life, and
+the death of any broker in the middle of it."""
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from service.app import build_app
+from service.group_forwarding import Forwarder, Unreached
+from service.hotpath import HotPath
+from service.settings import Settings
+from service.telemetry import HttpCounters
+from storage.clock import SystemClock
+from storage.consumers import Consumers
+from storage.coordinator import Rendezvous
+from storage.errors import Unavailable
+from storage.log import Log
+from storage.objectstore import MemoryStore
+from tests.service.conftest import FIRST_MS, QUIET, V2, append, assert_refused
+
+POLLING = QUIET._replace(poll_interval_s=0.02)
+
+
+class Network:
+    """Brokers by id; a dead one is not reached. `lose_confirms`: the broker in between dies after
+    its client was served."""
+
+    def __init__(self) -> None:
+        self.apps: dict[str, HotPath] = {}
+        self.handed_over = 0
+        self.lose_confirms = False
+        self._tickets = itertools.count()
+
+    async def request(self, coordinator: str, message: bytes) -> bytes:
+        if coordinator not in self.apps:
+            raise Unreached(coordinator)
+        self.handed_over += 1
+        ticket = b"%d" % next(self._tickets)
+        return await self.apps[coordinator].consumers.forwarded.take(message, ticket)
+
+    async def confirm(self, coordinator: str, ticket: bytes) -> None:
+        if self.lose_confirms:
+            raise Unavailable("lost")
+        if coordinator in self.apps:
+            self.apps[coordinator].consumers.forwarded.confirm(ticket)
+
+
+class Cluster:
+    """Brokers of one store; `call` asks a random one."""
+
+    def __init__(self, seed: int) -> None:
+        self.network = Network()
+        self.logs: dict[str, Log] = {}
+        self.draw = random.Random(seed)
+        self._clients: dict[str, httpx.AsyncClient] = {}
+        self._consumers: dict[str, Consumers] = {}
+
+    @asynccontextmanager
+    async def broker(self, store: MemoryStore, name: str) -> AsyncIterator[None]:
+        log = Log(store, SystemClock(), name, POLLING, None)
+        await log.open()
+        consumers = Consumers(log, Rendezvous(name, lambda: self.network.apps))
+        consumers.start()
+        counters = HttpCounters()
+        app = HotPath(
+            build_app(log, http=counters),
+            log,
+            Settings(store="memory://"),
+            counters,
+            consumers,
+            Forwarder(self.network),
+        )
+        transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+        client = httpx.AsyncClient(transport=transport, base_url="http://tide:8082")
+        self.network.apps[name], self.logs[name] = app, log
+        self._clients[name], self._consumers[name] = client, consumers
+        try:
+            yield
+        finally:
+            await self._consumers.pop(name).close() if name in self._consumers else None
+            await client.aclose()
+            await log.close()
+
+    def kill(self, name: str) -> None:
+        """Nobody reaches it any more, and what it knew softly is gone."""
+        del self.network.apps[name], self._clients[name], self.logs[name]
+        task = self._consumers.pop(name).task
+        assert task is not None
+        task.cancel()
+
+    async def call(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        """As a client that tries again does."""
+        content = None if body is None else json.dumps(body)
+        headers = {} if body is None else {"content-type": V2}
+        for _ in range(50):
+            client = self._clients[self.draw.choice(sorted(self._clients))]
+            answer = await client.request(method, path, content=content, headers=headers)
+            if answer.status_code != 503:
+                return answer
+            await asyncio.sleep(0.05)
+        return answer
+
+    async def ok(self, method: str, path: str, body: Any = None) -> Any:
+        answer = await self.call(method, path, body)
+        assert answer.status_code in (200, 204), answer.text
+        return answer.json() if answer.content else None
+
+    async def created(self, **more: Any) -> str:
+        said = {"format": "json", "auto.offset.reset": "earliest"} | more
+        made = await self.ok("POST", "/consumers/g", said)
+        return f"/consumers/g/instances/{made['instance_id']}"
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    store = MemoryStore()
+    cluster = Cluster(7)
+    async with AsyncExitStack() as stack:
+        for name in "abc":
+            await stack.enter_async_context(cluster.broker(store, name))
+        await cluster.logs["a"].create_topic("t", 2, {})
+        await asyncio.sleep(0.1)
+        yield cluster
+    await store.close()
+
+
+async def test_an_instances_whole_life_on_whichever_broker(cluster: Cluster) -> None:
+    path = await cluster.created(**{"auto.commit.enable": False})
+    await cluster.ok("POST", f"{path}/subscription", {"topics": ["t"]})
+    for n in range(20):
+        await append(cluster.logs["b"], b"%d" % n, at=FIRST_MS + n)
+    for n in range(10):
+        (record,) = await cluster.ok("GET", f"{path}/records?max_bytes=1&timeout=2000")
+        assert record["value"] == n
+    await cluster.ok("POST", f"{path}/offsets", {})
+    said = await cluster.ok("GET", f"{path}/offsets?topic=t&partition=0")
+    assert said["offsets"][0]["offset"] == 10
+    where = {"topic": "t", "partition": 0}
+    await cluster.ok("POST", f"{path}/positions", {"offsets": [where | {"offset": 3}]})
+    (record,) = await cluster.ok("GET", f"{path}/records?max_bytes=1")
+    assert record["value"] == 3
+    await cluster.ok("POST", f"{path}/positions/end", {"partitions": [where]})
+    assert await cluster.ok("GET", f"{path}/records?timeout=10") == []
+    assert_refused(await cluster.call("GET", f"{path}/records?timeout=x"), 400, 40002)
+    assert_refused(await cluster.call("POST", f"{path}/offsets", []), 422, 422)
+    assert len((await cluster.ok("GET", f"{path}/assignments"))["partitions"]) == 2
+    await cluster.ok("DELETE", path)
+    assert_refused(await cluster.call("GET", f"{path}/records"), 404, 40403)
+    assert cluster.network.handed_over > 5
+    group = cluster.logs["a"].state.members.get("g")
+    assert group is not None
+    assert group.term == 1  # nobody took it from another
+
+
+async def test_an_answer_that_did_not_arrive_is_returned_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.group_forwarding.CONFIRM_S", 0.1)
+    path = await cluster.created()
+    await cluster.ok("POST", f"{path}/subscription", {"topics": ["t"]})
+    await append(cluster.logs["a"], b"1", b"2")
+    holder = cluster.logs["a"].state.members.get("g").coordinator  # type: ignore[union-attr]
+    other = next(name for name in "abc" if name != holder)
+    there = cluster._clients[other]
+    cluster.network.lose_confirms = True
+    for _ in range(3):
+        answer = await there.get(f"{path}/records?max_bytes=1&timeout=3000")
+        assert [each["value"] for each in answer.json()] == [1]
+    cluster.network.lose_confirms = False
+    for value in (1, 2):
+        answer = await there.get(f"{path}/records?max_bytes=1&timeout=3000")
+        assert [each["value"] for each in answer.json()] == [value]
+
+
+@pytest.mark.parametrize("victim", ["holder", "other"])
+async def test_a_broker_that_dies_goes_unnoticed(cluster: Cluster, victim: str) -> None:
+    path = await cluster.created()
+    await cluster.ok("POST", f"{path}/subscription", {"topics": ["t"]})
+    for n in range(30):
+        await append(cluster.logs["a"], b"%d" % n, partition=n % 2, at=FIRST_MS + n)
+    seen: set[int] = set()
+    for turn in range(60):
+        for record in await cluster.ok("GET", f"{path}/records?max_bytes=1&timeout=100"):
+            seen.add(record["value"])
+        if turn == 8:
+            await cluster.ok("POST", f"{path}/offsets", {})
+        if turn == 12:
+            holder = cluster.logs["a"].state.members.get("g").coordinator  # type: ignore[union-attr]
+            dies = holder if victim == "holder" else next(n for n in "abc" if n != holder)
+            cluster.kill(dies)
+    assert seen == set(range(30))

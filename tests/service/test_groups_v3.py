@@ -1,0 +1,182 @@
+"""Consumer groups in the v3 dialect: members, assignments, lag, reset and deletion."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.conftest import Broker, append, assert_refused
+from tests.service.instances import Instance, created, put, subscribed
+
+V3_JSON = "application/json"
+
+
+class Groups:
+    """The v3 routes of groups."""
+
+    def __init__(self, broker: Broker, mount: str = "/v3") -> None:
+        self.http = broker.http
+        self.base = f"{mount}/clusters/{broker.log.wal.cluster.cluster_id}/consumer-groups"
+
+    async def get(self, path: str = "") -> Any:
+        answer = await self.http.get(self.base + path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def reset(self, group: str = "g", **body: Any) -> httpx.Response:
+        return await self.http.post(
+            f"{self.base}/{group}/offsets:reset",
+            content=json.dumps(body),
+            headers={"content-type": "application/json"},
+        )
+
+    async def positions(self, **body: Any) -> dict[int, int]:
+        answer = await self.reset(**body)
+        assert answer.status_code == 200, answer.text
+        data = answer.json()["data"]
+        if not body.get("validate_only"):
+            assert (await self.get("/g/offsets"))["data"] == data
+        return {each["partition_id"]: each["offset"] for each in data}
+
+
+@pytest.fixture
+def groups(broker: Broker) -> Groups:
+    return Groups(broker)
+
+
+async def behind(broker: Broker) -> Instance:
+    """A member that has committed 1 of 3 and 1 of 1."""
+    consumer = await subscribed(broker, name="c1", client_id="me", group_instance_id="pod")
+    await put(broker, 1, 2, 3)
+    await put(broker, 4, partition=1)
+    for number in (0, 1):
+        body = {"offsets": [{"topic": "t", "partition": number, "offset": 0}]}
+        await consumer.ok("POST", "/offsets", body)
+    return consumer
+
+
+async def test_groups_and_their_members(broker: Broker, topic: str, groups: Groups) -> None:
+    assert (await groups.get())["data"] == []
+    await behind(broker)
+    (listed,) = (await groups.get())["data"]
+    assert listed == await groups.get("/g")
+    base = "http://tide:8082" + groups.base
+    assert listed | {"metadata": None} == {
+        "kind": "KafkaConsumerGroup",
+        "metadata": None,
+        "cluster_id": broker.log.wal.cluster.cluster_id,
+        "consumer_group_id": "g",
+        "is_simple": False,
+        "partition_assignor": "sticky",
+        "state": "STABLE",
+        "type": "CLASSIC",
+        "is_mixed_consumer_group": False,
+        "generation": 1,
+        "coordinator": {"related": base.replace("consumer-groups", "brokers/1")},
+        "consumers": {"related": f"{base}/g/consumers"},
+        "lag_summary": {"related": f"{base}/g/lag-summary"},
+    }
+    (consumer,) = (await groups.get("/g/consumers"))["data"]
+    assert consumer == await groups.get("/g/consumers/c1")
+    assert (consumer["consumer_id"], consumer["instance_id"], consumer["client_id"]) == (
+        "c1",
+        "pod",
+        "me",
+    )
+    assigned = (await groups.get("/g/consumers/c1/assignments"))["data"]
+    assert [each["partition_id"] for each in assigned] == [0, 1, 2]
+    one = await groups.get("/g/consumers/c1/assignments/t/partitions/2")
+    assert one == assigned[2]
+    assert one["lag"]["related"] == f"{base}/g/lags/t/partitions/2"
+
+
+async def test_lag(broker: Broker, topic: str, groups: Groups) -> None:
+    consumer = await behind(broker)
+    listed = (await groups.get("/g/lags"))["data"]
+    assert [
+        (each["partition_id"], each["current_offset"], each["log_end_offset"], each["lag"])
+        for each in listed
+    ] == [(0, 1, 3, 2), (1, 1, 1, 0)]
+    assert await groups.get("/g/lags/t/partitions/0") == listed[0]
+    assert listed[0]["consumer_id"] == "c1"
+    summary = await groups.get("/g/lag-summary")
+    assert (summary["max_lag"], summary["total_lag"], summary["max_lag_partition_id"]) == (2, 2, 0)
+    assert (summary["max_lag_consumer_id"], summary["max_lag_topic_name"]) == ("c1", "t")
+    metrics = (await broker.http.get("/metrics")).text
+    assert 'tidelog_group_lag{group="g",partition="0",topic="t"} 2.0' in metrics
+    await consumer.ok("DELETE")
+    assert (await groups.get("/g"))["state"] == "EMPTY"
+    assert (await groups.get("/g/lags/t/partitions/0"))["consumer_id"] == ""
+    assert (await Groups(broker, "/kafka/v3").get("/g"))["is_simple"] is True
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/nope",
+        "/nope/consumers",
+        "/nope/lags",
+        "/nope/lag-summary",
+        "/nope/offsets",
+        "/g/consumers/nope",
+        "/g/consumers/nope/assignments",
+        "/g/consumers/c1/assignments/t/partitions/9",
+        "/g/lags/t/partitions/2",
+        "/idle/lag-summary",
+    ],
+)
+async def test_what_is_not_there(broker: Broker, topic: str, groups: Groups, path: str) -> None:
+    await behind(broker)
+    await created(broker, group="idle")
+    assert_refused(await groups.http.get(groups.base + path), 404, 404, V3_JSON)
+
+
+async def test_a_group_is_deleted_when_it_is_empty(
+    broker: Broker, topic: str, groups: Groups
+) -> None:
+    consumer = await behind(broker)
+    path = f"{groups.base}/g"
+    assert_refused(await groups.http.delete(path), 409, 40903, V3_JSON)
+    await consumer.ok("DELETE")
+    assert (await groups.http.delete(path)).status_code == 204
+    assert_refused(await groups.http.delete(path), 404, 404, V3_JSON)
+    assert (await groups.get())["data"] == []
+
+
+async def test_reset(broker: Broker, topic: str, groups: Groups) -> None:
+    now = broker.log.clock.now_ms()
+    for back_ms in (20_000_000, 10_000_000, 1000):
+        await append(broker.log, b"v", at=now - back_ms)
+    assert await groups.positions(to="LATEST", topic_name="t") == {0: 3, 1: 0, 2: 0}
+    assert await groups.positions(to="EARLIEST") == {0: 0, 1: 0, 2: 0}
+    only = {"topic_name": "t", "partition_ids": [0]}
+    for said, offset in (
+        ({"to": "OFFSET", "offset": 2}, 2),
+        ({"to": "OFFSET", "offset": 99}, 3),
+        ({"to": "TIMESTAMP", "timestamp": "2020-01-01T00:00:00Z"}, 0),
+        ({"to": "TIMESTAMP", "timestamp": "2120-01-01T00:00:00Z"}, 3),
+        ({"to": "DURATION", "duration_ms": 15_000_000}, 1),
+    ):
+        answer = await groups.reset(**said, **only)
+        assert [each["offset"] for each in answer.json()["data"]] == [offset], said
+    assert await groups.positions(to="EARLIEST", validate_only=True) == {0: 0, 1: 0, 2: 0}
+    assert broker.log.committed_offsets("g")["t", 0].offset == 1  # type: ignore[index]
+
+
+async def test_reset_refused(broker: Broker, topic: str, groups: Groups) -> None:
+    for body, status, code in (
+        ({"to": "LATEST"}, 404, 404),
+        ({"to": "LATEST", "topic_name": "nope"}, 404, 40401),
+        ({"to": "LATEST", "topic_name": "t", "partition_ids": [7]}, 404, 40402),
+        ({"to": "LATEST", "partition_ids": [0]}, 422, 422),
+        ({"to": "OFFSET", "topic_name": "t"}, 422, 422),
+        ({"to": "TIMESTAMP", "topic_name": "t"}, 422, 422),
+        ({"to": "TIMESTAMP", "topic_name": "t", "timestamp": "noon"}, 400, 400),
+        ({"to": "DURATION", "topic_name": "t"}, 422, 422),
+        ({"to": "MIDDLE", "topic_name": "t"}, 422, 422),
+        ({}, 422, 422),
+    ):
+        assert_refused(await groups.reset(**body), status, code, V3_JSON)
+    await behind(broker)
+    assert_refused(await groups.reset(to="LATEST", topic_name="t"), 409, 40903, V3_JSON)

@@ -1,0 +1,58 @@
+"""`tidelog groups` and `tidelog consume --group`, on a real broker."""
+
+import pytest
+
+from tests.support.broker import Broker, error_line, json_of, lines_of
+
+
+@pytest.fixture
+def read(broker: Broker, topic: str) -> str:
+    """A group that has read 3 of the topic's records."""
+    broker.cli("produce", topic, stdin="a\nb\nc\nd\ne\n")
+    group = f"readers-{topic}"
+    done = broker.cli("consume", topic, "--group", group, "-n", "3")
+    assert done.stdout == b"a\nb\nc\n"
+    return group
+
+
+def test_a_group_goes_on_where_it_has_printed_to(broker: Broker, topic: str, read: str) -> None:
+    shown = broker.cli("consume", topic, "-g", read, "--json", "-f", "text")
+    assert [each["offset"] for each in lines_of(shown)] == [3, 4]
+    assert broker.cli("consume", topic, "-g", read).stdout == b""
+    other = broker.cli("consume", topic, "-g", f"late-{topic}", "--from", "end")
+    assert other.stdout == b""
+
+
+def test_list_describe_lag(broker: Broker, topic: str, read: str) -> None:
+    listed = json_of(broker.cli("groups", "list", "--json"))
+    assert [one["state"] for one in listed if one["group"] == read] == ["EMPTY"]
+    told = json_of(broker.cli("groups", "describe", read, "--json"))
+    assert told["members"] == []
+    lag = json_of(broker.cli("groups", "lag", read, "--json"))
+    assert lag["lag"] == 2
+    assert "readers" in broker.cli("groups", "list").stdout.decode()
+    assert topic in broker.cli("groups", "lag", read).stdout.decode()
+    assert "EMPTY" in broker.cli("groups", "describe", read).stdout.decode()
+
+
+def test_reset_and_delete(broker: Broker, topic: str, read: str) -> None:
+    dry = json_of(broker.cli("groups", "reset", read, "--to", "end", "--dry-run", "--json"))
+    assert dry["is_dry_run"] is True
+    assert json_of(broker.cli("groups", "lag", read, "--json"))["lag"] == 2
+    for target, lag in (("beginning", 5), ("4", 1), ("@2120-01-01", 0), ("-1h", 5), ("end", 0)):
+        broker.cli("groups", "reset", read, "--to", target, "--topic", topic)
+        assert json_of(broker.cli("groups", "lag", read, "--json"))["lag"] == lag, target
+    assert "say --yes" in error_line(broker.cli("groups", "delete", read, status=2))
+    broker.cli("groups", "delete", read, "--yes")
+    assert "readers" in error_line(broker.cli("groups", "delete", read, "-y", status=4))
+
+
+def test_wrong_usage(broker: Broker, topic: str) -> None:
+    for arguments in (
+        ("consume", topic, "--group", "g", "-p", "0"),
+        ("consume", topic, "--group", "g", "--until", "3"),
+        ("groups", "reset", "g", "--to", "soon"),
+        ("groups", "reset", "g", "--to", "end", "-p", "0"),
+    ):
+        error_line(broker.cli(*arguments, status=2))
+    error_line(broker.cli("groups", "describe", "nobody", status=4))

@@ -1,0 +1,436 @@
+"""Instances over time: who is silent goes, what was not delivered is not committed, and a
+coordinator that dies costs patience and nothing else. In virtual time."""
+
+import asyncio
+import contextlib
+import random
+from collections import Counter, defaultdict
+
+import pytest
+
+from storage.consumers import TICK_S, Consumers
+from storage.coordinator import Alone
+from storage.entry import CommitOffsets, ExpireMember, GroupOffset, MemberConfig
+from storage.errors import (
+    GroupNotEmpty,
+    IllegalGeneration,
+    NotAssigned,
+    StaleCommit,
+    Unavailable,
+    UnknownMember,
+)
+from storage.log import Log
+from storage.model import TopicPartition
+from storage.objectstore import MemoryStore
+from tests.support import vloop
+from tests.support.clock import ManualClock
+from tests.support.logs import append, closing, kill, opened
+from tests.support.records import rows
+
+CONFIG = MemberConfig(
+    auto_offset_reset="earliest", session_timeout_ms=10_000, max_poll_interval_ms=30_000
+)
+BY_HAND = MemberConfig(
+    auto_offset_reset="earliest",
+    auto_commit=False,
+    session_timeout_ms=10_000,
+    max_poll_interval_ms=30_000,
+)
+
+
+class Chosen:
+    """Coordinators as the test says: shared by all brokers, or by some."""
+
+    def __init__(self, me: str, live: list[str]) -> None:
+        self.me = me
+        self.live = live
+
+    def of(self, group_id: str, holder: str) -> str:
+        return holder if holder in self.live else self.live[0]
+
+
+async def started(log: Log, coordinators: Chosen | None = None) -> Consumers:
+    consumers = Consumers(log, coordinators or Alone(log.clock.new_id().hex()))
+    consumers.start()
+    return consumers
+
+
+async def joined(
+    consumers: Consumers, *members: str, topics: tuple[str, ...] = ("t",), config=CONFIG
+) -> None:
+    for member in members:
+        await consumers.join("g", member, config)
+        await consumers.subscribe("g", member, topics)
+
+
+async def read(
+    consumers: Consumers, member: str, wait_s: float = 0.0, bytes_max: int = 1 << 20
+) -> list[str]:
+    async with consumers.reading("g", member, bytes_max=bytes_max, wait_s=wait_s) as taken:
+        return [
+            value.decode()
+            for portion in taken.portions
+            for piece in portion.fetched.pieces
+            for value in piece.batch.column("value").to_pylist()
+        ]
+
+
+def members_of(log: Log) -> set[str]:
+    group = log.state.members.get("g")
+    return set() if group is None else set(group.members)
+
+
+def virtual(test):
+    """Run the coroutine in virtual time."""
+
+    def run() -> None:
+        vloop.run(test)
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+@virtual
+async def test_who_is_silent_for_a_session_goes_and_the_others_read_on() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 2, {})
+        consumers = await started(log)
+        await joined(consumers, "x", "y")
+        await append(log, "a", partition=0)
+        await append(log, "b", partition=1)
+        values = []
+        for _ in range(4):
+            await asyncio.sleep(3)
+            values += await read(consumers, "x")
+        assert members_of(log) == {"x"}
+        assert sorted(values) == ["a", "b"]
+        with pytest.raises(UnknownMember):
+            await read(consumers, "y")
+        with pytest.raises(UnknownMember):
+            await consumers.commit("g", "y")
+        await consumers.close()
+
+
+@virtual
+async def test_a_long_read_is_a_sign_of_life() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 1, {})
+        consumers = await started(log)
+        await joined(consumers, "x")
+        assert await read(consumers, "x", wait_s=60) == []
+        assert members_of(log) == {"x"}
+        await consumers.close()
+
+
+@virtual
+async def test_who_speaks_and_does_not_read_goes_after_the_poll_interval() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 1, {})
+        consumers = await started(log)
+        await joined(consumers, "x")
+        await consumers.join("g", "idle", CONFIG)
+        for _ in range(7):
+            await asyncio.sleep(5)
+            for member in members_of(log):
+                await consumers.hear("g", member)
+        assert members_of(log) == {"idle"}  # it has nothing to read
+        await consumers.close()
+
+
+@virtual
+async def test_a_broker_that_slept_blames_nobody() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 1, {})
+        consumers = await started(log)
+        await joined(consumers, "x")
+        assert isinstance(log.clock, ManualClock)
+        log.clock.advance(60)
+        await asyncio.sleep(5)
+        assert members_of(log) == {"x"}
+        await asyncio.sleep(9)
+        assert members_of(log) == set()
+        await consumers.close()
+
+
+@virtual
+async def test_a_dead_coordinators_members_have_a_session_and_their_positions() -> None:
+    store = MemoryStore()
+    first, second = await opened(store), await opened(store)
+    async with closing(second):
+        await first.create_topic("t", 1, {})
+        live = ["b1", "b2"]
+        one = await started(first, Chosen("b1", live))
+        two = await started(second, Chosen("b2", live))
+        await joined(one, "x", "y")
+        await append(first, "a", "b", "c", "d")
+        await second.wal.refresh()
+        owner = next(m for m in "xy" if first.state.members.member("g", m).owned)  # type: ignore[union-attr]
+        assert await read(one, owner, bytes_max=1) == ["a"]
+        assert await read(one, owner, bytes_max=1) == ["b"]
+        await asyncio.sleep(2 * TICK_S)  # a is committed; b was returned, and may be lost
+        assert one.task is not None
+        one.task.cancel()
+        await kill(first)
+        live.remove("b1")
+        await asyncio.sleep(9)
+        assert members_of(second) == {"x", "y"}
+        assert await read(two, owner, bytes_max=1) == ["b"]
+        await asyncio.sleep(4)
+        assert members_of(second) == {owner}
+        assert await read(two, owner) == ["c", "d"]
+        await two.close()
+
+
+@virtual
+async def test_a_coordinator_that_was_replaced_neither_expires_nor_serves() -> None:
+    store = MemoryStore()
+    first, second = await opened(store), await opened(store)
+    async with closing(first, second):
+        await first.create_topic("t", 1, {})
+        one = await started(first, Chosen("b1", ["b1"]))
+        await joined(one, "x")
+        term = first.state.members.get("g").term  # type: ignore[union-attr]
+        await second.wal.refresh()
+        waiting = asyncio.create_task(read(one, "x", wait_s=20))
+        await asyncio.sleep(0.1)
+        two = await started(second, Chosen("b2", ["b2"]))
+        await two.hear("g", "x")
+        with pytest.raises(Unavailable):
+            await waiting
+        with pytest.raises(IllegalGeneration):
+            await one._coordinator.submit(ExpireMember("g", "x", term))
+        await one.close()
+        await two.close()
+
+
+@virtual
+async def test_what_was_not_sent_is_returned_again_and_not_committed() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 1, {})
+        consumers = await started(log)
+        await joined(consumers, "x")
+        await append(log, "a", "b")
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                await _lose_an_answer(consumers)
+        await consumers.commit("g", "x")
+        assert log.committed_offsets("g") == {}
+        assert await read(consumers, "x") == ["a", "b"]
+        await asyncio.sleep(3 * TICK_S)
+        assert log.committed_offsets("g") == {}
+        await read(consumers, "x")
+        await asyncio.sleep(2 * TICK_S)
+        assert log.committed_offsets("g")[TopicPartition("t", 0)].offset == 2
+        await consumers.close()
+
+
+async def _lose_an_answer(consumers: Consumers) -> None:
+    async with consumers.reading("g", "x", bytes_max=100, wait_s=0) as taken:
+        assert taken.portions
+        raise ConnectionError
+
+
+@virtual
+async def test_retention_moves_a_position_that_was_left_behind() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 1, {})
+        consumers = await started(log)
+        await append(log, *"abcd")
+        await joined(consumers, "x")
+        await consumers.seek("g", "x", {TopicPartition("t", 0): 99})
+        assert await read(consumers, "x") == list("abcd")  # earliest, as its config has it
+        await consumers.close()
+
+
+@virtual
+async def test_many_commit_in_one_flush() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 50, {})
+        consumers = await started(log)
+        names = [f"m{n}" for n in range(50)]
+        await asyncio.gather(*(consumers.join("g", name, CONFIG) for name in names))
+        await asyncio.gather(*(consumers.subscribe("g", name, ["t"]) for name in names))
+        for n in range(50):
+            await append(log, "v", partition=n)
+        for name in names:
+            assert await read(consumers, name) == ["v"]
+            assert await read(consumers, name) == []
+        before = log.wal.counters.entries_committed
+        await consumers.commit_delivered()
+        assert log.wal.counters.entries_committed <= before + 2
+        assert len(log.committed_offsets("g")) == 50
+        await consumers.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_i8_everything_is_read_at_least_once_and_by_one_owner_of_a_generation(seed: int) -> None:
+    vloop.run(lambda: _churn(seed))
+
+
+async def _churn(seed: int) -> None:
+    """Members that come, read, commit now and then, fall silent or leave, while records come."""
+    draw = random.Random(seed)
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 5, {})
+        consumers = await started(log)
+        seen: Counter[str] = Counter()
+        owners: dict[tuple[int, int], set[str]] = defaultdict(set)
+        produced: list[str] = []
+        is_over = False
+
+        async def consume(name: str, lives: int) -> None:
+            await consumers.join("g", name, CONFIG)
+            await consumers.subscribe("g", name, ["t"])
+            while lives > 0 or is_over:
+                lives -= 1
+                reading = consumers.reading("g", name, bytes_max=draw.choice([1, 9, 999]), wait_s=1)
+                async with reading as taken:
+                    if draw.random() < 0.1:
+                        raise ConnectionError  # its answer is lost
+                    for portion in taken.portions:
+                        where = taken.generation, portion.where.partition
+                        owners[where].add(name)
+                        for piece in portion.fetched.pieces:
+                            values = piece.batch.column("value").to_pylist()
+                            seen.update(value.decode() for value in values)
+                if is_over and seen.keys() == set(produced):
+                    return
+                if draw.random() < 0.2:
+                    await consumers.commit("g", name)
+                await asyncio.sleep(draw.choice([0, 0.1, 2]))
+            if draw.random() < 0.5:
+                await consumers.leave("g", name)
+
+        async def life(name: str, lives: int) -> None:
+            try:
+                await consume(name, lives)
+            except (ConnectionError, UnknownMember):
+                if is_over:
+                    await life(name + "'", lives)
+
+        async def produce() -> None:
+            for n in range(150):
+                value = f"{n}"
+                produced.append(value)
+                await append(log, value, partition=draw.randrange(5))
+                await asyncio.sleep(draw.choice([0, 0.3]))
+                if n == 70:
+                    await log.add_partitions("t", 6)
+
+        async with asyncio.TaskGroup() as group:
+            producing = group.create_task(produce())
+            for n in range(25):
+                group.create_task(life(f"m{n}", draw.randrange(1, 20)))
+                await asyncio.sleep(draw.uniform(0, 2))
+            await producing
+            is_over = True
+            await asyncio.wait_for(life("last", 1), 600)
+        assert seen.keys() == set(produced)
+        assert all(len(names) == 1 for names in owners.values())
+        await consumers.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_i8_results_and_offsets_in_one_request_are_exactly_once(seed: int) -> None:
+    vloop.run(lambda: _transactions(seed))
+
+
+async def _transactions(seed: int) -> None:
+    """Workers that come, pause beyond their session and go; each result is there once."""
+    draw = random.Random(seed)
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 3, {})
+        await log.create_topic("results", 1, {})
+        consumers = await started(log)
+        for n in range(60):
+            await append(log, f"{n}", partition=n % 3)
+        refused = 0
+
+        def is_done() -> bool:
+            committed = log.committed_offsets("g")
+            return sum(each.offset for each in committed.values()) == 60
+
+        async def work(name: str, *, is_steady: bool = False) -> None:
+            nonlocal refused
+            await consumers.join("g", name, BY_HAND)
+            await consumers.subscribe("g", name, ["t"])
+            for _ in range(40):
+                if is_done():
+                    return
+                async with consumers.reading("g", name, bytes_max=4, wait_s=1) as taken:
+                    pass
+                if draw.random() < 0.15 and not is_steady:
+                    await asyncio.sleep(draw.choice([1, 25]))
+                for portion in taken.portions:
+                    values = [
+                        value.decode()
+                        for piece in portion.fetched.pieces
+                        for value in piece.batch.column("value").to_pylist()
+                    ]
+                    offset = GroupOffset(
+                        portion.where.topic, portion.where.partition, portion.fetched.next_offset
+                    )
+                    commit = CommitOffsets("g", taken.generation, [offset], name)
+                    try:
+                        await _transact(log, values, commit)
+                    except StaleCommit:
+                        refused += 1
+                        back = TopicPartition(portion.topic, portion.where.partition)
+                        committed = log.committed_offsets("g").get(back)
+                        at = 0 if committed is None else committed.offset
+                        await consumers.seek("g", name, {back: at})
+
+        async def life(name: str, **more) -> None:
+            with contextlib.suppress(UnknownMember, NotAssigned):
+                await work(name, **more)
+
+        async with asyncio.TaskGroup() as group:
+            for n in range(6):
+                group.create_task(life(f"m{n}"))
+                await asyncio.sleep(draw.uniform(0, 3))
+        for n in range(20):
+            if not is_done():
+                await asyncio.sleep(12)
+                await life(f"steady{n}", is_steady=True)
+        assert is_done()
+        fetched = await log.fetch("results", 0, 0, bytes_max=1 << 20)
+        found = Counter(
+            value.decode()
+            for piece in fetched.pieces
+            for value in piece.batch.column("value").to_pylist()
+        )
+        assert found == Counter(f"{n}" for n in range(60))
+        await consumers.close()
+
+
+async def _transact(log: Log, values: list[str], commit: CommitOffsets) -> None:
+    topic = log.state.topic("results")
+    await log.exactly_once.transact([(topic, 0, rows(*values))], [commit], size=10, is_json=False)
+
+
+def test_a_simple_committer_is_kept_off_while_members_share() -> None:
+    async def main() -> None:
+        log = await opened(MemoryStore())
+        async with closing(log):
+            await log.create_topic("t", 1, {})
+            consumers = await started(log)
+            await joined(consumers, "x")
+            topic_id = log.state.topic("t").topic_id
+            simple = CommitOffsets("g", -1, [GroupOffset(topic_id, 0, 1)])
+            with pytest.raises(GroupNotEmpty):
+                await consumers._coordinator.submit(simple)
+            await consumers.leave("g", "x")
+            await consumers._coordinator.submit(simple)
+            await consumers.close()
+
+    vloop.run(main)
