@@ -16,13 +16,17 @@ from service.app import BODY_BYTES_MAX, build_app
 from service.errors import MESSAGE_CHARS_MAX, TopicNotHosted, error_body, error_response
 from storage.clock import SystemClock
 from storage.errors import (
+    AssignedOtherwise,
     CommitUnknown,
     Corrupt,
+    GroupNotEmpty,
     IdempotencyMismatch,
     IllegalGeneration,
     InvalidConfig,
     InvalidRequest,
     LogError,
+    MemberExists,
+    NotAssigned,
     NotFound,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
@@ -35,6 +39,7 @@ from storage.errors import (
     Throttled,
     TopicExists,
     Unavailable,
+    UnknownMember,
     UnknownPartition,
     UnknownTopic,
 )
@@ -65,6 +70,11 @@ TABLE = [
     (ProducerFenced("p"), 409, 40903),
     (OutOfOrderSequence("o"), 409, 40903),
     (IllegalGeneration("g"), 409, 40903),
+    (UnknownMember("m"), 409, 40903),
+    (GroupNotEmpty("g"), 409, 40903),
+    (MemberExists("m"), 409, 40902),
+    (NotAssigned("n"), 409, 40903),
+    (AssignedOtherwise(), 409, 40903),
     (Throttled("b", retry_after_ms=1001), 429, 42901),
     (Unavailable("u"), 503, 50302),
     (StoreRefused("u"), 503, 50302),
