@@ -32,6 +32,7 @@ resources_v3    the shapes of its resources
 telemetry       metrics
 peers           what a broker answers the others, on a port of their own
 peer_client     the way to the others
+group_peers     the way of consumer instances' requests to their coordinator
 care            retention and collection beside serving: on compaction/, as cli_care
 
 cli             `tidelog`: serve, and the commands below

@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import uvicorn
 import uvloop
@@ -24,6 +25,8 @@ import uvloop
 from service.app import build_app
 from service.care import care_for_ever
 from service.consumer_docs import documented_consumers
+from service.group_forwarding import Forwarder
+from service.group_peers import GroupPeers
 from service.hotdocs import documented_routes
 from service.hotpath import HotPath
 from service.peer_client import HttpPeers
@@ -32,10 +35,11 @@ from service.settings import Settings, state_home
 from service.telemetry import HttpCounters
 from storage.clock import SystemClock
 from storage.consumers import Consumers
-from storage.coordinator import Alone
+from storage.coordinator import Rendezvous
 from storage.errors import LogError, Unavailable
 from storage.folder import FolderStore
 from storage.log import Log
+from storage.membership import Membership
 from storage.objectstore import MemoryStore, ObjectStore
 from storage.stores import open_store, probe
 
@@ -106,9 +110,9 @@ async def serve(settings: Settings, on_listening: Callable[[], object]) -> None:
                 peers=peers,
             )
             await broker.open(settings.cluster_id or None)
-            consumers = Consumers(broker, Alone(clock.new_id().hex()))
+            consumers = Consumers(broker, _coordinators(broker.membership))
             consumers.start()
-            await _serve_cluster(settings, broker, consumers, on_listening)
+            await _serve_cluster(settings, broker, consumers, peers, on_listening)
         finally:
             await peers.close()
     finally:
@@ -116,7 +120,11 @@ async def serve(settings: Settings, on_listening: Callable[[], object]) -> None:
 
 
 async def _serve_cluster(
-    settings: Settings, broker: Log, consumers: Consumers, on_listening: Callable[[], object]
+    settings: Settings,
+    broker: Log,
+    consumers: Consumers,
+    peers: HttpPeers,
+    on_listening: Callable[[], object],
 ) -> None:
     """Peers first and last: a broker that takes requests is one that others know, and while it ends
     they hear from it that it does."""
@@ -128,13 +136,26 @@ async def _serve_cluster(
                 address = await listener.start(settings.peer_address)
                 await broker.join(address, settings.port)
                 log.info("peers reach this broker at %s", address)
-            await _serve_http(settings, broker, consumers, on_listening)
+            serving = _Serving(broker, consumers, Forwarder(GroupPeers(broker.membership, peers)))
+            await _serve_http(settings, serving, listener, on_listening)
         finally:
             care.cancel()
             await asyncio.gather(care, return_exceptions=True)
             await _close(broker, consumers)
     finally:
         await listener.close()
+
+
+class _Serving(NamedTuple):
+    """What answers requests, and how those of other brokers' groups get there."""
+
+    broker: Log
+    consumers: Consumers
+    forwarder: Forwarder
+
+
+def _coordinators(membership: Membership) -> Rendezvous:
+    return Rendezvous(membership.me.id, lambda: (peer.id for peer in membership.others))
 
 
 async def _close(broker: Log, consumers: Consumers) -> None:
@@ -152,8 +173,12 @@ async def _close(broker: Log, consumers: Consumers) -> None:
 
 
 async def _serve_http(
-    settings: Settings, broker: Log, consumers: Consumers, on_listening: Callable[[], object]
+    settings: Settings,
+    serving: "_Serving",
+    listener: PeerListener,
+    on_listening: Callable[[], object],
 ) -> None:
+    broker, consumers, forwarder = serving
     counters = HttpCounters()
     app = build_app(
         broker,
@@ -161,8 +186,10 @@ async def _serve_http(
         default_partitions=settings.default_partitions,
         extra=[documented_routes(), documented_consumers()],
     )
+    hot_path = HotPath(app, broker, settings, counters, consumers, forwarder)
+    listener.app.groups = hot_path.consumers.forwarded
     config = uvicorn.Config(
-        HotPath(app, broker, settings, counters, consumers),
+        hot_path,
         host=settings.host,
         port=settings.port,
         loop="uvloop",

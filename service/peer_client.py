@@ -16,13 +16,16 @@ from storage.objectstore import Part
 
 HAND_OVER = f"/peers/v{PROTOCOL}/drafts"
 TOLD = f"/peers/v{PROTOCOL}/entries"
+GROUP_REQUEST = f"/peers/v{PROTOCOL}/group-requests"
+GROUP_CONFIRM = f"/peers/v{PROTOCOL}/group-confirmations"
 
 OK = 200
 UNKNOWN_OUTCOMES = (500, 504)
 CONNECT_S = 0.5
 IDLE_MAX = 4
 """Connections to one peer that are kept: one hands over, one tells."""
-ANSWER_BYTES_MAX = 1024 * 1024
+ANSWER_BYTES_MAX = 80 * 1024 * 1024
+"""The largest fetch, which a consumer instance may have asked for, and its head."""
 
 
 class _Answer(NamedTuple):
@@ -103,10 +106,10 @@ class HttpPeers:
         self._idle: dict[str, list[_Connection]] = {}
 
     async def hand_over(self, peer: Member, message: bytes) -> bytes:
-        return await self._post(peer, HAND_OVER, message)
+        return await self.post(peer, HAND_OVER, message)
 
     async def tell(self, peer: Member, message: bytes) -> None:
-        _ = await self._post(peer, TOLD, message)
+        _ = await self.post(peer, TOLD, message)
 
     async def close(self) -> None:
         for idle in self._idle.values():
@@ -114,7 +117,9 @@ class HttpPeers:
                 connection.close()
         self._idle.clear()
 
-    async def _post(self, peer: Member, path: str, message: bytes) -> bytes:
+    async def post(self, peer: Member, path: str, message: bytes) -> bytes:
+        """The answer's body. Raises NotTaken where the peer has certainly not done it, NoAnswer
+        where nobody knows."""
         connection = await self._connection(peer)
         head = (
             f"POST {path} HTTP/1.1\r\nhost: {urlsplit(peer.address).netloc}\r\n"

@@ -1,9 +1,10 @@
 """Brokers among themselves: the port of their own.
 
-Two routes and nothing else: a draft handed over, and entries told of. Whoever shows the token that
-this broker's liveness object holds can read the bucket, and is a broker. Bodies are bounded (I10);
-what happened to a draft is said by the status: 200 it is in the chain; 504 and 500 nobody knows;
-everything else, never by this broker.
+Four routes and nothing else: a draft handed over, entries told of, requests of consumer instances
+for the groups that this broker coordinates, and that their answers arrived. Whoever shows the token
+that this broker's liveness object holds can read the bucket, and is a broker. Bodies are bounded
+(I10); what happened to a draft is said by the status: 200 it is in the chain; 504 and 500 nobody
+knows; everything else, never by this broker.
 """
 
 import asyncio
@@ -13,10 +14,12 @@ import logging
 import socket
 from collections.abc import Iterator
 
+import msgspec
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from service.peer_client import HAND_OVER, TOLD
+from service.group_forwarding import Forwarded
+from service.peer_client import GROUP_CONFIRM, GROUP_REQUEST, HAND_OVER, TOLD
 from storage.errors import Corrupt, LogError
 from storage.handover import NotTaken
 from storage.log import Log
@@ -24,6 +27,7 @@ from storage.members import PROTOCOL
 
 log = logging.getLogger("tidelog.peers")
 
+ROUTES = frozenset({HAND_OVER, TOLD, GROUP_REQUEST, GROUP_CONFIRM})
 BODY_BYTES_MAX = 32 * 1024 * 1024
 """A draft whose chunks were uploaded is a header: ~60 bytes a chunk. More than that many commits
 themselves."""
@@ -43,6 +47,7 @@ class PeerApp:
     """What a broker answers its peers. Plain ASGI."""
 
     def __init__(self, broker: Log) -> None:
+        self.groups: Forwarded | None = None
         self._log = broker
         self._token = f"Bearer {broker.membership.me.token}".encode()
 
@@ -52,10 +57,7 @@ class PeerApp:
         status, body = 200, b""
         try:
             message = await self._message(scope, receive)
-            if scope["path"] == HAND_OVER:
-                body = await self._log.sequencer.take(message)
-            else:
-                self._log.sequencer.told(message)
+            body = await self._do(scope["path"], message)
         except _Refused as error:
             status, body = error.status, str(error).encode()
         except Corrupt as error:
@@ -68,11 +70,27 @@ class PeerApp:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
+    async def _do(self, path: str, message: bytes) -> bytes:
+        if path == HAND_OVER:
+            return await self._log.sequencer.take(message)
+        if path == TOLD:
+            self._log.sequencer.told(message)
+            return b""
+        if self.groups is None:
+            raise _Refused(503, "this broker has not started yet")
+        if path == GROUP_CONFIRM:
+            self.groups.confirm(message)
+            return b""
+        try:
+            return await self.groups.take(message, self._log.clock.new_id())
+        except msgspec.MsgspecError as error:
+            raise Corrupt("a peer's request", f"does not decode: {error}") from error
+
     async def _message(self, scope: Scope, receive: Receive) -> bytes:
         shown = dict(scope["headers"]).get(b"authorization", b"")
         if not hmac.compare_digest(shown, self._token):
             raise _Refused(401, "not the token of this broker's liveness object")
-        if scope["path"] not in (HAND_OVER, TOLD) or scope["method"] != "POST":
+        if scope["path"] not in ROUTES or scope["method"] != "POST":
             raise _Refused(404, f"no such route: this broker speaks version {PROTOCOL}")
         parts: list[bytes] = []
         size, is_more = 0, True
@@ -110,8 +128,9 @@ class PeerListener:
 
     def __init__(self, broker: Log, host: str, port: int) -> None:
         self._host = host
+        self.app = PeerApp(broker)
         config = uvicorn.Config(
-            PeerApp(broker),
+            self.app,
             host=host,
             port=port,
             http="httptools",
