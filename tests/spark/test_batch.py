@@ -151,7 +151,8 @@ def test_a_snapshot_is_consistent_while_a_writer_goes_on(read: Read, tmp_path: P
         writer = pool.submit(write)
         assert opened.wait(30)
         try:
-            for _ in range(4):
+            # Beside other suites a seal, at the lowest priority, may take longer than a few reads.
+            while len(seen) < 4 or (seen[0] == seen[-1] and len(seen) < 60):
                 found = spans(read(str(tmp_path), "t"))
                 (first, last, count), other = found[0], found[1]
                 assert other == (first, last, count)

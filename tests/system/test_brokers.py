@@ -102,7 +102,7 @@ def test_brokers_that_are_killed_and_stopped_at_random(tmp_path: Path) -> None:
             client.create_topic(topic, PARTITIONS)
         urls = [broker.base_url for broker in found]
         with Load(urls, Mix(topic, PARTITIONS, 6), seed) as load:
-            for step in range(10):
+            for step in range(6):
                 load.wait_for_acks(draw.randrange(20, 80))
                 victim = sequencer_first(found)[0] if step % 2 else draw.choice(found)
                 if draw.random() < 0.5:
