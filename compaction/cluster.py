@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from storage import keys
-from storage.chain import CHECKPOINT_MAGIC
-from storage.chunk import crc32c
+from storage.chain import decode_checkpoint
 from storage.clock import Clock
 from storage.entry import AnyAction, Commit, Draft
 from storage.errors import Corrupt, LogError, Unavailable, UnknownTopic
@@ -93,15 +92,10 @@ class Cluster:
 
     async def checkpoint(self, key: str) -> ClusterState:
         """The state in a checkpoint, verified; raises Corrupt, NotFound."""
-        body = await self.store.get(key)
-        payload = body[len(CHECKPOINT_MAGIC) + 4 :]
-        checksum = body[len(CHECKPOINT_MAGIC) : len(CHECKPOINT_MAGIC) + 4]
-        is_whole = body.startswith(CHECKPOINT_MAGIC)
-        if not is_whole or int.from_bytes(checksum, "little") != crc32c(payload):
-            raise Corrupt(key, "checksum of the checkpoint differs")
-        state = ClusterState.decode(payload, key)
-        if (state.cluster_id, state.seq) != (self.wal.cluster.cluster_id, keys.seq_of(key)):
-            raise Corrupt(key, f"is number {state.seq} of cluster {state.cluster_id}")
+        cluster_id = self.wal.cluster.cluster_id
+        state = decode_checkpoint(await self.store.get(key), key, cluster_id)
+        if state.seq != keys.seq_of(key):
+            raise Corrupt(key, f"is number {state.seq}")
         return state
 
     async def store_now_ms(self) -> int:

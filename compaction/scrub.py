@@ -21,7 +21,6 @@ from compaction.cluster import Cluster
 from compaction.garbage import MANIFEST, Grace, topic_of
 from compaction.plan import clean_app_id
 from compaction.scrub_wal import Place, scrub_wal
-from storage import chunk as chunks
 from storage import keys
 from storage import segment as segments
 from storage.errors import Corrupt, NotFound
@@ -235,14 +234,7 @@ class _Scrub:
         async with self._runs:
             try:
                 body = await self._cluster.store.get_range(run.object_key, run.position, run.size)
-                chunks.decode(
-                    body,
-                    crc=run.crc32c,
-                    rows=run.rows,
-                    codec=run.codec,
-                    raw_size=run.raw_size,
-                    key=run.object_key,
-                )
+                run.decode(body)
                 self._count(len(body))
             except NotFound:
                 self._find(Kind.MISSING, run.object_key, "a tail lies in it, and it is not there")

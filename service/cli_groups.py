@@ -2,13 +2,12 @@
 
 import datetime as dt
 import re
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from service.cli_records import position
-from service.cli_results import BadUsage, CommandError, NotThere, show_json, show_line, show_table
+from service.cli_results import BadUsage, NotThere, confirm, show_json, show_line, show_table
 from service.cli_topics import JsonOption, ServerOption
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
@@ -183,10 +182,7 @@ def delete_group(
     from service.cli_client import Client, quoted, with_client
 
     if not yes:
-        if not sys.stdin.isatty():
-            raise BadUsage(f"forgetting {group} cannot be undone: say --yes")
-        if not typer.confirm(f"Forget group {group} and its offsets?", err=True):
-            raise CommandError(f"{group} is not deleted")
+        confirm("forgetting", group, f"Forget group {group} and its offsets?")
 
     async def work(client: Client) -> None:
         path = f"{await client.cluster()}/consumer-groups/{quoted(group)}"

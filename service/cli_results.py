@@ -114,6 +114,17 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def confirm(deed: str, name: str, question: str) -> None:
+    """Ask before what cannot be undone. Raises BadUsage where nobody can be asked, CommandError
+    after a no."""
+    import typer
+
+    if not sys.stdin.isatty():
+        raise BadUsage(f"{deed} {name} cannot be undone: say --yes")
+    if not typer.confirm(question, err=True):
+        raise CommandError(f"{name} is not deleted")
+
+
 class SlowProgress:
     """A bar on stderr for what takes longer than two seconds; none where stderr is no terminal."""
 

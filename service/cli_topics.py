@@ -1,15 +1,14 @@
 """`tidelog topics ...` and `tidelog seal`: a thin layer on the v3 routes."""
 
 import asyncio
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from service.cli_results import (
     BadUsage,
-    CommandError,
     SlowProgress,
+    confirm,
     plural,
     show_json,
     show_line,
@@ -183,10 +182,7 @@ def delete_topic(
     from service.cli_client import Client, quoted, with_client
 
     if not yes:
-        if not sys.stdin.isatty():
-            raise BadUsage(f"deleting {name} cannot be undone: say --yes")
-        if not typer.confirm(f"Delete topic {name} with all its records?", err=True):
-            raise CommandError(f"{name} is not deleted")
+        confirm("deleting", name, f"Delete topic {name} with all its records?")
 
     async def work(client: Client) -> None:
         await client.call("DELETE", f"{await client.cluster()}/topics/{quoted(name)}")

@@ -24,7 +24,6 @@ from storage.errors import LogError, Unavailable
 log = logging.getLogger("tidelog.groups")
 
 CONFIRM_S = 5.0
-PATH = "/consumers/"
 
 
 class Unreached(Exception):

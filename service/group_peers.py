@@ -7,7 +7,7 @@ answer is waited for until it counts as dead, or answers: nobody else knows what
 
 import asyncio
 
-from service.group_forwarding import Unreached
+from service.group_forwarding import CONFIRM_S, Unreached
 from service.peer_client import GROUP_CONFIRM, GROUP_REQUEST, HttpPeers
 from storage.errors import Unavailable
 from storage.handover import NoAnswer, NotTaken
@@ -16,7 +16,6 @@ from storage.membership import Membership
 
 LOOK_S = 0.5
 """How often a request that waits for its answer looks whether the coordinator still lives."""
-CONFIRM_S = 5.0
 
 
 class GroupPeers:

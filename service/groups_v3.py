@@ -4,6 +4,7 @@ Confluent's API looks only. Ours are the committed offsets, in the words in whic
 `POST /v3/clusters/{c}/transactions` commits them, their reset, and the end of a group.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, Path, Response
@@ -124,20 +125,8 @@ async def list_group_offsets(
     committed = log.committed_offsets(consumer_group_id)
     if not committed:
         raise NoSuchResource(f"Consumer group {consumer_group_id} has no committed offsets.")
-    return GroupOffsetList(
-        metadata=make.listed("consumer-groups", consumer_group_id, "offsets"),
-        cluster_id=make.cluster_id,
-        consumer_group_id=consumer_group_id,
-        data=[
-            GroupOffsetData(
-                topic_name=where.topic,
-                partition_id=where.partition,
-                offset=each.offset,
-                metadata=each.metadata,
-            )
-            for where, each in committed.items()
-        ],
-    )
+    shown = {where: (each.offset, each.metadata) for where, each in committed.items()}
+    return _offset_list(make, consumer_group_id, shown)
 
 
 @router.post("/consumer-groups/{consumer_group_id}/offsets:reset")
@@ -162,15 +151,23 @@ async def reset_group_offsets(
         ]
         commit = CommitOffsets(consumer_group_id, NO_GENERATION, offsets)
         await decided(log.exactly_once.transact([], [commit], size=0, is_json=False))
+    shown = {where: (offset, "") for where, offset in found.items()}
+    return _offset_list(make, consumer_group_id, shown)
+
+
+def _offset_list(
+    make: Made, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]]
+) -> GroupOffsetList:
+    """Offsets and their metadata."""
     return GroupOffsetList(
-        metadata=make.listed("consumer-groups", consumer_group_id, "offsets"),
+        metadata=make.listed("consumer-groups", group_id, "offsets"),
         cluster_id=make.cluster_id,
-        consumer_group_id=consumer_group_id,
+        consumer_group_id=group_id,
         data=[
             GroupOffsetData(
-                topic_name=where.topic, partition_id=where.partition, offset=offset, metadata=""
+                topic_name=where.topic, partition_id=where.partition, offset=offset, metadata=text
             )
-            for where, offset in found.items()
+            for where, (offset, text) in offsets.items()
         ],
     )
 

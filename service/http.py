@@ -81,9 +81,10 @@ class Call:
         if not raw:
             return {}
         text = raw.decode("latin-1")
-        if "%" in text or "+" in text or "&&" in text:
+        if "%" in text or "+" in text:
             return dict(parse_qsl(text, keep_blank_values=True))
-        return {name: value for name, _, value in (part.partition("=") for part in text.split("&"))}
+        parts = (part.partition("=") for part in text.split("&") if part)
+        return {name: value for name, _, value in parts}
 
     async def body(self, bytes_max: int) -> bytes:
         """The whole body. Raises RecordTooLarge without reading more than the bound (I10), and

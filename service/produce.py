@@ -95,7 +95,7 @@ class Produce:
             number, produced, key, places = self._placed(call, topic, partition, body, format_name)
         placements = await self.append(topic, produced, places, acks, key, len(body))
         if key is not None and placements is not None:
-            places = self._places_of_first(places, produced, number, key)
+            places = self._places_of_first(topic, places, produced, number, key)
         self._counters.add_records_in(produced.count, len(body))
         if query.get("async") == "true":
             return Answer(204, b"")
@@ -167,16 +167,32 @@ class Produce:
         """Where the checked records go. A keyed request is parted by nothing but its content and
         the number of partitions: a retry gets the same parts, on any broker."""
         check_records(produced.rows, self._log.state.config(topic))
+        return self.place_among(topic.name, len(topic.partitions), produced, number, key)
+
+    def place_among(
+        self,
+        name: str,
+        count: int,
+        produced: wire_in.Produced,
+        number: int | None,
+        key: IdempotencyKey | None,
+    ) -> Places:
+        """Where records go in a topic of so many partitions. Raises UnknownPartition."""
+        sticky = self.sticky
+        if key is not None:
+            sticky = Sticky(int.from_bytes(key.fingerprint[:8], "little"))
         try:
-            if key is not None:
-                return _place_keyed(produced, number, key.fingerprint, len(topic.partitions))
-            count = len(topic.partitions)
-            return place(produced.rows, produced.partitions, count, self.sticky, otherwise=number)
+            return place(produced.rows, produced.partitions, count, sticky, otherwise=number)
         except NoSuchPartition as error:
-            raise UnknownPartition(topic.name, error.partition, error.count) from error
+            raise UnknownPartition(name, error.partition, error.count) from error
 
     def _places_of_first(
-        self, places: Places, produced: wire_in.Produced, number: int | None, key: IdempotencyKey
+        self,
+        topic: Topic,
+        places: Places,
+        produced: wire_in.Produced,
+        number: int | None,
+        key: IdempotencyKey,
     ) -> Places:
         """`places`, or what they were when the request was first made: if the topic has grown since
         then, the placements are of those."""
@@ -184,12 +200,7 @@ class Produce:
         if known is None or known.claim.partitions == key.partitions:
             return places
         assert isinstance(known.claim.partitions, int), "its fingerprint is of another route"
-        return _place_keyed(produced, number, key.fingerprint, known.claim.partitions)
-
-
-def _place_keyed(produced: wire_in.Produced, number: int | None, mark: bytes, count: int) -> Places:
-    sticky = Sticky(int.from_bytes(mark[:8], "little"))
-    return place(produced.rows, produced.partitions, count, sticky, otherwise=number)
+        return self.place_among(topic.name, known.claim.partitions, produced, number, key)
 
 
 def check_records(rows: Rows | pa.RecordBatch, config: TopicConfig) -> None:

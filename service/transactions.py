@@ -24,7 +24,7 @@ from storage.entry import CommitOffsets, GroupOffset, IdempotencyKey
 from storage.errors import IdempotencyMismatch, InvalidRequest, UnknownPartition, UnknownTopic
 from storage.log import Log
 from storage.model import Placement
-from storage.partitioner import NoSuchPartition, Places, Sticky, place
+from storage.partitioner import Places
 from storage.state import Topic
 
 DECODE_INLINE_BYTES = 64 * 1024
@@ -119,13 +119,7 @@ class Transactions:
         return CommitOffsets(group.group_id, group.generation, offsets, group.consumer_id)
 
     def _place(self, records: TopicRecords, key: IdempotencyKey | None, count: int) -> Places:
-        sticky = self._produce.sticky
-        if key is not None:
-            sticky = Sticky(int.from_bytes(key.fingerprint[:8], "little"))
-        try:
-            return place(records.produced.rows, records.produced.partitions, count, sticky)
-        except NoSuchPartition as error:
-            raise UnknownPartition(records.name, error.partition, error.count) from error
+        return self._produce.place_among(records.name, count, records.produced, None, key)
 
     def _places_of_first(self, plan: _Plan, asked: Transaction) -> list[Places]:
         """Where the records went when the request was first made: the topics may have grown since

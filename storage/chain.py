@@ -140,7 +140,7 @@ class Chain:
                     if keys.seq_of(key) is None:
                         continue
                     try:
-                        return _decode_checkpoint(await self.store.get(key), key, cluster_id)
+                        return decode_checkpoint(await self.store.get(key), key, cluster_id)
                     except Corrupt as error:
                         log.error("%s: trying the one before it", error)
             except NotFound:
@@ -169,7 +169,8 @@ class Chain:
         return seq
 
 
-def _decode_checkpoint(body: bytes, key: str, cluster_id: str) -> ClusterState:
+def decode_checkpoint(body: bytes, key: str, cluster_id: str) -> ClusterState:
+    """The state in a checkpoint; raises Corrupt when it is not whole, or not this cluster's."""
     payload = body[12:]
     if body[:8] != CHECKPOINT_MAGIC or int.from_bytes(body[8:12], "little") != crc32c(payload):
         raise Corrupt(key, "checksum of the checkpoint differs")

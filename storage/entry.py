@@ -415,15 +415,5 @@ def shares(entry: Entry) -> Iterator[tuple[Origin, range]]:
         first = last
 
 
-def layout(parts: Sequence[Part]) -> list[int]:
-    """Positions of chunks laid one after the other."""
-    positions = []
-    at = 0
-    for part in parts:
-        positions.append(at)
-        at += len(part)
-    return positions
-
-
 def _hash(header: bytes) -> bytes:
     return hashlib.blake2b(header, digest_size=32).digest()

@@ -322,17 +322,8 @@ def _sorted(parts: Sequence[PartRows]) -> dict[int, pa.RecordBatch]:
         return {partition: _joined(found) for partition, found in rows.items()}
     # Few records each, as most requests have: one batch, to be cut, costs less than one for each.
     batch = chunks.batch_of_rows([few for found in rows.values() for few in found])  # type: ignore[misc]
-    return _cut(batch, [(which, sum(map(chunks.count, found))) for which, found in rows.items()])
-
-
-def _cut(batch: pa.RecordBatch, counts: Sequence[tuple[int, int]]) -> dict[int, pa.RecordBatch]:
-    """A batch whose rows are in the order of `counts`, (partition, rows), by partition."""
-    parts = {}
-    start = 0
-    for partition, count in counts:
-        parts[partition] = batch.slice(start, count)
-        start += count
-    return parts
+    counts = ((which, sum(map(chunks.count, found))) for which, found in rows.items())
+    return dict(partitioner.cut(batch, counts))
 
 
 def _placed(part: PartRows) -> partitioner.Ints:

@@ -6,6 +6,10 @@ Pure: changed by `apply` alone (storage.state). I2: the tail has no hole.
 from bisect import bisect_right
 
 import msgspec
+import pyarrow as pa
+
+from storage import chunk as chunks
+from storage.objectstore import Part
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):
@@ -39,6 +43,17 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     def bytes(self) -> int:
         """The run's share of its chunk."""
         return self.size * self.count // self.rows
+
+    def decode(self, body: Part) -> pa.RecordBatch:
+        """All records of the chunk, given its bytes; raises Corrupt, naming the object."""
+        return chunks.decode(
+            body,
+            crc=self.crc32c,
+            rows=self.rows,
+            codec=self.codec,
+            raw_size=self.raw_size,
+            key=self.object_key,
+        )
 
 
 class Partition(msgspec.Struct, array_like=True):

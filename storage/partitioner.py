@@ -8,7 +8,7 @@ seeded by its owner. Knows rows and columns, nothing of topics or requests.
 
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -168,11 +168,17 @@ def part(batch: pa.RecordBatch, places: Places) -> list[tuple[int, pa.RecordBatc
     order = np.argsort(
         placed.astype(np.uint16) if placed.max() < 1 << 16 else placed, kind="stable"
     )
-    ordered = _take(batch, order)
+    return cut(_take(batch, order), tally(placed, len(placed)))
+
+
+def cut(
+    batch: pa.RecordBatch, counts: Iterable[tuple[int, int]]
+) -> list[tuple[int, pa.RecordBatch]]:
+    """A batch whose rows lie in the order of `counts`, (partition, rows), by partition."""
     parts = []
     start = 0
-    for partition, count in tally(placed, len(placed)):
-        parts.append((partition, ordered.slice(start, count)))
+    for partition, count in counts:
+        parts.append((partition, batch.slice(start, count)))
         start += count
     return parts
 

@@ -68,12 +68,6 @@ class Positions:
             if held.delivered != held.committed
         }
 
-    def returned(self) -> dict[Owned, int]:
-        """The ends of all that was returned, and is not committed."""
-        return {
-            where: held.next for where, held in self._held.items() if held.next != held.committed
-        }
-
     def commit(self, offsets: Mapping[Owned, int]) -> dict[Owned, int]:
         """These were handed to the log; what they were before, for `uncommit`."""
         before = {}

@@ -336,7 +336,7 @@ class Reader:
             where = (run.object_key, run.position, run.size)
             body = self.told.get(*where, run.crc32c)
             try:
-                return _decode(run, body or await self._get(*where))
+                return run.decode(body or await self._get(*where))
             except NotFound as error:
                 raise _missing(error.key) from error
 
@@ -357,7 +357,7 @@ class Reader:
             if body is None:
                 return
             try:
-                batch = _rows_of(run, _decode(run, body))
+                batch = _rows_of(run, run.decode(body))
             except Corrupt:  # whoever reads it is told
                 return
             self._keep(topic, number, run, batch)
@@ -368,17 +368,6 @@ class Reader:
         if len(data) != length:
             raise Corrupt(key, f"has {len(data)} of {length} bytes at {start}: it is cut off")
         return data
-
-
-def _decode(run: Run, body: bytes) -> pa.RecordBatch:
-    return chunks.decode(
-        body,
-        crc=run.crc32c,
-        rows=run.rows,
-        codec=run.codec,
-        raw_size=run.raw_size,
-        key=run.object_key,
-    )
 
 
 def _rows_of(run: Run, chunk: pa.RecordBatch) -> pa.RecordBatch:

@@ -138,14 +138,7 @@ def decode(one: Slice, fetched: Fetched, columns: Sequence[str]) -> Iterator[pa.
         yield from _decode_segment(one, fetched, columns)
         return
     run = one.run
-    batch = chunks.decode(
-        memoryview(fetched.body),
-        crc=run.crc32c,
-        rows=run.rows,
-        codec=run.codec,
-        raw_size=run.raw_size,
-        key=run.object_key,
-    )
+    batch = run.decode(memoryview(fetched.body))
     batch = batch.slice(run.first_row + one.start - run.base_offset, one.end - one.start)
     if run.append_ms >= 0:
         batch = chunks.with_timestamp(batch, run.append_ms)

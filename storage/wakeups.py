@@ -15,7 +15,7 @@ from typing import Protocol
 
 from storage.clock import Clock
 from storage.errors import LogError
-from storage.handover import Told, encode_told
+from storage.handover import NotTaken, Told, encode_told
 from storage.members import Member
 from storage.membership import Membership
 
@@ -161,7 +161,7 @@ class NoPeers:
     """The transport of a broker that has none."""
 
     async def hand_over(self, peer: Member, message: bytes) -> bytes:
-        raise NotImplementedError("there are no peers")
+        raise NotTaken("there are no peers")
 
     async def tell(self, peer: Member, message: bytes) -> None:
-        raise NotImplementedError("there are no peers")
+        raise NotTaken("there are no peers")

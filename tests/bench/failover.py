@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -23,10 +22,9 @@ import httpx
 
 from deploy.local.cluster import Store, balancer, brokers, installed_balancer, s3_store
 from service.broker_process import BrokerProcess
-from storage.s3 import S3Options
+from tests.bench.broker import environment, metric
 from tests.bench.latency import bare_put
 from tests.bench.report import Row
-from tests.support.seaweed import REGION
 
 ROUNDS = 3
 PARTITIONS = 3
@@ -83,8 +81,7 @@ class Client:
 def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     rows = []
     with s3_store() as store, environment(store):
-        options = S3Options(endpoint_url=str(store.settings["s3_endpoint"]), region=REGION)
-        put_ms = asyncio.run(bare_put(store.url, options, 100))
+        put_ms = asyncio.run(bare_put(store, 100))
         for what in ("an ordinary broker", "the sequencer"):
             found = [
                 _round(store, what == "the sequencer", number)
@@ -128,7 +125,7 @@ def _round(store: Store, is_sequencer: bool, number: int) -> _Round:
         _wait_until_met(running)
         topic = {"topic_name": "bench", "partitions_count": PARTITIONS}
         httpx.post(f"{running[0].base_url}/admin/topics", json=topic).raise_for_status()
-        running.sort(key=lambda broker: _metric(broker, "tidelog_is_sequencer") != is_sequencer)
+        running.sort(key=lambda broker: metric(broker, "tidelog_is_sequencer") != is_sequencer)
         victim, *others = running
         clients = [Client(f"other-{i}", broker.base_url) for i, broker in enumerate(others * 2)]
         balanced: list[Client] = []
@@ -176,27 +173,8 @@ def _values(broker: BrokerProcess) -> Iterator[str]:
             yield from (record["value"] for record in page)
 
 
-@contextlib.contextmanager
-def environment(store: Store) -> Iterator[None]:
-    """Where the AWS chain of this process looks, too."""
-    before = dict(os.environ)
-    os.environ.update(store.environment)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 def _wait_until_met(running: list[BrokerProcess]) -> None:
     deadline_s = time.monotonic() + 60
-    while any(_metric(broker, "tidelog_live_brokers") < len(running) for broker in running):
+    while any(metric(broker, "tidelog_live_brokers") < len(running) for broker in running):
         assert time.monotonic() < deadline_s, "the brokers do not see each other"
         time.sleep(0.1)
-
-
-def _metric(broker: BrokerProcess, name: str) -> float:
-    for line in httpx.get(f"{broker.base_url}/metrics").text.splitlines():
-        if line.startswith(f"{name} "):
-            return float(line.split()[1])
-    raise RuntimeError(f"the broker has no {name}")

@@ -1,20 +1,19 @@
 """Ack latency of one record, acks=all, beside one bare PUT of the same size to the same store."""
 
 import asyncio
-import os
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deploy.local.cluster import REGION, Store, s3_store
 from storage.s3 import S3Options
 from storage.stores import open_store
 from tests.bench import bodies
-from tests.bench.broker import Broker
+from tests.bench.broker import Broker, environment
 from tests.bench.load import request, run
 from tests.bench.report import Row
-from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, running_seaweed
 
 RUNS = 3
 SLACK_MS = 2.0
@@ -24,13 +23,13 @@ FACTOR = 1.5
 def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     rows = []
     for name, stores in (("file", _folder), ("SeaweedFS", _seaweed)):
-        with stores(folder) as (url, settings, s3):
+        with stores(folder) as store:
             puts: list[float] = []
             acks: list[float] = []
-            with Broker(url, **settings) as broker:
+            with Broker(store.url, **store.settings) as broker:
                 broker.create_topic("bench", 1)
                 for _ in range(RUNS):  # in turn, so that the machine's moods hit both
-                    puts.append(asyncio.run(bare_put(url, s3, 100 if is_quick else 300)))
+                    puts.append(asyncio.run(bare_put(store, 100 if is_quick else 300)))
                     acks.append(_ack(broker, 0.5 if is_quick else 2.0))
         put, ack = statistics.median(puts), statistics.median(acks)
         rows.append(
@@ -47,9 +46,11 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     return rows
 
 
-async def bare_put(url: str, s3: S3Options | None, count: int) -> float:
+async def bare_put(where: Store, count: int) -> float:
     """The p50 of a create of a new 400-byte key, ms."""
-    store = await open_store(url, s3=s3)
+    endpoint = where.settings.get("s3_endpoint")
+    s3 = S3Options(endpoint_url=str(endpoint), region=REGION) if endpoint else None
+    store = await open_store(where.url, s3=s3)
     taken = []
     stamp = time.time_ns()
     try:
@@ -74,23 +75,12 @@ def _ack(broker: Broker, seconds: float) -> float:
     return measured.p50_ms
 
 
-Stores = tuple[str, dict[str, object], S3Options | None]
+@contextmanager
+def _folder(folder: Path) -> Iterator[Store]:
+    yield Store(f"file://{folder}")
 
 
 @contextmanager
-def _folder(folder: Path) -> Iterator[Stores]:
-    yield f"file://{folder}", {}, None
-
-
-@contextmanager
-def _seaweed(_: Path) -> Iterator[Stores]:
-    with running_seaweed() as server:
-        environment = {
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_REGION": REGION,
-        }
-        os.environ.update(environment)  # for the bare PUTs of this process and for the broker
-        settings: dict[str, object] = {"s3_endpoint": server.endpoint_url, "s3_region": REGION}
-        options = S3Options(endpoint_url=server.endpoint_url, region=REGION)
-        yield f"s3://{server.bucket}/bench", settings, options
+def _seaweed(_: Path) -> Iterator[Store]:
+    with s3_store() as store, environment(store):
+        yield store

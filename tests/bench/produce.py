@@ -5,10 +5,8 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
-
 from tests.bench import bodies
-from tests.bench.broker import Broker
+from tests.bench.broker import Broker, metric
 from tests.bench.load import Measured, request, run
 from tests.bench.report import Row
 
@@ -51,7 +49,7 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
         with Broker(f"file://{folder}/{number}") as broker:
             broker.create_topic("bench", PARTITIONS)
             runs = [_run(broker, case, seconds) for _ in range(RUNS)]
-            flushes = _requests_per_flush(broker)
+            flushes = metric(broker, "tidelog_requests_per_flush")
         rate = statistics.median(one.per_second * case.records for one in runs)
         size = bodies.VALUE_BYTES + 14
         rows.append(
@@ -81,11 +79,3 @@ def _run(broker: Broker, case: Case, seconds: float) -> Measured:
     return asyncio.run(
         run("127.0.0.1", broker.port, requests, connections=case.connections, seconds=seconds)
     )
-
-
-def _requests_per_flush(broker: Broker) -> float:
-    text = httpx.get(f"{broker.base_url}/metrics").text
-    for line in text.splitlines():
-        if line.startswith("tidelog_requests_per_flush "):
-            return float(line.split()[1])
-    raise RuntimeError("the broker does not count requests per flush")

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from storage import chunk as chunks
 from storage import entry as entries
 from storage import keys
 from storage.chunk import Rows
@@ -88,14 +87,7 @@ async def tail_values(
     for run in held.tail:
         assert run.base_offset == at
         body = await store.get_range(run.object_key, run.position, run.size)
-        batch = chunks.decode(
-            body,
-            crc=run.crc32c,
-            rows=run.rows,
-            codec=run.codec,
-            raw_size=run.raw_size,
-            key=run.object_key,
-        )
+        batch = run.decode(body)
         found += batch.slice(run.first_row, run.count).column("value").to_pylist()
         at = run.end_offset
     assert at == held.high_watermark

@@ -78,14 +78,7 @@ def tail_of(state: ClusterState, body: bytes, topic: str, partition: int) -> lis
     """What lies in this one entry's object, by the state's index."""
     found: list[bytes | None] = []
     for run in state.partition(topic, partition).tail:
-        batch = chunks.decode(
-            body[run.position : run.position + run.size],
-            crc=run.crc32c,
-            rows=run.rows,
-            codec=run.codec,
-            raw_size=run.raw_size,
-            key=run.object_key,
-        )
+        batch = run.decode(body[run.position : run.position + run.size])
         found += batch.slice(run.first_row, run.count).column("value").to_pylist()
     return found
 
