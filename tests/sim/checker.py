@@ -1,0 +1,425 @@
+"""What is wrong with a history: records against what their producers and readers were told.
+
+Pure: events in (tests.sim.history), violations out; none is the proof that the run kept its word.
+An unknown outcome is right whatever became of it, as long as it is whole, and once where a key or a
+producer says so. Rules and the invariants that they stand for:
+
+    lost, moved          an acked record is not where it was acked, or nowhere (I1)
+    two values           one offset was seen with two values (I1, I2)
+    doubled              one value lies at two offsets, of requests that may be there once (I4)
+    half                 of a request some records are there and some are not (I4)
+    refused              a record is there whose every request was refused (I6)
+    foreign, early       a record that nobody sent, or not yet
+    uncommitted          a reader saw a record that is not in the log (I3)
+    stale                what was acked or seen before is not there for a later question (I3)
+    overtaken            a request that began after another's answer lies before it (I3)
+    skipped, backwards   an answer passes over records, or a reader goes back
+    hole                 the log has a gap (I2)
+    log start, end       what a broker says of them goes back
+    table                the table's rows and the log differ (I7)
+
+and of groups those of tests.sim.groupcheck (I8).
+"""
+
+import bisect
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from tests.sim.history import (
+    INVOCATIONS,
+    Acked,
+    Append,
+    Drained,
+    Event,
+    Fetch,
+    Fetched,
+    Final,
+    Invocation,
+    Look,
+    Looked,
+    Outcome,
+    OutOfRange,
+    Owns,
+    Place,
+    Polled,
+    Read,
+    Refused,
+    Scan,
+    Scanned,
+    Topic,
+)
+
+Where: TypeAlias = tuple[str, int]
+"""A topic's partition."""
+
+
+class Violation(NamedTuple):
+    kind: str
+    text: str
+
+
+@dataclass
+class Call:
+    """An invocation, its outcome if there is one, and when both were: positions in the history."""
+
+    asked: Invocation
+    asked_at: int
+    answer: Outcome | None = None
+    answered_at: int = -1
+
+    @property
+    def is_refused(self) -> bool:
+        return isinstance(self.answer, Refused)
+
+
+class Known:
+    """How far each partition was known to reach, and since when."""
+
+    def __init__(self, facts: Iterable[tuple[int, Where, int]]) -> None:
+        self._times: dict[Where, list[int]] = defaultdict(list)
+        self._ends: dict[Where, list[int]] = defaultdict(list)
+        for at, where, end in sorted(facts):
+            ends = self._ends[where]
+            self._times[where].append(at)
+            ends.append(max(end, ends[-1] if ends else 0))
+
+    def before(self, at: int, where: Where) -> int:
+        """The least end that the partition had then."""
+        index = bisect.bisect_left(self._times[where], at)
+        return self._ends[where][index - 1] if index else 0
+
+
+@dataclass
+class Story:
+    """A history, sorted and indexed."""
+
+    calls: dict[int, Call] = field(default_factory=dict)
+    topics: dict[str, Topic] = field(default_factory=dict)
+    finals: dict[Where, Final] = field(default_factory=dict)
+    owned: list[tuple[int, Owns]] = field(default_factory=list)
+    drained: list[Drained] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> "Story":
+        story = cls()
+        for at, event in enumerate(sorted(events, key=lambda event: event.at)):
+            match event:
+                case Topic():
+                    story.topics[event.name] = event
+                case Final():
+                    story.finals[event.topic, event.partition] = event
+                case Owns():
+                    story.owned.append((at, event))
+                case Drained():
+                    story.drained.append(event)
+                case _ if isinstance(event, INVOCATIONS):
+                    assert event.op not in story.calls, f"op {event.op} was begun twice"
+                    story.calls[event.op] = Call(event, at)
+                case _:
+                    call = story.calls[event.op]
+                    assert call.answer is None, f"op {event.op} was answered twice"
+                    call.answer, call.answered_at = event, at
+        return story
+
+    def is_compacted(self, topic: str) -> bool:
+        return topic in self.topics and self.topics[topic].is_compacted
+
+    def appends(self) -> Iterator[tuple[Call, Append]]:
+        for call in self.calls.values():
+            if isinstance(call.asked, Append):
+                yield call, call.asked
+
+    def seen(self) -> Iterator[tuple[Where, Read, int, str]]:
+        """Every record that anybody saw: where, what, when, and how to name the sight."""
+        for op, call in self.calls.items():
+            asked, answer, at = call.asked, call.answer, call.answered_at
+            if isinstance(asked, Fetch) and isinstance(answer, Fetched):
+                for read in answer.records:
+                    yield (asked.topic, asked.partition), read, at, f"fetch {op}"
+            elif isinstance(answer, Polled):
+                for portion in answer.portions:
+                    for read in portion.records:
+                        yield (portion.topic, portion.partition), read, at, f"poll {op}"
+            elif isinstance(asked, Scan) and isinstance(answer, Scanned):
+                for read in answer.rows:
+                    yield (asked.topic, asked.partition), read, at, f"scan {op}"
+        for where, final in self.finals.items():
+            for read in final.records:
+                yield where, read, len(self.calls) * 2, "the log in the end"
+
+
+@dataclass
+class _Sent:
+    """All requests that carried one value."""
+
+    calls: list[Call] = field(default_factory=list)
+    is_once: bool = False
+    record_key: str | None = None
+    is_tombstone: bool = False
+
+    @property
+    def first_asked(self) -> int:
+        return min(call.asked_at for call in self.calls)
+
+    @property
+    def copies_max(self) -> int:
+        possible = sum(not call.is_refused for call in self.calls)
+        return min(possible, 1) if self.is_once else possible
+
+
+def check(events: Iterable[Event]) -> list[Violation]:
+    """What is wrong, the records' rules alone; groupcheck.check_all has all of them."""
+    return _Records(Story.of(events)).violations()
+
+
+class _Records:
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        self.sent: dict[str, _Sent] = defaultdict(_Sent)
+        for call, append in story.appends():
+            for record in append.records:
+                sent = self.sent[record.value]
+                sent.calls.append(call)
+                sent.is_once |= append.key is not None or append.is_producer
+                sent.record_key, sent.is_tombstone = record.record_key, record.is_tombstone
+        self.seen = list(story.seen())
+        self.final = {
+            where: {read.offset: read.value for read in final.records}
+            for where, final in story.finals.items()
+        }
+        self.acked: list[tuple[Call, Append, list[Place]]] = [
+            (call, append, call.answer.places)
+            for call, append in story.appends()
+            if isinstance(call.answer, Acked) and call.answer.places is not None
+        ]
+        self.at: dict[Where, dict[int, str]] = defaultdict(dict)
+        self.places: dict[str, set[Place]] = defaultdict(set)
+        facts = [
+            (call.answered_at, place[:2], place.offset + 1)
+            for call, _, places in self.acked
+            for place in places
+        ]
+        self.acks = Known(facts)
+        self.known = Known(
+            facts + [(at, where, read.offset + 1) for where, read, at, _ in self.seen]
+        )
+
+    def violations(self) -> list[Violation]:
+        return [
+            Violation(kind, text)
+            for rule in (
+                self._values,
+                self._sights,
+                self._acks,
+                self._requests,
+                self._holes,
+                self._fetches,
+                self._looks,
+                self._streams,
+                self._tables,
+            )
+            for kind, text in rule()
+        ]
+
+    # -- what lies where
+
+    def _values(self) -> Iterator[tuple[str, str]]:
+        """One value an offset, one offset a value; nobody's is there, nor refused ones."""
+        told = [
+            (place[:2], Read(place.offset, record.value), f"the ack of {call.asked.op}")
+            for call, append, places in self.acked
+            for record, place in zip(append.records, places, strict=False)
+        ]
+        for where, read, how in [*told, *((w, r, how) for w, r, _, how in self.seen)]:
+            before = self.at[where].setdefault(read.offset, read.value)
+            if before != read.value:
+                yield "two values", f"{where} {read.offset}: {before!r}, and {read.value!r} ({how})"
+            self.places[read.value].add(Place(*where, read.offset))
+        for value, places in self.places.items():
+            sent = self.sent.get(value)
+            if sent is None:
+                yield "foreign", f"nobody sent {value!r}, at {sorted(places)}"
+            elif sent.copies_max == 0:
+                yield "refused", f"{value!r} was refused, and is at {sorted(places)}"
+            elif len(places) > sent.copies_max:
+                yield "doubled", f"{value!r} is at {sorted(places)}"
+            else:
+                for place in places:
+                    before = self.acks.before(sent.first_asked, place[:2])
+                    if place.offset < before:
+                        yield "overtaken", f"{value!r}, {place}, began after {before - 1} was acked"
+
+    def _sights(self) -> Iterator[tuple[str, str]]:
+        for where, read, at, how in self.seen:
+            sent = self.sent.get(read.value)
+            if sent is not None and at < sent.first_asked:
+                yield "early", f"{how} saw {read.value!r} before it was sent"
+            final = self.story.finals.get(where)
+            if final is None or read.offset < final.log_start_offset:
+                continue
+            is_there = read.offset in self.final[where]
+            if not is_there and not self._is_superseded(where, read):
+                yield "uncommitted", f"{how} saw {where} {read}, which is not in the log"
+
+    def _is_superseded(self, where: Where, read: Read) -> bool:
+        """Whether key compaction may have taken the record."""
+        sent = self.sent.get(read.value)
+        if not self.story.is_compacted(where[0]) or sent is None or sent.record_key is None:
+            return False
+        return sent.is_tombstone or any(
+            offset > read.offset and self.sent[value].record_key == sent.record_key
+            for offset, value in self.at[where].items()
+        )
+
+    def _acks(self) -> Iterator[tuple[str, str]]:
+        for _, append, places in self.acked:
+            name = f"append {append.op}"
+            if len(places) != len(append.records):
+                yield "moved", f"{name} has {len(append.records)} records, {len(places)} places"
+            for record, place in zip(append.records, places, strict=False):
+                where = place[:2]
+                if (record.topic, record.partition) not in {where, (place.topic, None)}:
+                    yield "moved", f"{record.value!r} was sent to {record}, acked at {place}"
+                final = self.story.finals.get(where)
+                if final is None or place.offset < final.log_start_offset:
+                    continue
+                there = self.final[where].get(place.offset)
+                read = Read(place.offset, record.value)
+                if there is None and not self._is_superseded(where, read):
+                    yield "lost", f"{record.value!r} was acked at {place}, nothing is there"
+                elif there is not None and there != record.value:
+                    yield "moved", f"{record.value!r} was acked at {place}, there is {there!r}"
+
+    def _requests(self) -> Iterator[tuple[str, str]]:
+        """All of a request, or nothing; and what was promised without a place is there."""
+        starts = {where: final.log_start_offset for where, final in self.story.finals.items()}
+        for call, append in self.story.appends():
+            topics = {record.topic for record in append.records}
+            partitions = [where for where in starts if where[0] in topics]
+            is_whole = all(starts[where] == 0 for where in partitions) and partitions
+            if not is_whole or any(self.story.is_compacted(topic) for topic in topics):
+                continue  # what is gone may have been there
+            missing = [record.value for record in append.records if not self.places[record.value]]
+            is_promised = isinstance(call.answer, Acked) and call.answer.places is None
+            if missing and is_promised:
+                yield "lost", f"append {append.op} was promised, {missing} are not there"
+            elif missing and len(missing) < len(append.records):
+                yield "half", f"of append {append.op}, {missing} are not there, others are"
+
+    def _holes(self) -> Iterator[tuple[str, str]]:
+        for where, final in self.story.finals.items():
+            offsets = [read.offset for read in final.records]
+            found = _gap(offsets, final.log_start_offset, self.story.is_compacted(where[0]))
+            if found:
+                yield "hole", f"{where} in the end: {found}"
+
+    # -- what readers were answered
+
+    def _fetches(self) -> Iterator[tuple[str, str]]:
+        ends: dict[tuple[str, Where], tuple[int, int]] = {}
+        calls = [call for call in self.story.calls.values() if isinstance(call.asked, Fetch)]
+        for call in sorted(calls, key=lambda call: call.answered_at):
+            asked, answer = call.asked, call.answer
+            assert isinstance(asked, Fetch)
+            where = (asked.topic, asked.partition)
+            known = self.known.before(call.asked_at, where)
+            if isinstance(answer, OutOfRange):
+                if asked.offset >= answer.log_start_offset and asked.offset < known:
+                    yield "stale", f"fetch {asked.op} of {asked.offset} says {answer}"
+                continue
+            if not isinstance(answer, Fetched):
+                continue
+            if not answer.records and asked.offset < known and answer.next_offset <= asked.offset:
+                yield "stale", f"fetch {asked.op} at {asked.offset} of {where} is empty: {known}"
+            offsets = [read.offset for read in answer.records]
+            is_compacted = self.story.is_compacted(asked.topic)
+            found = _gap(offsets, asked.offset, is_compacted)
+            if found:
+                kind = "backwards" if offsets and offsets[0] < asked.offset else "skipped"
+                yield kind, f"fetch {asked.op} of {where} from {asked.offset}: {found}"
+            last = offsets[-1] + 1 if offsets else asked.offset
+            if answer.next_offset < last or (answer.next_offset > last and not is_compacted):
+                yield "skipped", f"fetch {asked.op}: after {last - 1} comes {answer.next_offset}"
+            missed = self._missed(where, asked.offset, answer.next_offset, set(offsets))
+            if missed and is_compacted:
+                yield "skipped", f"fetch {asked.op} of {where} passes over {missed}"
+            if not answer.broker_life:
+                continue
+            before = ends.get((answer.broker_life, where), (0, 0))
+            now = (answer.log_start_offset, answer.high_watermark)
+            ends[answer.broker_life, where] = now
+            if now[0] < before[0]:
+                yield "log start", f"of {where} on {answer.broker_life}: {before[0]}, then {now[0]}"
+            if now[1] < before[1]:
+                yield "end", f"of {where} on {answer.broker_life}: {before[1]}, then {now[1]}"
+
+    def _missed(self, where: Where, first: int, end: int, got: set[int]) -> list[int]:
+        """Offsets that are in the log to this day, and so were when they were passed over."""
+        there = self.final.get(where, {})
+        return [offset for offset in there if first <= offset < end and offset not in got]
+
+    def _looks(self) -> Iterator[tuple[str, str]]:
+        starts: list[tuple[int, Where, int]] = []
+        looks = [
+            (call.asked_at, call.answered_at, call.asked, call.answer)
+            for call in self.story.calls.values()
+            if isinstance(call.asked, Look) and isinstance(call.answer, Looked)
+        ]
+        for _, at, asked, answer in looks:
+            starts.append((at, (asked.topic, asked.partition), answer.log_start_offset))
+        known = Known(starts)
+        for asked_at, _, asked, answer in looks:
+            where = (asked.topic, asked.partition)
+            end, start = self.known.before(asked_at, where), known.before(asked_at, where)
+            if answer.high_watermark < end:
+                yield (
+                    "stale",
+                    f"look {asked.op}: {where} ends at {answer.high_watermark}, not {end}",
+                )
+            if answer.log_start_offset < start:
+                yield "log start", f"look {asked.op}: {answer.log_start_offset}, was {start}"
+
+    def _streams(self) -> Iterator[tuple[str, str]]:
+        """Readers go on where they were told."""
+        at: dict[tuple[str, Where], int] = {}
+        for call in sorted(self.story.calls.values(), key=lambda call: call.asked_at):
+            asked = call.asked
+            if not (isinstance(asked, Fetch) and asked.stream and isinstance(call.answer, Fetched)):
+                continue
+            stream = (asked.stream, (asked.topic, asked.partition))
+            expected = at.get(stream, asked.offset)
+            if asked.offset != expected:
+                kind = "skipped" if asked.offset > expected else "backwards"
+                yield kind, f"{asked.stream} was told {expected}, goes on at {asked.offset}"
+            at[stream] = call.answer.next_offset
+
+    def _tables(self) -> Iterator[tuple[str, str]]:
+        for call in self.story.calls.values():
+            asked, answer = call.asked, call.answer
+            if not (isinstance(asked, Scan) and isinstance(answer, Scanned)):
+                continue
+            where, name = (asked.topic, asked.partition), f"scan {asked.op}"
+            start, end = answer.log_start_offset, answer.sealed_end
+            offsets = sorted(read.offset for read in answer.rows if start <= read.offset < end)
+            twice = [one for one, other in itertools.pairwise(offsets) if one == other]
+            if twice:
+                yield "table", f"{name}: rows {twice} of {where} are there twice"
+            elif self.story.is_compacted(asked.topic):
+                if missed := self._missed(where, start, end, set(offsets)):
+                    yield "table", f"{name} of {where}: {missed} are in the log alone"
+            elif offsets != list(range(start, end)):
+                yield "table", f"{name} of {where}: {offsets[:20]} are not [{start}, {end})"
+
+
+def _gap(offsets: Sequence[int], first: int, is_compacted: bool) -> str:
+    """What is wrong with offsets that should go on from `first`; empty if nothing."""
+    if is_compacted:
+        ascends = all(a < b for a, b in itertools.pairwise(offsets))
+        return "" if ascends and (not offsets or offsets[0] >= first) else f"not in order {offsets}"
+    for expected, offset in enumerate(offsets, first):
+        if offset != expected:
+            return f"{offset} where {expected} should be"
+    return ""
