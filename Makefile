@@ -17,7 +17,7 @@ export PYSPARK_PYTHON ?= $(CURDIR)/$(BIN)/python
 
 .PHONY: help
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: serve
 serve: $(VENV)/.has-runtime  ## Run one broker on ./data; ARGS are those of `tidelog serve`
@@ -42,6 +42,12 @@ lint: $(VENV)/.has-all  ## Check lint, format, types and layers: all of them, ev
 		echo "$$check"; $(BIN)/$$check || failed=1; \
 	done; \
 	exit $$failed
+
+# What `make test` asks of deploy/ and terraform/ is pure Python; these tools are large, or of other
+# languages, and each is asked where it is there or can be had.
+.PHONY: lint-deploy
+lint-deploy: $(VENV)/.has-all  ## Check deploy/ and terraform/ with promtool, kustomize, Terraform, checkov
+	$(BIN)/python -m deploy.lint $(ARGS)
 
 .PHONY: bench
 bench: $(VENV)/.has-all  ## Measure; ARGS are those of the bench

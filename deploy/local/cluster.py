@@ -10,79 +10,20 @@ whatever happens; what SeaweedFS held is gone then. Nobody but this machine reac
 import argparse
 import contextlib
 import os
-import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 
+from deploy.local.balancer import balancer
 from service.broker_process import BrokerProcess
-from tests.support.ports import free_port
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, running_seaweed
-
-CONFIGS = Path(__file__).parent
-BALANCERS: Mapping[str, Sequence[str]] = {
-    "nginx": ("-c", "{config}", "-p", "{folder}", "-e", "{folder}/log"),
-    "haproxy": ("-f", "{config}"),
-}
-"""Either is free, in every distribution, and forwards a stream as it comes."""
-START_S = 10.0
-
-
-def installed_balancer() -> str | None:
-    """The path of one, if there is one: Debian keeps them where only root's shell looks."""
-    places = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
-    return next(filter(None, (shutil.which(name, path=places) for name in BALANCERS)), None)
-
-
-@contextlib.contextmanager
-def balancer(folder: Path, targets: Sequence[int], port: int = 0) -> Iterator[int]:
-    """One in front of the brokers on these ports of 127.0.0.1; its own port.
-
-    A request that a broker has seen is not sent to another: whether to is its sender's to decide,
-    who knows whether it has an Idempotency-Key.
-    """
-    program = installed_balancer()
-    if program is None:
-        raise FileNotFoundError(f"none of {', '.join(BALANCERS)} is installed")
-    name = Path(program).name
-    port = port or free_port()
-    template = (CONFIGS / f"{name}.conf").read_text(encoding="utf-8")
-    line = {
-        "nginx": "server 127.0.0.1:{0} max_fails=1 fail_timeout=1s;",
-        "haproxy": "server broker-{0} 127.0.0.1:{0} check inter 500ms fall 1 rise 1",
-    }[name]
-    servers = "\n        ".join(line.format(target) for target in targets)
-    config = folder / f"{name}.conf"
-    filled = template.replace("@port@", str(port)).replace("@servers@", servers)
-    config.write_text(filled.replace("@folder@", str(folder)), encoding="utf-8")
-    command = [program, *(part.format(config=config, folder=folder) for part in BALANCERS[name])]
-    with open(folder / f"{name}.out", "wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    try:
-        _wait_for(port, process, folder / f"{name}.out")
-        yield port
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes], out: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-            return
-        time.sleep(0.02)
-    raise RuntimeError(f"the balancer does not start:\n{out.read_text(errors='replace')[-2000:]}")
 
 
 class Store(NamedTuple):

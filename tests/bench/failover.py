@@ -20,7 +20,8 @@ from pathlib import Path
 
 import httpx
 
-from deploy.local.cluster import Store, balancer, brokers, installed_balancer, s3_store
+from deploy.local.balancer import balancer, installed_balancer
+from deploy.local.cluster import Store, brokers, s3_store
 from service.broker_process import BrokerProcess
 from tests.bench.broker import environment, metric
 from tests.bench.latency import bare_put

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.local.cluster import installed_balancer
+from deploy.local.balancer import installed_balancer
 from tests.support.ports import free_port
 
 pytestmark = [

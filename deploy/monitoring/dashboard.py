@@ -1,0 +1,343 @@
+"""The Grafana dashboard, from a table of rows and panels: JSON of a thousand lines is not read.
+
+    python -m deploy.monitoring.dashboard > deploy/monitoring/dashboard.json
+
+A test compares the file with what this writes, and every metric in it with what brokers export.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+WIDTH = 24
+HEIGHT = 8
+STAT_HEIGHT = 4
+BROKER = '{instance=~"$instance"}'
+
+
+class Query(NamedTuple):
+    """An expression of PromQL, and what its lines are called."""
+
+    expr: str
+    legend: str = "{{instance}}"
+
+
+class Panel(NamedTuple):
+    """A plot, or a number where `is_stat`."""
+
+    title: str
+    queries: Sequence[Query]
+    unit: str = "short"
+    about: str = ""
+    is_stat: bool = False
+
+
+def rate(name: str, by: str = "instance", labels: str = "") -> str:
+    return (
+        f'sum by ({by}) (rate(tidelog_{name}{{instance=~"$instance"{labels}}}[$__rate_interval]))'
+    )
+
+
+def quantile(share: float, route: str) -> str:
+    name = "tidelog_http_request_seconds_bucket"
+    where = f'instance=~"$instance",route="{route}"'
+    return f"histogram_quantile({share}, sum by (le) (rate({name}{{{where}}}[$__rate_interval])))"
+
+
+def latency(title: str, route: str) -> Panel:
+    queries = [Query(quantile(share, route), f"p{share * 100:g}") for share in (0.5, 0.95, 0.99)]
+    return Panel(title, queries, "s")
+
+
+def gauge(name: str) -> str:
+    return f"tidelog_{name}{BROKER}"
+
+
+PUTS = 'sum(rate(tidelog_wal_puts_total{instance=~"$instance"}[1h]))'
+GETS = 'sum(rate(tidelog_wal_gets_total{instance=~"$instance"}[1h]))'
+DAY_S = 86_400
+HITS = rate("cache_hits_total", "cache")
+LAG = "sum by (group, topic, instance) (tidelog_group_lag)"
+
+ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
+    (
+        "At a glance",
+        (
+            Panel("Brokers", [Query('count(up{job="tidelog"} == 1)')], is_stat=True),
+            Panel(
+                "Records in",
+                [Query(rate("http_records_total", "job", ',direction="in"'))],
+                "rps",
+                is_stat=True,
+            ),
+            Panel(
+                "Records out",
+                [Query(rate("http_records_total", "job", ',direction="out"'))],
+                "rps",
+                is_stat=True,
+            ),
+            Panel("Commits", [Query(rate("commits_total", "job"))], "ops", is_stat=True),
+            Panel(
+                "PUTs an entry",
+                [
+                    Query(
+                        "sum(rate(tidelog_wal_puts_total[15m])) "
+                        "/ sum(rate(tidelog_wal_entries_committed_total[15m]))"
+                    )
+                ],
+                about="1 is ideal; more are lost races and unknown outcomes",
+                is_stat=True,
+            ),
+            Panel(
+                "WAL requests, cost a day",
+                [Query(f"{DAY_S} * ({PUTS} * ${{put_price}} + {GETS} * ${{get_price}}) / 1e6")],
+                "currencyUSD",
+                "of the last hour, at the prices above; without sealing and storage",
+                is_stat=True,
+            ),
+        ),
+    ),
+    (
+        "Traffic",
+        (
+            Panel(
+                "Records", [Query(rate("http_records_total", "direction"), "{{direction}}")], "rps"
+            ),
+            Panel("Bytes", [Query(rate("http_bytes_total", "direction"), "{{direction}}")], "Bps"),
+            Panel(
+                "Requests by route",
+                [Query(rate("http_requests_total", "route"), "{{route}}")],
+                "reqps",
+            ),
+            Panel(
+                "Answers by status",
+                [Query(rate("http_requests_total", "status"), "{{status}}")],
+                "reqps",
+            ),
+            latency("Produce, latency", "produce"),
+            latency("Fetch, latency", "fetch"),
+        ),
+    ),
+    (
+        "Commits",
+        (
+            Panel(
+                "Time of a flush",
+                [Query(f"{rate('commit_seconds_total')} / {rate('flushes_total')}")],
+                "s",
+                "the mean: one PUT, and the way to the sequencer",
+            ),
+            Panel(
+                "Flushes",
+                [
+                    Query(rate("flushes_total"), "{{instance}}"),
+                    Query(rate("flushes_failed_total"), "{{instance}} failed"),
+                ],
+                "ops",
+            ),
+            Panel(
+                "Bytes of a flush",
+                [Query(f"{rate('flush_bytes_total')} / {rate('flushes_total')}")],
+                "bytes",
+            ),
+            Panel(
+                "Requests of a flush",
+                [Query(f"{rate('append_requests_total')} / {rate('flushes_total')}")],
+                about="what batching saves",
+            ),
+            Panel(
+                "Buffer",
+                [
+                    Query(gauge("buffered_bytes")),
+                    Query(f"max({gauge('buffered_bytes_max')})", "bound: 429"),
+                ],
+                "bytes",
+            ),
+            Panel("Refused at the bound", [Query(rate("append_throttled_total"))], "reqps"),
+            Panel(
+                "Races lost, outcomes unknown, views void",
+                [
+                    Query(rate("wal_lost_total", "job"), "lost"),
+                    Query(rate("wal_unknown_total", "job"), "unknown"),
+                    Query(rate("wal_void_total", "job"), "void"),
+                ],
+                "ops",
+            ),
+            Panel(
+                "Hand-overs to the sequencer",
+                [
+                    Query(rate("handovers_total", "job"), "handed over"),
+                    Query(rate("handovers_refused_total", "job"), "refused"),
+                    Query(rate("handovers_unanswered_total", "job"), "unanswered"),
+                    Query(rate("own_commits_total", "job"), "committed here"),
+                ],
+                "ops",
+            ),
+            Panel("Sequencer", [Query(gauge("is_sequencer"))], about="1 commits for all"),
+        ),
+    ),
+    (
+        "Tables",
+        (
+            Panel(
+                "Not in a table yet",
+                [Query("max by (topic) (tidelog_unsealed_bytes)", "{{topic}}")],
+                "bytes",
+                "what Kafka's operators know as under-replicated: committed, and not at its place",
+            ),
+            Panel(
+                "Segments sealed",
+                [
+                    Query(rate("sealed_segments_total")),
+                    Query(rate("seal_failures_total"), "{{instance}} failed"),
+                ],
+                "ops",
+            ),
+            Panel("Bytes sealed", [Query(rate("sealed_bytes_total"))], "Bps"),
+        ),
+    ),
+    (
+        "Reading",
+        (
+            Panel(
+                "Hits of caches",
+                [
+                    Query(
+                        f"{HITS} / ({HITS} + {rate('cache_misses_total', 'cache')})",
+                        "{{cache}}",
+                    )
+                ],
+                "percentunit",
+            ),
+            Panel(
+                "Bytes in caches",
+                [Query(f"sum by (cache) ({gauge('cache_bytes')})", "{{cache}}")],
+                "bytes",
+            ),
+            Panel(
+                "Cold reads",
+                [Query(rate("cold_reads_total"))],
+                "ops",
+                "row groups that came from the store",
+            ),
+        ),
+    ),
+    (
+        "Groups",
+        (
+            Panel(
+                "Lag",
+                [
+                    Query(
+                        f"max by (group, topic) ({LAG})",
+                        "{{group}} {{topic}}",
+                    )
+                ],
+                about="records after the committed offset",
+            ),
+            Panel("Members", [Query(f"max({gauge('group_members')})", "members")]),
+        ),
+    ),
+    (
+        "Processes",
+        (
+            Panel(
+                "CPU",
+                [
+                    Query(
+                        'rate(process_cpu_seconds_total{job="tidelog",instance=~"$instance"}'
+                        "[$__rate_interval])"
+                    )
+                ],
+                "percentunit",
+            ),
+            Panel(
+                "Memory",
+                [Query('process_resident_memory_bytes{job="tidelog",instance=~"$instance"}')],
+                "bytes",
+            ),
+            Panel("Brokers seen", [Query(gauge("live_brokers"))]),
+        ),
+    ),
+)
+
+
+def _panel(number: int, panel: Panel, x: int, y: int, width: int) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "id": number,
+        "type": "stat" if panel.is_stat else "timeseries",
+        "title": panel.title,
+        "description": panel.about,
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "gridPos": {"x": x, "y": y, "w": width, "h": STAT_HEIGHT if panel.is_stat else HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + at), "expr": query.expr, "legendFormat": query.legend}
+            for at, query in enumerate(panel.queries)
+        ],
+    }
+    if not panel.is_stat:
+        made["options"] = {"tooltip": {"mode": "multi", "sort": "desc"}}
+    return made
+
+
+def _panels() -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    y = 0
+    for title, panels in ROWS:
+        place = {"x": 0, "y": y, "w": WIDTH, "h": 1}
+        made.append({"id": len(made) + 1, "type": "row", "title": title, "gridPos": place})
+        y += 1
+        width = 4 if panels[0].is_stat else 8
+        for at, panel in enumerate(panels):
+            x = at * width % WIDTH
+            if at and not x:
+                y += HEIGHT
+            made.append(_panel(len(made) + 1, panel, x, y, width))
+        y += STAT_HEIGHT if panels[0].is_stat else HEIGHT
+    return made
+
+
+def _textbox(name: str, label: str, value: str) -> dict[str, Any]:
+    return {"type": "textbox", "name": name, "label": label, "query": value}
+
+
+def dashboard() -> dict[str, Any]:
+    """As Grafana imports it."""
+    source = {"type": "datasource", "name": "datasource", "query": "prometheus"}
+    instance = {
+        "type": "query",
+        "name": "instance",
+        "label": "Broker",
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "query": 'label_values(up{job="tidelog"}, instance)',
+        "includeAll": True,
+        "multi": True,
+        "current": {"text": "All", "value": "$__all"},
+        "refresh": 2,
+    }
+    prices = [
+        _textbox("put_price", "$ a million PUTs", "5"),
+        _textbox("get_price", "$ a million GETs", "0.4"),
+    ]
+    return {
+        "uid": "tidelog",
+        "title": "tidelog",
+        "tags": ["tidelog"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [source, instance, *prices]},
+        "panels": _panels(),
+    }
+
+
+def text() -> str:
+    """The file."""
+    return json.dumps(dashboard(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())

@@ -1,0 +1,114 @@
+"""The dashboard and the alerts of deploy/monitoring: every expression parses, every metric and
+label in it is one that brokers export, and what they point at is there."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from prometheus_client import Metric
+
+from deploy.monitoring import dashboard
+from service.telemetry import HttpCounters, Telemetry
+from storage.log import Log
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((DEPLOY / "monitoring" / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+BY_SCRAPE = {"up"}
+LABELS_OF_SCRAPE = {"instance", "job", "le"}
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}
+
+
+def dashboard_expressions() -> Iterator[tuple[str, str]]:
+    for panel in dashboard.dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            expr = target["expr"].replace("$__rate_interval", "1m").replace("$instance", ".*")
+            yield panel["title"], re.sub(r"\$\{\w+\}", "5", expr)
+
+
+EXPRESSIONS = [*dashboard_expressions(), *((rule["alert"], rule["expr"]) for rule in RULES)]
+
+
+def selectors(expr: str) -> list[promql_parser.VectorSelector]:
+    found: list[promql_parser.VectorSelector] = []
+
+    def look(node: object) -> bool:
+        if isinstance(node, promql_parser.VectorSelector):
+            found.append(node)
+        return True
+
+    promql_parser.walk(promql_parser.parse(expr), look)
+    return found
+
+
+async def exported(log: Log) -> dict[str, set[str]]:
+    """Names of samples, and the labels of each."""
+    http = HttpCounters()
+    http.observe("produce", 200, 0.1)
+    found: dict[str, set[str]] = {}
+    for family in Telemetry(log, http, "1")._registry.collect():
+        labels = labels_of(family)
+        for suffix in SUFFIXES.get(family.type, ("",)):
+            found[family.name + suffix] = labels
+    return found
+
+
+def labels_of(family: Metric) -> set[str]:
+    return {*getattr(family, "_labelnames", ()), *(n for s in family.samples for n in s.labels)}
+
+
+def test_the_dashboard_in_the_tree_is_the_one_that_is_written_down() -> None:
+    text = (DEPLOY / "monitoring" / "dashboard.json").read_text()
+    assert text == dashboard.text(), "python -m deploy.monitoring.dashboard writes it"
+    panels = json.loads(text)["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 30
+    places = [panel["gridPos"] for panel in panels]
+    taken = [(p["x"] + x, p["y"] + y) for p in places for x in range(p["w"]) for y in range(p["h"])]
+    assert len(taken) == len(set(taken)), "panels lie on each other"
+    assert all(place["x"] + place["w"] <= dashboard.WIDTH for place in places)
+
+
+async def test_every_metric_that_is_looked_at_is_exported(log: Log) -> None:
+    known = await exported(log)
+    assert "tidelog_http_request_seconds_bucket" in known
+    for where, expr in EXPRESSIONS:
+        for selector in selectors(expr):
+            if selector.name in BY_SCRAPE:
+                continue
+            assert selector.name in known, f"{where}: nobody exports {selector.name}"
+            labels = {matcher.name for matcher in selector.matchers.matchers}
+            assert labels <= known[selector.name] | LABELS_OF_SCRAPE, f"{where}: {labels}"
+
+
+async def test_what_is_summed_by_is_a_label_of_what_is_summed(log: Log) -> None:
+    known = await exported(log)
+    grouped = 0
+    for where, expr in EXPRESSIONS:
+        for by in re.findall(r"\bby \(([^)]*)\)", expr):
+            labels = {name.strip() for name in by.split(",")} - LABELS_OF_SCRAPE
+            names = {selector.name for selector in selectors(expr)} - BY_SCRAPE
+            assert all(labels <= known[name] for name in names), f"{where}: {labels}"
+            grouped += 1
+    assert grouped > 20
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in {"page", "ticket"}
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    text = (DEPLOY.parent / page).read_text()
+    anchors = {
+        re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
+    assert anchor in anchors, f"{page} has no part {anchor}"
+    assert rule["annotations"]["summary"]
+    assert rule["annotations"]["description"]
