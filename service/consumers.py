@@ -300,7 +300,7 @@ class ConsumerRoutes:
         body = await call.body(BODY_BYTES_MAX)
         heard = await self._consumers.hear(group, name)
         asked = wire_consumers.decode_commit(body, heard.member.config.dialect)
-        await self._consumers.commit(group, name, asked.offsets)
+        await self._consumers.commit(heard, asked.offsets)
         return NO_CONTENT if asked.is_silent else READ_NOTHING
 
     async def _committed(self, call: Call, group: str, name: str) -> Answer:

@@ -54,6 +54,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     sealer        a partition's tail becomes a segment of its table
     log           the deep interface that brokers use: append, read, offsets, seal
     coordinator   which broker hears a group's members, and who is silent
+    offset_commits  commits of many members as one of the log
     consumers     consumer instances: what a group's coordinator does for them
     slices        reading what a plan names, without a broker
     snapshot      the log as of one moment, without a broker

@@ -21,10 +21,9 @@ from typing import NamedTuple
 from storage import patterns
 from storage.assignors import Owned
 from storage.chunk import sizes_before
-from storage.coordinator import Coordinator, Coordinators, Heard, Instance, Led, all_of
+from storage.coordinator import Coordinator, Coordinators, Heard, Instance
 from storage.entry import (
     AssignByHand,
-    CommitOffsets,
     GroupOffset,
     JoinGroup,
     LeaveGroup,
@@ -43,10 +42,11 @@ from storage.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from storage.group import Group, GroupMember
-from storage.group_members import NO_GENERATION, TOPICS_MAX
+from storage.group import GroupMember
+from storage.group_members import TOPICS_MAX
 from storage.log import Fetched, Log
 from storage.model import TopicPartition
+from storage.offset_commits import OffsetCommits
 from storage.state import ClusterState
 
 log = logging.getLogger("tidelog.consumers")
@@ -55,6 +55,9 @@ TICK_S = 1.0
 """How often delivered offsets are committed, members looked after, patterns looked at."""
 AWAKE_FACTOR = 5
 """Ticks so far apart were no silence of the members: this broker slept, or was stuck."""
+AUTO_COMMITS_MAX = 2000
+"""In one tick, ~25 us each: who is not among them is among the first of the next. 10,000 instances
+that read all the time commit every five seconds, as Kafka's do by default."""
 
 
 class Portion(NamedTuple):
@@ -81,6 +84,7 @@ class Consumers:
         self.coordinators = coordinators
         self._log = broker
         self._coordinator = Coordinator(broker, coordinators)
+        self._commits = OffsetCommits(broker, self._coordinator)
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -121,7 +125,7 @@ class Consumers:
         if heard.member.config.auto_commit:
             await self._acknowledge(heard.instance)
             with contextlib.suppress(LogError):  # it lost them meanwhile: another reads them
-                await self._commit_due(heard)
+                await self._commits.commit_due(heard)
         await self._coordinator.submit(LeaveGroup(group_id, member_id))
         self._coordinator.drop(group_id, member_id)
 
@@ -356,20 +360,21 @@ class Consumers:
     # -- commits
 
     async def commit(
-        self,
-        group_id: str,
-        member_id: str,
-        offsets: Mapping[TopicPartition, tuple[int, str]] | None = None,
+        self, heard: Heard, offsets: Mapping[TopicPartition, tuple[int, str]] | None = None
     ) -> None:
         """Commit these offsets (of the next records) with their metadata; None: of all that was
         returned. Raises UnknownTopic, UnknownPartition, UnknownMember, IllegalGeneration."""
-        heard = await self._coordinator.hear(group_id, member_id)
         if offsets is None:
             await self._acknowledge(heard.instance)
-            await self._commit_due(heard)
+            await self._commits.commit_due(heard)
             return
-        said = {await self._owned(where): each for where, each in offsets.items()}
-        await self._commit(heard, {where: offset for where, (offset, _) in said.items()}, said)
+        said = [
+            GroupOffset(owned.topic, owned.partition, offset, metadata=metadata)
+            for where, (offset, metadata) in offsets.items()
+            for owned in (self._known(where) or await self._owned(where),)
+        ]
+        if said:
+            await self._commits.commit(heard, said)
 
     async def _acknowledge(self, instance: Instance) -> None:
         """It has what it was sent. Whether it has what is on the way is heard in a moment."""
@@ -378,53 +383,15 @@ class Consumers:
                 pass
         instance.positions.acknowledge()
 
-    async def _commit_due(self, heard: Heard) -> None:
-        due = heard.instance.positions.due()
-        if due:
-            await self._commit(heard, due, {})
-
-    async def _commit(
-        self,
-        heard: Heard,
-        offsets: Mapping[Owned, int],
-        said: Mapping[Owned, tuple[int, str]],
-    ) -> None:
-        if not offsets:
-            return
-        group, member, instance = heard
-        generation = group.generation if member.is_subscribed else NO_GENERATION
-        rows = [
-            GroupOffset(at.topic, at.partition, offset, metadata=said.get(at, (0, ""))[1])
-            for at, offset in offsets.items()
-        ]
-        action = CommitOffsets(group.group_id, generation, rows, member.member_id)
-        before = instance.positions.commit(offsets)
-        try:
-            await self._coordinator.submit(action)
-        except BaseException:
-            instance.positions.uncommit(before)
-            raise
-
     async def _hand_in(self, group_id: str) -> None:
         """The assignment is about to change: commit what members have, while it is theirs."""
         group, led = self._log.state.members.get(group_id), self._coordinator.led.get(group_id)
         if group is not None and led is not None:
-            await self._commit_all([(group, led)])
+            await self._commits.commit_delivered([(group, led)])
 
     async def commit_delivered(self) -> None:
-        """What instances that commit by themselves have got, all in one flush."""
-        await self._commit_all(list(self._coordinator.ours()))
-
-    async def _commit_all(self, groups: Sequence[tuple[Group, Led]]) -> None:
-        due = [
-            self._commit_due(Heard(group, member, instance))
-            for group, led in groups
-            for member_id, instance in led.instances.items()
-            if (member := group.members.get(member_id)) is not None
-            and member.config.auto_commit
-            and instance.positions.due()
-        ]
-        await all_of(due)
+        """What instances that commit by themselves have got, all in few flushes."""
+        await self._commits.commit_delivered(self._coordinator.ours())
 
     # -- what happens by itself
 
@@ -437,7 +404,7 @@ class Consumers:
                 self._coordinator.forgive(now_s)
             looked_s = now_s
             try:
-                await self.commit_delivered()
+                await self._commits.commit_delivered(self._coordinator.ours(), AUTO_COMMITS_MAX)
                 await self._coordinator.take_orphans()
                 await self._coordinator.expire(now_s)
                 await self._look_at_patterns()
@@ -466,11 +433,16 @@ class Consumers:
 
     # -- small things
 
+    def _known(self, where: TopicPartition) -> Owned | None:
+        topic = self._log.state.topics.get(where.topic)
+        if topic is None or not 0 <= where.partition < len(topic.partitions):
+            return None
+        return Owned(topic.topic_id, where.partition)
+
     async def _owned(self, where: TopicPartition) -> Owned:
         """By the topic's id; before it is said not to exist, the WAL is asked (I3)."""
-        with contextlib.suppress(UnknownTopic, UnknownPartition):
-            self._log.state.partition(where.topic, where.partition)
-            return Owned(self._log.state.topic(where.topic).topic_id, where.partition)
+        if (known := self._known(where)) is not None:
+            return known
         await self._log.wal.refresh()
         self._log.state.partition(where.topic, where.partition)
         return Owned(self._log.state.topic(where.topic).topic_id, where.partition)

@@ -14,9 +14,9 @@ WAL.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from storage.entry import AnyAction, ExpireMember, TakeGroup
 from storage.errors import StaleCommit, Unavailable, UnknownMember
@@ -60,6 +60,8 @@ class Rendezvous:
         self._live = live
 
     def of(self, group_id: str, holder: str) -> str:
+        if holder == self.me:
+            return holder
         live = {*self._live(), self.me}
         return holder if holder in live else max(live, key=lambda one: _weight(group_id, one))
 
@@ -116,6 +118,9 @@ class Coordinator:
 
     async def hear(self, group_id: str, member_id: str) -> Heard:
         """The member says something, and so lives. Raises UnknownMember."""
+        heard = self._known(group_id, member_id)
+        if heard is not None:
+            return heard
         member = self._log.state.members.member(group_id, member_id)
         if member is None:
             await self._log.wal.refresh()  # another broker may just have made it (I3)
@@ -124,6 +129,17 @@ class Coordinator:
         instance = led.instances.get(member_id)
         if instance is None:
             instance = led.instances[member_id] = self.new_instance()
+        instance.heard_s = self._log.clock.boot_s()
+        return Heard(group, member, instance)
+
+    def _known(self, group_id: str, member_id: str) -> Heard | None:
+        """The same for a member that was heard here before in this term: nearly always."""
+        group, led = self._log.state.members.get(group_id), self.led.get(group_id)
+        if group is None or led is None or group.term != led.term:
+            return None
+        member, instance = group.members.get(member_id), led.instances.get(member_id)
+        if member is None or instance is None or group.coordinator != self.coordinators.me:
+            return None
         instance.heard_s = self._log.clock.boot_s()
         return Heard(group, member, instance)
 
@@ -237,7 +253,7 @@ class Coordinator:
         await self._log.writer.append(request, Acks.ALL)
 
 
-async def all_of(duties: Sequence[Coroutine[Any, Any, object]]) -> None:
+async def all_of(duties: Sequence[Awaitable[object]]) -> None:
     """Together, so that one flush does for all; what one is refused does not keep the others."""
     for failed in await asyncio.gather(*duties, return_exceptions=True):
         if isinstance(failed, StaleCommit):

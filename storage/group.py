@@ -3,6 +3,7 @@
 Pure. Changed by that machine alone; everybody else looks.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sized
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
@@ -50,6 +51,12 @@ class GroupMember(msgspec.Struct, array_like=True):
     def key(self) -> str:
         """What assignors know it by: a static member's stays the same when it comes again."""
         return f"s:{self.instance_id}" if self.instance_id else f"m:{self.member_id}"
+
+    def owns(self, topic_id: str, partition: int) -> bool:
+        """Shares are in order: a commit of one of a thousand partitions looks at ten."""
+        where = Owned(topic_id, partition)
+        at = bisect_left(self.owned, where)
+        return at < len(self.owned) and self.owned[at] == where
 
     def position(self, where: Owned) -> int | None:
         """Where it said to go on."""

@@ -208,22 +208,20 @@ class GroupMembers:
         """Why this committer may not, as Kafka's ClassicGroup decides it; and, what Kafka leaves to
         its clients, a partition that is another member's now."""
         group = self._groups.get(commit.group_id)
-        is_active = group is not None and group.is_active
         if not commit.member_id:
-            return self._check_simple(commit, is_active=is_active)
+            return self._check_simple(commit, group)
         member = None if group is None else group.members.get(commit.member_id)
         if group is None or member is None:
             return _no_such_member(commit.group_id, commit.member_id)
         if not member.is_subscribed:
-            return self._check_simple(commit, is_active=is_active)
+            return self._check_simple(commit, group)
         if commit.generation != group.generation:
             return IllegalGeneration(
                 f"generation {commit.generation} is not that of group {commit.group_id!r}, which "
                 f"is {group.generation}"
             )
-        owned = set(member.owned)
         for each in commit.offsets:
-            if Owned(each.topic_id, each.partition) not in owned:
+            if not member.owns(each.topic_id, each.partition):
                 return IllegalGeneration(
                     f"{self._name_of(each.topic_id)}-{each.partition} is not assigned to "
                     f"{commit.member_id!r} in generation {group.generation} of group "
@@ -231,8 +229,10 @@ class GroupMembers:
                 )
         return None
 
-    def _check_simple(self, commit: CommitOffsets, *, is_active: bool) -> LogError | None:
-        if is_active:
+    def _check_simple(self, commit: CommitOffsets, group: Group | None) -> LogError | None:
+        if group is not None and (
+            group.inputs.subscriptions or (group.group_id in self._unsettled and group.is_active)
+        ):
             return GroupNotEmpty(
                 f"group {commit.group_id!r} has members that share partitions: only they commit"
             )

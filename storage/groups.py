@@ -77,18 +77,21 @@ class Groups:
 
     def check(self, commit: CommitOffsets) -> LogError | None:
         """Why the offsets cannot be committed; that their partitions exist is checked before."""
-        return (
-            check_group_id(commit.group_id)
-            or self._members.check_commit(commit)
-            or next(filter(None, map(check_offset, commit.offsets)), None)
-            or self._check_bounds(commit)
-        )
+        if commit.group_id not in self._groups and (refusal := check_group_id(commit.group_id)):
+            return refusal
+        if refusal := self._members.check_commit(commit):
+            return refusal
+        size = 0
+        for each in commit.offsets:
+            if refusal := check_offset(each):
+                return refusal
+            size += len(each.metadata.encode())
+        return self._check_bounds(len(commit.offsets), size)
 
-    def _check_bounds(self, commit: CommitOffsets) -> LogError | None:
+    def _check_bounds(self, count: int, size: int) -> LogError | None:
         # Counted as if all were new: who is so near to the bound is over it soon.
-        size = sum(len(each.metadata.encode()) for each in commit.offsets)
         if (
-            self._count + len(commit.offsets) <= OFFSETS_MAX
+            self._count + count <= OFFSETS_MAX
             and self._metadata_bytes + size <= ALL_METADATA_BYTES_MAX
         ):
             return None
@@ -173,7 +176,7 @@ class Groups:
                 del self._groups[group_id]
 
 
-def check_group_id(group_id: str) -> InvalidRequest | None:
+def check_group_id(group_id: str) -> LogError | None:
     """Why a group cannot be called so."""
     if 1 <= len(group_id.encode()) <= GROUP_ID_BYTES_MAX and group_id.isprintable():
         return None
@@ -183,7 +186,7 @@ def check_group_id(group_id: str) -> InvalidRequest | None:
     )
 
 
-def check_offset(each: GroupOffset) -> InvalidRequest | None:
+def check_offset(each: GroupOffset) -> LogError | None:
     """Why this can be no committed offset."""
     if not 0 <= each.offset <= OFFSET_MAX:
         return InvalidRequest(f"a committed offset is 0 to {OFFSET_MAX}, not {each.offset}")

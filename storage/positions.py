@@ -15,7 +15,8 @@ from storage.assignors import Owned
 @dataclass(slots=True)
 class Position:
     """Offsets of one partition. `next` is what the instance reads next, `delivered` the end of what
-    it certainly has, `committed` what was last handed to the log as the group's."""
+    it certainly has, `committed` what that was at the last commit: what an instance commits itself,
+    be it less or more, stands until it has got more."""
 
     next: int
     delivered: int
@@ -60,6 +61,11 @@ class Positions:
         if held is not None and held.next == before:
             held.next = after
 
+    @property
+    def is_due(self) -> bool:
+        """Whether anything is."""
+        return any(held.delivered != held.committed for held in self._held.values())
+
     def due(self) -> dict[Owned, int]:
         """What is delivered and not committed."""
         return {
@@ -68,14 +74,14 @@ class Positions:
             if held.delivered != held.committed
         }
 
-    def commit(self, offsets: Mapping[Owned, int]) -> dict[Owned, int]:
-        """These were handed to the log; what they were before, for `uncommit`."""
+    def commit(self, partitions: Iterable[Owned]) -> dict[Owned, int]:
+        """Offsets of these were handed to the log; what there was before, for `uncommit`."""
         before = {}
-        for where, offset in offsets.items():
+        for where in partitions:
             held = self._held.get(where)
             if held is not None:
                 before[where] = held.committed
-                held.committed = offset
+                held.committed = held.delivered
         return before
 
     def uncommit(self, before: Mapping[Owned, int]) -> None:

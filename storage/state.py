@@ -240,6 +240,12 @@ class ClusterState:
         match action:
             case Append():
                 return self._check_append(action, chunks)
+            case CommitOffsets(offsets=offsets):
+                for each in offsets:
+                    refusal = self._check_partition(each.topic_id, each.partition)
+                    if refusal is not None:
+                        return refusal
+                return self.groups.check(action)
             case Sealed(topic_id, partition, offset) | MoveLogStart(topic_id, partition, offset):
                 return self._check_offset(topic_id, partition, offset)
             case CreateTopic(name, topic_id, count, configs):
@@ -266,9 +272,6 @@ class ClusterState:
                 return None if topic_id in self._by_id else self._unknown(topic_id)
             case InitProducer():
                 return self.producers.check_init(action)
-            case CommitOffsets(offsets=offsets):
-                named = (self._check_partition(each.topic_id, each.partition) for each in offsets)
-                return next(filter(None, named), None) or self.groups.check(action)
             case RetireHotLog() | ForgetTopic():
                 return None
             case _:
@@ -305,6 +308,8 @@ class ClusterState:
 
     def _do(self, action: AnyAction) -> None:
         match action:
+            case CommitOffsets():
+                self.groups.commit(action, self.time_ms)
             case Sealed(topic_id, partition, end_offset):
                 self._by_id[topic_id].partitions[partition].trim(end_offset)
             case CreateTopic(name, topic_id, count, configs):
@@ -327,8 +332,6 @@ class ClusterState:
                 self._delete(self._by_id.pop(topic_id))
             case RetireHotLog(log_id):
                 self.hot_logs.pop(log_id, None)
-            case CommitOffsets():
-                self.groups.commit(action, self.time_ms)
             case MoveLogStart(topic_id, partition, offset):
                 self._by_id[topic_id].partitions[partition].move_log_start(offset)
             case ForgetTopic(topic_id):

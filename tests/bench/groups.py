@@ -1,8 +1,8 @@
-"""Consumer groups: what 1,000 groups x 10 members that commit every 5 s cost a broker.
+"""Consumer groups: what 1,000 groups x 10 members that commit every 5 s cost a broker, and how
+long a group is disturbed by who comes and who dies (tests.bench.rebalance).
 
-Commits are driven as fast as they go, from few connections, so that a commit's CPU is seen with
-the batching of such a load; the share of a core at 2,000 commits a second follows. Members are
-assigned by hand, each its own partition: which partition a member commits does not matter.
+Commits come in an open loop, as they would from ten thousand members: 2,000 a second, evenly. Next
+to it the same requests to a handler that does nothing, on the same server: what is left is ours.
 """
 
 import asyncio
@@ -11,61 +11,83 @@ from pathlib import Path
 
 import psutil
 
-from tests.bench.broker import Broker
-from tests.bench.load import request, run
+from tests.bench import rebalance
+from tests.bench.bare import bare_server
+from tests.bench.broker import Broker, metric
+from tests.bench.load import Caller, Measured, paced, request
 from tests.bench.report import Row
 
 GROUPS = 1000
 MEMBERS = 10
 COMMITS_PER_S = GROUPS * MEMBERS / 5
-CONNECTIONS = 16
+CONNECTIONS = 200
 CPU_SHARE = 0.25
 P99_MS = 50.0
 HEADERS = {"content-type": "application/vnd.kafka.v2+json"}
 
 
 def measure(folder: Path, *, is_quick: bool) -> list[Row]:
-    groups = GROUPS // 10 if is_quick else GROUPS
+    return [
+        *_commits(folder, is_quick=is_quick),
+        *rebalance.measure(folder / "rebalance", is_quick=is_quick),
+    ]
+
+
+def _commits(folder: Path, *, is_quick: bool) -> list[Row]:
+    seconds = 3.0 if is_quick else 15.0
+    with bare_server() as (port, pid):
+        commits = [_commit("g0", member) for member in range(MEMBERS)]
+        bare, floor = _loaded(port, pid, commits, seconds)
     with Broker(f"file://{folder}") as broker:
         broker.create_topic("bench", MEMBERS)
-        members = [(f"g{g}", m) for g in range(groups) for m in range(MEMBERS)]
+        members = [(f"g{g}", m) for m in range(MEMBERS) for g in range(GROUPS)]
         _all(broker, [_create(group, member) for group, member in members])
-        _all(broker, [_assign(group, member) for group, member in members], status=204)
-        commits = [_commit(group, member) for group, member in members]
-        process = psutil.Process(broker.pid)
-        before = _cpu_s(process)
-        measured = asyncio.run(
-            run(
-                "127.0.0.1",
-                broker.port,
-                commits,
-                connections=CONNECTIONS,
-                seconds=2 if is_quick else 10,
-            )
-        )
-        cpu_s = (_cpu_s(process) - before) / measured.requests
-    note = f"{measured.per_second:,.0f} commits/s when driven as fast as they go"
+        _all(broker, [_subscribe(group, member) for group, member in members], status=204)
+        owned = asyncio.run(_owned(broker.port, members))
+        commits = [_commit(*member, owned[member]) for member in members]
+        flushes = metric(broker, "tidelog_flushes_total")
+        measured, share = _loaded(broker.port, broker.pid, commits, seconds)
+        flushes = metric(broker, "tidelog_flushes_total") - flushes
+    what = f"{COMMITS_PER_S:,.0f} commits a second, {GROUPS} groups x {MEMBERS}"
     return [
         Row(
             "groups",
-            f"CPU of {COMMITS_PER_S:,.0f} commits a second, {groups} groups x {MEMBERS}",
-            100 * cpu_s * COMMITS_PER_S,
+            f"CPU of {what}",
+            100 * share,
             "% of a core",
             100 * CPU_SHARE,
-            note=note,
+            measured.p50_ms,
+            measured.p99_ms,
+            note=f"{flushes / measured.seconds:.0f} flushes a second",
             is_smaller_better=True,
         ),
         Row(
             "groups",
-            "p99 of a commit",
-            measured.p99_ms,
-            "ms",
-            P99_MS,
-            measured.p50_ms,
-            measured.p99_ms,
-            is_smaller_better=True,
+            "the same requests to a handler that does nothing",
+            100 * floor,
+            "% of a core",
+            None,
+            bare.p50_ms,
+            bare.p99_ms,
         ),
+        Row("groups", "p99 of a commit", measured.p99_ms, "ms", P99_MS, is_smaller_better=True),
     ]
+
+
+def _loaded(port: int, pid: int, requests: list[bytes], seconds: float) -> tuple[Measured, float]:
+    """The load for so long, and the share of a core that it took the process."""
+    process = psutil.Process(pid)
+    before = _cpu_s(process)
+    load = paced(
+        "127.0.0.1",
+        port,
+        requests,
+        connections=CONNECTIONS,
+        seconds=seconds,
+        per_second=COMMITS_PER_S,
+    )
+    measured = asyncio.run(load)
+    return measured, (_cpu_s(process) - before) / measured.seconds
 
 
 def _create(group: str, member: int) -> bytes:
@@ -73,41 +95,47 @@ def _create(group: str, member: int) -> bytes:
     return request("POST", f"/consumers/{group}", body=body, headers=HEADERS)
 
 
-def _assign(group: str, member: int) -> bytes:
-    body = json.dumps({"partitions": [{"topic": "bench", "partition": member}]}).encode()
-    path = f"/consumers/{group}/instances/m{member}/assignments"
-    return request("POST", path, body=body, headers=HEADERS)
+def _subscribe(group: str, member: int) -> bytes:
+    path = f"/consumers/{group}/instances/m{member}/subscription"
+    return request("POST", path, body=b'{"topics": ["bench"]}', headers=HEADERS)
 
 
-def _commit(group: str, member: int) -> bytes:
-    offset = {"topic": "bench", "partition": member, "offset": 7}
+def _commit(group: str, member: int, partition: int = 0) -> bytes:
+    offset = {"topic": "bench", "partition": partition, "offset": 7}
     path = f"/consumers/{group}/instances/m{member}/offsets"
     body = json.dumps({"offsets": [offset]}).encode()
     return request("POST", path, body=body, headers=HEADERS)
 
 
+async def _owned(port: int, members: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """The one partition that each member has."""
+    call = Caller(port)
+    found = {}
+    for group, member in members:
+        path = f"/consumers/{group}/instances/m{member}/assignments"
+        said = json.loads((await call(request("GET", path, headers=HEADERS))).body)
+        (found[group, member],) = (each["partition"] for each in said["partitions"])
+    call.close()
+    return found
+
+
 def _all(broker: Broker, requests: list[bytes], *, status: int = 200) -> None:
     """Each once."""
-    asyncio.run(_each(broker.port, requests, b"HTTP/1.1 %d" % status))
+    asyncio.run(_each(broker.port, requests, status))
 
 
-async def _each(port: int, requests: list[bytes], expected: bytes) -> None:
+async def _each(port: int, requests: list[bytes], status: int) -> None:
     left = iter(requests)
 
     async def work() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        call = Caller(port)
         for one in left:
-            writer.write(one)
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(expected), head
-            at = head.lower().find(b"content-length: ")
-            if at >= 0:
-                await reader.readexactly(int(head[at + 16 : head.find(b"\r\n", at)]))
-        writer.close()
-        await writer.wait_closed()
+            answer = await call(one)
+            assert answer.status == status, answer
+        call.close()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(CONNECTIONS * 4):
+        for _ in range(64):
             group.create_task(work())
 
 

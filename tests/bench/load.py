@@ -7,6 +7,7 @@ Closed loop: each connection sends its next request when the answer to the last 
 import asyncio
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -126,6 +127,99 @@ async def run(
         1000 * latencies[min(len(latencies) - 1, int(len(latencies) * 0.99))],
         bytes_in,
     )
+
+
+async def paced(
+    host: str,
+    port: int,
+    requests: Sequence[bytes],
+    *,
+    connections: int,
+    seconds: float,
+    per_second: float,
+) -> Measured:
+    """Open loop: so many requests a second, evenly, whatever the answers do. A latency counts from
+    when its request was due, so that a server which stalls is not asked less. Raises on non-200."""
+    loop = asyncio.get_running_loop()
+    latencies: list[float] = []
+    bytes_in = sent = 0
+    total = round(seconds * per_second)
+    due: list[float] = []
+    done = loop.create_future()
+
+    def answered(connection: _Connection, status: int, size: int) -> None:
+        nonlocal bytes_in
+        latencies.append(time.perf_counter() - connection.sent_s)
+        bytes_in += size
+        idle.append(connection)
+        if status != 200 and not done.done():
+            done.set_exception(RuntimeError(f"status {status}"))
+        if len(latencies) == total and not done.done():
+            done.set_result(None)
+
+    def send_due() -> None:
+        nonlocal sent
+        now = time.perf_counter()
+        while sent + len(due) < min(total, (now - started) * per_second):
+            due.append(started + (sent + len(due)) / per_second)
+        while due and idle:
+            connection = idle.popleft()
+            connection.send(requests[sent % len(requests)])
+            connection.sent_s = due.pop(0)
+            sent += 1
+        if not done.done():
+            loop.call_later(0.001, send_due)
+
+    idle: deque[_Connection] = deque()
+    for _ in range(connections):
+        _, one = await loop.create_connection(lambda: _Connection(answered), host, port)
+        idle.append(one)
+    opened = list(idle)
+    started = time.perf_counter()
+    send_due()
+    await done
+    took = time.perf_counter() - started
+    for one in opened:
+        one.transport.close()
+        await one.lost
+    latencies.sort()
+    return Measured(
+        len(latencies),
+        took,
+        1000 * statistics.median(latencies),
+        1000 * latencies[min(len(latencies) - 1, int(len(latencies) * 0.99))],
+        bytes_in,
+    )
+
+
+class Answered(NamedTuple):
+    """One response, headers in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Caller:
+    """One kept connection: a request, its answer, the next request. No framework between."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def __call__(self, sent: bytes) -> Answered:
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writer.write(sent)
+        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        pairs = (line.partition(": ") for line in lines[1:] if line)
+        headers = {name.lower(): text for name, _, text in pairs}
+        body = await self._reader.readexactly(int(headers.get("content-length", "0")))
+        return Answered(int(lines[0].split()[1]), headers, body)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 def request(method: str, path: str, *, body: bytes = b"", headers: dict[str, str]) -> bytes:

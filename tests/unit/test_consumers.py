@@ -109,7 +109,7 @@ async def test_who_is_silent_for_a_session_goes_and_the_others_read_on() -> None
         with pytest.raises(UnknownMember):
             await read(consumers, "y")
         with pytest.raises(UnknownMember):
-            await consumers.commit("g", "y")
+            await consumers.commit(await consumers.hear("g", "y"))
         await consumers.close()
 
 
@@ -219,7 +219,7 @@ async def test_what_was_not_sent_is_returned_again_and_not_committed() -> None:
         for _ in range(2):
             with pytest.raises(ConnectionError):
                 await _lose_an_answer(consumers)
-        await consumers.commit("g", "x")
+        await consumers.commit(await consumers.hear("g", "x"))
         assert log.committed_offsets("g") == {}
         assert await read(consumers, "x") == ["a", "b"]
         await asyncio.sleep(3 * TICK_S)
@@ -305,7 +305,7 @@ async def _churn(seed: int) -> None:
                 if is_over and seen.keys() == set(produced):
                     return
                 if draw.random() < 0.2:
-                    await consumers.commit("g", name)
+                    await consumers.commit(await consumers.hear("g", name))
                 await asyncio.sleep(draw.choice([0, 0.1, 2]))
             if draw.random() < 0.5:
                 await consumers.leave("g", name)
