@@ -3,6 +3,7 @@
 settings        every setting with unit, default and reason; alone reads the environment
 main            the composition root: settings in, a running broker out
 workers         several brokers on one machine that share the port
+protocol        the server's protocol: an answer is one packet
 hotpath         produce and fetch as plain ASGI in front of the application
 app             the application: everything else, health, and the edge that requests pass
 http            what the hot handlers need of HTTP

@@ -77,7 +77,8 @@ _ROUTES: list[tuple[str, str, str, str, Any, dict[int, dict[str, str]]]] = [
         "Read on",
         "Returns as soon as there is a record, one at least, however large. What was returned "
         "counts as read when the answer was sent, and is committed (`auto.commit.enable`) after "
-        "the next read has come. `Tidelog-Generation` goes with a transaction.",
+        "the next read has come. `Tidelog-Generation` goes with a transaction. `Accept: "
+        "application/vnd.apache.arrow.stream` takes columns from an instance of any format.",
         None,
         {
             406: {"description": "40601: an Accept of another format than the instance's"},

@@ -14,12 +14,13 @@ from urllib.parse import parse_qsl, quote
 
 import msgspec
 
-from service import wire_consumers, wire_out
+from service import wire_arrow, wire_consumers, wire_out
 from service.errors import check_printable
 from service.fetch import FORMATS as ACCEPTED
 from service.fetch import Fetch, until_gone
-from service.group_forwarding import Forwarded, ForwardedCall, Forwarder, Unreached
+from service.group_forwarding import Forwarded, Forwarder, Unreached
 from service.http import (
+    ARROW,
     JSON_V2,
     Answer,
     Call,
@@ -101,17 +102,25 @@ class ConsumerRoutes:
         if found is None:
             return None
         name, handler = found
-        return name, lambda call: self._placed(call, parts[0], handler)
+        coordinator = self._elsewhere(parts[0])
+        if coordinator is None:
+            return name, handler
+        return name, lambda call: self._forward(call, parts[0], coordinator, handler)
 
-    async def _placed(self, call: Call, group: str, handler: Handler) -> Answer | None:
-        """Serve the call here, or where the group's coordinator is."""
-        if self._forwarder is None or isinstance(call, ForwardedCall):
-            return await handler(call)
+    def _elsewhere(self, group: str) -> str | None:
+        """The group's coordinator, if that is another broker."""
+        if self._forwarder is None:
+            return None
         held = self._log.state.members.get(group)
         coordinators = self._consumers.coordinators
         coordinator = coordinators.of(group, "" if held is None else held.coordinator)
-        if coordinator == coordinators.me:
-            return await handler(call)
+        return None if coordinator == coordinators.me else coordinator
+
+    async def _forward(
+        self, call: Call, group: str, coordinator: str, handler: Handler
+    ) -> Answer | None:
+        """Have the call served where the group's coordinator is; here, if nobody is there."""
+        assert self._forwarder is not None, "nobody else could be asked"
         body = await call.body(BODY_BYTES_MAX)
         gone = asyncio.create_task(until_gone(call))
         forwarding = asyncio.create_task(self._forwarder.forward(call, coordinator, body))
@@ -138,40 +147,35 @@ class ConsumerRoutes:
         return await found[1](call)
 
     def _route(self, method: str, parts: list[str]) -> tuple[str, Handler] | None:
-        match method, parts:
-            case "POST", [group]:
-                return "consumers", lambda call: self._create(call, group)
-            case "DELETE", [group, "instances", name]:
-                return "consumers", lambda call: self._of(self._delete, call, group, name)
-            case "GET", [group, "instances", name, "records"]:
-                return "consume", lambda call: self._of(self._records, call, group, name)
-            case "POST", [group, "instances", name, "offsets"]:
-                return "commit", lambda call: self._of(self._commit, call, group, name)
-            case _, [group, "instances", name, *rest]:
-                handler = self._handlers.get((method, *rest))
-                if handler is not None:
-                    bound = handler.__get__(self)
-                    return "consumers", lambda call: self._of(bound, call, group, name)
+        match parts:
+            case [group]:
+                if method == "POST":
+                    return "consumers", lambda call: self._create(call, group)
+            case [group, "instances", name, *rest]:
+                found = self._handlers.get((method, *rest))
+                if found is not None:
+                    label, handler = found
+                    return label, lambda call: self._of(handler, call, group, name)
             case _:
                 pass
         return None
 
     async def _of(
         self,
-        handler: Callable[[Call, str, str], Awaitable[Answer | None]],
+        handler: "OfInstance",
         call: Call,
         group: str,
         name: str,
     ) -> Answer | None:
         """For an instance: any request of it is a heartbeat, and one that is not there is told so
         in the dialects' words."""
-        check_printable("group_name", group)
-        check_printable("instance", name)
         if call.scope["method"] == "POST":
             _check_content_type(call)
         try:
-            return await handler(call, group, name)
+            return await handler(self, call, group, name)
         except UnknownMember as error:
+            check_printable("group_name", group)
+            check_printable("instance", name)
             raise ConsumerNotFound from error
 
     # -- instances
@@ -248,7 +252,7 @@ class ConsumerRoutes:
         query = call.query()
         heard = await self._consumers.hear(group, name)
         config = heard.member.config
-        _check_accept(call, config.format)
+        fmt = _accepted(call, config.format)
         if not heard.member.is_subscribed and not heard.member.is_by_hand:
             raise NotConfigured(
                 "IllegalStateError: Consumer is not subscribed to any topics or assigned any "
@@ -275,7 +279,7 @@ class ConsumerRoutes:
                 try:
                     async with reading as read:
                         # Sent in here: who went away meanwhile is returned the same again.
-                        await self._send(call, read, config.format)
+                        await self._send(call, read, fmt)
                 finally:
                     gone.remove_done_callback(give_up)
         except TimeoutError:
@@ -289,7 +293,7 @@ class ConsumerRoutes:
         with self._fetch.budget(size):
             records, body = _encoded(read, fmt)
             headers = ((b"tidelog-generation", b"%d" % read.generation),)
-            kind = f"application/vnd.kafka.{fmt}.v2+json".encode()
+            kind = ARROW if fmt == "arrow" else f"application/vnd.kafka.{fmt}.v2+json".encode()
             await call.answer(Answer(200, body, kind, headers))
             self._fetch.count(records, len(body))
         await call.until_delivered()
@@ -339,17 +343,24 @@ class ConsumerRoutes:
         await self._consumers.seek_to_end(group, name, asked, is_beginning=False)
         return NO_CONTENT
 
-    _handlers: ClassVar[Mapping[tuple[str, ...], Callable[..., Awaitable[Answer]]]] = {
-        ("POST", "subscription"): _subscribe,
-        ("GET", "subscription"): _subscription,
-        ("DELETE", "subscription"): _unsubscribe,
-        ("POST", "assignments"): _assign,
-        ("GET", "assignments"): _assignments,
-        ("GET", "offsets"): _committed,
-        ("POST", "positions"): _seek,
-        ("POST", "positions", "beginning"): _to_beginning,
-        ("POST", "positions", "end"): _to_end,
+    _handlers: ClassVar[Mapping[tuple[str, ...], tuple[str, "OfInstance"]]] = {
+        ("GET", "records"): ("consume", _records),
+        ("POST", "offsets"): ("commit", _commit),
+        ("DELETE",): ("consumers", _delete),
+        ("POST", "subscription"): ("consumers", _subscribe),
+        ("GET", "subscription"): ("consumers", _subscription),
+        ("DELETE", "subscription"): ("consumers", _unsubscribe),
+        ("POST", "assignments"): ("consumers", _assign),
+        ("GET", "assignments"): ("consumers", _assignments),
+        ("GET", "offsets"): ("consumers", _committed),
+        ("POST", "positions"): ("consumers", _seek),
+        ("POST", "positions", "beginning"): ("consumers", _to_beginning),
+        ("POST", "positions", "end"): ("consumers", _to_end),
     }
+
+
+OfInstance: TypeAlias = Callable[[ConsumerRoutes, Call, str, str], Awaitable[Answer | None]]
+"""Takes the group and the instance of the path."""
 
 
 def _once(body: bytes, then: Receive) -> Receive:
@@ -363,7 +374,14 @@ def _once(body: bytes, then: Receive) -> Receive:
 
 
 def _encoded(read: Read, fmt: str) -> tuple[int, bytes]:
-    """How many records, and their body: one array over all partitions."""
+    """How many records, and their body: one array, or stream, over all partitions."""
+    if fmt == "arrow":
+        parts = [
+            (one.topic, one.where.partition, [piece.batch for piece in one.fetched.pieces])
+            for one in read.portions
+        ]
+        records = sum(batch.num_rows for _, _, batches in parts for batch in batches)
+        return records, wire_arrow.encode_arrow_of_many(parts)
     records, bodies = 0, []
     for portion in read.portions:
         pieces = portion.fetched.pieces
@@ -384,20 +402,24 @@ def _encoded(read: Read, fmt: str) -> tuple[int, bytes]:
 
 
 def _check_content_type(call: Call) -> None:
+    if call.headers.get(b"content-type", b"") in (JSON_V2, b"", b"application/json"):
+        return
     given = media_type(call.headers.get(b"content-type", b""))
     is_kafka = given.startswith(b"application/vnd.kafka") and given.endswith(b"json")
-    if not is_kafka and given not in (b"", b"application/json", b"application/octet-stream"):
+    if not is_kafka and given not in (b"application/json", b"application/octet-stream"):
         shown = call.headers[b"content-type"].decode("latin-1")
         raise UnsupportedMediaType(f"HTTP 415 Unsupported Media Type: {shown}")
 
 
-def _check_accept(call: Call, fmt: str) -> None:
-    """An instance's records come in its format; who asks for another is told."""
+def _accepted(call: Call, fmt: str) -> str:
+    """An instance's records come in its format, or as columns; who asks for another is told."""
     accept = call.headers.get(b"accept", b"")
     for part in accept.split(b","):
         kind = media_type(part)
+        if kind == ARROW:
+            return "arrow"
         if kind in GENERIC or (SCHEMA_TYPES.get(kind) or ACCEPTED.get(kind)) == fmt:
-            return
+            return fmt
     raise NotAcceptable(
         f"The requested embedded data format {accept.decode('latin-1')!r} does not match the "
         f"deserializer for this consumer instance: {fmt}"

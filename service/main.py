@@ -31,6 +31,7 @@ from service.hotdocs import documented_routes
 from service.hotpath import HotPath
 from service.peer_client import HttpPeers
 from service.peers import PeerListener
+from service.protocol import Protocol
 from service.settings import Settings, state_home
 from service.telemetry import HttpCounters
 from storage.clock import SystemClock
@@ -193,7 +194,7 @@ async def _serve_http(
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=Protocol,
         access_log=False,
         log_config=None,
         server_header=False,

@@ -7,7 +7,7 @@ refusals, never a crash and never more than its bound of memory (I10).
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -41,6 +41,13 @@ _TYPES: dict[str, Any] = {
     "partition": pa.int64(),
 }
 _END_OF_STREAM = struct.pack("<II", 0xFFFFFFFF, 0)
+_PLACED_SCHEMA = pa.schema(
+    [
+        *RECORD_SCHEMA,
+        pa.field("topic", pa.string(), False),
+        pa.field("partition", pa.int32(), False),
+    ]
+)
 _SCHEMA_MESSAGE = RECORD_SCHEMA.serialize().to_pybytes()
 _OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 _NOT_ARROW = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
@@ -85,6 +92,23 @@ def encode_arrow(batches: Sequence[pa.RecordBatch]) -> bytes:
         batches = [concat(batches)]
     messages: Any = (batch.serialize() for batch in batches)
     return b"".join((_SCHEMA_MESSAGE, *messages, _END_OF_STREAM))
+
+
+def encode_arrow_of_many(parts: Iterable[tuple[str, int, Sequence[pa.RecordBatch]]]) -> bytes:
+    """The same of several partitions, each in order, with a column `topic` and one `partition`."""
+    batches = []
+    for topic, partition, found in parts:
+        batch = concat(list(found))
+        where: list[Any] = [
+            pa.repeat(pa.scalar(topic, pa.string()), len(batch)),
+            pa.repeat(pa.scalar(partition, pa.int32()), len(batch)),
+        ]
+        columns = [*batch.columns, *where]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=_PLACED_SCHEMA))
+    if len(batches) > 1 and sum(map(len, batches)) < MERGE_ROWS * len(batches):
+        batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    messages: Any = (batch.serialize() for batch in batches)
+    return b"".join((_PLACED_SCHEMA.serialize().to_pybytes(), *messages, _END_OF_STREAM))
 
 
 class _Budget:

@@ -185,7 +185,7 @@ def decode_commit(body: bytes, dialect: str) -> Commit:
     """Confluent and Karapace name the last record read, Strimzi and Redpanda the next to read: the
     first three in `offsets`, told apart by what the instance was created with; Redpanda in
     `partitions`."""
-    said = _decoded(body if body.strip() else b"{}", _Commit)
+    said = _decoded(body if body.strip() else b"{}", _Commit, _COMMIT)
     is_strimzi = dialect == STRIMZI
     if said.partitions is not None:
         return Commit(_offsets(said.partitions, 0), is_silent=True)
@@ -195,9 +195,11 @@ def decode_commit(body: bytes, dialect: str) -> Commit:
 
 
 def _offsets(said: Sequence[_Offset], more: int) -> dict[TopicPartition, tuple[int, str]]:
+    found = {}
     for each in said:
         _check_offset(each.offset)
-    return {each.where: (each.offset + more, each.metadata or "") for each in said}
+        found[each.where] = (each.offset + more, each.metadata or "")
+    return found
 
 
 def _check_offset(offset: int) -> None:
@@ -252,9 +254,13 @@ def encode_offsets(offsets: Mapping[TopicPartition, tuple[int, str]]) -> bytes:
     )
 
 
-def _decoded(body: bytes, kind: type[T]) -> T:
+_COMMIT = msgspec.json.Decoder(_Commit, strict=False)
+"""Made once, for what comes most often."""
+
+
+def _decoded(body: bytes, kind: type[T], decoder: msgspec.json.Decoder[T] | None = None) -> T:
     try:
-        return msgspec.json.decode(body, type=kind, strict=False)
+        return (decoder or msgspec.json.Decoder(kind, strict=False)).decode(body)
     except msgspec.ValidationError as error:
         why = one_line(str(error)).replace("Object contains unknown field", "Unrecognized field:")
         raise InvalidBody(why) from error

@@ -91,10 +91,12 @@ class Instance:
 
 @dataclass(slots=True, eq=False)
 class Led:
-    """A group that this broker coordinates, in one term of it."""
+    """A group that this broker coordinates, in one term of it. Before `look_s` nobody in it can
+    have been silent for too long."""
 
     term: int
     since_s: float
+    look_s: float = 0.0
     instances: dict[str, Instance] = field(default_factory=dict)
 
 
@@ -206,6 +208,7 @@ class Coordinator:
             led, group = self.led.get(group_id), members.get(group_id)
             if led is None:
                 continue
+            led.look_s = 0.0
             for member_id, instance in list(led.instances.items()):
                 member = None if group is None else group.members.get(member_id)
                 if member is None:
@@ -233,12 +236,13 @@ class Coordinator:
         await all_of(orphans)
 
     async def expire(self, now_s: float) -> None:
-        silent = [
-            (group, led, member)
-            for group, led in self.ours()
-            for member in group.members.values()
-            if _is_silent(member, led, now_s)
-        ]
+        silent = []
+        for group, led in self.ours():
+            if now_s < led.look_s:
+                continue
+            ends = {one.member_id: _silent_at(one, led, now_s) for one in group.members.values()}
+            led.look_s = min(ends.values(), default=0.0)
+            silent += [(group, led, group.members[who]) for who, at in ends.items() if at < now_s]
         for group, _, member in silent:
             log.info("member %s of group %s has expired", member.member_id, group.group_id)
         await all_of(
@@ -262,13 +266,16 @@ async def all_of(duties: Sequence[Awaitable[object]]) -> None:
             raise failed
 
 
-def _is_silent(member: GroupMember, led: Led, now_s: float) -> bool:
+def _silent_at(member: GroupMember, led: Led, now_s: float) -> float:
+    """When the member will have been silent for too long, unless it is heard before."""
     instance = led.instances.get(member.member_id)
-    config = member.config
-    if instance is not None and instance.under_way:
-        return False
-    heard_s = led.since_s if instance is None else instance.heard_s
-    polled_s = led.since_s if instance is None else instance.polled_s
-    if now_s - heard_s > config.session_timeout_ms / 1000:
-        return True
-    return member.is_subscribed and now_s - polled_s > config.max_poll_interval_ms / 1000
+    if instance is None:
+        heard_s = polled_s = led.since_s
+    elif instance.under_way:
+        heard_s = polled_s = now_s
+    else:
+        heard_s, polled_s = instance.heard_s, instance.polled_s
+    at_s = heard_s + member.config.session_timeout_ms / 1000
+    if member.is_subscribed:
+        at_s = min(at_s, polled_s + member.config.max_poll_interval_ms / 1000)
+    return at_s

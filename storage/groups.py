@@ -77,16 +77,15 @@ class Groups:
 
     def check(self, commit: CommitOffsets) -> LogError | None:
         """Why the offsets cannot be committed; that their partitions exist is checked before."""
-        if commit.group_id not in self._groups and (refusal := check_group_id(commit.group_id)):
-            return refusal
-        if refusal := self._members.check_commit(commit):
-            return refusal
+        refusal: LogError | None = None
+        if commit.group_id not in self._groups:
+            refusal = check_group_id(commit.group_id)
+        refusal = refusal or self._members.check_commit(commit)
         size = 0
         for each in commit.offsets:
-            if refusal := check_offset(each):
-                return refusal
+            refusal = refusal or check_offset(each)
             size += len(each.metadata.encode())
-        return self._check_bounds(len(commit.offsets), size)
+        return refusal or self._check_bounds(len(commit.offsets), size)
 
     def _check_bounds(self, count: int, size: int) -> LogError | None:
         # Counted as if all were new: who is so near to the bound is over it soon.
@@ -176,7 +175,7 @@ class Groups:
                 del self._groups[group_id]
 
 
-def check_group_id(group_id: str) -> LogError | None:
+def check_group_id(group_id: str) -> InvalidRequest | None:
     """Why a group cannot be called so."""
     if 1 <= len(group_id.encode()) <= GROUP_ID_BYTES_MAX and group_id.isprintable():
         return None
@@ -186,7 +185,7 @@ def check_group_id(group_id: str) -> LogError | None:
     )
 
 
-def check_offset(each: GroupOffset) -> LogError | None:
+def check_offset(each: GroupOffset) -> InvalidRequest | None:
     """Why this can be no committed offset."""
     if not 0 <= each.offset <= OFFSET_MAX:
         return InvalidRequest(f"a committed offset is 0 to {OFFSET_MAX}, not {each.offset}")

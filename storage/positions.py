@@ -27,6 +27,8 @@ class Positions:
     """Of one instance; of partitions that it was assigned, and that were looked up so far."""
 
     def __init__(self) -> None:
+        self.is_due = False
+        """False: nothing is delivered and not committed. Thousands are asked each second."""
         self._held: dict[Owned, Position] = {}
 
     def __contains__(self, where: Owned) -> bool:
@@ -53,7 +55,9 @@ class Positions:
     def acknowledge(self) -> None:
         """The instance came again: it has what it was sent."""
         for held in self._held.values():
-            held.delivered = held.next
+            if held.delivered != held.next:
+                held.delivered = held.next
+                self.is_due = True
 
     def advance(self, where: Owned, before: int, after: int) -> None:
         """Records from `before` up to `after` were sent, unless it was moved meanwhile."""
@@ -61,18 +65,15 @@ class Positions:
         if held is not None and held.next == before:
             held.next = after
 
-    @property
-    def is_due(self) -> bool:
-        """Whether anything is."""
-        return any(held.delivered != held.committed for held in self._held.values())
-
     def due(self) -> dict[Owned, int]:
         """What is delivered and not committed."""
-        return {
+        found = {
             where: held.delivered
             for where, held in self._held.items()
             if held.delivered != held.committed
         }
+        self.is_due = bool(found)
+        return found
 
     def commit(self, partitions: Iterable[Owned]) -> dict[Owned, int]:
         """Offsets of these were handed to the log; what there was before, for `uncommit`."""
@@ -90,3 +91,4 @@ class Positions:
             held = self._held.get(where)
             if held is not None:
                 held.committed = offset
+                self.is_due = True

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from service.app import build_app
 from service.hotpath import HotPath
 from service.main import _Server
+from service.protocol import Protocol
 from service.settings import Settings
 from service.telemetry import HttpCounters
 from storage.chunk import Rows
@@ -125,7 +126,7 @@ async def listening(app: HotPath) -> AsyncIterator[int]:
         app,  # type: ignore[arg-type]
         host="127.0.0.1",
         port=0,
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="off",
         access_log=False,

@@ -4,10 +4,13 @@ import asyncio
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.service.conftest import (
+    ARROW,
     BINARY,
+    FIRST_MS,
     JSON,
     TEXT,
     V2,
@@ -340,6 +343,23 @@ async def test_formats(broker: Broker, topic: str, fmt: str, media_type: str) ->
         assert_refused(await consumer("GET", "/records", accept=other), 406, 40601)
     answer = await consumer("GET", "/records?timeout=0", accept=media_type)
     assert answer.status_code == 200
+
+
+async def test_any_instance_answers_in_columns(broker: Broker, topic: str) -> None:
+    consumer = await subscribed(broker, format="avro")
+    assert pa.ipc.open_stream((await consumer("GET", "/records?timeout=0", accept=ARROW)).content)
+    await append(broker.log, b"a", b"b", at=FIRST_MS)
+    await append(broker.log, b"c", partition=2)
+    answer = await consumer("GET", "/records", accept=ARROW)
+    assert answer.headers["content-type"] == ARROW
+    assert answer.headers["tidelog-generation"] == "1"
+    read = pa.ipc.open_stream(answer.content).read_all()
+    assert read.select(["topic", "partition", "offset", "value"]).to_pylist() == [
+        {"topic": "t", "partition": number, "offset": offset, "value": value}
+        for number, offset, value in ((0, 0, b"a"), (0, 1, b"b"), (2, 0, b"c"))
+    ]
+    assert read.column("timestamp").to_pylist()[1].microsecond == 1000
+    assert (await consumer("GET", "/records?timeout=0", accept=ARROW)).status_code == 200
 
 
 async def test_what_does_not_decode_is_not_passed_over(broker: Broker, topic: str) -> None:
