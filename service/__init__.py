@@ -30,7 +30,9 @@ consumers       consumer instances, v2
 group_forwarding  their requests on the way to the group's coordinator
 wire_consumers  their bodies, in four dialects
 resources_v3    the shapes of its resources
-telemetry       metrics
+telemetry       metrics: what HTTP counts, and the text for Prometheus
+log_metrics     what the log counts
+logs            log lines, for people or machines
 peers           what a broker answers the others, on a port of their own
 peer_client     the way to the others
 group_peers     the way of consumer instances' requests to their coordinator

@@ -26,7 +26,7 @@ from service.errors import (
     json_type,
 )
 from service.paths import clean_path
-from service.telemetry import HttpCounters, Telemetry
+from service.telemetry import CareCounters, HttpCounters, Telemetry, Worker
 from storage.errors import LogError, Unavailable
 from storage.log import Log
 
@@ -111,6 +111,8 @@ def build_app(
     http: HttpCounters | None = None,
     default_partitions: int = 1,
     extra: Sequence[APIRouter] = (),
+    care: CareCounters | None = None,
+    worker: Worker | None = None,
 ) -> FastAPI:
     """The application on an open log. `extra` routers are served (or only documented) with it.
 
@@ -131,7 +133,8 @@ def build_app(
     app.state.log = broker
     app.state.default_partitions = default_partitions
     app.state.readiness = Readiness(broker)
-    app.state.telemetry = Telemetry(broker, counters, VERSION)
+    app.state.counters = counters
+    app.state.telemetry = Telemetry(broker, counters, VERSION, care, worker)
     app.state.started_s = broker.clock.boot_s()
     add_handlers(app)
     app.add_middleware(Edge, counters=counters)
@@ -186,7 +189,8 @@ class Edge:
 
         try:
             await self._app(scope, bounded, watched)
-        except Exception:  # the root of a request: nothing above knows what to do with it
+        except Exception as error:  # the root of a request: nothing above knows what to do
+            self._counters.refused(error)
             log.exception("bug in %s %s", scope["method"], scope["path"])
             if status:
                 raise  # half an answer is out: the server closes the connection
@@ -241,6 +245,13 @@ async def get_healthy() -> Status:
     return Status(status="healthy")
 
 
+@_health.get("/startup")
+async def get_startup() -> Status:
+    """The start is over: the store was probed, the log loaded, a dead broker's hot log committed.
+    Before that nobody listens at the port."""
+    return Status(status="started")
+
+
 @_health.get("/status/ready", include_in_schema=False)
 @_health.get("/ready", responses=_NOT_READY)
 async def get_ready(request: Request) -> Status:
@@ -251,6 +262,8 @@ async def get_ready(request: Request) -> Status:
 
 @_health.get("/metrics", response_class=Response)
 async def get_metrics(request: Request) -> Response:
-    """Prometheus text."""
+    """Prometheus text: of this broker, and of all workers where several share the port, which the
+    label `worker` tells apart."""
     telemetry: Telemetry = request.app.state.telemetry
-    return Response(telemetry.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    body = await telemetry.text_of_all()
+    return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -25,7 +25,8 @@ POLL_S = 0.02
 PORT_TRIES = 20
 LOG_SHOWN_CHARS = 3000
 
-_LISTENING = re.compile(r"listening on http://\S+:(\d+)$", re.MULTILINE)
+_LISTENING = re.compile(r"listening on http://\S+?:(\d+)(?:$|\")", re.MULTILINE)
+"""In either form of log lines."""
 
 
 class BrokerFailed(Exception):

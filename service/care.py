@@ -18,6 +18,7 @@ from compaction.collect import collect, plan
 from compaction.garbage import Grace
 from compaction.retain import retain
 from service.settings import Settings
+from service.telemetry import CareCounters
 from storage.clock import SystemClock
 from storage.errors import LogError
 from storage.loop_thread import LoopThread
@@ -31,31 +32,39 @@ COLLECTED_EVERY = 12
 commits of a day where something was removed."""
 
 
-async def care_for_ever(settings: Settings) -> None:
+async def care_for_ever(settings: Settings, counters: CareCounters | None = None) -> None:
     """A round about every `retention_check_interval_ms`, and never where that is 0. A round that
     fails is made up for by the next."""
     interval_s = settings.retention_check_interval_ms / 1000
     if not interval_s or settings.store.startswith("memory:"):
         return  # what is in memory is gone before it is old
+    counters = counters or CareCounters()
     draws = random.Random(SystemClock().new_id())
     for number in itertools.count():
         # Brokers that were started together should not meet at every round.
         await asyncio.sleep(interval_s * draws.uniform(0.5, 1.5))
+        counters.rounds += 1
         try:
-            await care_once(settings, is_collecting=number % COLLECTED_EVERY == 0)
+            is_collecting = number % COLLECTED_EVERY == 0
+            await care_once(settings, counters, is_collecting=is_collecting)
         except (LogError, OSError) as error:
+            counters.failures += 1
             log.warning("retention and collection will be tried again: %s", error)
         except Exception:  # the root of a task: a bug here must not end the duty, nor go unseen
+            counters.failures += 1
             log.exception("retention and collection failed")
 
 
-async def care_once(settings: Settings, *, is_collecting: bool = True) -> None:
+async def care_once(
+    settings: Settings, counters: CareCounters | None = None, *, is_collecting: bool = True
+) -> None:
     """Retention, then collection. Raises LogError."""
     grace = Grace(wal_ms=settings.wal_retention_ms) if is_collecting else None
+    counters = counters or CareCounters()
     lane = LoopThread(lambda: _cluster(settings), name="tidelog-care")
     try:
         await lane.open()
-        await lane.run(lambda cluster: _round(cluster, grace))
+        await lane.run(lambda cluster: _round(cluster, grace, counters))
     finally:
         await lane.close()
 
@@ -74,8 +83,9 @@ async def _cluster(settings: Settings) -> AsyncIterator[Cluster]:
         await store.close()
 
 
-async def _round(cluster: Cluster, grace: Grace | None) -> None:
+async def _round(cluster: Cluster, grace: Grace | None, counters: CareCounters) -> None:
     for each in await retain(cluster, None, is_dry=False):
+        counters.retentions += 1
         log.info(
             "%s-%d begins at %d now: %s",
             each.topic,
@@ -88,6 +98,8 @@ async def _round(cluster: Cluster, grace: Grace | None) -> None:
     planned = await plan(cluster, grace)
     if planned.garbage:
         deleted = await collect(cluster, planned)
+        counters.collected_objects += deleted
+        counters.collected_bytes += planned.size
         oldest_s = planned.oldest_ms // 1000
         log.info("collected %d objects, %d bytes, %d s old", deleted, planned.size, oldest_s)
     elif planned.emptied:

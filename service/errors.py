@@ -161,6 +161,7 @@ def add_handlers(app: FastAPI) -> None:
 
 async def _on_log_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, LogError)
+    _count(request, error)
     answer = error_response(error)
     if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.warning("%s %s: %d: %s", request.method, request.url.path, answer.status, error)
@@ -169,6 +170,7 @@ async def _on_log_error(request: Request, error: Exception) -> Response:
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    _count(request, error)
     told = error.errors()[:VALIDATION_ERRORS_TOLD_MAX]
     first: dict[str, Any] = told[0]
     if first["type"] == "json_invalid":
@@ -184,11 +186,18 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    _count(request, error)
     status = error.status_code
     message = error.detail
     if message == HTTPStatus(status).phrase:
         message = f"HTTP {status} {message}"
     return _response(request, ErrorAnswer(status, status, message, dict(error.headers or {})))
+
+
+def _count(request: Request, error: Exception) -> None:
+    counters = getattr(request.app.state, "counters", None)
+    if counters is not None:
+        counters.refused(error)
 
 
 def _in_words(error: Mapping[str, Any]) -> str:

@@ -107,19 +107,23 @@ class Fetch:
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
             await self._follow(call, view, offset)
             return None
-        page = await self._page(view, offset, wait_ms / 1000)
-        return Answer(
-            200, page.body, MEDIA_TYPES[format_name], _positions(page.fetched), page.records
-        )
+        page = await self._page(view, offset, wait_ms / 1000, call)
+        self._counters.add_records_out(page.records, len(page.body), topic)
+        return Answer(200, page.body, MEDIA_TYPES[format_name], _positions(page.fetched))
 
-    async def _page(self, view: View, offset: int, wait_s: float = 0.0) -> Page:
+    async def _page(
+        self, view: View, offset: int, wait_s: float = 0.0, call: Call | None = None
+    ) -> Page:
         """The records from `offset` on, encoded. Waiting for the first takes none of the bound: or
         a few idle readers would lock out all others."""
         held = self._log.state.partition(view.topic, view.partition)
         if wait_s > 0 and offset >= held.high_watermark:
+            started_s = self._log.clock.boot_s()
             fetched = await self._log.fetch(
                 view.topic, view.partition, offset, bytes_max=1, wait_s=wait_s
             )
+            if call is not None:
+                call.waited_s = self._log.clock.boot_s() - started_s
             if not fetched.pieces:
                 return encode(view, fetched)
         with self.budget(view.bytes_max):
@@ -141,9 +145,9 @@ class Fetch:
         """Count bytes of answers under way (I10)."""
         self._in_flight += size
 
-    def count(self, records: int, size: int) -> None:
-        """Records were sent in an answer of so many bytes."""
-        self._counters.add_records_out(records, size)
+    def count(self, records: int, size: int, topic: str | None = None) -> None:
+        """Records were sent in an answer of so many bytes; no topic: of several."""
+        self._counters.add_records_out(records, size, topic)
 
     async def _partition(self, topic: str, text: str) -> int:
         held = self._log.state.topics.get(topic)
@@ -178,13 +182,14 @@ class Fetch:
         # The first page comes before the response starts, so that its errors have a status.
         page = await self._page(view, offset)
         await call.start_stream(MEDIA_TYPES[view.format_name], _positions(page.fetched))
+        started_s = self._log.clock.boot_s()
         gone = asyncio.create_task(until_gone(call))
         paging: asyncio.Task[Page] | None = None
         try:
             while not gone.done():
                 if page.body:
                     await call.chunk(page.body)
-                    self._counters.add_records_out(page.records, len(page.body))
+                    self.count(page.records, len(page.body), view.topic)
                 elif view.format_name == "sse":
                     await call.chunk(b": keep-alive\n\n")
                 paging = asyncio.create_task(
@@ -200,6 +205,7 @@ class Fetch:
             gone.cancel()
             if paging is not None:
                 paging.cancel()
+            call.waited_s = self._log.clock.boot_s() - started_s
         await call.end()
 
 

@@ -92,24 +92,22 @@ class HotPath:
 
     async def _serve(self, route: str, handler: Handler, call: Call) -> None:
         started = time.perf_counter()
-        records = sent = 0
         try:
             answer = await handler(call)
             if answer is not None:
-                records, sent = answer.records, len(answer.body)
                 await call.answer(answer)
         except LogError as error:
+            self._counters.refused(error)
             refusal = error_response(error)
             if refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
                 log.error("%s %s: %s", call.scope["method"], call.scope["path"], error)
             await self._refuse(route, call, refusal)
-        except Exception:
+        except Exception as error:
+            self._counters.refused(error)
             log.exception("bug in %s %s", call.scope["method"], call.scope["path"])
             await self._refuse(route, call, ErrorAnswer(*INTERNAL_ERROR, {}))
-        took = time.perf_counter() - started
-        self._counters.observe(route, call.status, took)
-        if records:
-            self._counters.add_records_out(records, sent)
+        took = time.perf_counter() - started - call.waited_s
+        self._counters.observe(route, call.status, max(took, 0.0))
 
     async def _refuse(self, route: str, call: Call, refusal: ErrorAnswer) -> None:
         if call.status:

@@ -53,19 +53,18 @@ class IncompleteBody(InvalidRequest):
 
 
 class Answer(NamedTuple):
-    """A whole response. `records` is counted, not sent."""
+    """A whole response."""
 
     status: int
     body: bytes
     media_type: bytes = JSON_V2
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    records: int = 0
 
 
 class Call:
     """One request being served."""
 
-    __slots__ = ("body_bytes", "headers", "receive", "scope", "send", "status")
+    __slots__ = ("body_bytes", "headers", "receive", "scope", "send", "status", "waited_s")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -74,6 +73,8 @@ class Call:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.body_bytes = 0
         self.status = 0
+        self.waited_s = 0.0
+        """For new records, or in a stream: not counted as time that an answer took."""
 
     def query(self) -> dict[str, str]:
         """The query's parameters; the last of a repeated one wins."""

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import uvicorn
 import uvloop
@@ -29,11 +30,12 @@ from service.group_forwarding import Forwarder
 from service.group_peers import GroupPeers
 from service.hotdocs import documented_routes
 from service.hotpath import HotPath
-from service.peer_client import HttpPeers
+from service.logs import last_words, log_to_stderr
+from service.peer_client import METRICS, HttpPeers
 from service.peers import PeerListener
 from service.protocol import Protocol
 from service.settings import Settings, state_home
-from service.telemetry import HttpCounters
+from service.telemetry import CareCounters, HttpCounters, Worker, gathered
 from storage.clock import SystemClock
 from storage.consumers import Consumers
 from storage.coordinator import Rendezvous
@@ -41,6 +43,7 @@ from storage.errors import LogError, Unavailable
 from storage.folder import FolderStore
 from storage.log import Log
 from storage.membership import Membership
+from storage.metered import MeteredStore
 from storage.objectstore import MemoryStore, ObjectStore
 from storage.stores import open_store, probe
 
@@ -64,9 +67,12 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 
-def run(settings: Settings, on_listening: Callable[[], object] = lambda: None) -> int:
-    """Serve until SIGTERM or SIGINT; the process's exit status."""
-    log_to_stderr(settings.log_level.upper())
+def run(
+    settings: Settings, on_listening: Callable[[], object] = lambda: None, *, worker: int = 0
+) -> int:
+    """Serve until SIGTERM or SIGINT; the process's exit status. `worker` is the number of one that
+    shares its port."""
+    log_to_stderr(settings.log_level.upper(), settings.log_format)
     tune_malloc()
     # A commit's thread needs the interpreter's lock back after each system call: at Python's 5 ms
     # a busy loop would make every PUT to a folder take 2 to 3 times as long.
@@ -74,26 +80,14 @@ def run(settings: Settings, on_listening: Callable[[], object] = lambda: None) -
     gc.freeze()  # modules and routes live as long as the process: nobody need look at them again
     gc.set_threshold(*GC_THRESHOLDS)
     try:
-        uvloop.run(serve(settings, on_listening))
+        uvloop.run(serve(settings, on_listening, worker))
     except LogError as error:
-        sys.stderr.write(f"tidelog: {error}\n")
+        last_words(str(error), settings.log_format)
         return EXIT_UNREACHABLE if isinstance(error, Unavailable) else EXIT_FAILED
     return EXIT_OK
 
 
-def log_to_stderr(level: str) -> None:
-    """Our lines at the level that is asked for; of the libraries (the SDK tells every credential
-    that it finds) only warnings."""
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
-    for name in ("tidelog", "uvicorn"):
-        logging.getLogger(name).setLevel(level)
-
-
-async def serve(settings: Settings, on_listening: Callable[[], object]) -> None:
+async def serve(settings: Settings, on_listening: Callable[[], object], worker: int = 0) -> None:
     """One broker, from start to drained end. Raises LogError when it cannot start or go on."""
     clock = SystemClock()
     store = await open_store(settings.store, s3=settings.s3)
@@ -103,7 +97,7 @@ async def serve(settings: Settings, on_listening: Callable[[], object]) -> None:
         peers = HttpPeers()
         try:
             broker = Log(
-                store,
+                MeteredStore(store, clock),
                 clock,
                 broker_id,
                 settings.log_settings(),
@@ -113,46 +107,44 @@ async def serve(settings: Settings, on_listening: Callable[[], object]) -> None:
             await broker.open(settings.cluster_id or None)
             consumers = Consumers(broker, _coordinators(broker.membership))
             consumers.start()
-            await _serve_cluster(settings, broker, consumers, peers, on_listening)
+            await _serve_cluster(settings, _Broker(broker, consumers, peers, worker), on_listening)
         finally:
             await peers.close()
     finally:
         await store.close()
 
 
+class _Broker(NamedTuple):
+    """What answers requests; `worker` is its number among several behind the port, or 0."""
+
+    log: Log
+    consumers: Consumers
+    peers: HttpPeers
+    worker: int
+
+
 async def _serve_cluster(
-    settings: Settings,
-    broker: Log,
-    consumers: Consumers,
-    peers: HttpPeers,
-    on_listening: Callable[[], object],
+    settings: Settings, serving: _Broker, on_listening: Callable[[], object]
 ) -> None:
     """Peers first and last: a broker that takes requests is one that others know, and while it ends
     they hear from it that it does."""
+    broker = serving.log
     listener = PeerListener(broker, settings.peer_host or settings.host, settings.peer_port)
-    care = asyncio.create_task(care_for_ever(settings), name="tidelog-care")
+    counters = CareCounters()
+    care = asyncio.create_task(care_for_ever(settings, counters), name="tidelog-care")
     try:
         try:
-            if not isinstance(broker.store, MemoryStore):  # whose brokers are all in this process
+            if not settings.store.startswith("memory:"):  # whose brokers are all in this process
                 address = await listener.start(settings.peer_address)
                 await broker.join(address, settings.port)
                 log.info("peers reach this broker at %s", address)
-            serving = _Serving(broker, consumers, Forwarder(GroupPeers(broker.membership, peers)))
-            await _serve_http(settings, serving, listener, on_listening)
+            await _serve_http(settings, serving, listener, counters, on_listening)
         finally:
             care.cancel()
             await asyncio.gather(care, return_exceptions=True)
-            await _close(broker, consumers)
+            await _close(broker, serving.consumers)
     finally:
         await listener.close()
-
-
-class _Serving(NamedTuple):
-    """What answers requests, and how those of other brokers' groups get there."""
-
-    broker: Log
-    consumers: Consumers
-    forwarder: Forwarder
 
 
 def _coordinators(membership: Membership) -> Rendezvous:
@@ -175,18 +167,23 @@ async def _close(broker: Log, consumers: Consumers) -> None:
 
 async def _serve_http(
     settings: Settings,
-    serving: "_Serving",
+    serving: _Broker,
     listener: PeerListener,
+    care: CareCounters,
     on_listening: Callable[[], object],
 ) -> None:
-    broker, consumers, forwarder = serving
+    broker, consumers = serving.log, serving.consumers
     counters = HttpCounters()
     app = build_app(
         broker,
         http=counters,
         default_partitions=settings.default_partitions,
         extra=[documented_routes(), documented_consumers()],
+        care=care,
+        worker=_worker(settings, serving),
     )
+    listener.app.told_of[METRICS] = app.state.telemetry.text
+    forwarder = Forwarder(GroupPeers(broker.membership, serving.peers))
     hot_path = HotPath(app, broker, settings, counters, consumers, forwarder)
     listener.app.groups = hot_path.consumers.forwarded
     config = uvicorn.Config(
@@ -228,6 +225,24 @@ async def _serve_http(
         # A task of the log that died is a bug: what it says must not be lost in the shutdown.
         with contextlib.suppress(asyncio.CancelledError):
             await watch
+
+
+def _worker(settings: Settings, serving: _Broker) -> Worker | None:
+    """One of several behind the port; the others are the brokers of this host and port."""
+    if not serving.worker:
+        return None
+    membership = serving.log.membership
+
+    async def ask() -> list[bytes]:
+        host = urlsplit(membership.me.address).hostname
+        beside = [
+            member
+            for member in membership.others
+            if member.port == settings.port and urlsplit(member.address).hostname == host
+        ]
+        return await gathered(serving.peers.post(member, METRICS, b"") for member in beside)
+
+    return Worker(serving.worker, settings.workers, ask)
 
 
 async def _run_until_failed(broker: Log, consumers: Consumers) -> None:

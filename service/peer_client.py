@@ -18,6 +18,8 @@ HAND_OVER = f"/peers/v{PROTOCOL}/drafts"
 TOLD = f"/peers/v{PROTOCOL}/entries"
 GROUP_REQUEST = f"/peers/v{PROTOCOL}/group-requests"
 GROUP_CONFIRM = f"/peers/v{PROTOCOL}/group-confirmations"
+METRICS = f"/peers/v{PROTOCOL}/metrics"
+VITALS = f"/peers/v{PROTOCOL}/vitals"
 
 OK = 200
 UNKNOWN_OUTCOMES = (500, 504)

@@ -1,10 +1,11 @@
 """Brokers among themselves: the port of their own.
 
-Four routes and nothing else: a draft handed over, entries told of, requests of consumer instances
-for the groups that this broker coordinates, and that their answers arrived. Whoever shows the token
-that this broker's liveness object holds can read the bucket, and is a broker. Bodies are bounded
-(I10); what happened to a draft is said by the status: 200 it is in the chain; 504 and 500 nobody
-knows; everything else, never by this broker.
+Six routes and nothing else: a draft handed over, entries told of, requests of consumer instances
+for the groups that this broker coordinates, and that their answers arrived; what this broker
+counts, as metrics for another worker of its port and as vitals for whoever shows a cluster. Whoever
+shows the token that this broker's liveness object holds can read the bucket, and is a broker.
+Bodies are bounded (I10); what happened to a draft is said by the status: 200 it is in the chain;
+504 and 500 nobody knows; everything else, never by this broker.
 """
 
 import asyncio
@@ -12,14 +13,14 @@ import contextlib
 import hmac
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from service.group_forwarding import Forwarded
-from service.peer_client import GROUP_CONFIRM, GROUP_REQUEST, HAND_OVER, TOLD
+from service.peer_client import GROUP_CONFIRM, GROUP_REQUEST, HAND_OVER, METRICS, TOLD, VITALS
 from storage.errors import Corrupt, LogError
 from storage.handover import NotTaken
 from storage.log import Log
@@ -27,7 +28,7 @@ from storage.members import PROTOCOL
 
 log = logging.getLogger("tidelog.peers")
 
-ROUTES = frozenset({HAND_OVER, TOLD, GROUP_REQUEST, GROUP_CONFIRM})
+ROUTES = frozenset({HAND_OVER, TOLD, GROUP_REQUEST, GROUP_CONFIRM, METRICS, VITALS})
 BODY_BYTES_MAX = 32 * 1024 * 1024
 """A draft whose chunks were uploaded is a header: ~60 bytes a chunk. More than that many commits
 themselves."""
@@ -48,6 +49,8 @@ class PeerApp:
 
     def __init__(self, broker: Log) -> None:
         self.groups: Forwarded | None = None
+        self.told_of: dict[str, Callable[[], bytes]] = {}
+        """What METRICS and VITALS are answered with."""
         self._log = broker
         self._token = f"Bearer {broker.membership.me.token}".encode()
 
@@ -76,7 +79,9 @@ class PeerApp:
         if path == TOLD:
             self._log.sequencer.told(message)
             return b""
-        if self.groups is None:
+        if (tell := self.told_of.get(path)) is not None:
+            return tell()
+        if self.groups is None or path in (METRICS, VITALS):
             raise _Refused(503, "this broker has not started yet")
         if path == GROUP_CONFIRM:
             self.groups.confirm(message)

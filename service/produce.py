@@ -96,7 +96,7 @@ class Produce:
         placements = await self.append(topic, produced, places, acks, key, len(body))
         if key is not None and placements is not None:
             places = self._places_of_first(topic, places, produced, number, key)
-        self._counters.add_records_in(produced.count, len(body))
+        self._counters.add_records_in(produced.count, len(body), topic.name)
         if query.get("async") == "true":
             return Answer(204, b"")
         if format_name == "arrow":

@@ -124,7 +124,7 @@ class ProduceV3:
             topic = await self._produce.newest(topic)
             key, places = self._placed(topic, produced, record, name)
         placements = await self._produce.append(topic, produced, places, Acks.ALL, key, len(record))
-        self._counters.add_records_in(1, len(record))
+        self._counters.add_records_in(1, len(record), topic.name)
         assert placements is not None, "acks=all gives placements"
         (placement,) = placements
         return {

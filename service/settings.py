@@ -6,6 +6,7 @@ values out of range and impossible relations stop the start with one line.
 """
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -167,6 +168,9 @@ class Settings:
         words="auto true false",
     )
     log_level: str = _setting("info", "least level of log lines", words="debug info warning error")
+    log_format: str = _setting(
+        "human", "log lines for people, or one JSON event a line", words="human json"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -271,11 +275,11 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
         if name.startswith(PREFIX) and name != SERVER_VARIABLE:
             key = name.removeprefix(PREFIX).lower()
             if key not in known:
-                raise BadSettings(f"unknown variable {name}: see the settings table")
+                raise BadSettings(f"unknown variable {name}{_close_to(key, known)}")
             given[key] = text
     for key, text in flags.items():
         if key not in known:
-            raise BadSettings(f"unknown setting {key!r}: see the settings table")
+            raise BadSettings(f"unknown setting {key!r}{_close_to(key, known)}")
         given[key] = text
     parsed: dict[str, Any] = {key: _parse(known[key], text) for key, text in given.items()}
     return Settings(**parsed)
@@ -296,6 +300,11 @@ def console_server() -> str:
     return os.environ.get(SERVER_VARIABLE) or "http://127.0.0.1:8082"
 
 
+def _close_to(key: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(key, known, 1)
+    return f": is {close[0]} meant?" if close else ": see the settings table"
+
+
 def _parse(field: "dataclasses.Field[Any]", text: str) -> object:
     if field.type is bool:
         words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -306,7 +315,8 @@ def _parse(field: "dataclasses.Field[Any]", text: str) -> object:
         try:
             return int(text)
         except ValueError:
-            raise BadSettings(f"{field.name}: {text!r} is not a whole number") from None
+            unit = next((f" of {name}" for name in ("ms", "bytes") if name in field.name), "")
+            raise BadSettings(f"{field.name}: {text!r} is not a whole number{unit}") from None
     return text
 
 

@@ -20,7 +20,8 @@ from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 
-from service.main import EXIT_FAILED, EXIT_OK, log_to_stderr, run
+from service.logs import log_to_stderr
+from service.main import EXIT_FAILED, EXIT_OK, run
 from service.settings import Settings
 
 log = logging.getLogger("tidelog.workers")
@@ -93,7 +94,8 @@ class Workers:
             if worker.process is None and worker.next_start_s <= _now_s():
                 worker.is_up = self._context.Event()
                 worker.process = self._context.Process(
-                    target=_work, args=(self._settings, worker.is_up, os.getpid())
+                    target=_work,
+                    args=(self._settings, worker.number, worker.is_up, os.getpid()),
                 )
                 worker.started_s = _now_s()
                 worker.process.start()
@@ -156,17 +158,17 @@ class Workers:
 
 def supervise(settings: Settings) -> int:
     """Run the workers until SIGTERM or SIGINT; the process's exit status."""
-    log_to_stderr(settings.log_level.upper())
+    log_to_stderr(settings.log_level.upper(), settings.log_format)
     return Workers(settings).run()
 
 
-def _work(settings: Settings, is_up: Event, parent: int) -> None:
+def _work(settings: Settings, number: int, is_up: Event, parent: int) -> None:
     """In a process of its own."""
     with contextlib.suppress(OSError, AttributeError):  # elsewhere than Linux it is left behind
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit(EXIT_FAILED)
-    sys.exit(run(settings, on_listening=is_up.set))
+    sys.exit(run(settings, on_listening=is_up.set, worker=number))
 
 
 def _now_s() -> float:

@@ -7,6 +7,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     model         the nouns without behaviour: TopicPartition, Placement, SegmentFile
     keys          every object key, built and parsed
     objectstore   the seam to object storage: the protocol, and its in-memory implementation
+    histogram     how often a duration or a size was seen, by size class
     tree_order    byte order of keys from a server that lists like a tree of directories
     chunk         records as columns, and the bytes of a chunk
     partitioner   which partition a record goes to: Kafka's murmur2, sticky for null keys
@@ -39,6 +40,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     folder        an object store in a directory
     s3            an object store in S3 and what speaks like it; alone knows the SDK
     stores        from a `--store` URL to a store that was probed and keeps its word
+    metered       a store that counts what it is asked
     readonly      the same to read alone: nothing is made, tried or written
     cache         byte-bounded, single-flight copies of what was read
     table         a topic's Delta table as its manifest; alone knows Delta

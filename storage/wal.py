@@ -357,6 +357,11 @@ class Wal:
                 break  # it came to an end of the chain, after we were asked
         self._probe_fresh = number
 
+    @property
+    def view_age_s(self) -> float:
+        """So long ago nothing was in the store beyond this view; entries since then may be."""
+        return max(self.clock.boot_s() - self._fresh_s, 0.0)
+
     def _is_void(self) -> bool:
         return self.clock.boot_s() - self._fresh_s > self.settings.view_age_max_s
 

@@ -14,12 +14,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from storage.clock import Clock
 from storage.errors import CommitUnknown, Corrupt, LogError, StoreUnfit, Throttled, Unavailable
+from storage.histogram import BYTES, COUNTS, Histogram
 from storage.hot import ClosedSegment, Encoded, Request
 from storage.hotlog import HotLog
 from storage.model import Placement
@@ -83,7 +84,12 @@ class WriterCounters:
     throttled: int = 0
     records: int = 0
     flush_bytes: int = 0
-    commit_seconds: float = 0.0
+    commit_latency: Histogram = field(default_factory=Histogram)
+    queue_wait: Histogram = field(default_factory=Histogram)
+    """Of the oldest request of each flush."""
+    batch_requests: Histogram = field(default_factory=lambda: Histogram(COUNTS))
+    batch_records: Histogram = field(default_factory=lambda: Histogram(COUNTS))
+    batch_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES))
 
 
 Waiter: TypeAlias = asyncio.Future[list[Placement]]
@@ -121,6 +127,7 @@ class Writer:
         self._on_committed = on_committed
         self._open: list[Request] = []
         self._open_bytes = 0
+        self._opened_s = 0.0
         self._waiters: dict[Request, Waiter] = {}
         self._keyed: dict[str, _UnderWay] = {}
         self._deadlines: deque[tuple[float, Waiter]] = deque()
@@ -228,6 +235,8 @@ class Writer:
 
     def _enqueue(self, request: Request) -> Waiter:
         waiter = self._waiters.get(request) or self._expect(request)
+        if not self._open:
+            self._opened_s = self.clock.boot_s()
         self._open.append(request)
         self._open_bytes += request.size
         self._wake.set()
@@ -291,6 +300,7 @@ class Writer:
                 await self._wait_until_full(pause_s)
             await self._gather()
             started_s = self.clock.boot_s()
+            self.counters.queue_wait.add(started_s - self._opened_s)
             requests = self._take()
             if not await self._flush(requests) and self._closing:
                 # What the hot log holds stays there for the next start.
@@ -352,10 +362,7 @@ class Writer:
             self._failed(requests, CommitUnknown(f"the WAL cannot be continued: {error}"))
             await asyncio.sleep(1.0)
             return False
-        self.counters.flushes += 1
-        self.counters.commit_seconds += self.clock.boot_s() - started_s
-        self.counters.flush_bytes += sum(len(body) for body in encoded.draft.bodies)
-        self.counters.records += sum(chunk.rows for chunk in encoded.draft.chunks)
+        self._count(len(requests), encoded, self.clock.boot_s() - started_s)
         self._on_committed(segment, encoded, outcomes)
         for answer in segment.answers(outcomes):
             self._answer(answer.request, answer.placements, answer.error)
@@ -363,6 +370,18 @@ class Writer:
             marks = [request.hot for request in requests if request.hot is not None]
             self.hot_log.committed(marks)
         return True
+
+    def _count(self, requests: int, encoded: Encoded, seconds: float) -> None:
+        size = sum(len(body) for body in encoded.draft.bodies)
+        records = sum(chunk.rows for chunk in encoded.draft.chunks)
+        counters = self.counters
+        counters.flushes += 1
+        counters.flush_bytes += size
+        counters.records += records
+        counters.commit_latency.add(seconds)
+        counters.batch_requests.add(requests)
+        counters.batch_records.add(records)
+        counters.batch_bytes.add(size)
 
     async def _encode(self, segment: ClosedSegment, requests: list[Request]) -> Encoded:
         if sum(request.size for request in requests) < ENCODE_INLINE_BYTES:

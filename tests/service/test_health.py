@@ -1,18 +1,27 @@
 """Health, readiness, metrics and the API's description."""
 
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
 import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.app import VERSION, Readiness, build_app
-from service.telemetry import SERIES_MAX, HttpCounters
+from service.app import TAGS, VERSION, Readiness, build_app
+from service.log_metrics import SERIES_MAX
+from service.telemetry import TOPICS_MAX, HttpCounters, Telemetry, Worker, gathered
 from storage.chunk import Rows
 from storage.clock import SystemClock
-from storage.errors import Unavailable
+from storage.errors import NotFound, Unavailable
 from storage.log import Log
+from storage.metered import MeteredStore
 from storage.objectstore import MemoryStore
-from tests.service.conftest import QUIET
+from tests.service.conftest import QUIET, Broker, append
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -153,6 +162,155 @@ async def test_hot_counters_reach_the_metrics(log: Log) -> None:
     assert samples["tidelog_http_requests_total", (("route", "produce"), ("status", "5xx"))] == 1
     assert samples["tidelog_http_records_total", (("direction", "in"),)] == 10
     assert samples["tidelog_http_bytes_total", (("direction", "out"),)] == 500
+
+
+async def test_every_metric_is_described_and_every_description_is_one() -> None:
+    text = (Path(__file__).parents[2] / "service" / "METRICS.md").read_text()
+    described = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.MULTILINE))
+    async with metered() as log:
+        telemetry = Telemetry(log, HttpCounters(), VERSION, worker=Worker(1, 2, nobody))
+        families = list(text_string_to_metric_families((await telemetry.text_of_all()).decode()))
+    kinds = {
+        family.name + ("_total" if family.type == "counter" else ""): family.type
+        for family in families
+        if family.name.startswith("tidelog_")
+    }
+    assert described == kinds | {"tidelog_info": "info"}
+
+
+async def nobody() -> list[bytes]:
+    return []
+
+
+@asynccontextmanager
+async def metered() -> AsyncIterator[Log]:
+    """A log on a store that counts."""
+    clock = SystemClock()
+    log = Log(MeteredStore(MemoryStore(), clock), clock, "broker-1", QUIET, None)
+    await log.open()
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+async def test_what_a_flush_was_and_what_the_store_was_asked() -> None:
+    async with metered() as log:
+        await log.create_topic("t", 1, {})
+        asked = log.store.counters.requests.copy()
+        await append(log, b"v", b"w")
+        transport = httpx.ASGITransport(app=build_app(log))
+        async with httpx.AsyncClient(transport=transport, base_url="http://tide") as client:
+            samples = await scrape(client)
+    assert samples["tidelog_batch_records_bucket", (("le", "10.0"),)] == 2
+    assert samples["tidelog_batch_records_sum", ()] == 2
+    assert samples["tidelog_batch_requests_sum", ()] == 2
+    assert samples["tidelog_queue_wait_seconds_count", ()] == 2
+    assert samples["tidelog_commit_latency_seconds_count", ()] == 2
+    verb = (("verb", "create"),)
+    assert samples["tidelog_store_requests_total", verb] == asked["create"] + 1
+    assert samples["tidelog_store_request_seconds_count", verb] == asked["create"] + 1
+    assert samples["tidelog_store_bytes_total", (("direction", "in"),)] > 0
+    assert 0 <= samples["tidelog_wal_view_age_seconds", ()] < 10
+    assert 0 <= samples["tidelog_unsealed_age_seconds", (("topic", "t"),)] < 10
+
+
+async def test_a_store_is_counted_by_verb_and_failures_are_not_misses() -> None:
+    store = MeteredStore(DarkStore(), SystemClock())
+    await store.put("brokers/a", [b"12", b"3"])
+    assert await store.get("brokers/a") == b"123"
+    with pytest.raises(NotFound):
+        await store.get("brokers/b")
+    store.inner.is_dark = True
+    with pytest.raises(Unavailable):
+        await store.get_range("brokers/a", 0, 1)
+    assert [info.key async for info in store.list("brokers/")] == ["brokers/a"]
+    await store.delete(["brokers/a"])
+    counters = store.counters
+    assert counters.requests == {"create": 0, "put": 1, "get": 3, "list": 1, "delete": 1}
+    assert counters.failures == {"create": 0, "put": 0, "get": 1, "list": 0, "delete": 0}
+    assert (counters.bytes_written, counters.bytes_read) == (3, 3)
+    assert sum(counters.seconds["get"].counts) == 3
+
+
+async def test_labels_have_bounded_values(client: httpx.AsyncClient, log: Log) -> None:
+    """Whatever clients send: paths, methods and names of things that are not there."""
+    await log.create_topic("t", 1, {})
+    odd = ("/topics/%s", "/v3/clusters/%s/topics", "/nope/%s", "/topics/t/partitions/%s/offsets")
+    for number in range(30):
+        for path in odd:
+            await client.get(path % f"x{number}")
+        await client.request(f"M{number}", "/topics")
+    samples = await scrape(client)
+    values = {
+        label: {dict(labels)[label] for _, labels in samples if label in dict(labels)}
+        for label in ("route", "status", "kind")
+    }
+    tags = {tag["name"] for tag in TAGS} | {"other"}
+    assert values["route"] <= tags
+    assert values["status"] <= {"2xx", "4xx"}
+    assert values["kind"] <= {
+        "UnknownTopic",
+        "TopicNotHosted",
+        "NoSuchResource",
+        "HTTPException",
+        "UnknownPartition",
+        "InvalidParameter",
+    }
+
+
+def test_topics_beyond_the_bound_share_one_series() -> None:
+    http = HttpCounters()
+    for number in range(TOPICS_MAX + 10):
+        http.add_records_in(1, 10, f"t{number}")
+        http.add_records_out(2, 20, f"t{number}")
+    assert len(http.topics) == TOPICS_MAX + 1
+    other = http.topics["(other)"]
+    assert (other.records_in, other.records_out) == (10, 20)
+    assert http.records_in == TOPICS_MAX + 10
+
+
+async def test_workers_are_told_apart_in_one_answer(log: Log) -> None:
+    hostile = b'# HELP tidelog_x x\n# TYPE tidelog_x gauge\ntidelog_x{group="# HELP y"} 1.0\n'
+    second = Telemetry(log, HttpCounters(), VERSION, worker=Worker(2, 3, nobody)).text()
+
+    async def others() -> list[bytes]:
+        return [second, hostile]
+
+    first = Telemetry(log, HttpCounters(), VERSION, worker=Worker(1, 3, others))
+    text = (await first.text_of_all()).decode()
+    families = list(text_string_to_metric_families(text))
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names), "a family is declared once"
+    samples = {
+        (sample.name, sample.labels.get("worker")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert samples["tidelog_workers", None] == samples["tidelog_workers_answered", None] == 3
+    assert samples["tidelog_wal_seq", "1"] == samples["tidelog_wal_seq", "2"] == log.state.seq
+    assert samples["tidelog_x", None] == 1
+
+
+async def test_a_worker_that_hangs_does_not_cost_the_scrape(monkeypatch: Any) -> None:
+    monkeypatch.setattr("service.telemetry.WORKER_WAIT_S", 0.01)
+
+    async def answers() -> bytes:
+        return b"text"
+
+    async def is_gone() -> bytes:
+        raise Unavailable("gone")
+
+    async def hangs() -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    assert await gathered([answers(), is_gone(), hangs()]) == [b"text"]
+
+
+async def test_waiting_for_records_is_no_latency(broker: Broker, topic: str) -> None:
+    await broker.http.get(f"/topics/{topic}/partitions/0/records?timeout=150")
+    assert broker.app._counters.latencies["fetch"].total < 0.1
 
 
 # -- the API's description

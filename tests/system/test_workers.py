@@ -48,6 +48,10 @@ def test_workers_share_the_port_are_started_again_and_end_together(tmp_path: Pat
         wait_until(lambda: len(names(broker)) == 3, "three workers")
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS)
+            wait_until(lambda: client.metrics()["tidelog_workers_answered"] == 3, "a whole answer")
+            series = client.metrics()
+            told = {name for name in series if name.startswith("tidelog_wal_seq{")}
+            assert told == {f'tidelog_wal_seq{{worker="{number}"}}' for number in (1, 2, 3)}
         with Load([broker.base_url] * 2, Mix(topic, PARTITIONS, 6), seed) as load:
             load.wait_for_acks(100)
             before = workers_of(broker)

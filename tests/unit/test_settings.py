@@ -34,7 +34,10 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"prot": "1"}, "unknown setting 'prot'"),
+        ({"prot": "1"}, "unknown setting 'prot': is port meant?"),
+        ({"nonsense": "1"}, "unknown setting 'nonsense': see the settings table"),
+        ({"flush_interval_ms": "250ms"}, "flush_interval_ms: '250ms' is not a whole number of ms"),
+        ({"flush_bytes": "8M"}, "flush_bytes: '8M' is not a whole number of bytes"),
         ({"port": "eighty"}, "port: 'eighty' is not a whole number"),
         ({"port": "70000"}, "port: 70000 is above 65535"),
         ({"port": "-1"}, "port: -1 is below 0"),
