@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+MINUTES ?= 10
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -34,6 +35,10 @@ cluster: $(VENV)/.has-all  ## Run SeaweedFS, three brokers and a balancer here; 
 .PHONY: test
 test: $(VENV)/.has-all  ## Run the tests; ARGS are those of pytest
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+.PHONY: torture
+torture: $(VENV)/.has-all  ## Three brokers and all that can happen to them, for MINUTES
+	$(BIN)/python -m pytest -s --timeout 0 tests/system/test_torture.py --torture-minutes $(MINUTES) $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.has-all  ## Check lint, format, types and layers: all of them, even when one fails

@@ -37,6 +37,7 @@ class Membership:
         """They and this broker, the sequencer first."""
         self._view = MemberView(settings)
         self._known: dict[str, Member | None] = {}
+        self._beat: asyncio.Task[None] | None = None
 
     async def join(self, cluster_id: str, address: str, port: int) -> None:
         """Say that we are here, at `address` for peers and `port` for clients, and see who else is.
@@ -58,6 +59,8 @@ class Membership:
     async def leave(self) -> None:
         """No more of us; `run` has ended."""
         self.others, self.ranking = [], [self.me]
+        if self._beat is not None:  # one under way would be stored after the delete, and stay
+            await asyncio.wait([self._beat])
         with contextlib.suppress(LogError):  # it falls silent all the same
             await self.store.delete([keys.broker(self.me.id)])
 
@@ -75,7 +78,9 @@ class Membership:
         self.me = msgspec.structs.replace(self.me, beat=self.me.beat + 1)
         # Every other beat is a byte longer: some stores tell times by the second, sizes exactly.
         body = msgspec.json.encode(self.me) + b" " * (self.me.beat % 2)
-        await self.store.put(keys.broker(self.me.id), [body])
+        put = self.store.put(keys.broker(self.me.id), [body])
+        self._beat = asyncio.create_task(put, name="tidelog-beat")
+        await asyncio.shield(self._beat)
 
     async def look(self) -> None:
         """One LIST, and one GET for each broker never seen before."""

@@ -17,6 +17,13 @@ STORES = ("memory", "folder", "moto", pytest.param("seaweed", marks=pytest.mark.
 _prefixes = itertools.count()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--torture-minutes", type=float, default=0.3, help="for how long brokers are tortured"
+    )
+    parser.addoption("--torture-seed", type=int, help="what is done to them; drawn unless given")
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

@@ -51,6 +51,10 @@ class AnswerLost(Exception):
     """The request was sent, in part at least, and no whole answer came."""
 
 
+class NotServed(Exception):
+    """Not now, says the answer: 503 or 504."""
+
+
 class Client:
     """One connection, made anew when it breaks; for one thread. `base_url` may be asked anew each
     time, for a broker that moves."""
@@ -160,14 +164,29 @@ class Client:
     def read_page(
         self, topic: str, partition: int, offset: int, bytes_max: int = 2**26
     ) -> tuple[list[Read], int]:
-        """One fetch: its records, and the offset to go on from."""
+        """One fetch: its records, and the offset to go on from. Raises NotServed."""
+        table, next_offset = self._fetch(topic, partition, offset, bytes_max)
+        columns = (table.column(name).to_pylist() for name in ("offset", "value", "key"))
+        return list(map(Read, *columns)), next_offset
+
+    def rows(self, topic: str, partition: int) -> list[dict[str, Any]]:
+        """Every record, with all that readers get of it."""
+        found: list[dict[str, Any]] = []
+        while page := self._fetch(topic, partition, len(found), 2**26)[0].to_pylist():
+            found += page
+        return found
+
+    def _fetch(
+        self, topic: str, partition: int, offset: int, bytes_max: int
+    ) -> tuple[pa.Table, int]:
         path = f"/topics/{topic}/partitions/{partition}/records"
         query = f"offset={offset}&max_bytes={bytes_max}"
         answer = self.call("GET", f"{path}?{query}", headers={"Accept": ARROW})
+        if answer.status in {503, 504}:
+            raise NotServed(answer.body.decode())
         assert answer.status == 200, answer
         table = pa.ipc.open_stream(answer.body).read_all()
-        columns = (table.column(name).to_pylist() for name in ("offset", "value", "key"))
-        return list(map(Read, *columns)), int(answer.headers["tidelog-next-offset"])
+        return table, int(answer.headers["tidelog-next-offset"])
 
     def read_all(self, topic: str, partitions: int) -> Log:
         return {number: self.read(topic, number) for number in range(partitions)}

@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from tests.support.history import Request, Written
-from tests.system.client import PATIENCE_S, AnswerLost, Balanced, Client, Form, NotSent, wait_until
+from tests.system.client import (
+    PATIENCE_S,
+    AnswerLost,
+    Balanced,
+    Client,
+    Form,
+    NotSent,
+    NotServed,
+    wait_until,
+)
 
 RETRY_S = 0.02
 GIVE_UP_SHARE = 0.2
@@ -159,7 +168,7 @@ class Reading:
             while not self._stop.is_set():
                 try:
                     self._read_all(client)
-                except (NotSent, AnswerLost):
+                except (NotSent, AnswerLost, NotServed):
                     time.sleep(RETRY_S)
                 except BaseException as error:  # noqa: BLE001 - told to whoever looks
                     self.failures.append(repr(error))

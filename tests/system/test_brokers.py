@@ -2,65 +2,46 @@
 them is killed, stopped or told to end (I1 to I6)."""
 
 import contextlib
-import os
-import random
 import secrets
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.broker import Broker
+from tests.support.broker import Broker, tidelog
 from tests.support.history import violations
+from tests.support.seaweed import Seaweed
 from tests.system.checks import check_chain, check_retries, new_topic, the_log
-from tests.system.client import Client, wait_until
-from tests.system.load import Load, Mix
+from tests.system.client import Client
+from tests.system.load import Load, Mix, Reading
+from tests.system.several import QUICK, brokers, metrics, sequencer_first, stopped, total
 
 PARTITIONS = 3
-QUICK = {"heartbeat_interval_ms": 200, "member_timeout_ms": 1500, "handover_timeout_ms": 500}
-
-
-@contextlib.contextmanager
-def brokers(folder: Path, count: int = 3, **settings: object) -> Iterator[list[Broker]]:
-    """So many that all know each other."""
-    store = (folder / "store").as_uri()
-    with contextlib.ExitStack() as stack:
-        found = [
-            stack.enter_context(
-                Broker(folder / name, store, broker_id=name, hot_dir=folder / name, **settings)
-            )
-            for name in "abcdefgh"[:count]
-        ]
-        wait_until(lambda: all(live(broker) == count for broker in found), "meeting")
-        yield found
-
-
-def metrics(broker: Broker) -> dict[str, float]:
-    with Client(broker.base_url) as client:
-        return client.metrics()
-
-
-def live(broker: Broker) -> float:
-    return metrics(broker)["tidelog_live_brokers"]
-
-
-def sequencer_first(found: list[Broker]) -> list[Broker]:
-    return sorted(found, key=lambda broker: -metrics(broker)["tidelog_is_sequencer"])
-
-
-def total(found: list[Broker], name: str) -> float:
-    return sum(metrics(broker)[f"tidelog_{name}_total"] for broker in found)
 
 
 def test_three_brokers_one_log(tmp_path: Path) -> None:
+    check_one_log((tmp_path / "store").as_uri(), tmp_path)
+    assert list((tmp_path / "store" / "brokers").iterdir()) == []
+    check_chain(tmp_path / "store")
+
+
+@pytest.mark.seaweed
+def test_three_brokers_one_log_on_s3(seaweed: Seaweed, tmp_path: Path) -> None:
+    store = f"s3://{seaweed.bucket}/{secrets.token_hex(4)}/logs"
+    check_one_log(store, tmp_path, s3_endpoint=seaweed.endpoint_url)
+    scrubbed = tidelog("scrub", "--store", store, TIDELOG_S3_ENDPOINT=seaweed.endpoint_url)
+    assert b"DAMAGED" not in scrubbed.stdout
+
+
+def check_one_log(store: str, folder: Path, **settings: object) -> None:
+    """A producer to each broker and a consumer on each: one dense log, to the byte."""
     topic, seed = new_topic(), secrets.randbits(32)
     print(f"seed {seed}")
     patient = QUICK | {"handover_timeout_ms": 10_000}  # of a machine that does a lot besides
-    with brokers(tmp_path, **patient) as found:
+    with brokers(folder, store=store, **patient, **settings) as found:
         with Client(found[0].base_url) as client:
-            client.create_topic(topic, PARTITIONS)
+            client.create_topic(topic, PARTITIONS, segment_ms=500)
         with contextlib.ExitStack() as stack:
             loads = [
                 stack.enter_context(
@@ -68,12 +49,18 @@ def test_three_brokers_one_log(tmp_path: Path) -> None:
                 )
                 for number, broker in enumerate(found)
             ]
+            readings = [
+                stack.enter_context(Reading(broker.base_url, topic, number))
+                for number, broker in enumerate(found)
+            ]
             for load in loads:
                 load.wait_for_acks(100)
             sent = [each for load in loads for each in load.finish()]
-        logs = [the_log(broker, topic, PARTITIONS) for broker in found]
-        assert logs[0] == logs[1] == logs[2]
-        assert violations([each.request for each in sent], logs[0]) == []
+        assert [reading.failures for reading in readings] == [[]] * len(readings)
+        rows = [all_rows(broker, topic) for broker in found]
+        assert rows[0] == rows[1] == rows[2]
+        log = the_log(found[0], topic, PARTITIONS)
+        assert violations([each.request for each in sent], log) == []
         for broker in found:  # I3, and keys hold at every broker
             check_retries(broker, topic, [each for each in sent if each.request.is_acked][-20:])
         assert (
@@ -87,49 +74,12 @@ def test_three_brokers_one_log(tmp_path: Path) -> None:
             assert broker.stop() == 0, broker.log()
             assert time.monotonic() - started < 10
             assert "Traceback" not in broker.log()
-    assert list((tmp_path / "store" / "brokers").iterdir()) == []
-    check_chain(tmp_path / "store")
 
 
-@pytest.mark.slow
-def test_brokers_that_are_killed_and_stopped_at_random(tmp_path: Path) -> None:
-    topic, seed = new_topic(), secrets.randbits(32)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
-    often = {"checkpoint_entries": 50, "checkpoint_interval_ms": 0}
-    with brokers(tmp_path, **QUICK, **often) as found:
-        with Client(found[0].base_url) as client:
-            client.create_topic(topic, PARTITIONS)
-        urls = [broker.base_url for broker in found]
-        with Load(urls, Mix(topic, PARTITIONS, 6), seed) as load:
-            for step in range(6):
-                load.wait_for_acks(draw.randrange(20, 80))
-                victim = sequencer_first(found)[0] if step % 2 else draw.choice(found)
-                if draw.random() < 0.5:
-                    victim.kill()
-                    load.wait_for_acks(20)  # the others go on meanwhile
-                    victim.start()
-                else:
-                    with stopped(victim):
-                        load.wait_for_acks(20)
-            load.wait_for_acks(50)
-            sent = load.finish()
-        logs = [the_log(broker, topic, PARTITIONS) for broker in found]
-        assert logs[0] == logs[1] == logs[2]
-        requests = [each.request for each in sent]
-        assert violations(requests, logs[0]) == []
-        check_retries(found[0], topic, [each for each in sent if each.request.is_acked][-30:])
-        assert violations(requests, the_log(found[1], topic, PARTITIONS)) == []
-    check_chain(tmp_path / "store")
-
-
-@contextlib.contextmanager
-def stopped(broker: Broker) -> Iterator[None]:
-    os.kill(broker.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(broker.pid, signal.SIGCONT)
+def all_rows(broker: Broker, topic: str) -> list[list[dict[str, Any]]]:
+    """Every record of every partition with all that readers get: timestamps and headers, too."""
+    with Client(broker.base_url) as client:
+        return [client.rows(topic, number) for number in range(PARTITIONS)]
 
 
 @pytest.mark.parametrize("role", [0, 1])

@@ -12,7 +12,7 @@ import pytest
 from tests.support.broker import Broker
 from tests.system.checks import new_topic
 from tests.system.client import Client
-from tests.system.test_brokers import QUICK, brokers
+from tests.system.several import QUICK, brokers
 
 JSON = "application/vnd.kafka.json.v2+json"
 PLAIN = {"content-type": "application/vnd.kafka.v2+json"}

@@ -1,10 +1,16 @@
 """Who lives, by what one observer sees; and who commits for all."""
 
+import asyncio
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage import keys
+from storage.clock import SystemClock
 from storage.members import Member, MembershipSettings, MemberView, first_trusted, ranked
-from storage.objectstore import ObjectInfo
+from storage.membership import Membership
+from storage.objectstore import MemoryStore, ObjectInfo, Part
 from tests.support.properties import examples
 
 SETTINGS = MembershipSettings(heartbeat_interval_s=5, member_timeout_s=15, sweep_after_s=100)
@@ -71,3 +77,37 @@ def test_clusters_choose_differently() -> None:
     members = [member(str(number)) for number in range(10)]
     firsts = {ranked(f"cluster-{number}", members)[0].id for number in range(100)}
     assert len(firsts) == 10
+
+
+class Threaded(MemoryStore):
+    """A put goes on when its caller waits no longer, as one in a thread or at a server does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def put(self, key: str, parts: Sequence[Part]) -> None:
+        async def work() -> None:
+            self.begun.set()
+            await self.goes_on.wait()
+            await super(Threaded, self).put(key, parts)
+
+        await asyncio.shield(asyncio.create_task(work()))
+
+
+async def test_who_leaves_in_the_middle_of_a_beat_leaves_nothing() -> None:
+    store = Threaded()
+    often = MembershipSettings(heartbeat_interval_s=0.0)
+    membership = Membership(store, SystemClock(), "a", often)
+    running = asyncio.create_task(membership.run())
+    await store.begun.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    leaving = asyncio.create_task(membership.leave())
+    await asyncio.wait([leaving], timeout=0.01)
+    store.goes_on.set()
+    await leaving
+    for _ in range(3):  # of the put, if it is late
+        await asyncio.sleep(0)
+    assert [info.key async for info in store.list(keys.BROKERS)] == []

@@ -1,0 +1,145 @@
+"""What happens to brokers and to their ways to the store, one thing after the other, by a seed."""
+
+import contextlib
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from tests.support.broker import Broker, environment
+from tests.system.client import AnswerLost, NotSent
+from tests.system.fault_proxy import FaultProxy, Faults
+from tests.system.several import sequencer_first, stopped
+
+MIXED = Faults(slowed=0.2, refused=0.1, denied=0.05, unanswered=0.05, halved=0.05)
+UNANSWERED = Faults(denied=0.15, unanswered=0.15)
+THROTTLED = Faults(refused=0.6)
+SLOW = Faults(slowed=1.0, slow_s=1.0)
+FILE_GRACE_MS = 5000
+"""Longer than any read of these tests takes."""
+
+
+class Nemesis:
+    """Every broker lives again, and every way is open, when a step has ended."""
+
+    def __init__(
+        self,
+        brokers: Sequence[Broker],
+        ways: Sequence[FaultProxy],
+        *,
+        view_age_s: float,
+        seed: int,
+        variables: Mapping[str, str],
+    ) -> None:
+        """`variables` are the environment of `tidelog maintain`."""
+        self._brokers = brokers
+        self._ways = ways
+        self._view_age_s = view_age_s
+        self._variables = variables
+        self._draw = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self._deeds: tuple[Callable[[], None], ...] = (
+            self._kill,
+            self._kill_several,
+            self._terminate,
+            self._stop_for_a_moment,
+            self._stop_for_longer_than_a_view_may_be_old,
+            self._faults_for_one,
+            self._faults_for_all,
+            self._silence_for_one,
+            self._silence_for_all,
+            self._maintain,
+            self._maintain_and_kill,
+        )
+        self._next: list[Callable[[], None]] = []
+
+    def step(self) -> None:
+        """Each deed comes once before any comes again."""
+        if not self._next:
+            self._next = self._draw.sample(self._deeds, len(self._deeds))
+        deed = self._next.pop()
+        self.counts[deed.__name__.strip("_").replace("_", " ")] += 1
+        deed()
+
+    def _victim(self) -> Broker:
+        """Every second time the one that matters most."""
+        if self._draw.random() < 0.5:
+            with contextlib.suppress(NotSent, AnswerLost):
+                return sequencer_first(list(self._brokers))[0]
+        return self._draw.choice(self._brokers)
+
+    def _wait(self, low_s: float, high_s: float) -> None:
+        time.sleep(self._draw.uniform(low_s, high_s))
+
+    def _kill(self) -> None:
+        victim = self._victim()
+        victim.kill()
+        self._wait(0.0, 2.0)
+        victim.start()
+
+    def _kill_several(self) -> None:
+        victims = self._draw.sample(self._brokers, 2)
+        for victim in victims:
+            victim.kill()
+            self._wait(0.0, 0.3)
+        for victim in victims:
+            victim.start()
+
+    def _terminate(self) -> None:
+        victim = self._victim()
+        status = victim.stop()
+        assert status == 0, victim.log()[-3000:]
+        victim.start()
+
+    def _stop_for_a_moment(self) -> None:
+        with stopped(self._victim()):
+            self._wait(0.1, 1.0)
+
+    def _stop_for_longer_than_a_view_may_be_old(self) -> None:
+        with stopped(self._victim()):
+            self._wait(1.1 * self._view_age_s, 1.5 * self._view_age_s)
+
+    def _faults_for_one(self) -> None:
+        way = self._draw.choice(self._ways)
+        with way.having(self._draw.choice((MIXED, UNANSWERED, THROTTLED, SLOW))):
+            self._wait(0.5, 3.0)
+
+    def _faults_for_all(self) -> None:
+        faults = self._draw.choice((MIXED, UNANSWERED))
+        with contextlib.ExitStack() as stack:
+            for way in self._ways:
+                stack.enter_context(way.having(faults))
+            self._wait(0.5, 3.0)
+
+    def _silence_for_one(self) -> None:
+        with self._draw.choice(self._ways).silent():
+            self._wait(0.5, 1.5 * self._view_age_s)
+
+    def _silence_for_all(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for way in self._ways:
+                stack.enter_context(way.silent())
+            self._wait(0.5, 2.0)
+
+    def _maintain(self) -> None:
+        with self._maintaining() as process:
+            said = process.communicate()[1].decode()
+            assert process.returncode == 0, said[-3000:]
+
+    def _maintain_and_kill(self) -> None:
+        with self._maintaining() as process:
+            self._wait(0.7, 2.0)  # it takes that long to start
+            process.kill()
+
+    def _maintaining(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "service.cli", "maintain", "--yes"]
+        command += ["--file-grace-ms", str(FILE_GRACE_MS), "--store", self._brokers[0].store]
+        return subprocess.Popen(
+            command,
+            env=environment(**self._variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )

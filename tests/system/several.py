@@ -1,0 +1,61 @@
+"""Several brokers on one store, as processes, and what they say of themselves."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.support.broker import Broker
+from tests.system.client import Client, wait_until
+
+QUICK = {"heartbeat_interval_ms": 200, "member_timeout_ms": 1500, "handover_timeout_ms": 500}
+"""Of brokers that are to know each other soon, and to miss each other soon."""
+
+
+@contextlib.contextmanager
+def brokers(
+    folder: Path,
+    count: int = 3,
+    *,
+    store: str | None = None,
+    own: Sequence[Mapping[str, object]] | None = None,
+    **settings: object,
+) -> Iterator[list[Broker]]:
+    """So many that all know each other; on a store in the folder unless told. `own` are settings
+    that differ."""
+    url = (folder / "store").as_uri() if store is None else store
+    with contextlib.ExitStack() as stack:
+        found = []
+        for number, name in enumerate("abcdefgh"[:count]):
+            more = {"broker_id": name, "hot_dir": folder / name, **(own[number] if own else {})}
+            broker = Broker(folder / name, url, **(settings | more))
+            found.append(stack.enter_context(broker))
+        wait_until(lambda: all(live(broker) == count for broker in found), "meeting")
+        yield found
+
+
+def metrics(broker: Broker) -> dict[str, float]:
+    with Client(broker.base_url) as client:
+        return client.metrics()
+
+
+def live(broker: Broker) -> float:
+    return metrics(broker)["tidelog_live_brokers"]
+
+
+def sequencer_first(found: list[Broker]) -> list[Broker]:
+    return sorted(found, key=lambda broker: -metrics(broker)["tidelog_is_sequencer"])
+
+
+def total(found: list[Broker], name: str) -> float:
+    return sum(metrics(broker)[f"tidelog_{name}_total"] for broker in found)
+
+
+@contextlib.contextmanager
+def stopped(broker: Broker) -> Iterator[None]:
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)

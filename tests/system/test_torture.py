@@ -1,0 +1,143 @@
+"""Three brokers on a real S3 server, each behind a way that fails, killed and stopped at random:
+what clients were told is true (I1 to I7).
+
+`make torture MINUTES=10` runs it for longer. A run is drawn from a seed; processes and threads are
+not, so the same seed gives the same deeds, not the same run.
+"""
+
+import contextlib
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker import tidelog
+from tests.support.history import violations
+from tests.support.seaweed import Seaweed
+from tests.system.checks import check_retries, new_topic, the_log
+from tests.system.client import Client
+from tests.system.fault_proxy import FaultProxy
+from tests.system.load import Load, Mix, Reading, Sent
+from tests.system.nemesis import Nemesis
+from tests.system.several import QUICK, brokers
+from tests.system.transform import Found, Names, Worker, check
+
+PARTITIONS = 3
+VIEW_AGE_S = 2.0
+YOUNG = {"wal_view_age_max_ms": round(1000 * VIEW_AGE_S), "wal_retention_ms": 10_000}
+OFTEN = {
+    "poll_interval_ms": 200,
+    "checkpoint_entries": 50,
+    "checkpoint_interval_ms": 0,
+    "retention_check_interval_ms": 1000,
+    "seal_check_interval_ms": 200,
+}
+PAUSE_S = 0.01
+"""Of each producer after a request, so that a run of minutes can still be checked."""
+
+pytestmark = pytest.mark.seaweed
+
+
+@pytest.mark.slow
+def test_what_clients_were_told_is_true(
+    seaweed: Seaweed, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seconds = 60 * float(request.config.getoption("--torture-minutes"))
+    seed = request.config.getoption("--torture-seed") or secrets.randbits(32)
+    print(f"seed {seed}")
+    topic = new_topic()
+    names = Names(topic, new_topic(), new_topic(), "workers")
+    store = f"s3://{seaweed.bucket}/{secrets.token_hex(4)}/logs"
+    direct = {"TIDELOG_S3_ENDPOINT": seaweed.endpoint_url}
+    variables = direct | {f"TIDELOG_{name.upper()}": str(value) for name, value in YOUNG.items()}
+    with contextlib.ExitStack() as stack:
+        ways = [stack.enter_context(FaultProxy(seaweed.endpoint_url, seed + i)) for i in range(3)]
+        own = [{"s3_endpoint": way.url} for way in ways]
+        found = stack.enter_context(
+            brokers(tmp_path, store=store, own=own, **QUICK, **YOUNG, **OFTEN)
+        )
+        with Client(found[0].base_url) as client:
+            client.create_topic(topic, PARTITIONS, segment_ms=1500)
+            client.create_topic(names.made, PARTITIONS, segment_ms=3000)
+            client.create_topic(names.audit, 1)
+        urls = [broker.base_url for broker in found]
+        mix = Mix(topic, PARTITIONS, pause_s=PAUSE_S)
+        loads = [Load(urls, mix._replace(producers=3), seed)]
+        loads += [
+            Load(url, mix._replace(producers=1, acks=("all", "1"), first=10 * number), seed)
+            for number, url in enumerate(urls, start=1)
+        ]
+        workers = [
+            Worker(urls[number:] + urls[:number], names, number, end=None, seed=seed + number)
+            for number in range(PARTITIONS)
+        ]
+        readings = [Reading(url, topic, number) for number, url in enumerate(urls)]
+        nemesis = Nemesis(found, ways, view_age_s=VIEW_AGE_S, seed=seed, variables=variables)
+        with contextlib.ExitStack() as running:
+            for each in (*loads, *workers, *readings):
+                running.enter_context(each)
+            until_s = time.monotonic() + seconds
+            while time.monotonic() < until_s:
+                nemesis.step()
+                loads[0].wait_for_acks(20)
+                assert not any(reading.failures for reading in readings), readings
+                assert [worker.failure for worker in workers] == [None] * PARTITIONS
+            sent = [each for load in loads for each in load.finish()]
+        assert [worker.failure for worker in workers] == [None] * PARTITIONS
+        assert [reading.failures for reading in readings] == [[]] * len(readings)
+        logs = [the_log(broker, topic, PARTITIONS) for broker in found]
+        assert logs[0] == logs[1] == logs[2]
+        requests = [each.request for each in sent]
+        assert violations(requests, logs[0]) == []
+        check_retries(found[0], topic, [each for each in sent if each.request.is_acked][-20:])
+        check(_transformed(urls[1], names))
+        for broker in found:
+            assert broker.stop() == 0, broker.log()[-3000:]
+        scrubbed = tidelog("scrub", "--store", store, "--json", **variables)
+        assert json.loads(scrubbed.stdout)["is_whole"], scrubbed.stdout
+        print(json.dumps(_counted(sent, workers, ways, nemesis), indent=2))
+
+
+def _transformed(url: str, names: Names) -> Found:
+    with Client(url) as client:
+        values = {
+            name: [
+                (read.value or b"").decode()
+                for records in client.read_all(name, partitions).values()
+                for read in records
+            ]
+            for name, partitions in ((names.made, PARTITIONS), (names.audit, 1))
+        }
+        (cluster,) = client.call("GET", "/v3/clusters").json()["data"]
+        path = f"/v3/clusters/{cluster['cluster_id']}/consumer-groups/{names.group}/offsets"
+        listed = client.call("GET", path).json()["data"]
+    offsets = {each["partition_id"]: each["offset"] for each in listed}
+    return Found(offsets, values[names.made], values[names.audit])
+
+
+def _counted(
+    sent: Sequence[Sent],
+    workers: Sequence[Worker],
+    ways: Sequence[FaultProxy],
+    nemesis: Nemesis,
+) -> dict[str, dict[str, int]]:
+    requests = [each.request for each in sent]
+    return {
+        "produce requests": {
+            "all": len(requests),
+            "records": sum(len(each.records) for each in requests),
+            "acked": sum(each.is_acked for each in requests),
+            "attempts refused": sum(each.refusals for each in requests),
+            "attempts of unknown outcome": sum(each.unknown for each in requests),
+        },
+        "transactions": {
+            "committed": sum(each.commits for each in workers),
+            "attempts of unknown outcome": sum(each.unknown for each in workers),
+        },
+        "ways to the store": dict(sum((way.counts for way in ways), Counter())),
+        "deeds": dict(nemesis.counts),
+    }

@@ -1,0 +1,167 @@
+"""Consume, transform, produce: each result with how far its group has read, in one request (I4)."""
+
+import json
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+from tests.system.client import PATIENCE_S, Answer, AnswerLost, Balanced, Client, NotSent
+
+RETRY_S = 0.01
+
+
+class Names(NamedTuple):
+    """What is read, what is made of it, and a line for every batch; and who reads."""
+
+    source: str
+    made: str
+    audit: str
+    group: str
+
+
+class Found(NamedTuple):
+    """What a store holds: how far the group has read of each partition, and the results."""
+
+    offsets: dict[int, int]
+    made: list[str]
+    audit: list[str]
+
+
+def check(found: Found) -> None:
+    """Results are those of exactly what was read, once each; so are the lines of the batches."""
+    read = [f"{number}/{n}" for number, end in found.offsets.items() for n in range(end)]
+    assert sorted(found.made) == sorted(read)
+    for number, end in found.offsets.items():
+        batches = [line.split(" ") for line in found.audit if line.startswith(f"{number} ")]
+        assert [int(first) for _, first, _ in batches] == [0, *(int(b[2]) for b in batches[:-1])]
+        assert int(batches[-1][2]) == end
+
+
+class _Stopped(Exception):
+    """In the middle of a request: its outcome is unknown."""
+
+
+class Worker:
+    """Reads a partition and commits what it makes of it, in a thread; whatever happens, it goes on
+    from what is committed."""
+
+    def __init__(
+        self,
+        base_urls: Sequence[str],
+        names: Names,
+        partition: int,
+        *,
+        end: int | None,
+        seed: int,
+    ) -> None:
+        """Ends at an offset, or with the block. Several URLs are brokers behind a balancer."""
+        with Client(base_urls[0]) as client:
+            cluster = cluster_of(client)
+        self._end = end
+        self._path = f"/v3/clusters/{cluster}"
+        self._names = names
+        self._partition = partition
+        self._draw = random.Random(seed)
+        self._client = Balanced(base_urls, answer_s=10.0)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.commits = self.unknown = 0
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with self._client:
+                while not self._stop.is_set() and (where := self._where()) != self._end:
+                    self._transform(where)
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001 - told to whoever looks
+            self.failure = error
+
+    def _transform(self, where: int) -> None:
+        if count := self._read(where):
+            self._commit(where, count)
+        else:
+            time.sleep(RETRY_S)
+
+    def _where(self) -> int:
+        path = f"{self._path}/consumer-groups/{self._names.group}/offsets"
+        answer = self._ask("GET", path, accepted=(200, 404))
+        listed = answer.json()["data"] if answer.status == 200 else []
+        return sum(each["offset"] for each in listed if each["partition_id"] == self._partition)
+
+    def _read(self, where: int) -> int:
+        path = f"/topics/{self._names.source}/partitions/{self._partition}/records"
+        query = f"offset={where}&max_bytes={self._draw.randrange(1, 60)}"
+        accept = {"Accept": "application/vnd.kafka.json.v2+json"}
+        found = self._ask("GET", f"{path}?{query}", headers=accept).json()
+        assert [each["offset"] for each in found] == list(range(where, where + len(found)))
+        return len(found)
+
+    def _commit(self, where: int, count: int) -> None:
+        end = where + count
+        values = [f"{self._partition}/{offset}" for offset in range(where, end)]
+        made = [
+            {"key": {"type": "STRING", "data": value}, "value": {"type": "STRING", "data": value}}
+            for value in values
+        ]
+        line = {"value": {"type": "STRING", "data": f"{self._partition} {where} {end}"}}
+        offset = {
+            "topic_name": self._names.source,
+            "partition_id": self._partition,
+            "offset": end,
+        }
+        body = {
+            "topics": [
+                {"topic_name": self._names.made, "records": made},
+                {"topic_name": self._names.audit, "records": [line]},
+            ],
+            "consumer_groups": [{"consumer_group_id": self._names.group, "offsets": [offset]}],
+        }
+        key = {"Idempotency-Key": f'"{self._names.group}-{self._partition}-{where}"'}
+        self._ask("POST", f"{self._path}/transactions", json.dumps(body).encode(), headers=key)
+        self.commits += 1
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        accepted: tuple[int, ...] = (200,),
+    ) -> Answer:
+        """The same again until it is answered."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._stop.is_set():
+            try:
+                answer = self._client.call(method, path, body, headers)
+                if answer.status in accepted:
+                    return answer
+                assert answer.status in {503, 504}, answer
+            except NotSent:
+                pass
+            except AnswerLost:
+                self.unknown += method == "POST"
+            assert time.monotonic() < deadline, f"{method} {path}: nobody answers"
+            time.sleep(RETRY_S)
+        raise _Stopped
+
+
+def cluster_of(client: Client) -> str:
+    said: Any = client.call("GET", "/v3/clusters").json()
+    return str(said["data"][0]["cluster_id"])
