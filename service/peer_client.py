@@ -36,10 +36,12 @@ class _Answer(NamedTuple):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. Whoever waits for an answer is told when it breaks."""
+    """One connection, among `opened` while it is open. Whoever waits for an answer is told when it
+    breaks."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: "set[_Connection]") -> None:
         self.is_open = False
+        self._opened = opened
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[_Answer] | None = None
 
@@ -52,9 +54,10 @@ class _Connection(asyncio.Protocol):
         try:
             self._transport.writelines(parts)
             return await self._answer
+        except BaseException:  # cancelled, maybe with the answer there: nobody keeps it then
+            self.close()
+            raise
         finally:
-            if self._answer.cancelled() or self._answer.exception() is not None:
-                self.close()
             self._answer = None
 
     def close(self) -> None:
@@ -67,6 +70,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by class
         self.is_open = True
+        self._opened.add(self)
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None or self._answer.done():
@@ -79,6 +83,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
+        self._opened.discard(self)
         self._break(str(exc or "the connection was closed"))
 
     # -- httptools
@@ -106,6 +111,7 @@ class HttpPeers:
 
     def __init__(self) -> None:
         self._idle: dict[str, list[_Connection]] = {}
+        self._opened: set[_Connection] = set()
 
     async def hand_over(self, peer: Member, message: bytes) -> bytes:
         return await self.post(peer, HAND_OVER, message)
@@ -114,9 +120,9 @@ class HttpPeers:
         _ = await self.post(peer, TOLD, message)
 
     async def close(self) -> None:
-        for idle in self._idle.values():
-            for connection in idle:
-                connection.close()
+        """Also those that somebody waits at; who asks later opens another."""
+        for connection in list(self._opened):
+            connection.close()
         self._idle.clear()
 
     async def post(self, peer: Member, path: str, message: bytes) -> bytes:
@@ -152,7 +158,10 @@ class HttpPeers:
             port = url.port or (443 if url.scheme == "https" else 80)
             async with asyncio.timeout(CONNECT_S):
                 _, made = await asyncio.get_running_loop().create_connection(
-                    _Connection, url.hostname or "", port, ssl=url.scheme == "https" or None
+                    lambda: _Connection(self._opened),
+                    url.hostname or "",
+                    port,
+                    ssl=url.scheme == "https" or None,
                 )
         except (OSError, TimeoutError, ValueError) as error:
             raise NotTaken(f"{peer.address} cannot be reached: {error}") from error

@@ -160,6 +160,25 @@ async def test_a_caller_that_has_no_patience_leaves_no_connection_in_use(pair: l
     assert not again.is_open
 
 
+async def test_a_caller_cancelled_with_the_answer_there_leaves_no_connection(
+    pair: list[Log],
+) -> None:
+    me = pair[0].membership.me
+    peers = HttpPeers()
+    asking = asyncio.create_task(peers.tell(me, encode_told([])))
+    async with asyncio.timeout(5):
+        while not peers._opened or next(iter(peers._opened))._answer is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    (connection,) = peers._opened
+    connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    await asyncio.sleep(0.01)
+    assert not peers._opened
+    await peers.close()
+
+
 async def test_a_port_that_is_taken_is_named(pair: list[Log]) -> None:
     port = int(pair[0].membership.me.address.rpartition(":")[2])
     listener = PeerListener(pair[0], "127.0.0.1", port)

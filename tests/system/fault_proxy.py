@@ -121,6 +121,8 @@ class FaultProxy:
             return web.Response(status=self._random.choice((500, 503)))
         if self._hits("unanswered", faults.unanswered):
             return _reset(request)
+        if request.transport is None:  # whoever asked is gone
+            return web.Response()
         given = web.StreamResponse(status=answer.status, headers=_without_hops(answer.headers))
         await given.prepare(request)
         if payload and self._hits("halved", faults.halved):
