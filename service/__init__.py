@@ -25,6 +25,7 @@ topics          topics, partitions and offsets, v2
 admin_v3        clusters, topics, partitions in Confluent's v3 dialect
 configs_v3      configs of topics in that dialect
 groups_v3       consumer groups in that dialect
+acls_v3         access control lists in that dialect: switched off
 group_resources_v3  the shapes of its resources, and lag
 consumers       consumer instances, v2
 group_forwarding  their requests on the way to the group's coordinator

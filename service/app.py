@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import admin_v3, configs_v3, groups_v3, topics
+from service import acls_v3, admin_v3, configs_v3, groups_v3, topics
 from service.errors import (
     INTERNAL_ERROR,
     ErrorBody,
@@ -143,8 +143,9 @@ def build_app(
         app.include_router(router)
     app.include_router(topics.router)
     for mount in admin_v3.MOUNTS:
-        for router in (admin_v3.clusters, admin_v3.router, configs_v3.router, groups_v3.router):
-            app.include_router(router, prefix=mount, include_in_schema=mount == "/v3")
+        app.include_router(admin_v3.clusters, prefix=mount, include_in_schema=mount == "/v3")
+        for v3 in (admin_v3, configs_v3, groups_v3, acls_v3):
+            app.include_router(v3.router, prefix=mount, include_in_schema=mount == "/v3")
     return app
 
 
