@@ -14,7 +14,7 @@ import psutil
 from tests.bench import rebalance
 from tests.bench.bare import bare_server
 from tests.bench.broker import Broker, metric
-from tests.bench.load import Caller, Measured, paced, request
+from tests.bench.load import Answered, Caller, Measured, paced, request
 from tests.bench.report import Row
 
 GROUPS = 1000
@@ -109,14 +109,15 @@ def _commit(group: str, member: int, partition: int = 0) -> bytes:
 
 async def _owned(port: int, members: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """The one partition that each member has."""
-    call = Caller(port)
-    found = {}
-    for group, member in members:
-        path = f"/consumers/{group}/instances/m{member}/assignments"
-        said = json.loads((await call(request("GET", path, headers=HEADERS))).body)
-        (found[group, member],) = (each["partition"] for each in said["partitions"])
-    call.close()
-    return found
+    asked = [
+        request("GET", f"/consumers/{group}/instances/m{member}/assignments", headers=HEADERS)
+        for group, member in members
+    ]
+    said = await _each(port, asked, 200)
+    return {
+        member: json.loads(answer.body)["partitions"][0]["partition"]
+        for member, answer in zip(members, said, strict=True)
+    }
 
 
 def _all(broker: Broker, requests: list[bytes], *, status: int = 200) -> None:
@@ -124,19 +125,21 @@ def _all(broker: Broker, requests: list[bytes], *, status: int = 200) -> None:
     asyncio.run(_each(broker.port, requests, status))
 
 
-async def _each(port: int, requests: list[bytes], status: int) -> None:
-    left = iter(requests)
+async def _each(port: int, requests: list[bytes], status: int) -> list[Answered]:
+    left = iter(enumerate(requests))
+    answers: dict[int, Answered] = {}
 
     async def work() -> None:
         call = Caller(port)
-        for one in left:
-            answer = await call(one)
-            assert answer.status == status, answer
+        for number, one in left:
+            answers[number] = await call(one)
+            assert answers[number].status == status, answers[number]
         call.close()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(64):
+        for _ in range(CONNECTIONS):
             group.create_task(work())
+    return [answers[number] for number in range(len(requests))]
 
 
 def _cpu_s(process: psutil.Process) -> float:
