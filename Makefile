@@ -40,6 +40,10 @@ test: $(VENV)/.has-all  ## Run the tests; ARGS are those of pytest
 torture: $(VENV)/.has-all  ## Three brokers and all that can happen to them, for MINUTES
 	$(BIN)/python -m pytest -s --timeout 0 tests/system/test_torture.py --torture-minutes $(MINUTES) $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(VENV)/.has-all  ## Feed every decoder for MINUTES what it does not expect; ARGS are targets
+	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.has-all  ## Check lint, format, types and layers: all of them, even when one fails
 	@failed=0; \
@@ -65,7 +69,7 @@ format: $(VENV)/.has-all  ## Rewrite the code as lint wants it, where that is sa
 
 .PHONY: clean
 clean:  ## Remove caches and build leftovers; .venv and ./data stay
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .fuzz
 	rm -rf spark-warehouse metastore_db derby.log
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 

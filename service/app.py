@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote_from_bytes
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -38,6 +39,8 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 READY_WAIT_S = 1.0
 READY_GRACE_S = 10.0
 """One slow answer of the store is no reason to take a broker out of rotation."""
+
+_ASCII = bytes(range(128))
 
 DESCRIPTION = """
 A log service in the sense of Kafka on object storage, spoken to over REST.
@@ -168,7 +171,12 @@ class Edge:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        scope = {**scope, "path": clean_path(scope["path"]), "headers": _typed(scope["headers"])}
+        scope = {
+            **scope,
+            "path": clean_path(scope["path"]),
+            "query_string": _ascii(scope["query_string"]),
+            "headers": _typed(scope["headers"]),
+        }
         status = 0
         received = 0
 
@@ -199,6 +207,11 @@ class Edge:
         # By tag: forty routes with a histogram each are more series than they are worth.
         tags = getattr(scope.get("route"), "tags", None) or ["other"]
         self._counters.observe(str(tags[0]), status, time.perf_counter() - started)
+
+
+def _ascii(query: bytes) -> bytes:
+    """A query of which every byte may stand in a URL: starlette decodes it as UTF-8."""
+    return query if query.isascii() else quote_from_bytes(query, safe=_ASCII).encode()
 
 
 def _typed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

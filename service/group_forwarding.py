@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from service.http import JSON_V2, Answer, Call, Scope
 from storage.errors import LogError, Unavailable
 
 log = logging.getLogger("tidelog.groups")
+
+T = TypeVar("T")
 
 CONFIRM_S = 5.0
 
@@ -62,8 +64,16 @@ class _Response(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.encode
-_decode_request = msgspec.msgpack.Decoder(_Request).decode
-_decode_response = msgspec.msgpack.Decoder(_Response).decode
+_requests = msgspec.msgpack.Decoder(_Request)
+_responses = msgspec.msgpack.Decoder(_Response)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], message: bytes) -> T:
+    """Raises msgspec.DecodeError."""
+    try:
+        return decoder.decode(message)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 class ForwardedCall(Call):
@@ -121,7 +131,7 @@ class Forwarded:
     async def take(self, message: bytes, ticket: bytes) -> bytes:
         """Serve a request that another broker handed over; `ticket` is a name for it that is never
         used again."""
-        call = ForwardedCall(_decode_request(message))
+        call = ForwardedCall(_decode(_requests, message))
         task = asyncio.create_task(self._answer(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -178,7 +188,8 @@ class Forwarder:
             body,
         )
         try:
-            response = _decode_response(await self._transport.request(coordinator, _encode(said)))
+            answer = await self._transport.request(coordinator, _encode(said))
+            response = _decode(_responses, answer)
         except msgspec.MsgspecError as error:
             raise Unavailable(f"the group's coordinator answers nonsense: {error}") from error
         if not response.status:

@@ -2,6 +2,7 @@
 answer."""
 
 import re
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
@@ -20,6 +21,8 @@ NDJSON = b"application/x-ndjson"
 EVENT_STREAM = b"text/event-stream"
 SHOWN_MAX = 100
 """Characters of a refused parameter that the refusal shows."""
+DIGITS_MAX = 18
+"""Of a length: `int` takes its time for thousands, and then raises."""
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 """What `int` takes beyond that (`1_0`, blanks, other scripts' digits) is nobody's intention."""
 
@@ -91,8 +94,10 @@ class Call:
         """The whole body. Raises RecordTooLarge without reading more than the bound (I10), and
         IncompleteBody: the first half of an Arrow stream is a stream, too."""
         declared = self.headers.get(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared) > bytes_max:
-            raise _too_large(int(declared), bytes_max)
+        if declared is not None and declared.isdigit():
+            size = int(declared) if len(declared) <= DIGITS_MAX else sys.maxsize
+            if size > bytes_max:
+                raise _too_large(size, bytes_max)
         message = await self.receive()
         body = _piece(message)
         if message.get("more_body"):

@@ -154,7 +154,7 @@ class Produce:
             bytes_max = self._settings.request_bytes_max * UNPACKED_FACTOR_MAX
             return wire_arrow.decode_arrow(body, now_ms, bytes_max=bytes_max)
         if format_name in SCHEMA_FORMATS:
-            raise _schema_error(body)
+            raise schema_error(body)
         return wire_in.decode_json(body, cast("wire_in.Format", format_name), now_ms)
 
     def place(
@@ -292,16 +292,29 @@ def _ranges(places: Places, placements: list[Placement] | None, count: int) -> b
     return msgspec.json.encode({"partitions": said})
 
 
-def _schema_error(body: bytes) -> LogError:
+class _Schemas(msgspec.Struct):
+    """What of such a body is looked at."""
+
+    key_schema: msgspec.Raw = msgspec.Raw()
+    key_schema_id: msgspec.Raw = msgspec.Raw()
+    value_schema: msgspec.Raw = msgspec.Raw()
+    value_schema_id: msgspec.Raw = msgspec.Raw()
+    records: msgspec.Raw = msgspec.Raw()
+
+    def names(self, what: str) -> bool:
+        """Whether there is a schema for it."""
+        given = (getattr(self, f"{what}_schema"), getattr(self, f"{what}_schema_id"))
+        return any(bytes(each) not in (b"", b"null") for each in given)
+
+
+def schema_error(body: bytes) -> LogError:
     """What the proxies answer to a body of a format that needs a schema registry."""
     try:
-        given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        given = msgspec.json.decode(body, type=_Schemas)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return wire_in.BadBody("the body is not a JSON object")
-    named = {name for name, value in given.items() if bytes(value) != b"null"}
-    if not named & {"value_schema", "value_schema_id"}:
+    if not given.names("value"):
         return SchemaMissing("Value schema is missing: give value_schema or value_schema_id", 42202)
-    has_keys = b'"key"' in bytes(given.get("records", b""))
-    if has_keys and not named & {"key_schema", "key_schema_id"}:
+    if b'"key"' in bytes(given.records) and not given.names("key"):
         return SchemaMissing("Key schema is missing: give key_schema or key_schema_id", 42201)
     return NoSchemaRegistry("no schema registry: tidelog takes json, binary, text and arrow")

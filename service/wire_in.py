@@ -47,6 +47,9 @@ ROWS_MAX = 64
 BODY_BYTES_MAX = 1 << 30
 """Above this the 32-bit offsets of a column might not do (I10); settings bound bodies far below."""
 
+OBJECTS_MAX = 2_000_000
+"""Of a body (I10): decoded, a record or a header takes up to 200 bytes however short it is."""
+
 TIMESTAMP_MS_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999, the end of most calendars."""
 
@@ -138,6 +141,7 @@ def decode_json(body: bytes, fmt: Format, now_ms: int) -> Produced:
     """
     if len(body) > BODY_BYTES_MAX:
         raise RecordTooLarge(f"body of {len(body)} bytes is over the limit of {BODY_BYTES_MAX}")
+    check_objects(body)
     try:
         records, is_plain = _records(body, fmt)
     except msgspec.ValidationError as error:
@@ -154,6 +158,15 @@ def decode_json(body: bytes, fmt: Format, now_ms: int) -> Produced:
     else:
         rows = _batch(records, fmt, now_ms, is_plain)
     return Produced(rows, partitions, fmt == "json", len(records))
+
+
+def check_objects(body: bytes) -> None:
+    """Raises RecordTooLarge for a body of more objects than a request may have. Those inside of
+    values count too: they are told apart only by decoding."""
+    if len(body) > OBJECTS_MAX and body.count(b"{") > OBJECTS_MAX:
+        raise RecordTooLarge(
+            f"the body has more than {OBJECTS_MAX} JSON objects: send it in several requests"
+        )
 
 
 def _records(body: bytes, fmt: Format) -> tuple[list[Any], bool]:
@@ -363,9 +376,9 @@ def _not_base64(message: str, body: bytes) -> str:
     try:
         found: Any = msgspec.json.decode(body, type=_Loose).records[int(where[1])]
         if where[3] is None:
-            return not_base64(found[where[2]])
-        headers = msgspec.json.decode(found["headers"], type=list[dict[str, Raw]])
-        return not_base64(headers[int(where[3])]["value"])
+            return not_base64(getattr(found, where[2]))
+        headers = msgspec.json.decode(found.headers, type=list[_LooseHeader])
+        return not_base64(headers[int(where[3])].value)
     except (msgspec.MsgspecError, LookupError, RecursionError):
         return message  # wrong elsewhere too, or a name given twice
 
@@ -375,5 +388,15 @@ def not_base64(raw: Raw) -> str:
     return f"data={_shown(bytes(raw).decode())} is not a base64 string."
 
 
+class _LooseHeader(msgspec.Struct, gc=False):
+    value: Raw = Raw(b"")
+
+
+class _LooseRecord(msgspec.Struct, gc=False):
+    key: Raw = Raw(b"")
+    value: Raw = Raw(b"")
+    headers: Raw = Raw(b"[]")
+
+
 class _Loose(msgspec.Struct):
-    records: list[dict[str, Raw]]
+    records: list[_LooseRecord]

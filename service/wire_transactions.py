@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from typing import Annotated, NamedTuple
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta
 
-from service.wire_in import BadBody, InvalidBody, Produced, one_line
-from service.wire_v3 import V3Record, decode_v3_record
+from service.wire_in import BadBody, InvalidBody, Produced, check_objects, one_line
+from service.wire_v3 import Said, V3Record, v3_record
 from storage.chunk import Rows
 from storage.entry import GroupOffset
 from storage.errors import InvalidRequest
@@ -33,7 +33,7 @@ Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 class _Topic(msgspec.Struct, forbid_unknown_fields=True):
     topic_name: str
-    records: list[Raw]
+    records: list[Said]
 
 
 class _Offset(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,6 +99,7 @@ def decode_transaction(body: bytes, now_ms: int) -> Transaction:
 
     Raises InvalidBody, or NoSchemaRegistry. Whether topics and partitions exist is not looked at.
     """
+    check_objects(body)
     try:
         if not body.isascii():
             str(body, "utf-8")
@@ -137,11 +138,11 @@ def _check_once(names: Iterable[object], what: str) -> None:
         seen.add(name)
 
 
-def _produced(topic: str, records: list[Raw], now_ms: int) -> Produced:
+def _produced(topic: str, records: list[Said], now_ms: int) -> Produced:
     if not records:
         raise InvalidBody(f"topic {topic!r} has no records")
-    decoded = [_record(topic, number, raw, now_ms) for number, raw in enumerate(records)]
-    said = [record.partition for record in decoded]
+    decoded = [_record(topic, number, said, now_ms) for number, said in enumerate(records)]
+    partitions = [record.partition for record in decoded]
     rows = [record.rows for record in decoded]
     headers = [None if row.headers is None else row.headers[0] for row in rows]
     together = Rows(
@@ -152,15 +153,15 @@ def _produced(topic: str, records: list[Raw], now_ms: int) -> Produced:
     )
     return Produced(
         together,
-        said if any(partition is not None for partition in said) else None,
+        partitions if any(partition is not None for partition in partitions) else None,
         all(record.is_json for record in decoded),
         len(decoded),
     )
 
 
-def _record(topic: str, number: int, raw: Raw, now_ms: int) -> V3Record:
+def _record(topic: str, number: int, said: Said, now_ms: int) -> V3Record:
     try:
-        record = decode_v3_record(bytes(raw), now_ms)
+        record = v3_record(said, now_ms)
         if record.partition is not None and not 0 <= record.partition < 2**31:
             raise InvalidBody(f"partition_id {record.partition} is no partition")
     except (BadBody, InvalidBody) as error:

@@ -16,6 +16,7 @@ from service.wire_in import (
     TIMESTAMP_MS_MAX,
     BadBody,
     InvalidBody,
+    check_objects,
     not_base64,
     octets_of_raw,
     one_line,
@@ -28,6 +29,9 @@ OBJECT_BYTES_MAX = 16 * 1024 * 1024
 
 ENTRIES_MAX = 10
 """Confluent's bound of a batch."""
+
+HEADERS_MAX = 10_000
+"""Of a record (I10): each takes 100 bytes however short it is."""
 
 DEPTH_MAX = 1000
 """Objects in objects; the decoder's own bound is about there."""
@@ -77,7 +81,9 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
     value: Raw = Raw(b"")
 
 
-class _Record(msgspec.Struct, forbid_unknown_fields=True):
+class Said(msgspec.Struct, forbid_unknown_fields=True):
+    """A record as it is sent, its data not looked at yet."""
+
     id: str | int | None = None  # of a batch's entry
     partition_id: int | None = None
     headers: list[_Header] | None = None
@@ -90,11 +96,16 @@ class _Id(msgspec.Struct):
     id: str | int
 
 
+class _Ids(msgspec.Struct):
+    entries: list[_Id]
+
+
 class _Batch(msgspec.Struct, forbid_unknown_fields=True):
     entries: list[Raw]
 
 
-_record = msgspec.json.Decoder(_Record).decode
+_record = msgspec.json.Decoder(Said).decode
+_ids = msgspec.json.Decoder(_Ids).decode
 _batch = msgspec.json.Decoder(_Batch).decode
 _id = msgspec.json.Decoder(_Id).decode
 _string = msgspec.json.Decoder(str | None).decode
@@ -112,6 +123,13 @@ def decode_v3_record(obj: bytes, now_ms: int) -> V3Record:
         record = _record(obj)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadBody(f"Bad Request: {one_line(str(error))}") from error
+    return v3_record(record, now_ms)
+
+
+def v3_record(record: Said, now_ms: int) -> V3Record:
+    """The record that was said; raises as `decode_v3_record` does."""
+    if len(record.headers or ()) > HEADERS_MAX:
+        raise InvalidBody(f"a record has {HEADERS_MAX} headers at most")
     key, value = _decoded(record.key), _decoded(record.value)
     stamp = now_ms if record.timestamp is None else milliseconds(record.timestamp)
     return V3Record(
@@ -128,14 +146,18 @@ def decode_v3_batch(body: bytes, *, entries_max: int = ENTRIES_MAX) -> list[tupl
 
     A batch that is wrong as a whole raises BadBody, or InvalidBody with code 42208.
     """
+    check_objects(body)
     try:
         if not body.isascii():
             str(body, "utf-8")
+        # Entries that are no objects end this one at once, and a list of all there are does not.
+        if (count := len(_ids(body).entries)) > entries_max:
+            raise InvalidBody(f"a batch has 1 to {entries_max} entries, not {count}", BATCH_CODE)
         entries = [(str(_id(entry).id), bytes(entry)) for entry in _batch(body).entries]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadBody(f"Bad Request: {one_line(str(error))}") from error
-    if not 1 <= len(entries) <= entries_max:
-        raise InvalidBody(f"a batch has 1 to {entries_max} entries, not {len(entries)}", BATCH_CODE)
+    if not entries:
+        raise InvalidBody(f"a batch has 1 to {entries_max} entries, not 0", BATCH_CODE)
     for name, _ in entries:
         if not re.fullmatch(r"[0-9a-zA-Z_-]{1,80}", name):
             raise InvalidBody(

@@ -102,7 +102,7 @@ class Chain:
         body = await self.store.get(keys.CLUSTER)
         try:
             cluster = msgspec.json.decode(body, type=Cluster)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise StoreUnfit(f"{self.store.url}/{keys.CLUSTER} is not ours: {error}") from error
         if cluster.format != entries.FORMAT:
             raise StoreUnfit(

@@ -30,7 +30,7 @@ import pyarrow as pa
 from storage import chunk as chunks
 from storage.chunk import Rows, crc32c
 from storage.entry import HotMark, IdempotencyKey
-from storage.errors import CommitUnknown, LogError, StoreUnfit, Unavailable
+from storage.errors import CommitUnknown, Corrupt, LogError, StoreUnfit, Unavailable
 from storage.hot import PartRows, Request
 
 log = logging.getLogger("tidelog.hotlog")
@@ -306,7 +306,7 @@ def _read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
     at = len(MAGIC) + 4 + length
     try:
         head = msgspec.json.decode(body[len(MAGIC) + 4 : at], type=_Head)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreUnfit(f"hot log {path} has a damaged head: {error}") from error
     if head.cluster_id != cluster_id:
         raise StoreUnfit(
@@ -320,7 +320,11 @@ def _read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
         # Torn, so never answered; zeros are what some file systems leave of it.
         if size == 0 or len(payload) < size or _checksum(number, payload) != crc:
             break
-        requests.append(_request(_frames.decode(payload), HotMark(head.log_id, number)))
+        try:
+            frame = _frames.decode(payload)
+            requests.append(_request(frame, HotMark(head.log_id, number), str(path)))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Corrupt) as error:
+            raise StoreUnfit(f"hot log {path} has a frame that is none: {error}") from error
         at += _FRAME.size + size
     if at < len(body):
         log.warning("hot log %s: cut off %d torn bytes", path, len(body) - at)
@@ -331,13 +335,9 @@ def _checksum(number: int, payload: bytes) -> int:
     return crc32c(payload, crc32c(number.to_bytes(8, "little")))
 
 
-def _request(frame: _Frame, mark: HotMark) -> Request:
+def _request(frame: _Frame, mark: HotMark, path: str) -> Request:
     parts = [
-        PartRows(
-            part.topic_id,
-            part.partition,
-            pa.ipc.read_record_batch(pa.py_buffer(part.message), chunks.CHUNK_SCHEMA),
-        )
+        PartRows(part.topic_id, part.partition, chunks.decode_message(part.message, path))
         for part in frame.parts
     ]
     size = sum(len(part.message) for part in frame.parts)

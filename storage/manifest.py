@@ -14,7 +14,7 @@ rows would be there twice. Sealers only add and never meet it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -25,6 +25,8 @@ import pyarrow.compute as pc
 from storage import keys
 from storage.errors import Corrupt, LogError
 from storage.model import SegmentFile
+
+T = TypeVar("T")
 
 _US_PER_MS = 1000
 _SEGMENT = r"^partition=\d+/(?P<base>\d{20})-(?P<end>\d{20})-[0-9a-f]+\.parquet$"
@@ -408,17 +410,24 @@ def statistics(file: SegmentFile) -> str:
 def transactions_of(commit: bytes) -> dict[str, int]:
     """The application transactions of one commit, JSON lines; raises msgspec.DecodeError."""
     lines = _lines_of(commit, b'"txn"')
-    return {txn.app_id: txn.version for txn in (_txn_line.decode(line).txn for line in lines)}
+    return {txn.app_id: txn.version for txn in (_read(_txn_line, line).txn for line in lines)}
 
 
 def removed_of(commit: bytes) -> set[str]:
     """The paths that one commit removed, JSON lines; raises msgspec.DecodeError."""
     lines = _lines_of(commit, b'"remove"')
-    return {unquote(_remove_line.decode(line).remove.path) for line in lines}
+    return {unquote(_read(_remove_line, line).remove.path) for line in lines}
 
 
 def _lines_of(commit: bytes, kind: bytes) -> Iterator[bytes]:
     return (line for line in commit.splitlines() if line[:12].lstrip(b"{ ").startswith(kind))
+
+
+def _read(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+    try:
+        return decoder.decode(line)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 class _Transaction(msgspec.Struct, rename="camel"):

@@ -102,7 +102,7 @@ class Membership:
             member = msgspec.json.decode(await self.store.get(key), type=Member)
         except NotFound:
             return None  # it has just left
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             log.warning("%s is no liveness object of ours: %s", key, error)
             return None
         if member.protocol != PROTOCOL or keys.broker(member.id) != key:

@@ -344,7 +344,7 @@ async def test_a_member_of_no_group_has_no_generation(two: Broker) -> None:
         ({"topics": [records("t", 1), records("t", 2)]}, "topic 't' is there twice"),
         ({"topics": [records("t", 1), records("u")]}, "topic 'u' has no records"),
         ({"topics": [{"records": []}]}, "topic_name"),
-        ({"topics": [{"topic_name": "t", "records": [1]}]}, "record 0 of topic 't'"),
+        ({"topics": [{"topic_name": "t", "records": [1]}]}, "topics[0].records[0]"),
         ({"topics": [records("t", 1, partition_id=-1)]}, "partition_id -1"),
         ({"topics": [records("t", 1, partition_id=2**70)]}, "record 0"),
         ({"topics": [records("t", 1, timestamp="now")]}, "timestamp 'now'"),

@@ -1,0 +1,1 @@
+"""Every decoder of bytes from outside, fed with what it does not expect."""

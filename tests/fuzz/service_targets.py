@@ -1,0 +1,378 @@
+"""Decoders of service/: bodies of requests in all dialects, and values on their way into answers.
+
+What comes in is refused with a 4xx, or is records that come back as they were when they are sent
+again.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import struct
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from service import (
+    group_forwarding,
+    wire_arrow,
+    wire_consumers,
+    wire_in,
+    wire_out,
+    wire_transactions,
+    wire_v3,
+)
+from service.produce import SCHEMA_FORMATS, schema_error
+from service.wire_in import Format, Produced
+from service.wire_text import Undecodable
+from storage import chunk as chunks
+from storage.chunk import Rows
+from storage.errors import InvalidRequest, LogError, RecordTooLarge
+from tests.fuzz.target import Target
+from tests.golden.make import rows_of_flights, rows_of_json
+from tests.service.conftest import arrow_of
+
+NOW_MS = 1_700_000_000_000
+BYTES_MAX = 1024 * 1024
+FORMATS: tuple[Format, ...] = ("json", "binary", "text")
+
+
+def _texts(*bodies: str) -> list[bytes]:
+    return [body.encode() for body in bodies]
+
+
+def _refused(call: Callable[[], object]) -> bool:
+    """Whether it was, as a request is."""
+    try:
+        call()
+    except InvalidRequest as error:
+        _check_refusal(error)
+        return True
+    return False
+
+
+def _check_refusal(error: LogError) -> None:
+    """One line for a client, with a status of its own fault."""
+    status = getattr(error, "status", 400)
+    assert 400 <= status < 500
+    assert str(error)
+
+
+def _columns(produced: Produced) -> pa.RecordBatch:
+    rows = produced.rows
+    batch = chunks.batch_of_rows([rows]) if isinstance(rows, Rows) else rows
+    batch.validate(full=True)
+    assert batch.num_rows == produced.count
+    assert batch.column(0).null_count == 0
+    assert batch.schema.equals(chunks.CHUNK_SCHEMA)
+    return batch
+
+
+# -- v2, JSON
+
+
+def _v2() -> list[bytes]:
+    records = [
+        '{"key":"N14228","value":{"delay":2,"x":[1.5e9,null,true,"\\u00e9\\ud83d\\ude00"]}}',
+        '{"key":null,"value":"AAEC","partition":0,"timestamp":1700000000000}',
+        '{"value":"c3Rvcm0=","headers":[{"key":"a","value":"AA=="},{"key":"b"}],"partition":"1"}',
+    ]
+    return _texts(
+        f'{{"records":[{records[0]}]}}',
+        f'{{"records":[{",".join(records)}],"key_schema_id":null,"value_schema":"x"}}',
+        f'{{"records":[{",".join([records[1]] * 70)}]}}',
+        f'{{"records":[{",".join([records[2]] * 70)}]}}',
+    )
+
+
+def _check_v2(fmt: Format) -> Callable[[bytes], None]:
+    def check(data: bytes) -> None:
+        try:
+            produced = wire_in.decode_json(data, fmt, NOW_MS)
+        except InvalidRequest as error:
+            _check_refusal(error)
+            return
+        batch = _columns(produced)
+        again = wire_in.decode_json(_body_of(batch, fmt), fmt, NOW_MS)
+        assert _columns(again).equals(batch)
+        if produced.partitions is not None:
+            assert len(produced.partitions) == produced.count
+
+    return check
+
+
+def _body_of(batch: pa.RecordBatch, fmt: Format) -> bytes:
+    """The records as a request, as plainly as can be."""
+    records = []
+    for row in batch.to_pylist():
+        record = {name: _shown(row[name], fmt) for name in ("key", "value")}
+        record["timestamp"] = b"%d" % round(row["timestamp"].timestamp() * 1000)
+        if row["headers"]:
+            pairs = ({"key": one["key"], "value": _encoded(one["value"])} for one in row["headers"])
+            record["headers"] = msgspec.json.encode(list(pairs))
+        records.append(b",".join(b'"%s":%s' % (name.encode(), v) for name, v in record.items()))
+    return b'{"records":[' + b",".join(b"{%s}" % record for record in records) + b"]}"
+
+
+def _shown(octets: bytes | None, fmt: Format) -> bytes:
+    if octets is None:
+        return b"null"
+    if fmt == "json":
+        json.loads(octets, parse_int=str)  # it is one JSON text, or the answer would be none
+        return octets
+    return msgspec.json.encode(_encoded(octets) if fmt == "binary" else octets.decode())
+
+
+def _encoded(octets: bytes | None) -> str | None:
+    return None if octets is None else base64.b64encode(octets).decode()
+
+
+def check_schema_error(data: bytes) -> None:
+    """Formats with schemas are refused, whatever the body says."""
+    assert SCHEMA_FORMATS
+    _check_refusal(schema_error(data))
+
+
+# -- Arrow
+
+
+def _streams() -> list[bytes]:
+    batch = chunks.batch_of_rows([rows_of_flights(), rows_of_json("1", "2")])
+    bare = pa.record_batch({"value": pa.array(["a", None, "b"])})
+    words = pa.array(["x", "y", "x"]).dictionary_encode()
+    wide = pa.record_batch(
+        {
+            "key": words,
+            "value": pa.array([b"1", b"2", None], pa.large_binary()),
+            "timestamp": pa.array([1, 2, None], pa.timestamp("s")),
+            "partition": pa.array([0, None, 1], pa.int8()),
+        }
+    )
+    views = pa.record_batch({"value": pa.array(["short", "longer than twelve"], pa.string_view())})
+    return [
+        arrow_of(batch, batch),
+        arrow_of(bare),
+        arrow_of(wide),
+        arrow_of(views),
+        arrow_of(batch, compression="zstd"),
+        arrow_of(wide, compression="lz4"),
+    ]
+
+
+def check_arrow(data: bytes) -> None:
+    try:
+        produced = wire_arrow.decode_arrow(data, NOW_MS, bytes_max=BYTES_MAX)
+    except InvalidRequest as error:
+        _check_refusal(error)
+        return
+    batch = _columns(produced)
+    assert batch.nbytes <= 2 * BYTES_MAX + len(data)
+    sent = wire_arrow.encode_arrow([chunks.with_offsets(batch, 7)])
+    again = wire_arrow.decode_arrow(sent, NOW_MS, bytes_max=64 * BYTES_MAX)
+    assert _columns(again).equals(batch)
+
+
+# -- v3
+
+
+def _v3() -> list[bytes]:
+    record = '{"partition_id":0,"key":{"type":"STRING","data":"k"},"value":{"type":"JSON","data":'
+    return _texts(
+        record + '{"a":[1,{"b":"}\\"{"}]}}}\n' + record + "1}}",
+        '{"value":{"type":"BINARY","data":"AAEC"},"headers":[{"name":"h","value":"AA=="}],'
+        '"timestamp":"2026-01-01T00:00:00.123Z"} '
+        '{"id":"x","value":{"type":"STRING","data":"\\u00e9"}}',
+    )
+
+
+def check_v3_stream(data: bytes) -> None:
+    """The same objects whole and in pieces; each is a record, or is refused."""
+    found, refusal = _cut(data, [len(data)])
+    steps = [1 + (byte & 7) for byte in data[:64]] or [1]
+    assert _cut(data, steps) == (found, refusal)
+    for obj in found:
+        try:
+            record = wire_v3.decode_v3_record(obj, NOW_MS)
+        except InvalidRequest as error:
+            _check_refusal(error)
+            continue
+        batch = chunks.batch_of_rows([record.rows])
+        batch.validate(full=True)
+        if record.is_json:
+            for column in ("key", "value"):
+                for octets in batch.column(column).drop_null().to_pylist():
+                    json.loads(octets, parse_int=str)
+
+
+def _cut(data: bytes, steps: Sequence[int]) -> tuple[list[bytes], str]:
+    stream = wire_v3.ObjectStream(object_bytes_max=4096)
+    objects: list[bytes] = []
+    at = turn = 0
+    try:
+        while at < len(data):
+            objects += stream.feed(data[at : at + steps[turn % len(steps)]])
+            stream.feed(b"")
+            at += steps[turn % len(steps)]
+            turn += 1
+        stream.finish()
+    except (wire_in.BadBody, RecordTooLarge) as error:
+        return objects, str(error)
+    return objects, ""
+
+
+def _batches() -> list[bytes]:
+    entry = '"value":{"type":"JSON","data":{"a":1}}'
+    return _texts(f'{{"entries":[{{"id":"1",{entry}}},{{"id":2,{entry},"partition_id":0}}]}}')
+
+
+def check_v3_batch(data: bytes) -> None:
+    try:
+        entries = wire_v3.decode_v3_batch(data)
+    except InvalidRequest as error:
+        _check_refusal(error)
+        return
+    assert 1 <= len(entries) <= wire_v3.ENTRIES_MAX
+    assert len({name for name, _ in entries}) == len(entries)
+    for _, obj in entries:
+        _refused(lambda obj=obj: wire_v3.decode_v3_record(obj, NOW_MS))
+
+
+# -- transactions and consumer instances
+
+
+def _transactions() -> list[bytes]:
+    return _texts(
+        '{"topics":[{"topic_name":"a","records":[{"value":{"type":"JSON","data":{"x":1}}},'
+        '{"partition_id":1,"key":{"type":"BINARY","data":"AA=="},"value":null,'
+        '"headers":[{"name":"h"}]}]}],"consumer_groups":[{"consumer_group_id":"g",'
+        '"generation":-1,"offsets":[{"topic_name":"a","partition_id":0,"offset":42,'
+        '"metadata":"why"}],"consumer_id":"c"}]}'
+    )
+
+
+def check_transaction(data: bytes) -> None:
+    try:
+        said = wire_transactions.decode_transaction(data, NOW_MS)
+    except InvalidRequest as error:
+        _check_refusal(error)
+        return
+    assert said.records <= wire_transactions.RECORDS_MAX
+    for topic in said.topics:
+        _columns(topic.produced)
+
+
+def _consumers() -> list[bytes]:
+    where = '"topic":"t","partition":0'
+    return _texts(
+        '{"name":"c","format":"json","auto.offset.reset":"earliest","auto.commit.enable":"false",'
+        '"fetch.min.bytes":"1","consumer.request.timeout.ms":1000,"session.timeout.ms":"5000"}',
+        '{"topics":["a","b"]}',
+        '{"topic_pattern":"a.*"}',
+        f'{{"partitions":[{{{where}}}]}}',
+        f'{{"offsets":[{{{where},"offset":5,"metadata":"m"}}]}}',
+        f'{{"timestamps":[{{{where},"timestamp":"2026-01-01T00:00:00Z"}}],"offsets":[]}}',
+    )
+
+
+def check_consumer_bodies(data: bytes) -> None:
+    decoders: list[Callable[[], object]] = [
+        lambda: wire_consumers.decode_creation(data, 300_000),
+        lambda: wire_consumers.decode_subscription(data),
+        lambda: wire_consumers.decode_partitions(data),
+        lambda: wire_consumers.decode_commit(data, ""),
+        lambda: wire_consumers.decode_commit(data, wire_consumers.STRIMZI),
+        lambda: wire_consumers.decode_positions(data),
+    ]
+    for decode in decoders:
+        _refused(decode)
+
+
+# -- from a peer: requests of consumer instances
+
+
+def _forwarded() -> list[bytes]:
+    request = group_forwarding._Request(
+        "GET",
+        "/consumers/g/instances/c/records",
+        b"timeout=0",
+        [(b"accept", b"application/json")],
+        "http",
+        ("10.0.0.1", 8082),
+        b"{}",
+    )
+    return [msgspec.msgpack.encode(request)]
+
+
+def check_forwarded(data: bytes) -> None:
+    async def serve(call):
+        call.query()
+        await call.body(1024)
+
+    async def take() -> None:
+        forwarded = group_forwarding.Forwarded(serve)
+        with contextlib.suppress(msgspec.MsgspecError, LogError):
+            await forwarded.take(data, b"t")
+
+    asyncio.run(take())
+
+
+# -- stored values on their way into answers
+
+_LENGTHS = struct.Struct("<HH")
+
+
+def _stored() -> list[bytes]:
+    pairs = [
+        (b'"k"', b'{"a":1}'),
+        (b"", b"\xff\xfe"),
+        (b'"\x1f"', b"1,2"),
+        (b"1}", b"\n\xe2\x80\xa8"),
+    ]
+    made = [_LENGTHS.pack(len(key), len(value)) + key + value for key, value in pairs]
+    return [*made, b"".join(made * 4)]
+
+
+def check_answers(data: bytes) -> None:
+    """Whatever is stored, an answer is JSON that says so, or a refusal that names the record."""
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    at = 0
+    while len(data) - at >= _LENGTHS.size and len(keys) < 40:
+        key, value = (size & 0x3FF for size in _LENGTHS.unpack_from(data, at))
+        at += _LENGTHS.size
+        keys.append(data[at : at + key])
+        values.append(data[at + key : at + key + value] if value != 0x3FF else None)
+        at += key + value
+    if not keys:
+        return
+    rows = Rows([NOW_MS] * len(keys), keys, values, [[("h", key)] for key in keys])
+    batch = chunks.with_offsets(chunks.batch_of_rows([rows]), 0)
+    for fmt in FORMATS:
+        try:
+            body = wire_out.encode_records([batch], "t", 0, fmt, is_json=[False])
+        except Undecodable as error:
+            _check_refusal(error)
+            assert fmt != "binary"
+            continue
+        said = json.loads(body, parse_int=int if fmt != "json" else str)
+        assert len(said) == len(keys)
+        if fmt == "binary":
+            assert [base64.b64decode(record["key"]) for record in said] == keys
+        if fmt == "text":
+            assert [record["key"].encode() for record in said] == keys
+        lines = wire_out.encode_ndjson([batch], "t", 0, fmt, is_json=[False]).decode().splitlines()
+        assert len(lines) == len(keys)
+
+
+TARGETS = [
+    *(Target(f"v2-{fmt}", _v2, _check_v2(fmt)) for fmt in FORMATS),
+    Target("v2-schema", _v2, check_schema_error, 30),
+    Target("arrow", _streams, check_arrow, 120),
+    Target("v3-stream", _v3, check_v3_stream),
+    Target("v3-batch", _batches, check_v3_batch),
+    Target("transaction", _transactions, check_transaction),
+    Target("consumer-bodies", _consumers, check_consumer_bodies),
+    Target("forwarded", _forwarded, check_forwarded),
+    Target("answers", _stored, check_answers),
+]
