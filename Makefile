@@ -42,6 +42,8 @@ torture: $(VENV)/.has-all  ## Three brokers and all that can happen to them, for
 
 .PHONY: fuzz
 fuzz: $(VENV)/.has-all  ## Feed every decoder for MINUTES what it does not expect; ARGS are targets
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary atheris \
+		--editable ".[fuzz]" || true
 	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(ARGS)
 
 .PHONY: lint

@@ -7,6 +7,7 @@ kept in tests/fuzz/crashes/<target>-<hash>, which pytest tries from then on; it 
 """
 
 import argparse
+import importlib
 import importlib.util
 import logging
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.fuzz.target import INPUT_BYTES_MAX
+from tests.fuzz.target import INPUT_BYTES_MAX, Target
 
 CRASHES = Path(__file__).parent / "crashes"
 CORPUS = Path(__file__).parents[2] / ".fuzz"
@@ -24,6 +25,15 @@ MEMORY_MIB_MAX = 2048
 ALLOCATION_MIB_MAX = 1280
 """At once: a chunk may say that it unpacks to 1 GiB."""
 START_S_MAX = 120
+STEERING = {
+    "tests.fuzz.storage_targets": ["storage"],
+    "tests.fuzz.service_targets": [
+        *(f"service.wire_{kind}" for kind in ("in", "arrow", "v3", "transactions", "consumers")),
+        *(f"service.{name}" for name in ("wire_out", "wire_text", "produce", "group_forwarding")),
+    ],
+    "tests.fuzz.http_target": ["service"],
+}
+"""What is instrumented steers the search, and takes its time to start: what decodes, and no more."""
 
 
 def main() -> int:
@@ -32,6 +42,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="of all targets together")
     parser.add_argument("--replay", type=Path, help="a file of tests/fuzz/crashes")
     parser.add_argument("--target", help=argparse.SUPPRESS)
+    parser.add_argument("--module", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.replay is not None:
@@ -40,7 +51,7 @@ def main() -> int:
         print("fuzz: skipped, atheris is not installed: it has no build for this Python or system")
         return 0
     if options.target:
-        return _fuzz(options.target, options.seconds)
+        return _fuzz(options.target, options.module, options.seconds)
     return _all(options.targets, options.minutes * 60)
 
 
@@ -55,7 +66,9 @@ def _all(names: list[str], seconds: float) -> int:
     before = _crashes()
     for name in chosen:
         print(f"fuzz: {name}, {share} s", flush=True)
-        argv = [sys.executable, "-m", "tests.fuzz.run", "--target", name, "--seconds", str(share)]
+        module = TARGETS[name].check.__module__
+        argv = [sys.executable, "-m", "tests.fuzz.run", "--target", name, "--module", module]
+        argv += ["--seconds", str(share)]
         started = time.monotonic()
         try:
             done = subprocess.run(
@@ -81,14 +94,13 @@ def _crashes() -> set[Path]:
     return {path for path in CRASHES.iterdir() if path.suffix != ".md"}
 
 
-def _fuzz(name: str, seconds: int) -> int:
+def _fuzz(name: str, module: str, seconds: int) -> int:
     import atheris
 
-    # Ours alone: what is instrumented steers the search, and costs.
-    with atheris.instrument_imports(include=["storage", "service"]):
-        from tests.fuzz.targets import TARGETS
+    with atheris.instrument_imports(include=STEERING[module]):
+        targets: list[Target] = importlib.import_module(module).TARGETS
     logging.disable()
-    target = TARGETS[name]
+    (target,) = (target for target in targets if target.name == name)
     corpus = CORPUS / name
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(target.seeds()):
@@ -116,7 +128,7 @@ def _replay(path: Path) -> int:
     return 0
 
 
-def target_of(crash: Path):
+def target_of(crash: Path) -> Target:
     """By the file's name: `<target>-<what libFuzzer calls it>-<hash>`."""
     from tests.fuzz.targets import TARGETS
 
