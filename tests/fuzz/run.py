@@ -33,7 +33,7 @@ STEERING = {
     ],
     "tests.fuzz.http_target": ["service"],
 }
-"""What is instrumented steers the search, and takes its time to start: what decodes, and no more."""
+"""What is instrumented steers the search, and takes its time to start: no more than decodes."""
 
 
 def main() -> int:
