@@ -6,6 +6,7 @@ from itertools import count
 import pytest
 
 from tests.support.broker import Broker
+from tests.system.rest import World
 
 _numbers = count(1)
 
@@ -23,3 +24,9 @@ def topic(broker: Broker) -> str:
     name = f"t{next(_numbers)}"
     broker.create_topic(name)
     return name
+
+
+@pytest.fixture(scope="module")
+def world(broker: Broker) -> World:
+    """That broker, with what the REST dialects are tried on."""
+    return World(broker)
