@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service import telemetry
 from tests.service.conftest import Broker, append, assert_refused
 from tests.service.instances import Instance, created, put, subscribed
 
@@ -109,6 +110,19 @@ async def test_lag(broker: Broker, topic: str, groups: Groups) -> None:
     assert (await groups.get("/g"))["state"] == "EMPTY"
     assert (await groups.get("/g/lags/t/partitions/0"))["consumer_id"] == ""
     assert (await Groups(broker, "/kafka/v3").get("/g"))["is_simple"] is True
+
+
+async def test_i10_lag_has_so_many_series_and_says_what_it_leaves_out(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "SERIES_MAX", 3)
+    for group in ("g", "h"):
+        consumer = await subscribed(broker, group=group, auto_commit_enable=False)
+        said = [{"topic": "t", "partition": number, "offset": 0} for number in range(3)]
+        await consumer.ok("POST", "/offsets", {"offsets": said[: 2 if group == "g" else 3]})
+    metrics = (await broker.http.get("/metrics")).text
+    assert metrics.count("tidelog_group_lag{") == 3
+    assert "tidelog_group_series_omitted 2.0" in metrics
 
 
 @pytest.mark.parametrize(

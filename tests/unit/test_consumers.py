@@ -280,7 +280,7 @@ async def _churn(seed: int) -> None:
     draw = random.Random(seed)
     log = await opened(MemoryStore())
     async with closing(log):
-        await log.create_topic("t", 5, {})
+        await log.create_topic("t", 12, {})
         consumers = await started(log)
         seen: Counter[str] = Counter()
         owners: dict[tuple[int, int], set[str]] = defaultdict(set)
@@ -321,10 +321,10 @@ async def _churn(seed: int) -> None:
             for n in range(150):
                 value = f"{n}"
                 produced.append(value)
-                await append(log, value, partition=draw.randrange(5))
+                await append(log, value, partition=draw.randrange(12))
                 await asyncio.sleep(draw.choice([0, 0.3]))
                 if n == 70:
-                    await log.add_partitions("t", 6)
+                    await log.add_partitions("t", 13)
 
         async with asyncio.TaskGroup() as group:
             producing = group.create_task(produce())
@@ -349,11 +349,11 @@ async def _transactions(seed: int) -> None:
     draw = random.Random(seed)
     log = await opened(MemoryStore())
     async with closing(log):
-        await log.create_topic("t", 3, {})
+        await log.create_topic("t", 12, {})
         await log.create_topic("results", 1, {})
         consumers = await started(log)
         for n in range(60):
-            await append(log, f"{n}", partition=n % 3)
+            await append(log, f"{n}", partition=n % 12)
         refused = 0
 
         def is_done() -> bool:

@@ -1,0 +1,79 @@
+"""An answer is one packet; what has only begun is seen to have begun; order is kept."""
+
+import asyncio
+from typing import Any
+
+from service.protocol import JOINED_BYTES_MAX
+from tests.service.conftest import listening
+
+
+class App:
+    """Answers with a body of the size that the path asks for, in two parts where it says so."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        _, size, *parted = scope["path"].split("/")
+        body = b"x" * int(size)
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if parted:
+            await self.go_on.wait()
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _ask(port: int, *paths: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for path in paths:
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    await writer.drain()
+    return reader, writer
+
+
+async def test_a_small_answer_is_one_packet() -> None:
+    async with listening(App()) as port:  # type: ignore[arg-type]
+        for size in (0, 2, 1000):
+            reader, writer = await _ask(port, f"/{size}")
+            got = await reader.read(1 << 20)
+            assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert got.endswith(b"\r\n\r\n" + b"x" * size)
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_answers_of_any_size_one_after_the_other() -> None:
+    async with listening(App()) as port:  # type: ignore[arg-type]
+        sizes = (5, 3 * JOINED_BYTES_MAX, 0, JOINED_BYTES_MAX, JOINED_BYTES_MAX + 1, 7)
+        reader, writer = await _ask(port, *(f"/{size}" for size in sizes))
+        for size in sizes:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"content-length: %d\r\n" % size in head
+            assert await reader.readexactly(size) == b"x" * size
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_head_does_not_wait_for_a_body_that_is_late() -> None:
+    app = App()
+    async with listening(app) as port:  # type: ignore[arg-type]
+        reader, writer = await _ask(port, "/3/late")
+        async with asyncio.timeout(5):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            app.go_on.set()
+            assert await reader.readexactly(3) == b"xxx"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_client_that_goes_in_the_middle_is_no_error() -> None:
+    app = App()
+    async with listening(app) as port:  # type: ignore[arg-type]
+        reader, writer = await _ask(port, "/3/late")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+        app.go_on.set()
+        reader, writer = await _ask(port, "/4")
+        assert (await reader.read(1000)).endswith(b"xxxx")
+        writer.close()
+        await writer.wait_closed()
