@@ -78,7 +78,7 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
 
     No broker takes part. What is sealed is read as Parquet, the tail from the WAL, as of now.
     """
-    options = _positions(topic, start, until)
+    options = positions(topic, start, until)
     try:
         settings = load({} if store is None else {"store": store})
     except BadSettings as error:
@@ -100,22 +100,31 @@ def _replay(
     *,
     overwrite: bool,
 ) -> int:
-    if settings.s3_endpoint:
-        options["endpoint"] = settings.s3_endpoint
-    if settings.s3_region:
-        options["region"] = settings.s3_region
-    if settings.s3.path_style is not None:
-        options["pathStyle"] = str(settings.s3.path_style)
-    if file_format is not FileFormat.CSV:
-        options["includeHeaders"] = "true"
     with _in_one_line():
         _check_topic(settings, topic)
         _check_target(to, overwrite=overwrite)
         with spark_session("tidelog replay", master) as spark:
-            from storage.spark_native import read_topic
+            frame = frame_of(spark, settings, topic, file_format, options)
+            return write(frame, to, file_format, overwrite=overwrite)
 
-            frame = read_topic(spark, settings.store, topic, **options)
-            return _write(frame, to, file_format, overwrite=overwrite)
+
+def frame_of(
+    spark: "SparkSession",
+    settings: Settings,
+    topic: str,
+    file_format: FileFormat,
+    options: Mapping[str, str],
+) -> "DataFrame":
+    """The records that are to be written, of the positions in `options`."""
+    from storage.spark_native import read_topic
+
+    more = {"endpoint": settings.s3_endpoint, "region": settings.s3_region}
+    if settings.s3.path_style is not None:
+        more["pathStyle"] = str(settings.s3.path_style)
+    if file_format is not FileFormat.CSV:
+        more["includeHeaders"] = "true"
+    given = {name: text for name, text in more.items() if text}
+    return read_topic(spark, settings.store, topic, **options, **given)
 
 
 def _check_topic(settings: Settings, topic: str) -> None:
@@ -205,7 +214,7 @@ def _stderr_to(descriptor: int) -> Iterator[None]:
         os.close(stderr)
 
 
-def _write(frame: "DataFrame", to: str, file_format: FileFormat, *, overwrite: bool) -> int:
+def write(frame: "DataFrame", to: str, file_format: FileFormat, *, overwrite: bool) -> int:
     """Write and count in one pass."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -224,7 +233,7 @@ def _write(frame: "DataFrame", to: str, file_format: FileFormat, *, overwrite: b
     return int(written.get["records"])
 
 
-def _positions(topic: str, start: str, until: str) -> dict[str, str]:
+def positions(topic: str, start: str, until: str) -> dict[str, str]:
     """The Spark source's options for where to start and where to end."""
     options: dict[str, str] = {}
     for text, prefix, default in ((start, "starting", "beginning"), (until, "ending", "end")):

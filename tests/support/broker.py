@@ -23,7 +23,7 @@ from service.broker_process import BrokerFailed, BrokerProcess
 
 __all__ = ["Broker", "BrokerFailed"]
 
-CLI_S = 60.0
+CLI_S = 240.0
 PATIENCE_S = 30.0
 
 

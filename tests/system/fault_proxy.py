@@ -5,11 +5,11 @@ before the store hears of the request, a 500, a reset or half an answer after it
 """
 
 import asyncio
+import contextlib
 import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 import aiohttp
@@ -65,7 +65,7 @@ class FaultProxy:
         self._thread.join()
         self._loop.close()
 
-    @contextmanager
+    @contextlib.contextmanager
     def having(self, faults: Faults) -> Iterator[None]:
         self.faults = faults
         try:
@@ -73,7 +73,7 @@ class FaultProxy:
         finally:
             self.faults = NONE
 
-    @contextmanager
+    @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
         """Requests and answers wait until the end of it."""
         self._loop.call_soon_threadsafe(self._lets_through.clear)
@@ -121,16 +121,15 @@ class FaultProxy:
             return web.Response(status=self._random.choice((500, 503)))
         if self._hits("unanswered", faults.unanswered):
             return _reset(request)
-        if request.transport is None:  # whoever asked is gone
-            return web.Response()
         given = web.StreamResponse(status=answer.status, headers=_without_hops(answer.headers))
-        await given.prepare(request)
-        if payload and self._hits("halved", faults.halved):
-            await given.write(payload[: len(payload) // 2])
-            return _reset(request, given)
-        if request.method != "HEAD":
-            await given.write(payload)
-        await given.write_eof()
+        with contextlib.suppress(ConnectionError):  # whoever asked is gone
+            await given.prepare(request)
+            if payload and self._hits("halved", faults.halved):
+                await given.write(payload[: len(payload) // 2])
+                return _reset(request, given)
+            if request.method != "HEAD":
+                await given.write(payload)
+            await given.write_eof()
         return given
 
     def _hits(self, name: str, share: float) -> bool:

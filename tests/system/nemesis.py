@@ -28,14 +28,17 @@ class Nemesis:
         self,
         brokers: Sequence[Broker],
         ways: Sequence[FaultProxy],
+        peers: Sequence[FaultProxy],
         *,
         view_age_s: float,
         seed: int,
         variables: Mapping[str, str],
     ) -> None:
-        """`variables` are the environment of `tidelog maintain`."""
+        """`ways` lead from a broker to the store, `peers` from the others to a broker; `variables`
+        are the environment of `tidelog maintain`."""
         self._brokers = brokers
         self._ways = ways
+        self._peers = peers
         self._view_age_s = view_age_s
         self._variables = variables
         self._draw = random.Random(seed)
@@ -50,6 +53,8 @@ class Nemesis:
             self._faults_for_all,
             self._silence_for_one,
             self._silence_for_all,
+            self._faults_between_brokers,
+            self._cut_between_brokers,
             self._maintain,
             self._maintain_and_kill,
         )
@@ -122,6 +127,18 @@ class Nemesis:
             for way in self._ways:
                 stack.enter_context(way.silent())
             self._wait(0.5, 2.0)
+
+    def _faults_between_brokers(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for way in self._peers:
+                stack.enter_context(way.having(self._draw.choice((MIXED, UNANSWERED, SLOW))))
+            self._wait(0.5, 3.0)
+
+    def _cut_between_brokers(self) -> None:
+        """One hears nothing from the others for longer than they count it as alive, though all of
+        them reach the store."""
+        with self._draw.choice(self._peers).silent():
+            self._wait(1.0, 4.0)
 
     def _maintain(self) -> None:
         with self._maintaining() as process:

@@ -1,6 +1,5 @@
 """`tidelog replay`: from the store to files, with Spark and without a broker."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -72,25 +71,3 @@ def test_replay_to_parquet_has_every_record(store: str, tmp_path: Path) -> None:
     assert record["headers"] == [{"key": "h", "value": b"head"}]
     done = tidelog("replay", "t", "--store", store, "--to", str(to), status=1)
     assert "already exists" in error_line(done)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(300)
-def test_replay_of_a_range_to_text(store: str, tmp_path: Path) -> None:
-    offsets = json.dumps({str(partition): 120 for partition in range(PARTITIONS)})
-    to = tmp_path / "json"
-    assert replayed(store, to, "--as", "json", "--from", offsets) == 60
-    values = [
-        json.loads(line) for file in to.glob("*.json") for line in file.read_text().splitlines()
-    ]
-    assert sorted(json.loads(value["value"])["n"] for value in values) == list(range(240, 300))
-
-    to = tmp_path / "csv"
-    until = ["--from", "@2020-01-01T00:01:40Z", "--until", "@2020-01-01T00:04:00Z"]
-    assert replayed(store, to, "--as", "csv", *until) == 140
-    rows = [
-        row for file in to.glob("*.csv") for row in csv.DictReader(file.read_text().splitlines())
-    ]
-    assert sorted(row["key"] for row in rows) == sorted(f'"k{n}"' for n in range(100, 240))

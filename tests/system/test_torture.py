@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.broker import tidelog
 from tests.support.history import violations
+from tests.support.ports import free_port_pairs
 from tests.support.seaweed import Seaweed
 from tests.system.checks import check_retries, new_topic, the_log
 from tests.system.client import Client
@@ -56,7 +57,15 @@ def test_what_clients_were_told_is_true(
     variables = direct | {f"TIDELOG_{name.upper()}": str(value) for name, value in YOUNG.items()}
     with contextlib.ExitStack() as stack:
         ways = [stack.enter_context(FaultProxy(seaweed.endpoint_url, seed + i)) for i in range(3)]
-        own = [{"s3_endpoint": way.url} for way in ways]
+        ports = free_port_pairs(3)
+        peers = [
+            stack.enter_context(FaultProxy(f"http://127.0.0.1:{port}", seed - port))
+            for port in ports
+        ]
+        own = [
+            {"s3_endpoint": way.url, "peer_port": port, "peer_address": peer.url}
+            for way, port, peer in zip(ways, ports, peers, strict=True)
+        ]
         found = stack.enter_context(
             brokers(tmp_path, store=store, own=own, **QUICK, **YOUNG, **OFTEN)
         )
@@ -76,7 +85,7 @@ def test_what_clients_were_told_is_true(
             for number in range(PARTITIONS)
         ]
         readings = [Reading(url, topic, number) for number, url in enumerate(urls)]
-        nemesis = Nemesis(found, ways, view_age_s=VIEW_AGE_S, seed=seed, variables=variables)
+        nemesis = Nemesis(found, ways, peers, view_age_s=VIEW_AGE_S, seed=seed, variables=variables)
         with contextlib.ExitStack() as running:
             for each in (*loads, *workers, *readings):
                 running.enter_context(each)
@@ -99,7 +108,7 @@ def test_what_clients_were_told_is_true(
             assert broker.stop() == 0, broker.log()[-3000:]
         scrubbed = tidelog("scrub", "--store", store, "--json", **variables)
         assert json.loads(scrubbed.stdout)["is_whole"], scrubbed.stdout
-        print(json.dumps(_counted(sent, workers, ways, nemesis), indent=2))
+        print(json.dumps(_counted(sent, workers, (ways, peers), nemesis), indent=2))
 
 
 def _transformed(url: str, names: Names) -> Found:
@@ -122,7 +131,7 @@ def _transformed(url: str, names: Names) -> Found:
 def _counted(
     sent: Sequence[Sent],
     workers: Sequence[Worker],
-    ways: Sequence[FaultProxy],
+    ways: tuple[Sequence[FaultProxy], Sequence[FaultProxy]],
     nemesis: Nemesis,
 ) -> dict[str, dict[str, int]]:
     requests = [each.request for each in sent]
@@ -138,6 +147,7 @@ def _counted(
             "committed": sum(each.commits for each in workers),
             "attempts of unknown outcome": sum(each.unknown for each in workers),
         },
-        "ways to the store": dict(sum((way.counts for way in ways), Counter())),
+        "ways to the store": dict(sum((way.counts for way in ways[0]), Counter())),
+        "ways between brokers": dict(sum((way.counts for way in ways[1]), Counter())),
         "deeds": dict(nemesis.counts),
     }
