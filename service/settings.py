@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import LogError
+from storage.s3_options import S3Options
 
 if TYPE_CHECKING:
     # The CLI shows and parses settings: the log, and Arrow below it, are loaded by who runs one.
     from storage.log import LogSettings
-    from storage.s3 import S3Options
 
 PREFIX = "TIDELOG_"
 SERVER_VARIABLE = "TIDELOG_URL"
@@ -206,9 +206,7 @@ class Settings:
             )
 
     @property
-    def s3(self) -> "S3Options":
-        from storage.s3 import S3Options
-
+    def s3(self) -> S3Options:
         return S3Options(
             endpoint_url=self.s3_endpoint or None,
             region=self.s3_region or None,

@@ -7,6 +7,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     model         the nouns without behaviour: TopicPartition, Placement, SegmentFile
     keys          every object key, built and parsed
     objectstore   the seam to object storage: the protocol, and its in-memory implementation
+    s3_options    how an S3 bucket is reached
     histogram     how often a duration or a size was seen, by size class
     tree_order    byte order of keys from a server that lists like a tree of directories
     chunk         records as columns, and the bytes of a chunk

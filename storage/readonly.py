@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from storage.errors import NotFound, StoreRefused, StoreUnfit, Unavailable
 from storage.objectstore import Created, ObjectInfo, ObjectStore, Part
-from storage.s3 import S3Options
+from storage.s3_options import S3Options
 from storage.stores import open_store
 
 T = TypeVar("T")

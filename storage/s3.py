@@ -15,7 +15,6 @@ import base64
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import aioboto3
@@ -31,6 +30,7 @@ from botocore.parsers import ResponseParserError
 from storage.errors import Corrupt, NotFound, StoreRefused, StoreUnfit, Unavailable
 from storage.loop_thread import LoopThread
 from storage.objectstore import Created, ObjectInfo, Part
+from storage.s3_options import S3Options
 from storage.tree_order import in_byte_order
 
 if TYPE_CHECKING:
@@ -59,21 +59,6 @@ _ADVICE = {
     **dict.fromkeys(("AuthorizationHeaderMalformed", "PermanentRedirect"), "correct the region"),
     **dict.fromkeys(("ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"), _CREDENTIALS),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Options:
-    """How to reach a bucket. Credentials come by the usual AWS chain and are not settings."""
-
-    endpoint_url: str | None = None  # None is AWS
-    region: str | None = None  # None asks the AWS chain, then the bucket
-    path_style: bool | None = None  # None: exactly where an endpoint is given
-    tree_listing: bool | None = None  # None asks the server's name; see storage/tree_order.py
-    connect_timeout_s: float = 3.0
-    read_timeout_s: float = 10.0  # between two bytes of an answer; S3's p99 is 0.3 s
-    request_timeout_s: float = 60.0  # everything together: 20 MB at 3 Mbit/s
-    attempts_max: int = 4  # of reads, listings, deletes; a create has one
-    connections_max: int = 64
 
 
 class _OnceSession(AIOHTTPSession):

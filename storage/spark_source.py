@@ -33,7 +33,7 @@ from storage.chunk import RECORD_SCHEMA, US_PER_MS, concat
 from storage.clock import SystemClock
 from storage.errors import InvalidRequest
 from storage.readonly import OpenedStore
-from storage.s3 import S3Options
+from storage.s3_options import S3Options
 from storage.scan import EVERYTHING, OFFSET_MAX, Slice, Split, Wanted, plan
 from storage.slices import read_split
 from storage.snapshot import LogView

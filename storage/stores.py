@@ -16,7 +16,7 @@ from storage.clock import Clock
 from storage.errors import LogError, NotFound, StoreRefused, StoreUnfit, Unavailable
 from storage.folder import FolderStore
 from storage.objectstore import Created, MemoryStore, ObjectStore
-from storage.s3 import S3Options, S3Store
+from storage.s3_options import S3Options
 
 T = TypeVar("T")
 
@@ -40,6 +40,8 @@ async def open_store(url: str, *, s3: S3Options | None = None) -> ObjectStore:
         case "file" if not parts.netloc and len(parts.path) > 1:
             return await asyncio.to_thread(FolderStore, Path(unquote(parts.path)))
         case "s3" if parts.netloc:
+            from storage.s3 import S3Store  # its SDK is slow to load, and a folder needs none
+
             return await S3Store.open(parts.netloc, unquote(parts.path), s3)
         case _:
             raise StoreUnfit(

@@ -9,7 +9,8 @@ import pytest
 
 from storage.folder import FolderStore
 from storage.objectstore import MemoryStore, ObjectStore
-from storage.s3 import S3Options, S3Store
+from storage.s3 import S3Store
+from storage.s3_options import S3Options
 from tests.support.moto import Moto, running_moto
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, Seaweed, running_seaweed
 

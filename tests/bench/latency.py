@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.local.cluster import REGION, Store, s3_store
-from storage.s3 import S3Options
+from storage.s3_options import S3Options
 from storage.stores import open_store
 from tests.bench import bodies
 from tests.bench.broker import Broker, environment

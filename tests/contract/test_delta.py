@@ -16,7 +16,8 @@ import pytest
 from storage import keys, table
 from storage.errors import CommitUnknown, StoreUnfit, Unavailable
 from storage.folder import FolderStore
-from storage.s3 import S3Options, S3Store
+from storage.s3 import S3Store
+from storage.s3_options import S3Options
 from storage.table import DeltaManifest, ManifestConflict, Table, open_table, seal_app_id
 from tests.contract.test_table import PREFIX, file, files_of, fresh, seal
 from tests.support.moto import Moto

@@ -11,7 +11,8 @@ from storage.clock import SystemClock
 from storage.errors import NotFound, StoreRefused, StoreUnfit, Unavailable
 from storage.folder import FolderStore
 from storage.objectstore import Created, MemoryStore, ObjectInfo, ObjectStore, Part
-from storage.s3 import S3Options, S3Store
+from storage.s3 import S3Store
+from storage.s3_options import S3Options
 from storage.stores import open_store, probe
 from tests.support.moto import Moto
 from tests.support.ports import free_port

@@ -17,7 +17,8 @@ from aiobotocore.httpsession import AIOHTTPSession
 import storage.s3
 from storage.errors import Corrupt, NotFound, StoreRefused, StoreUnfit, Unavailable
 from storage.objectstore import Created
-from storage.s3 import S3Options, S3Store
+from storage.s3 import S3Store
+from storage.s3_options import S3Options
 from tests.support.seaweed import REGION
 
 LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"

@@ -9,7 +9,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from storage.objectstore import ObjectStore
-from storage.s3 import S3Options, S3Store
+from storage.s3 import S3Store
+from storage.s3_options import S3Options
 from tests.support.moto import Moto
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
 

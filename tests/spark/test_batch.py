@@ -324,7 +324,8 @@ def test_spark_takes_sizes_for_a_listing(spark: "SparkSession", history: History
 
 
 async def test_s3_is_read_by_the_executors(spark: "SparkSession", moto_server: Moto) -> None:
-    from storage.s3 import S3Options, S3Store
+    from storage.s3 import S3Store
+    from storage.s3_options import S3Options
     from tests.support.broker_log import open_log
     from tests.support.broker_log import records_of as log_records
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from storage.s3 import S3Options, S3Store
+from storage.s3 import S3Store
+from storage.s3_options import S3Options
 from tests.support.broker import Broker, tidelog
 from tests.support.history import violations
 from tests.support.seaweed import REGION, Seaweed
@@ -66,7 +67,9 @@ async def test_three_brokers_one_log(seaweed: Seaweed, tmp_path: Path) -> None:
             assert "Traceback" not in broker.log()
     scrubbed = tidelog("scrub", "--store", store, TIDELOG_S3_ENDPOINT=endpoint)
     assert b"DAMAGED" not in scrubbed.stdout
-    opened = await S3Store.open(seaweed.bucket, prefix, S3Options(endpoint, REGION))
+    opened = await S3Store.open(
+        seaweed.bucket, prefix, S3Options(endpoint_url=endpoint, region=REGION)
+    )
     assert [info.key async for info in opened.list("brokers/")] == [], "they have all left"
     await opened.close()
 

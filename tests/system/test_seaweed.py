@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.s3 import S3Options, S3Store
+from storage.s3 import S3Store
+from storage.s3_options import S3Options
 from tests.support.broker import Broker
 from tests.support.history import Log, Request, Written, violations
 from tests.support.seaweed import REGION, Seaweed
