@@ -217,6 +217,11 @@ def _gauges(broker: Log) -> tuple[Series, ...]:
         Series("topics", "topics", len(state.topics)),
         Series("partitions", "partitions of all topics", partitions),
         Series("group_offsets", "committed offsets of all consumer groups", state.groups.count),
+        Series(
+            "group_series_omitted",
+            f"committed offsets without a lag of their own: only the first {SERIES_MAX} have one",
+            max(state.groups.count - SERIES_MAX, 0),
+        ),
         Series("group_members", "members of all consumer groups", state.members.count),
         Series("producer_partitions", "producers known, by partition", state.producers.count),
         Series(

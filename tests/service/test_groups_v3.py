@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service import telemetry
+from service import log_metrics
 from tests.service.conftest import Broker, append, assert_refused
 from tests.service.instances import Instance, created, put, subscribed
 
@@ -115,7 +115,7 @@ async def test_lag(broker: Broker, topic: str, groups: Groups) -> None:
 async def test_i10_lag_has_so_many_series_and_says_what_it_leaves_out(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telemetry, "SERIES_MAX", 3)
+    monkeypatch.setattr(log_metrics, "SERIES_MAX", 3)
     for group in ("g", "h"):
         consumer = await subscribed(broker, group=group, auto_commit_enable=False)
         said = [{"topic": "t", "partition": number, "offset": 0} for number in range(3)]
