@@ -33,7 +33,12 @@ wire_consumers  their bodies, in four dialects
 resources_v3    the shapes of its resources
 telemetry       metrics: what HTTP counts, and the text for Prometheus
 log_metrics     what the log counts
+vitals          what brokers do per second, now and in the last half hour
 logs            log lines, for people or machines
+console         the console's files, in ui/
+console_api     what it shows and no other route has
+topic_picture   where a topic's records lie, for it
+wal_view        the end of the WAL, for it
 peers           what a broker answers the others, on a port of their own
 peer_client     the way to the others
 group_peers     the way of consumer instances' requests to their coordinator

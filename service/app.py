@@ -17,7 +17,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import acls_v3, admin_v3, configs_v3, groups_v3, topics
+from service import acls_v3, admin_v3, configs_v3, console_api, groups_v3, topics
+from service.console import console
 from service.errors import (
     INTERNAL_ERROR,
     ErrorBody,
@@ -28,6 +29,9 @@ from service.errors import (
 )
 from service.paths import clean_path
 from service.telemetry import CareCounters, HttpCounters, Telemetry, Worker
+from service.topic_picture import Pictures
+from service.vitals import Ask, Vitals, nobody
+from service.wal_view import WalView
 from storage.errors import LogError, Unavailable
 from storage.log import Log
 
@@ -61,6 +65,7 @@ TAGS = [
         "name": "v3 consumer groups",
         "description": "Groups, their lag, and transactions; also under `/kafka/v3`.",
     },
+    {"name": "console", "description": "What the console at /ui shows beyond the rest: read-only."},
     {"name": "health", "description": "For load balancers, orchestrators and Prometheus."},
 ]
 
@@ -116,6 +121,7 @@ def build_app(
     extra: Sequence[APIRouter] = (),
     care: CareCounters | None = None,
     worker: Worker | None = None,
+    peers: Ask = nobody,
 ) -> FastAPI:
     """The application on an open log. `extra` routers are served (or only documented) with it.
 
@@ -138,6 +144,10 @@ def build_app(
     app.state.readiness = Readiness(broker)
     app.state.counters = counters
     app.state.telemetry = Telemetry(broker, counters, VERSION, care, worker)
+    number = 0 if worker is None else worker.number
+    app.state.vitals = Vitals(broker, counters, VERSION, number, peers)
+    app.state.pictures = Pictures(broker)
+    app.state.wal_view = WalView(broker)
     app.state.started_s = broker.clock.boot_s()
     add_handlers(app)
     app.add_middleware(Edge, counters=counters)
@@ -145,6 +155,8 @@ def build_app(
     for router in extra:
         app.include_router(router)
     app.include_router(topics.router)
+    app.include_router(console_api.router)
+    app.include_router(console())
     for mount in admin_v3.MOUNTS:
         app.include_router(admin_v3.clusters, prefix=mount, include_in_schema=mount == "/v3")
         for v3 in (admin_v3, configs_v3, groups_v3, acls_v3):

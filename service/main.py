@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -31,7 +31,7 @@ from service.group_peers import GroupPeers
 from service.hotdocs import documented_routes
 from service.hotpath import HotPath
 from service.logs import last_words, log_to_stderr
-from service.peer_client import METRICS, HttpPeers
+from service.peer_client import METRICS, VITALS, HttpPeers
 from service.peers import PeerListener
 from service.protocol import Protocol
 from service.settings import Settings, state_home
@@ -42,6 +42,7 @@ from storage.coordinator import Rendezvous
 from storage.errors import LogError, Unavailable
 from storage.folder import FolderStore
 from storage.log import Log
+from storage.members import Member
 from storage.membership import Membership
 from storage.metered import MeteredStore
 from storage.objectstore import MemoryStore, ObjectStore
@@ -181,8 +182,11 @@ async def _serve_http(
         extra=[documented_routes(), documented_consumers()],
         care=care,
         worker=_worker(settings, serving),
+        peers=lambda: _asked(serving, VITALS, broker.membership.others),
     )
     listener.app.told_of[METRICS] = app.state.telemetry.text
+    listener.app.told_of[VITALS] = app.state.vitals.told
+    vitals = asyncio.create_task(app.state.vitals.run(), name="tidelog-vitals")
     forwarder = Forwarder(GroupPeers(broker.membership, serving.peers))
     hot_path = HotPath(app, broker, settings, counters, consumers, forwarder)
     listener.app.groups = hot_path.consumers.forwarded
@@ -222,6 +226,7 @@ async def _serve_http(
         await server.serve(_shared_port(settings))
     finally:
         watch.cancel()
+        vitals.cancel()
         # A task of the log that died is a bug: what it says must not be lost in the shutdown.
         with contextlib.suppress(asyncio.CancelledError):
             await watch
@@ -240,9 +245,14 @@ def _worker(settings: Settings, serving: _Broker) -> Worker | None:
             for member in membership.others
             if member.port == settings.port and urlsplit(member.address).hostname == host
         ]
-        return await gathered(serving.peers.post(member, METRICS, b"") for member in beside)
+        return await _asked(serving, METRICS, beside)
 
     return Worker(serving.worker, settings.workers, ask)
+
+
+async def _asked(serving: _Broker, path: str, members: Iterable[Member]) -> list[bytes]:
+    """What these brokers say that answer soon."""
+    return await gathered(serving.peers.post(member, path, b"") for member in members)
 
 
 async def _run_until_failed(broker: Log, consumers: Consumers) -> None:

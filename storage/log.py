@@ -104,7 +104,7 @@ class Log:
         self.hot_dir = hot_dir
         self.wal = Wal(store, clock, broker_id, settings.wal)
         self.tail = TailCache(settings.tail_cache_bytes)
-        self.reader = Reader(store, self.tail, self._table_of, settings.reader)
+        self.reader = Reader(store, self.tail, self.table_of, settings.reader)
         self.writer = Writer(self.wal, clock, settings.writer, self._on_committed)
         self.exactly_once = ExactlyOnce(self.writer, clock)
         self.membership = Membership(store, clock, broker_id, settings.membership)
@@ -113,9 +113,7 @@ class Log:
         )
         self.writer.committer = self.sequencer
         self.reader.told = self.sequencer.told_bodies
-        self.sealer = Sealer(
-            store, clock, self.reader, self.writer, self._table_of, settings.sealer
-        )
+        self.sealer = Sealer(store, clock, self.reader, self.writer, self.table_of, settings.sealer)
         self.sealer.is_mine = lambda topic: self.membership.is_first_for(topic.topic_id)
         self._tables: dict[str, asyncio.Future[Table]] = {}
         self.listeners: list[Callable[[], None]] = []
@@ -472,7 +470,7 @@ class Log:
                 append_ms=run.append_ms,
             )
 
-    async def _table_of(self, topic: Topic) -> Table:
+    async def table_of(self, topic: Topic) -> Table:
         """The topic's manifest, opened once."""
         opening = self._tables.get(topic.topic_id)
         if opening is None or (opening.done() and opening.exception() is not None):

@@ -89,6 +89,11 @@ class TailCache:
         if goes_on or (pieces and is_newest and pieces[-1].end_offset < base_offset):
             self.add(key, base_offset, batch, is_json=is_json, nbytes=nbytes)
 
+    def start(self, key: tuple[str, int]) -> int | None:
+        """From where on the partition's records are held."""
+        pieces = self._pieces.get(key)
+        return pieces[0].base_offset if pieces else None
+
     def end(self, key: tuple[str, int]) -> int | None:
         """Up to where the partition's records are held."""
         pieces = self._pieces.get(key)

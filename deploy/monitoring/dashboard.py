@@ -124,7 +124,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
         (
             Panel(
                 "Time of a flush",
-                [Query(f"{rate('commit_seconds_total')} / {rate('flushes_total')}")],
+                [Query(f"{rate('commit_latency_seconds_sum')} / {rate('flushes_total')}")],
                 "s",
                 "the mean: one PUT, and the way to the sequencer",
             ),

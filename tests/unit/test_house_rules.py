@@ -7,6 +7,7 @@ ignored. Outside of a git checkout (an unpacked archive) it is every file but ob
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,10 @@ def _is_leftover(path: Path) -> bool:
 
 TREE = tree()
 MODULES = [path for path in TREE if path.suffix == ".py"]
+BROWSER_FILES = [
+    path for path in TREE if path.parts[:2] == ("service", "ui") and path.parts[2] != "vendor"
+]
+MARKUP = re.compile(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function")
 
 
 def as_parameter(path: Path) -> str:
@@ -88,6 +93,23 @@ def test_a_module_is_short_and_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(module), f"{path} does not open with a docstring"
     if path.name == "__init__.py":
         assert len(module.body) == 1, f"{path} holds more than the package's map"
+
+
+@pytest.mark.parametrize("path", BROWSER_FILES, ids=as_parameter)
+def test_a_file_for_browsers_is_short_and_says_what_it_is(path: Path) -> None:
+    source = (ROOT / path).read_text(encoding="utf-8")
+    assert source.count("\n") <= PYTHON_LINES_MAX, f"{path}: split it"
+    assert source.startswith(("//", "/*", "<!doctype", "<svg")), f"{path} does not say what it is"
+    # What users wrote is text. Whoever makes markup of a string has to change this line first.
+    assert not MARKUP.search(source), f"{path} makes markup of a string"
+
+
+def test_what_browsers_load_is_in_the_package() -> None:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        globs = tomllib.load(file)["tool"]["setuptools"]["package-data"]["service"]
+    packed = {found for glob in globs for found in (ROOT / "service").glob(glob) if found.is_file()}
+    loaded = {path for path in TREE if path.parts[:2] == ("service", "ui")}
+    assert {ROOT / path for path in loaded} <= packed
 
 
 @pytest.mark.parametrize("path", MODULES, ids=as_parameter)

@@ -83,7 +83,7 @@ async def hold(log: Log, step: str, seq: int) -> asyncio.Event:
     topic = log.state.topic("t")
     when = "after" in step
     if "commit" in step:
-        table = StoppingTable(await log._table_of(topic), is_after=when)
+        table = StoppingTable(await log.table_of(topic), is_after=when)
         made: asyncio.Future[Table] = asyncio.get_running_loop().create_future()
         made.set_result(table)
         log._tables[topic.topic_id] = made
@@ -157,7 +157,7 @@ def test_i7_a_seal_that_dies_at_any_step_is_finished_by_the_next(step: str) -> N
                 for each in (heir, reader):
                     await each.wal.refresh()
                     assert await read_values(each, partition=number) == model[number]
-                table = await heir._table_of(heir.state.topic("t"))
+                table = await heir.table_of(heir.state.topic("t"))
                 files = list(await table.segments(number))
                 assert sum(file.rows for file in files) == len(model[number])
 

@@ -29,7 +29,7 @@ async def sealed(inner: MemoryStore) -> Log:
 
 
 async def table_of(log: Log) -> tuple[Table, list[SegmentFile]]:
-    table = await log._table_of(log.state.topic("t"))
+    table = await log.table_of(log.state.topic("t"))
     await table.refresh()
     return table, list(await table.segments(0))
 

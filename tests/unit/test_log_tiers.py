@@ -42,7 +42,7 @@ async def with_topic(
 
 
 async def segments_of(log: Log, partition: int = 0) -> list[SegmentFile]:
-    table = await log._table_of(log.state.topic("t"))
+    table = await log.table_of(log.state.topic("t"))
     await table.refresh()
     return list(await table.segments(partition))
 
@@ -364,7 +364,7 @@ async def rewrite(log: Log, kept: list[int]) -> None:
     new = file._replace(path=path, size=written.size, rows=len(kept))
     commits[1] = commits[1]._replace(files=(new,))
     assert commits[1].transactions == {seal_app_id(0): 10}
-    (await log._table_of(log.state.topic("t"))).close()
+    (await log.table_of(log.state.topic("t"))).close()
 
 
 # -- damage

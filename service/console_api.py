@@ -1,0 +1,397 @@
+"""What the console shows and no other route has: read-only, under one prefix, documented like all.
+
+Everything else the console does it does with the routes of the dialects, as any client could.
+"""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
+
+from service.group_resources_v3 import group_ids, lags
+from service.log_metrics import unsealed_since_ms
+from service.topic_picture import PartitionPicture, Pictures
+from service.topics import ERRORS, FreshLog, TopicName, broker_log
+from service.vitals import NAMES, STEP_S, BrokerVitals, Step, Vitals, quantile_s, summed
+from service.wal_view import Checkpoint, WalEntry, WalView
+from storage.group import DEFAULT_ASSIGNOR
+from storage.log import Log
+from storage.state import Topic
+from storage.topics import CONFIGS
+
+PARTITIONS_MAX = 100
+"""Of a topic's picture in one answer."""
+PREFIX = "/tidelog/v1"
+
+router = APIRouter(prefix=PREFIX, tags=["console"], responses={503: ERRORS[503]})
+
+
+# -- overview
+
+
+class Rates(BaseModel):
+    """Per second, of the last seconds; `ack` is from a produce request to its answer."""
+
+    records_in: float
+    bytes_in: float
+    records_out: float
+    bytes_out: float
+    requests: float
+    flushes: float
+    commits: float
+    puts: float = Field(description="conditional and others")
+    gets: float
+    lists: float
+    deletes: float
+    cold_reads: float
+    ack_p50_ms: float | None
+    ack_p99_ms: float | None
+
+
+class BrokerNow(BaseModel):
+    """A broker that lives. `rates` is null where it did not answer."""
+
+    name: str
+    number: int
+    address: str
+    port: int
+    started_ms: int
+    is_me: bool
+    is_sequencer: bool
+    version: str = ""
+    worker: int = 0
+    wal_seq: int = 0
+    wal_view_age_s: float = 0.0
+    buffered_bytes: int = 0
+    buffered_bytes_max: int = 0
+    rates: Rates | None = None
+
+
+class History(BaseModel):
+    """Rates of all brokers together, one a step, oldest first."""
+
+    step_ms: int
+    at_ms: list[int] = Field(description="the end of each step")
+    series: dict[str, list[float | None]] = Field(description="by the names of Rates")
+
+
+class Overview(BaseModel):
+    """The cluster at a glance."""
+
+    cluster_id: str
+    store: str
+    created_ms: int
+    now_ms: int
+    wal_seq: int
+    topics: int
+    partitions: int
+    groups: int
+    members: int
+    unsealed_bytes: int
+    unsealed_since_ms: int | None
+    brokers: list[BrokerNow]
+    rates: Rates
+    history: History | None = None
+
+
+@router.get("/overview")
+async def get_overview(
+    request: Request,
+    history: Annotated[bool, Query(description="also of the last half hour")] = False,
+) -> Overview:
+    """Brokers, what they do per second, and the cluster's size."""
+    log, vitals = broker_log(request), _vitals(request)
+    answered = await vitals.all()
+    state, now_ms = log.state, log.clock.now_ms()
+    since = [unsealed_since_ms(topic, now_ms) for topic in state.topics.values()]
+    oldest_ms = min(since, default=now_ms)
+    return Overview(
+        cluster_id=log.wal.cluster.cluster_id,
+        store=log.store.url,
+        created_ms=log.wal.cluster.created_ms,
+        now_ms=now_ms,
+        wal_seq=state.seq,
+        topics=len(state.topics),
+        partitions=sum(len(topic.partitions) for topic in state.topics.values()),
+        groups=len(group_ids(log)),
+        members=state.members.count,
+        unsealed_bytes=sum(_tail_bytes(topic) for topic in state.topics.values()),
+        unsealed_since_ms=oldest_ms if oldest_ms < now_ms else None,
+        brokers=_brokers(log, answered),
+        rates=_total([_rates(one.recent, one.seconds) for one in answered], answered),
+        history=_history(summed(answered)) if history else None,
+    )
+
+
+def _brokers(log: Log, answered: list[BrokerVitals]) -> list[BrokerNow]:
+    me, first = log.membership.me.id, log.sequencer.target or log.membership.me
+    said = {one.id: one for one in answered}
+    members = [log.membership.me, *log.membership.others]
+    found = []
+    for member in members:
+        one = said.get(member.id)
+        shown = BrokerNow(
+            name=member.name,
+            number=member.number,
+            address=member.address,
+            port=member.port,
+            started_ms=member.started_ms,
+            is_me=member.id == me,
+            is_sequencer=member.id == first.id,
+        )
+        if one is not None:
+            shown.version, shown.worker = one.version, one.worker
+            shown.wal_seq, shown.wal_view_age_s = one.wal_seq, one.view_age_s
+            shown.buffered_bytes = one.buffered_bytes
+            shown.buffered_bytes_max = one.buffered_bytes_max
+            shown.rates = _rates(one.recent, one.seconds)
+        found.append(shown)
+    return sorted(found, key=lambda broker: (not broker.is_sequencer, broker.name))
+
+
+def _rates(step: Step, seconds: float) -> Rates:
+    per_second = {name: count / max(seconds, 0.001) for name, count in _named(step).items()}
+    p50, p99 = quantile_s(step.acks, 0.5), quantile_s(step.acks, 0.99)
+    return Rates(ack_p50_ms=_ms(p50), ack_p99_ms=_ms(p99), **per_second)
+
+
+def _total(rates: list[Rates], answered: list[BrokerVitals]) -> Rates:
+    sums = {name: sum(float(getattr(one, name)) for one in rates) for name in NAMES}
+    acks = [sum(counts) for counts in zip(*(one.recent.acks for one in answered), strict=True)]
+    p50, p99 = quantile_s(acks, 0.5), quantile_s(acks, 0.99)
+    return Rates(ack_p50_ms=_ms(p50), ack_p99_ms=_ms(p99), **sums)
+
+
+def _history(steps: list[Step]) -> History:
+    """Steps that no broker lived through are gaps."""
+    series: dict[str, list[float | None]] = {name: [] for name in Rates.model_fields}
+    by_number = {step.number: step for step in steps}
+    numbers = range(steps[0].number, steps[-1].number + 1) if steps else range(0)
+    for number in numbers:
+        step = by_number.get(number)
+        shown: dict[str, Any] = {} if step is None else _rates(step, STEP_S).model_dump()
+        for name, past in series.items():
+            past.append(shown.get(name))
+    step_ms = STEP_S * 1000
+    return History(step_ms=step_ms, at_ms=[n * step_ms for n in numbers], series=series)
+
+
+def _named(step: Step) -> dict[str, float]:
+    return dict(zip(NAMES, step.added, strict=True))
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)
+
+
+# -- topics
+
+
+class TopicSummary(BaseModel):
+    topic_name: str
+    created_ms: int
+    partitions_count: int
+    records: int = Field(description="offsets from log start to high watermark")
+    unsealed_records: int
+    unsealed_bytes: int
+    unsealed_since_ms: int | None
+    cleanup_policy: str
+    retention_ms: int
+    configs: dict[str, str] = Field(description="that differ from their defaults")
+
+
+class TopicPicture(BaseModel):
+    topic_name: str
+    topic_id: str
+    created_ms: int
+    partitions_count: int
+    first_partition: int = Field(description="of those that this answer has")
+    partitions: list[PartitionPicture]
+
+
+class ConfigDoc(BaseModel):
+    name: str
+    default: str
+    doc: str
+
+
+@router.get("/topics")
+async def list_topic_summaries(log: FreshLog) -> list[TopicSummary]:
+    """Every topic with its size, as far as the WAL says it."""
+    now_ms = log.clock.now_ms()
+    ordered = sorted(log.state.topics.values(), key=lambda topic: topic.name)
+    return [_summary(log, topic, now_ms) for topic in ordered]
+
+
+def _summary(log: Log, topic: Topic, now_ms: int) -> TopicSummary:
+    config = log.state.config(topic)
+    since_ms = unsealed_since_ms(topic, now_ms)
+    held = topic.partitions
+    return TopicSummary(
+        topic_name=topic.name,
+        created_ms=topic.created_ms,
+        partitions_count=len(held),
+        records=sum(one.high_watermark - one.log_start_offset for one in held),
+        unsealed_records=sum(
+            one.high_watermark - max(one.sealed_end, one.log_start_offset) for one in held
+        ),
+        unsealed_bytes=_tail_bytes(topic),
+        unsealed_since_ms=since_ms if since_ms < now_ms else None,
+        cleanup_policy=",".join(sorted(config.cleanup_policy)),
+        retention_ms=config.retention_ms,
+        configs=topic.configs,
+    )
+
+
+@router.get("/topics/{topic_name}", responses={404: ERRORS[404]})
+async def get_topic_picture(
+    request: Request,
+    topic_name: TopicName,
+    log: FreshLog,
+    first: Annotated[int, Query(ge=0, description="the first partition to show")] = 0,
+    count: Annotated[int, Query(ge=1, le=PARTITIONS_MAX)] = PARTITIONS_MAX,
+) -> TopicPicture:
+    """Where each partition's records lie, from log start to high watermark, and in which
+    segments."""
+    topic = log.state.topic(topic_name)
+    pictures: Pictures = request.app.state.pictures
+    numbers = range(first, min(first + count, len(topic.partitions)))
+    return TopicPicture(
+        topic_name=topic.name,
+        topic_id=topic.topic_id,
+        created_ms=topic.created_ms,
+        partitions_count=len(topic.partitions),
+        first_partition=first,
+        partitions=await pictures.of(topic, numbers),
+    )
+
+
+@router.get("/topic-configs")
+async def list_topic_configs() -> list[ConfigDoc]:
+    """Every config that a topic takes, its default and what it means."""
+    return [ConfigDoc(name=name, default=key.default, doc=key.doc) for name, key in CONFIGS.items()]
+
+
+def _tail_bytes(topic: Topic) -> int:
+    return sum(partition.tail_bytes for partition in topic.partitions)
+
+
+# -- groups
+
+
+class GroupSummary(BaseModel):
+    consumer_group_id: str
+    state: Literal["STABLE", "EMPTY"]
+    partition_assignor: str
+    generation: int
+    members: int
+    topics: list[str]
+    partitions: int = Field(description="with a committed offset")
+    total_lag: int
+    max_lag: int
+
+
+class GroupLagHistory(BaseModel):
+    """Null where the group had committed nothing of the topic yet."""
+
+    step_ms: int
+    at_ms: list[int]
+    topics: dict[str, list[int | None]]
+
+
+@router.get("/groups")
+async def list_group_summaries(log: FreshLog) -> list[GroupSummary]:
+    """Every group with its members and its lag."""
+    return [_group(log, group_id) for group_id in group_ids(log)]
+
+
+def _group(log: Log, group_id: str) -> GroupSummary:
+    held = log.state.members.get(group_id)
+    behind = lags(log, group_id)
+    return GroupSummary(
+        consumer_group_id=group_id,
+        state="STABLE" if held is not None and held.members else "EMPTY",
+        partition_assignor=DEFAULT_ASSIGNOR if held is None else held.assignor,
+        generation=0 if held is None else held.generation,
+        members=0 if held is None else len(held.members),
+        topics=sorted({one.where.topic for one in behind}),
+        partitions=len(behind),
+        total_lag=sum(one.lag for one in behind),
+        max_lag=max((one.lag for one in behind), default=0),
+    )
+
+
+@router.get("/groups/{consumer_group_id}/lag-history")
+async def get_lag_history(request: Request, consumer_group_id: str) -> GroupLagHistory:
+    """How far the group was behind in each topic over the last half hour, as this broker saw it
+    since its start."""
+    past = _vitals(request).lag_history(consumer_group_id)
+    count = max((len(values) for values in past.topics.values()), default=0)
+    first_ms = past.end_ms - (count - 1) * past.step_ms
+    at_ms = [first_ms + number * past.step_ms for number in range(count)]
+    return GroupLagHistory(step_ms=past.step_ms, at_ms=at_ms, topics=past.topics)
+
+
+# -- metadata
+
+
+class Counts(BaseModel):
+    """What the cluster's state holds."""
+
+    topics: int
+    partitions: int
+    tail_runs: int
+    groups: int
+    group_offsets: int
+    group_members: int
+    producer_partitions: int
+    hot_logs: int
+    deleted_topics: int
+
+
+class MetadataView(BaseModel):
+    """The cluster's metadata as it lies in the store."""
+
+    cluster_id: str
+    created_ms: int
+    store: str
+    wal_seq: int
+    state_time_ms: int
+    counts: Counts
+    entries: list[WalEntry] = Field(description="the newest of the WAL, newest first")
+    checkpoints: list[Checkpoint] = Field(description="newest first")
+
+
+@router.get("/metadata")
+async def get_metadata(request: Request, log: FreshLog) -> MetadataView:
+    """The end of the WAL, checkpoints, and what the state holds."""
+    view: WalView = request.app.state.wal_view
+    entries, checkpoints = await view.entries(), await view.checkpoints()
+    state = log.state
+    held = [one for topic in state.topics.values() for one in topic.partitions]
+    counts = Counts(
+        topics=len(state.topics),
+        partitions=len(held),
+        tail_runs=sum(len(one.tail) for one in held),
+        groups=len(group_ids(log)),
+        group_offsets=state.groups.count,
+        group_members=state.members.count,
+        producer_partitions=state.producers.count,
+        hot_logs=len(state.hot_logs),
+        deleted_topics=len(state.deleted),
+    )
+    return MetadataView(
+        cluster_id=log.wal.cluster.cluster_id,
+        created_ms=log.wal.cluster.created_ms,
+        store=log.store.url,
+        wal_seq=state.seq,
+        state_time_ms=state.time_ms,
+        counts=counts,
+        entries=entries,
+        checkpoints=checkpoints,
+    )
+
+
+def _vitals(request: Request) -> Vitals:
+    vitals: Vitals = request.app.state.vitals
+    return vitals

@@ -1,0 +1,105 @@
+// The console's shell: which page the address names, navigation, keys, the theme.
+//
+// Preact with htm instead of plain DOM code: pages are redrawn every few seconds while people type,
+// sort and scroll in them, and a diff of trees is what keeps that apart. No build step either way.
+
+import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/htm-preact.js";
+import { Messages, Problem } from "./parts.js";
+import { Shortcuts } from "./keys.js";
+import { Overview } from "./page_overview.js";
+import { Topics } from "./page_topics.js";
+import { Topic } from "./page_topic.js";
+import { Groups } from "./page_groups.js";
+import { Group } from "./page_group.js";
+import { Metadata } from "./page_metadata.js";
+
+const PAGES = [
+  ["overview", "Overview", "o"],
+  ["topics", "Topics", "t"],
+  ["groups", "Groups", "g"],
+  ["metadata", "Metadata", "m"],
+];
+
+/** `#/topics/name/records?p=0` is page topics, its parts and a query. */
+function place() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [page = "", ...parts] = path.split("/").map((one) => {
+    try {
+      return decodeURIComponent(one);
+    } catch {
+      return one;
+    }
+  });
+  return { page: page || "overview", parts, query: new URLSearchParams(query) };
+}
+
+function Page({ at }) {
+  const [name, tab] = at.parts;
+  if (at.page === "overview") return html`<${Overview} />`;
+  if (at.page === "topics" && !name) return html`<${Topics} query=${at.query} />`;
+  if (at.page === "topics") return html`<${Topic} key=${name} name=${name} tab=${tab || "picture"} query=${at.query} />`;
+  if (at.page === "groups" && !name) return html`<${Groups} />`;
+  if (at.page === "groups") return html`<${Group} key=${name} name=${name} />`;
+  if (at.page === "metadata") return html`<${Metadata} />`;
+  return html`<${Problem} error=${{ status: 404, message: "The console has no such page." }} />`;
+}
+
+/** A bug in one page leaves the others usable. */
+function Guarded({ at }) {
+  const [error] = useErrorBoundary((problem) => console.error(problem));
+  return error
+    ? html`<${Problem} error=${{ message: `This page has a bug: ${error.message}` }} />`
+    : html`<${Page} at=${at} />`;
+}
+
+const THEMES = { system: "System", light: "Light", dark: "Dark" };
+
+function ThemeToggle() {
+  const [theme, setTheme] = useState(document.documentElement.dataset.theme || "system");
+  const next = { system: "light", light: "dark", dark: "system" }[theme];
+  const turn = () => {
+    if (next === "system") {
+      delete document.documentElement.dataset.theme;
+      localStorage.removeItem("tidelog.theme");
+    } else {
+      document.documentElement.dataset.theme = next;
+      localStorage.setItem("tidelog.theme", next);
+    }
+    setTheme(next);
+    window.dispatchEvent(new Event("tidelog-theme"));
+  };
+  return html`<button type="button" class="quiet theme" onClick=${turn} title="Change the theme"
+    aria-label=${`Theme: ${THEMES[theme]}`}><span aria-hidden="true">◐</span> ${THEMES[theme]}</button>`;
+}
+
+function App() {
+  const [at, setAt] = useState(place());
+  const [helps, setHelps] = useState(false);
+  useEffect(() => {
+    const moved = () => setAt(place());
+    window.addEventListener("hashchange", moved);
+    return () => window.removeEventListener("hashchange", moved);
+  }, []);
+  useEffect(() => {
+    const page = PAGES.find(([id]) => id === at.page)?.[1] ?? at.page;
+    document.title = [at.parts[0], page, "tidelog"].filter(Boolean).join(" · ");
+    window.scrollTo(0, 0);
+  }, [at.page, at.parts[0]]);
+  return html`
+    <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>To the content</a>
+    <nav class="side" aria-label="Pages">
+      <a class="brand" href="#/overview"><img src="icon.svg" alt="" width="22" height="22" /><span>tidelog</span></a>
+      <ul>${PAGES.map(([id, name]) => html`<li key=${id}>
+        <a href=${`#/${id}`} aria-current=${at.page === id ? "page" : undefined}>${name}</a></li>`)}</ul>
+      <div class="side-foot">
+        <${ThemeToggle} />
+        <button type="button" class="quiet only-wide" onClick=${() => setHelps(true)}>Keys <kbd>?</kbd></button>
+        <a class="quiet only-wide" href="../docs">API reference</a>
+      </div>
+    </nav>
+    <main id="main" tabindex="-1" data-place=${[at.page, ...at.parts].join("/")}><${Guarded} at=${at} key=${at.page + (at.parts[0] || "")} /></main>
+    <${Shortcuts} pages=${PAGES} helps=${helps} setHelps=${setHelps} />
+    <${Messages} />`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

@@ -1,0 +1,56 @@
+// The cluster's metadata as it lies in the store: the WAL's end, checkpoints, members, the state.
+
+import { html } from "./vendor/htm-preact.js";
+import { get } from "./api.js";
+import { Badge, Card, Empty, Loaded, Stat, usePoll } from "./parts.js";
+import { bytes, count, duration, time } from "./format.js";
+
+async function load(signal) {
+  const [seen, overview] = await Promise.all([
+    get("tidelog/v1/metadata", {}, signal), get("tidelog/v1/overview", {}, signal),
+  ]);
+  return { ...seen, brokers: overview.brokers, now: overview.now_ms };
+}
+
+export function Metadata() {
+  const state = usePoll(load, 10000);
+  return html`<header class="page-head"><h1>Metadata</h1>
+      ${state.data && html`<p class="muted"><code>${state.data.store}</code></p>`}</header>
+    <${Loaded} state=${state}>${(seen) => html`<${Seen} seen=${seen} />`}<//>`;
+}
+
+function Seen({ seen }) {
+  const { counts } = seen;
+  const newest = seen.checkpoints[0];
+  return html`
+    <div class="stats">
+      <${Stat} name="WAL" value=${count(seen.wal_seq)} note=${`newest ${duration(seen.now - seen.state_time_ms)} old`} />
+      <${Stat} name="Checkpoint" value=${newest ? count(newest.seq) : "none"} note=${newest ? `${count(seen.wal_seq - newest.seq)} entries since` : "written with use"} />
+      <${Stat} name="Tail" value=${count(counts.tail_runs)} note=${`pieces of ${count(counts.partitions)} partitions`} />
+      <${Stat} name="Groups" value=${count(counts.groups)} note=${`${count(counts.group_offsets)} offsets, ${count(counts.group_members)} members`} />
+      <${Stat} name="Producers" value=${count(counts.producer_partitions)} note="known, by partition" />
+      <${Stat} name="Being deleted" value=${count(counts.deleted_topics)} note="topics" />
+    </div>
+    <${Card} title="WAL" note=${`the newest ${seen.entries.length} entries; “for n”: drafts that other brokers handed over`} flush>
+      ${seen.entries.length ? html`<div class="scroll"><table aria-label="WAL entries"><thead><tr><th class="right">Entry</th><th class="low">Committed</th><th>By</th><th class="right">Records</th><th class="right">Size</th><th class="right low">Chunks</th><th class="right low">Commits</th><th>Actions</th></tr></thead>
+        <tbody>${seen.entries.map((one) => html`<tr key=${one.seq}>
+          <td class="right">${count(one.seq)}</td><td class="low stamp">${time(one.at_ms)}</td><td><span class="badged">${one.writer}${one.drafts > 0 && html`<${Badge}>for ${one.drafts}<//>`}</span></td>
+          <td class="right">${count(one.records)}</td><td class="right">${bytes(one.bytes)}</td>
+          <td class="right low">${count(one.chunks)}</td><td class="right low">${count(one.commits)}</td>
+          <td class="wraps">${Object.entries(one.actions).map(([kind, n]) => html`<${Badge} key=${kind}>${kind}${n > 1 ? ` × ${count(n)}` : ""}<//> `)}</td></tr>`)}</tbody></table></div>`
+      : html`<${Empty} title="The WAL is empty">Nothing was ever written to this cluster.<//>`}
+    <//>
+    <div class="grid">
+      <${Card} title="Checkpoints" note="the state after an entry, whole" flush>
+        ${seen.checkpoints.length ? html`<div class="scroll"><table aria-label="Checkpoints"><thead><tr><th class="right">After entry</th><th class="right">Size</th><th class="right">Written</th></tr></thead>
+          <tbody>${seen.checkpoints.slice(0, 10).map((one) => html`<tr key=${one.seq}><td class="right">${count(one.seq)}</td><td class="right">${bytes(one.bytes)}</td><td class="right stamp">${time(one.modified_ms)}</td></tr>`)}</tbody></table></div>`
+        : html`<${Empty} title="None yet">The first is written after <code>checkpoint_entries</code> entries; until then a start reads the WAL from its beginning.<//>`}
+      <//>
+      <${Card} title="Members" note="brokers, as their liveness objects say" flush>
+        <div class="scroll"><table aria-label="Members"><thead><tr><th>Broker</th><th>Address</th><th class="right">Up</th></tr></thead>
+          <tbody>${seen.brokers.map((one) => html`<tr key=${one.number} title=${`broker ${one.number} of Kafka's dialects`}><td><span class="badged">${one.name}${one.is_sequencer && html`<${Badge} kind="accent">sequencer<//>`}</span></td>
+            <td><code>${one.address || "alone"}</code></td><td class="right">${duration(seen.now - one.started_ms)}</td></tr>`)}</tbody></table></div>
+      <//>
+    </div>
+    <p class="muted foot">Cluster <code>${seen.cluster_id}</code>, founded ${time(seen.created_ms)}.</p>`;
+}

@@ -1,0 +1,90 @@
+// One topic: where its records lie, the records themselves, its configs and its end.
+
+import { html, useState } from "./vendor/htm-preact.js";
+import { get, part, request, send, v3 } from "./api.js";
+import { Badge, Card, Dialog, Field, Loaded, Problem, TypedConfirmation, say, usePoll } from "./parts.js";
+import { configMeaning, count } from "./format.js";
+import { Picture } from "./picture.js";
+import { Records } from "./records.js";
+import { topicHref } from "./page_topics.js";
+
+const TABS = [["picture", "Picture"], ["records", "Records"], ["configs", "Configuration"]];
+
+export function Topic({ name, tab, query }) {
+  return html`<header class="page-head">
+      <h1><a class="crumb" href="#/topics">Topics</a> <span class="name">${name}</span></h1></header>
+    <div class="tabs" role="tablist" aria-label="Views of the topic">${TABS.map(([id, title]) => html`
+      <a key=${id} role="tab" aria-selected=${tab === id} href=${topicHref(name, id)}>${title}</a>`)}</div>
+    ${tab === "picture" && html`<${Picture} name=${name} />`}
+    ${tab === "records" && html`<${Records} name=${name} query=${query} />`}
+    ${tab === "configs" && html`<${Configs} name=${name} />`}
+    ${!TABS.some(([id]) => id === tab) && html`<${Problem} error=${{ status: 404, message: "A topic has no such view." }} />`}`;
+}
+
+async function loadConfigs(name, signal) {
+  const base = `${await v3()}/topics/${part(name)}`;
+  const [topic, configs, docs] = await Promise.all([
+    get(base, {}, signal), get(`${base}/configs`, {}, signal), get("tidelog/v1/topic-configs", {}, signal),
+  ]);
+  const known = new Map(docs.map((one) => [one.name, one]));
+  return { base, topic, configs: configs.data.map((one) => ({ ...one, ...known.get(one.name) })) };
+}
+
+function Configs({ name }) {
+  const state = usePoll((signal) => loadConfigs(name, signal), 0, [name]);
+  const [edited, setEdited] = useState(null);
+  const [grows, setGrows] = useState(false);
+  const [deletes, setDeletes] = useState(false);
+  const remove = async () => {
+    await request("DELETE", `${await v3()}/topics/${part(name)}`);
+    say(`Topic ${name} is deleted.`);
+    location.hash = "#/topics";
+  };
+  return html`<${Loaded} state=${state}>${({ base, topic, configs }) => html`
+    <${Card} title="Configs" note="Kafka's names and meanings" flush><div class="scroll"><table aria-label="Configs">
+      <thead><tr><th>Config</th><th>Value</th><th class="low">Meaning</th><th></th></tr></thead>
+      <tbody>${configs.map((one) => html`<tr key=${one.name}>
+        <td><code>${one.name}</code>${!one.is_default && html` <${Badge} kind="accent">set<//>`}</td>
+        <td><code>${one.value}</code> <span class="muted">${configMeaning(one.name, one.value)}</span></td>
+        <td class="low muted wraps">${one.doc}</td>
+        <td class="right"><button type="button" onClick=${() => setEdited(one)} aria-label=${`Change ${one.name}`}>Change</button></td></tr>`)}</tbody>
+    </table></div><//>
+    <${Card} title="Partitions"><div class="line"><p>${count(topic.partitions_count)} partitions. More can be added; records stay where they are, and keys map anew from then on.</p>
+      <button type="button" onClick=${() => setGrows(true)}>Add partitions</button></div><//>
+    <${Card} title="Delete this topic"><div class="line"><p>All of its records are gone for every reader at once, their bytes soon after. Nothing brings them back.</p>
+      <button type="button" class="danger" onClick=${() => setDeletes(true)}>Delete topic</button></div><//>
+    ${edited && html`<${EditConfig} base=${base} config=${edited} onClose=${() => setEdited(null)} done=${() => { setEdited(null); state.again(); }} />`}
+    ${grows && html`<${AddPartitions} base=${base} has=${topic.partitions_count} onClose=${() => setGrows(false)} done=${() => { setGrows(false); state.again(); }} />`}
+    ${deletes && html`<${TypedConfirmation} title="Delete a topic" name=${name} onClose=${() => setDeletes(false)} onSubmit=${remove}
+      what="All records of all its partitions will be gone for good, and what groups have committed for it." />`}`}<//>`;
+}
+
+function EditConfig({ base, config, onClose, done }) {
+  const [value, setValue] = useState(config.value);
+  const change = async () => {
+    const data = value === config.default
+      ? [{ name: config.name, operation: "DELETE" }] : [{ name: config.name, value }];
+    await send("POST", `${base}/configs:alter`, { data });
+    say(`${config.name} is ${value}.`);
+    done();
+  };
+  return html`<${Dialog} title=${config.name} onClose=${onClose} onSubmit=${change}>
+    <p class="muted">${config.doc}</p>
+    <${Field} label="Value" note=${configMeaning(config.name, value) || `default ${config.default}`}>
+      <input data-first value=${value} spellcheck=${false} onInput=${(e) => setValue(e.target.value)} /><//>
+    <button type="button" onClick=${() => setValue(config.default)}>Default: ${config.default}</button>
+  <//>`;
+}
+
+function AddPartitions({ base, has, onClose, done }) {
+  const [wanted, setWanted] = useState(String(has + 1));
+  const grow = async () => {
+    await send("PATCH", base, { partitions_count: Number(wanted) });
+    say(`There are ${wanted} partitions now.`);
+    done();
+  };
+  return html`<${Dialog} title="Add partitions" submit="Add" ready=${Number(wanted) > has} onClose=${onClose} onSubmit=${grow}>
+    <${Field} label="Partitions" note=${`There are ${has}. They can never be fewer again.`}>
+      <input data-first type="number" min=${has + 1} max="10000" value=${wanted} onInput=${(e) => setWanted(e.target.value)} /><//>
+  <//>`;
+}

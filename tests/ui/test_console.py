@@ -1,0 +1,238 @@
+"""The console as people use it: pages load, flows go through, what users wrote is never markup."""
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.support.broker import Broker
+from tests.ui.conftest import HOSTILE, HOSTILE_GROUP, JSON, Console
+
+pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(90)]
+
+PLACES = {
+    "overview": "Brokers",
+    "topics": "flights",
+    "topics/flights": "Segment sizes",
+    "topics/flights/records": "carrier",
+    "topics/flights/configs": "cleanup.policy",
+    "groups": "behind",
+    "groups/behind": "Lag over time",
+    "metadata": "Checkpoints",
+}
+
+
+def heading(console: Console, text: str) -> None:
+    console.page.get_by_role("heading", name=text).wait_for()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_loads_in_both_themes(console: Console, theme: Any) -> None:
+    console.page.emulate_media(color_scheme=theme)
+    for place, text in PLACES.items():
+        page = console.open(place, afresh=theme == "light")
+        page.get_by_text(text).first.wait_for()
+        assert page.locator(".problem").count() == 0, place
+        console.check()
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light, dark = "rgb(244, 246, 247)", "rgb(13, 19, 23)"
+    assert console.page.evaluate(ground) == {"light": light, "dark": dark}[theme]
+
+
+def test_a_phone_has_no_sideways_scroll(console: Console) -> None:
+    console.page.set_viewport_size({"width": 360, "height": 740})
+    for place in [*PLACES, f"groups/{quote(HOSTILE_GROUP, safe='')}", "topics/hostile/records"]:
+        page = console.open(place)
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, f"{place} is {wide} px too wide"
+    console.page.get_by_role("link", name="Topics").first.click()
+    heading(console, "Topics")
+    console.page.get_by_role("button", name="Create topic").click()
+    box = console.page.locator("dialog[open]").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 360
+
+
+def test_the_theme_is_remembered(console: Console) -> None:
+    page = console.open("topics")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    page.get_by_role("button", name="Theme: System").click()
+    page.get_by_role("button", name="Theme: Light").click()
+    assert page.evaluate(ground) == "rgb(13, 19, 23)"
+    console.open("topics", afresh=True)
+    assert page.evaluate(ground) == "rgb(13, 19, 23)"
+    page.get_by_role("button", name="Theme: Dark").click()
+    assert page.evaluate(ground) == "rgb(244, 246, 247)"
+
+
+def test_a_topic_from_its_creation_to_its_end(console: Console, broker: Broker) -> None:
+    page = console.open("topics")
+    page.keyboard.press("n")
+    dialog = page.get_by_role("dialog")
+    dialog.locator("[name=name]").fill("not a name")
+    assert dialog.get_by_role("button", name="Create").is_disabled()
+    dialog.locator("[name=name]").fill("made.here")
+    dialog.locator("[name=partitions]").fill("2")
+    page.keyboard.press("Enter")
+    page.get_by_text("No records yet").wait_for()
+
+    page.get_by_role("tab", name="Records").click()
+    page.get_by_role("button", name="Produce").click()
+    dialog.locator("[name=key]").fill("k1")
+    dialog.locator("[name=value]").fill('{"deep": {"n": [1, 2]}}')
+    dialog.locator("[name=headers]").fill("trace: 00-ab")
+    dialog.get_by_role("button", name="Produce").click()
+    page.get_by_text(re.compile(r"Committed at partition \d, offset 0")).wait_for()
+    row = page.get_by_role("row", name=re.compile("k1"))
+    row.click()
+    page.locator(".record pre").get_by_text('"deep": {').wait_for()
+    page.get_by_text("00-ab").wait_for()
+    page.get_by_role("group", name="Value as").get_by_role("button", name="Hex").click()
+    page.get_by_text("7b 22 64 65 65 70").wait_for()
+
+    page.get_by_role("tab", name="Configuration").click()
+    page.get_by_role("button", name="Change retention.ms").click()
+    dialog.get_by_role("textbox").fill("x")
+    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_text("invalid value 'x' for topic config retention.ms").wait_for()
+    console.forgive(400)
+    dialog.get_by_role("textbox").fill("3600000")
+    dialog.get_by_role("button", name="Save").click()
+    page.get_by_role("row", name=re.compile(r"retention\.ms set.*1 h")).wait_for()
+    page.get_by_role("button", name="Add partitions").click()
+    dialog.get_by_role("spinbutton").fill("4")
+    dialog.get_by_role("button", name="Add").click()
+    page.get_by_text("4 partitions. More can be added").wait_for()
+
+    page.get_by_role("button", name="Delete topic").click()
+    dialog.get_by_role("textbox").fill("made.her")
+    assert dialog.get_by_role("button", name="Delete").is_disabled()
+    dialog.get_by_role("textbox").fill("made.here")
+    dialog.get_by_role("button", name="Delete").click()
+    heading(console, "Topics")
+    assert "made.here" not in httpx.get(f"{broker.base_url}/topics").json()
+
+
+def test_records_by_offset_by_key_and_page_by_page(console: Console) -> None:
+    page = console.open("topics/flights/records?p=0&from=offset&at=3")
+    page.get_by_text("offsets 3 to").wait_for()
+    page.get_by_role("button", name="← Older").click()
+    page.get_by_text("offsets 0 to").wait_for()
+    page.get_by_label("From").select_option("newest")
+    page.get_by_label("Key has").fill("no such key")
+    page.get_by_role("button", name="Look").click()
+    page.get_by_text("No key matches").wait_for()
+    page.get_by_label("Key has").fill("k1")
+    page.get_by_role("button", name="Look").click()
+    page.get_by_role("row", name=re.compile("k1")).first.wait_for()
+    keys = page.locator("table.records td.key").all_inner_texts()
+    assert keys
+    assert all("k1" in key for key in keys)
+
+
+def test_following_shows_what_is_committed(console: Console, broker: Broker) -> None:
+    page = console.open("topics/flights/records?p=2")
+    page.get_by_role("button", name="Follow live").click()
+    page.locator(".live-state.live").wait_for()
+    for number in range(3):
+        body = {"records": [{"partition": 2, "key": "live", "value": {"seen": number}}]}
+        httpx.post(f"{broker.base_url}/topics/flights", json=body, headers=JSON).raise_for_status()
+    page.get_by_text('{"seen":2}').wait_for()
+    shown = page.locator("table.records td:last-child").all_inner_texts()
+    assert shown == ['{"seen":2}', '{"seen":1}', '{"seen":0}']
+    page.get_by_role("button", name="Stop following").click()
+    page.get_by_text(re.compile(r"offsets \d+ to")).wait_for()
+
+
+def test_a_group_is_reset_after_a_preview_and_deleted_by_name(
+    console: Console, broker: Broker
+) -> None:
+    page = console.open("groups")
+    page.get_by_role("row", name=re.compile("^behind")).click()
+    heading(console, "Lag over time")
+    page.get_by_role("button", name="Reset offsets").click()
+    dialog = page.get_by_role("dialog")
+    dialog.locator("[name=to]").select_option("LATEST")
+    dialog.get_by_role("button", name="Preview").click()
+    dialog.get_by_role("row", name=re.compile(r"flights-0\b.*\+")).wait_for()
+    cluster = httpx.get(f"{broker.base_url}/v3/clusters").json()["data"][0]["cluster_id"]
+    at = f"{broker.base_url}/v3/clusters/{cluster}/consumer-groups/behind"
+    before = [one["offset"] for one in httpx.get(f"{at}/offsets").json()["data"]]
+    assert before == [5, 5, 5], "a preview changes nothing"
+    dialog.get_by_role("button", name="Reset now").click()
+    page.get_by_text("Offsets of behind are reset").wait_for()
+    assert httpx.get(f"{at}/lag-summary").json()["total_lag"] == 0
+    page.get_by_role("button", name="Delete group").click()
+    dialog.get_by_role("textbox").fill("behind")
+    dialog.get_by_role("button", name="Delete").click()
+    heading(console, "Groups")
+    assert httpx.get(at).status_code == 404
+    # For the pages of the tests that may come after this one.
+    offsets = [{"topic_name": "flights", "partition_id": n, "offset": 5} for n in range(3)]
+    group = {"consumer_group_id": "behind", "offsets": offsets}
+    body = {"topics": [], "consumer_groups": [group]}
+    again = f"{broker.base_url}/v3/clusters/{cluster}/transactions"
+    httpx.post(again, json=body).raise_for_status()
+
+
+def test_a_group_with_members_shows_what_each_reads(console: Console) -> None:
+    page = console.open("groups/reading")
+    page.get_by_role("row", name=re.compile(r"reader-1.*flights: 0, 1, 2")).wait_for()
+    page.get_by_role("button", name="Reset offsets").click()
+    page.get_by_role("dialog").get_by_text("The group has members").wait_for()
+
+
+def test_nothing_that_users_wrote_is_markup(console: Console) -> None:
+    page = console.open("topics/hostile/records")
+    for row in page.locator("tr.opens").all():
+        row.click()
+        page.locator(".record").wait_for()
+        assert HOSTILE in page.locator("table.records").inner_text().replace('\\"', '"')
+        row.click()
+    console.open("groups")
+    page.get_by_text(HOSTILE_GROUP).first.click()
+    page.get_by_role("heading", name=HOSTILE_GROUP).wait_for()
+    page.get_by_role("button", name="Delete group").click()
+    page.get_by_role("dialog").get_by_text(HOSTILE_GROUP).wait_for()
+    assert page.locator("img[src=x], main script").count() == 0
+    assert page.title() != "owned"
+
+
+def test_keys_go_where_they_say(console: Console) -> None:
+    page = console.open("overview")
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    heading(console, "Topics")
+    page.get_by_role("row", name=re.compile("flights")).wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("fli")
+    page.get_by_text("1 of").wait_for()
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.get_by_role("tab", name="Picture").wait_for()
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keys").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog", name="Keys").wait_for(state="detached")
+
+
+def test_prices_are_kept_and_change_the_cost(console: Console) -> None:
+    page = console.open("overview")
+    page.locator(".plot canvas").first.wait_for(timeout=20_000)
+    page.get_by_role("button", name="Edit prices").click()
+    page.get_by_role("dialog").get_by_role("spinbutton").first.fill("5000")
+    page.get_by_role("button", name="Save").click()
+    console.open("overview", afresh=True)
+    page.get_by_role("row", name=re.compile(r"^PUT .* 5000 ")).wait_for()
+    assert "$0.00" not in page.locator(".stat", has_text="Cost per day").inner_text()
+
+
+def test_what_is_not_there_is_said(console: Console) -> None:
+    for place in ("topics/nowhere", "groups/nowhere", "nowhere"):
+        page = console.open(place)
+        page.get_by_role("alert").get_by_text("Not there").wait_for()
+    console.forgive(404)

@@ -1,0 +1,102 @@
+"""Vitals: what was added in each step, sums of brokers, latencies out of size classes."""
+
+import msgspec
+import pytest
+
+from service.telemetry import HttpCounters
+from service.vitals import NAMES, STEP_S, STEPS, BrokerVitals, Step, Vitals, quantile_s, summed
+from storage.entry import CommitOffsets, GroupOffset
+from storage.histogram import SECONDS
+from storage.log import Log, LogSettings
+from storage.metered import MeteredStore
+from storage.objectstore import MemoryStore
+from tests.support.clock import ManualClock
+from tests.support.records import rows
+
+ACKS = [0] * (len(SECONDS) + 1)
+
+
+def step(number: int, first: float = 0.0, ack: int = 0) -> Step:
+    added = [0.0] * len(NAMES)
+    added[0] = first
+    return Step(number, added, [ack, *ACKS[1:]])
+
+
+def broker(*steps: Step) -> BrokerVitals:
+    none = step(0)
+    return BrokerVitals(
+        "i", "n", 2, "a", 1, 0, "v", 0, True, "n", 1, 0.0, 0, 1, 5.0, none, list(steps)
+    )
+
+
+def test_steps_of_brokers_are_added_up_by_their_numbers() -> None:
+    both = summed([broker(step(7, 1, 1), step(8, 2)), broker(step(8, 3, 4), step(9, 5))])
+    assert [(one.number, one.added[0], one.acks[0]) for one in both] == [
+        (7, 1, 1),
+        (8, 5, 4),
+        (9, 5, 0),
+    ]
+    assert summed([]) == []
+
+
+def test_adding_up_changes_nobodys_own() -> None:
+    own = step(8, 2)
+    summed([broker(own), broker(step(8, 3))])
+    assert own.added[0] == 2
+
+
+def test_a_quantile_lies_in_its_size_class() -> None:
+    counts = list(ACKS)
+    assert quantile_s(counts, 0.5) is None
+    counts[3] = 100  # of those up to 0.01 s, beyond 0.005
+    assert quantile_s(counts, 0.5) == pytest.approx(0.0075)
+    assert quantile_s(counts, 1.0) == pytest.approx(0.01)
+    counts[-1] = 100
+    assert quantile_s(counts, 0.99) == SECONDS[-1], "beyond the last bound nobody knows"
+
+
+async def test_a_step_has_what_was_added_since_the_one_before() -> None:
+    clock = ManualClock(1)
+    log = Log(MeteredStore(MemoryStore(), clock), clock, "b", LogSettings(is_sealing=False), None)
+    await log.open()
+    http = HttpCounters()
+    vitals = Vitals(log, http, "1")
+    await log.create_topic("t", 1, {})
+    http.add_records_in(3, 300, "t")
+    http.observe("produce", 200, 0.004)
+    vitals.step()
+    http.add_records_in(4, 400, "t")
+    for _ in range(STEPS + 5):
+        vitals.step()
+    own = vitals.own()
+    assert len(own.steps) == STEPS, "the ring is bounded"
+    vitals = Vitals(log, http, "1")
+    http.add_records_in(5, 500, "t")
+    http.observe("records", 200, 0.004)
+    vitals.step()
+    (only,) = vitals.own().steps
+    said = dict(zip(NAMES, only.added, strict=True))
+    assert (said["records_in"], said["bytes_in"], said["requests"]) == (5, 500, 1)
+    assert sum(only.acks) == 1
+    assert msgspec.msgpack.decode(vitals.told(), type=BrokerVitals) == vitals.own()
+    await log.close()
+
+
+async def test_lag_over_time_is_of_groups_that_are_there() -> None:
+    clock = ManualClock(1)
+    log = Log(MemoryStore(), clock, "b", LogSettings(is_sealing=False), None)
+    await log.open()
+    topic = await log.create_topic("t", 1, {})
+    assert topic is not None
+    vitals = Vitals(log, HttpCounters(), "1")
+    await log.append(topic, [(0, rows(b"a", b"b", b"c"))], size=3, is_json=False)
+    commit = CommitOffsets("g", -1, [GroupOffset(topic.topic_id, 0, 1)])
+    await log.exactly_once.transact([], [commit], size=0, is_json=False)
+    vitals.step()
+    past = vitals.lag_history("g")
+    assert past.topics == {"t": [2]}
+    assert past.step_ms == STEP_S * 1000
+    await log.delete_group("g")
+    vitals.step()
+    assert vitals.lag_history("g").topics == {}
+    await log.close()
