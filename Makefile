@@ -46,6 +46,11 @@ fuzz: $(VENV)/.has-all  ## Feed every decoder for MINUTES what it does not expec
 		--editable ".[fuzz]" || true
 	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(ARGS)
 
+.PHONY: test-ui
+test-ui: $(VENV)/.has-all  ## Run the console's tests alone, in Debian's chromium
+	@command -v chromium >/dev/null || { echo "chromium is needed: apt-get install chromium" >&2; exit 1; }
+	$(BIN)/python -m pytest tests/ui $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.has-all  ## Check lint, format, types and layers: all of them, even when one fails
 	@failed=0; \
