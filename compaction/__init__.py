@@ -8,6 +8,8 @@ cluster         the WAL, the tables and the store's clock, for all of the follow
 retain          log starts move, whole segments leave the table; delete-records
 latest          the newest record of each key; pure
 rewrite         segments in, one segment out: the body of every merge and compaction
+engine          who does that work: this process, or ...
+spark_jobs      ... Spark: the same code as tasks on executors
 compact         small segments are merged, the newest record per key is kept
 collect         objects that nothing can name any more are deleted
 checks          what must hold of a partition and of a segment; pure

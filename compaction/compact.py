@@ -1,35 +1,34 @@
-"""Merging small segments, and key compaction: in process, one segment at a time.
+"""Merging small segments, and key compaction: what is planned, handed to an engine, and committed.
 
-Both plan upon a version of the table, write new segments beside the old ones, and commit one
+Both plan upon a version of the table, have new segments written beside the old ones, and commit one
 replacement under the care lock of the partition: of two that work on one partition, and of one that
 meets a retention, the slower is refused, takes its uploads back and says so. What it planned upon
 is gone by then, so it does not try again; the next run does.
 
 And if we die here? Before the commit: segments that no version names, for collection. After it:
-it counts. A merge commits each output by itself; a compaction commits a partition at once, because
-a tombstone must not go before what it deletes has.
+it counts. Merges are committed a few at a time, as the engine has them; a compaction commits a
+partition at once, because a tombstone must not go before what it deletes has.
 """
 
 import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from compaction import plan
 from compaction.cluster import Cluster
-from compaction.latest import Latest
+from compaction.engine import Engine, InProcess, KeyScan, OnRows
 from compaction.plan import clean_app_id
-from compaction.rewrite import Rewrite, pump, rewrite, whole
+from compaction.rewrite import Rewrite, whole
 from storage.errors import LogError, NotFound, Unavailable
 from storage.manifest import ManifestConflict, SegmentIndex, Table, care_app_id
 from storage.model import SegmentFile
 from storage.segment import Cleaned
-from storage.slices import Fetched, decode, fetch
+from storage.slices import fetch
 from storage.state import Topic
 from storage.topics import TopicConfig
 
@@ -79,7 +78,8 @@ async def compact(
     *,
     is_dry: bool,
     is_forced: bool = False,
-    on_rows: Callable[[int], None] = lambda _: None,
+    engine: Engine | None = None,
+    on_rows: OnRows = lambda _: None,
 ) -> list[Compacted]:
     """Merge and compact the topics (all when None). `is_forced`: whatever the dirty ratio.
 
@@ -87,28 +87,52 @@ async def compact(
     """
     await cluster.refresh()
     now_ms = await cluster.store_now_ms()
-    run = _Run(cluster, now_ms, on_rows, is_dry=is_dry)
-    found: list[Compacted] = []
-    for topic in cluster.topics(names):
-        config = cluster.state.config(topic)
-        for number in range(len(topic.partitions)):
-            is_cleaned: list[Compacted] = []
-            if "compact" in config.cleanup_policy:
-                is_cleaned = await run.clean(topic, number, config, is_forced=is_forced)
-            found += is_cleaned
-            if not (is_cleaned and is_dry):  # what it leaves is not known then
-                found += await run.merge(topic, number, config)
-    return found
+    if engine is None:
+        engine = InProcess(cluster.store, cluster.clock)
+    run = _Run(cluster, engine, now_ms, on_rows, is_dry=is_dry, is_forced=is_forced)
+    turns = asyncio.Semaphore(engine.partitions_max)
+
+    async def in_turn(topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
+        async with turns:
+            return await run.partition(topic, number, config)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(in_turn(topic, number, cluster.state.config(topic)))
+                for topic in cluster.topics(names)
+                for number in range(len(topic.partitions))
+            ]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [each for task in tasks for each in task.result()]
 
 
 class _Run:
     def __init__(
-        self, cluster: Cluster, now_ms: int, on_rows: Callable[[int], None], *, is_dry: bool
+        self,
+        cluster: Cluster,
+        engine: Engine,
+        now_ms: int,
+        on_rows: OnRows,
+        *,
+        is_dry: bool,
+        is_forced: bool,
     ) -> None:
         self._cluster = cluster
+        self._engine = engine
         self._now_ms = now_ms
         self._on_rows = on_rows
         self._is_dry = is_dry
+        self._is_forced = is_forced
+
+    async def partition(self, topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
+        cleaned: list[Compacted] = []
+        if "compact" in config.cleanup_policy:
+            cleaned = await self._clean(topic, number, config)
+        if cleaned and self._is_dry:  # what it leaves is not known then
+            return cleaned
+        return [*cleaned, *await self._merge(topic, number, config)]
 
     async def _look(self, topic: Topic, number: int, config: TopicConfig) -> tuple[Table, _Work]:
         table = await self._cluster.table(topic)
@@ -119,53 +143,54 @@ class _Run:
 
     # -- merging
 
-    async def merge(self, topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
+    async def _merge(self, topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
         table, work = await self._look(topic, number, config)
         partition = topic.partitions[number]
         target = config.target_segment_bytes
-        done: list[Compacted] = []
         wanted = list(plan.merges(work.segments.columns, partition, target, work.clean_end))
-        for turn, positions in enumerate(wanted):
-            files = [work.segments[at] for at in positions]
-            told = _told(work, MERGE, f"small, {len(files)} neighbours", files)
-            if not self._is_dry:
-                task = Rewrite(topic.prefix, files, config.compression_type, told.rows)
-                care = work.care + turn
-                told = await self._replace(
-                    table, work._replace(care=care), [task], told, {}, data_change=False
-                )
-            done.append(told)
-            if told.is_lost:
-                break
+        files = [[work.segments[at] for at in positions] for positions in wanted]
+        told = [_told(work, MERGE, f"small, {len(some)} neighbours", some) for some in files]
+        if self._is_dry:
+            return told
+        tasks = [
+            Rewrite(topic.prefix, some, config.compression_type, each.rows)
+            for some, each in zip(files, told, strict=True)
+        ]
+        done: list[Compacted] = []
+        step = self._engine.merges_max
+        for turn, first in enumerate(range(0, len(tasks), step)):
+            turned = work._replace(care=work.care + turn)
+            some, asked = tasks[first : first + step], told[first : first + step]
+            added = await self._replace(table, turned, some, {}, data_change=False)
+            if added is None:
+                return done + [each._replace(is_lost=True) for each in asked]
+            done += [_becomes(each, [file]) for each, file in zip(asked, added, strict=True)]
         return done
 
     # -- key compaction
 
-    async def clean(
-        self, topic: Topic, number: int, config: TopicConfig, *, is_forced: bool
-    ) -> list[Compacted]:
+    async def _clean(self, topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
         table, work = await self._look(topic, number, config)
         could = plan.cleanable(
             work.segments.columns, topic.partitions[number], config, work.clean_end, self._now_ms
         )
         is_due = could.dirty_ratio >= config.min_cleanable_dirty_ratio
-        if could.dirty >= could.last or not (is_due or is_forced):
+        if could.dirty >= could.last or not (is_due or self._is_forced):
             return []
         files = [work.segments[at] for at in range(could.first, could.last)]
         told = _told(work, COMPACT, f"dirty ratio {could.dirty_ratio:.2f}", files)
         if self._is_dry:
             return [told]
         history = await self._history(work)
-        kept = await self._newest(topic, files, history, config)
+        scan = KeyScan(topic.prefix, files, self._expires(history, config))
+        kept = await self._engine.newest(scan, self._on_rows)
         tasks = self._tasks(work, files, kept, self._extended(history, files, config))
         end = {clean_app_id(number): files[-1].end_offset}
-        untouched = len(files) - sum(len(task.inputs) for task in tasks)
-        told = await self._replace(table, work, tasks, told, end, data_change=True)
-        return [
-            told
-            if told.is_lost
-            else told._replace(rows_after=len(kept), segments_after=told.segments_after + untouched)
-        ]
+        added = await self._replace(table, work, tasks, end, data_change=True)
+        if added is None:
+            return [told._replace(is_lost=True)]
+        written = {file.path for task in tasks for file in task.inputs}
+        return [_becomes(told, [*added, *(file for file in files if file.path not in written)])]
 
     async def _history(self, work: _Work) -> Sequence[Cleaned]:
         """When compaction came how far: the segment up to which it came last knows."""
@@ -174,6 +199,12 @@ class _Run:
             return ()
         fetched = await fetch(self._cluster.store, whole(work.topic.prefix, file), groups_max=0)
         return () if fetched.footer is None else fetched.footer.cleaned
+
+    def _expires(self, history: Sequence[Cleaned], config: TopicConfig) -> int:
+        """Up to where tombstones go: `delete.retention.ms` have passed since they were first
+        compacted. Until then whoever began to read before that comes to them."""
+        ends = [each.end_offset for each in history if self._is_expired(each, config)]
+        return max(ends, default=0)
 
     def _extended(
         self, history: Sequence[Cleaned], files: Sequence[SegmentFile], config: TopicConfig
@@ -185,31 +216,6 @@ class _Run:
 
     def _is_expired(self, cleaned: Cleaned, config: TopicConfig) -> bool:
         return self._now_ms - cleaned.at_ms >= config.delete_retention_ms
-
-    async def _newest(
-        self,
-        topic: Topic,
-        files: Sequence[SegmentFile],
-        history: Sequence[Cleaned],
-        config: TopicConfig,
-    ) -> np.ndarray:
-        """The offsets that stay. A tombstone goes when `delete.retention.ms` have passed since it
-        was first compacted: until then whoever began to read before that comes to it."""
-        ends = [each.end_offset for each in history if self._is_expired(each, config)]
-        expires = max(ends, default=0)
-        latest = Latest()
-
-        def decoded(file: SegmentFile, fetched: Fetched) -> Iterator[pa.RecordBatch]:
-            names = ["offset", "key", *(["value"] if file.base_offset < expires else [])]
-            return decode(whole(topic.prefix, file), fetched, names)
-
-        def feed(batches: Sequence[pa.RecordBatch]) -> None:
-            for batch in batches:
-                latest.add(batch, expires=expires)
-
-        store = self._cluster.store
-        await pump(store, topic.prefix, files, decoded, feed, self._on_rows)
-        return await asyncio.to_thread(latest.kept)
 
     def _tasks(
         self,
@@ -247,35 +253,29 @@ class _Run:
         table: Table,
         work: _Work,
         tasks: Sequence[Rewrite],
-        told: Compacted,
         transactions: dict[str, int],
         *,
         data_change: bool,
-    ) -> Compacted:
+    ) -> list[SegmentFile] | None:
+        """The segments that were written, now in the table; None: somebody was faster."""
         cluster, prefix = self._cluster, work.topic.prefix
+        where = f"{work.topic.name}-{work.number}"
         started_s = cluster.clock.boot_s()
         removed = [file for task in tasks for file in task.inputs]
-        added: list[SegmentFile] = []
+        added = await self._engine.write(tasks, self._on_rows)
+        if cluster.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
+            raise Unavailable(f"{where} took too long: run it again")
         care = {care_app_id(work.number): work.care + 1}
         try:
-            for task in tasks:
-                unique = cluster.clock.new_id().hex()
-                added.append(await rewrite(cluster.store, task, unique, self._on_rows))
-            if cluster.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
-                raise Unavailable(f"{told.topic}-{told.partition} took too long: run it again")
             await table.replace(removed, added, care | transactions, data_change=data_change)
-        except (ManifestConflict, NotFound) as conflict:
-            log.info("somebody was faster on %s-%d: %s", told.topic, told.partition, conflict)
+        except ManifestConflict as conflict:
+            log.info("somebody was faster on %s: %s", where, conflict)
             with contextlib.suppress(LogError):  # definitely not in the table: collection would
                 await cluster.store.delete([f"{prefix}/{file.path}" for file in added])
-            return told._replace(is_lost=True)
+            return None
         if cluster.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
             await self._check_there(table, work, removed, added)
-        return told._replace(
-            segments_after=len(added),
-            rows_after=sum(file.rows for file in added),
-            size_after=told.size - sum(file.size for file in removed) + sum(f.size for f in added),
-        )
+        return added
 
     async def _check_there(
         self,
@@ -306,4 +306,12 @@ def _told(work: _Work, what: str, why: str, files: Sequence[SegmentFile]) -> Com
         len(files),
         sum(file.rows for file in files),
         sum(file.size for file in files),
+    )
+
+
+def _becomes(told: Compacted, files: Sequence[SegmentFile]) -> Compacted:
+    return told._replace(
+        segments_after=len(files),
+        rows_after=sum(file.rows for file in files),
+        size_after=sum(file.size for file in files),
     )

@@ -3,7 +3,7 @@
 A `Rewrite` is a plain picklable value that says all there is to know; `rewrite` runs it against a
 store, on whatever loop the caller has: a command's own, or one that a Spark task makes for it. The
 rows that stay are copied in order, offsets unchanged; the output's name says the whole range of its
-inputs, so that no hole is left between segments. Memory: one input and the encoded output.
+inputs, so that no hole is left between segments. Memory: the encoded output, and pieces of inputs.
 
 And if we die here? An object that nothing names, for collection.
 """
@@ -27,8 +27,10 @@ from storage.objectstore import Created, ObjectStore
 from storage.scan import SegmentSlice
 from storage.slices import Fetched, decode, fetch
 
+PIECE_BYTES = 32 * 1024 * 1024
+"""Inputs are read in pieces of about so much: a segment may have 4 GiB."""
 AHEAD = 2
-"""Inputs that are fetched before they are needed."""
+"""Pieces that are fetched before they are needed."""
 AHEAD_BYTES = 64 * 1024 * 1024
 """... as far as they fit."""
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -65,7 +67,7 @@ async def rewrite(
     Raises Corrupt where an input does not verify or the output is not what it should be.
     """
     copy = _Copy(task)
-    await pump(store, task.prefix, task.inputs, copy.decoded, copy.encode, on_rows)
+    await pump(store, pieces(task.prefix, task.inputs), copy.decoded, copy.encode, on_rows)
     base, end = task.inputs[0].base_offset, task.inputs[-1].end_offset
     path = keys.segment(task.partition, base, end, unique)
     key = f"{task.prefix}/{path}"
@@ -80,45 +82,43 @@ async def rewrite(
 
 async def pump(
     store: ObjectStore,
-    prefix: str,
-    files: Sequence[SegmentFile],
-    decoded: Callable[[SegmentFile, Fetched], Iterator[pa.RecordBatch]],
+    wanted: Sequence[SegmentSlice],
+    decoded: Callable[[SegmentSlice, Fetched], Iterator[pa.RecordBatch]],
     consume: Callable[[Sequence[pa.RecordBatch]], None],
     on_rows: Callable[[int], None],
 ) -> None:
     """All records through two threads: one decodes the next block, one consumes that before."""
     consuming: asyncio.Task[None] | None = None
-    async for file, fetched in _fetched(store, prefix, files):
-        batches = decoded(file, fetched)
+    async for piece, fetched in _fetched(store, wanted):
+        batches = decoded(piece, fetched)
         while block := await asyncio.to_thread(_block, batches):
             if consuming is not None:
                 await consuming
             consuming = asyncio.create_task(asyncio.to_thread(consume, block))
-        on_rows(file.rows)
+        on_rows(sum(group.rows for group in fetched.groups))
     if consuming is not None:
         await consuming
 
 
 async def _fetched(
-    store: ObjectStore, prefix: str, files: Sequence[SegmentFile]
-) -> AsyncIterator[tuple[SegmentFile, Fetched]]:
+    store: ObjectStore, wanted: Sequence[SegmentSlice]
+) -> AsyncIterator[tuple[SegmentSlice, Fetched]]:
     """In order, ahead within bounds."""
-    left = deque(files)
-    waiting: deque[tuple[SegmentFile, asyncio.Task[Fetched]]] = deque()
+    left = deque(wanted)
+    waiting: deque[tuple[SegmentSlice, asyncio.Task[Fetched]]] = deque()
     try:
         while left or waiting:
-            ahead = sum(file.size for file, _ in waiting)
+            ahead = sum(piece.cost for piece, _ in waiting)
             while left and (
-                not waiting or (len(waiting) <= AHEAD and ahead + left[0].size <= AHEAD_BYTES)
+                not waiting or (len(waiting) <= AHEAD and ahead + left[0].cost <= AHEAD_BYTES)
             ):
-                file = left.popleft()
-                ahead += file.size
-                work = asyncio.create_task(fetch(store, whole(prefix, file)))
-                waiting.append((file, work))
-            file, work = waiting[0]
+                piece = left.popleft()
+                ahead += piece.cost
+                waiting.append((piece, asyncio.create_task(fetch(store, piece))))
+            piece, work = waiting[0]
             fetched = await work
             waiting.popleft()
-            yield file, fetched
+            yield piece, fetched
     finally:
         for _, work in waiting:
             work.cancel()
@@ -138,6 +138,18 @@ def whole(prefix: str, file: SegmentFile) -> SegmentSlice:
     key = f"{prefix}/{file.path}"
     span = (file.base_offset, file.end_offset)
     return SegmentSlice("", file.partition, False, key, file.size, *span, file.size)
+
+
+def pieces(
+    prefix: str, files: Sequence[SegmentFile], size: int = PIECE_BYTES
+) -> list[SegmentSlice]:
+    """All records of neighbouring segments in order, in pieces of about `size` bytes at most."""
+    found: list[SegmentSlice] = []
+    for file in files:
+        one, shares = whole(prefix, file), max(-(-file.size // size), 1)
+        cost = file.size // shares
+        found += [one._replace(cost=cost, share=at, shares=shares) for at in range(shares)]
+    return found
 
 
 class Digest(NamedTuple):
@@ -170,15 +182,14 @@ class _Copy:
         self._is_json = True
         self._cleaned: Sequence[segments.Cleaned] = task.cleaned or ()
 
-    def decoded(self, file: SegmentFile, fetched: Fetched) -> Iterator[pa.RecordBatch]:
-        """Those of one input."""
+    def decoded(self, piece: SegmentSlice, fetched: Fetched) -> Iterator[pa.RecordBatch]:
+        """Those of a piece of an input."""
         footer = fetched.footer
         assert footer is not None, "an input is a segment"
         self._is_json &= footer.is_json
         if self._task.cleaned is None and len(footer.cleaned) > len(self._cleaned):
             self._cleaned = footer.cleaned
-        one = whole(self._task.prefix, file)
-        for batch in decode(one, fetched, chunks.RECORD_SCHEMA.names):
+        for batch in decode(piece, fetched, chunks.RECORD_SCHEMA.names):
             left = batch if self._task.kept is None else keep(batch, self._task.kept)
             if left.num_rows:
                 self._digest = self._digest.of(left)

@@ -55,6 +55,7 @@ cli_lines       lines of input to records
 cli_produce     batches in flight, nothing lost, doubled or swapped
 cli_consume     records of partitions, from where to where
 cli_care        tidelog retain, compact, collect, scrub, ...: where it meets compaction/
+cli_engines     which engine a compaction runs on
 cli_replay      tidelog replay: history to files, by Spark
 broker_process  a broker as a child process, to kill and start again
 demo            a real data set through a real broker and Spark

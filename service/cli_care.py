@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from service.cli_engines import Choice, EngineName, EngineOption, MasterOption, started
 from service.cli_replay import StoreOption
 from service.cli_results import (
     EXIT_FAILED,
@@ -112,13 +113,16 @@ def compact(
     force: Annotated[
         bool, typer.Option("--force", help="compact whatever min.cleanable.dirty.ratio says")
     ] = False,
+    engine: EngineOption = EngineName.AUTO,
+    master: MasterOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Merge small segments; where cleanup.policy has compact, keep the newest record per key."""
+    choice = Choice(engine, master, _settings(store))
 
     async def work(cluster: "Cluster", progress: Progress) -> _Done:
-        return await _compact(cluster, topics, progress, yes=yes, force=force)
+        return await _compact(cluster, topics, choice, progress, yes=yes, force=force)
 
     _finish(_run(store, "compacting", work), yes=yes, as_json=as_json)
 
@@ -176,16 +180,19 @@ def maintain(
     topics: TopicsArgument = None,
     store: StoreOption = None,
     file_grace_ms: GraceOption = FILE_GRACE_MS,
+    engine: EngineOption = EngineName.AUTO,
+    master: MasterOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """All of it in order: retain, compact, collect. For cron."""
     grace = _grace(store, file_grace_ms)
+    choice = Choice(engine, master, _settings(store))
 
     async def work(cluster: "Cluster", progress: Progress) -> _Done:
         steps = [
             await _retain(cluster, topics, yes=yes),
-            await _compact(cluster, topics, progress, yes=yes, force=False),
+            await _compact(cluster, topics, choice, progress, yes=yes, force=False),
             await _collect(cluster, grace, progress, yes=yes),
         ]
 
@@ -219,6 +226,7 @@ def _retained(found: "Sequence[Retained]") -> _Done:
 async def _compact(
     cluster: "Cluster",
     topics: Sequence[str] | None,
+    choice: Choice,
     progress: Progress,
     *,
     yes: bool,
@@ -233,13 +241,23 @@ async def _compact(
         done += rows
         progress(done)
 
-    found = await run(cluster, topics, is_dry=not yes, is_forced=force, on_rows=on_rows)
+    found = await run(cluster, topics, is_dry=True, is_forced=force)
+    size = sum(each.size for each in found)
+    name = choice.of(size).value
+    if found and yes:
+        async with started(choice, size, cluster) as engine:
+            name = engine.name
+            found = await run(
+                cluster, topics, is_dry=False, is_forced=force, engine=engine, on_rows=on_rows
+            )
 
     def show() -> None:
         columns = ("topic", "partition", "what", "why", "segments", "rows", "bytes", "becomes")
         _table("nothing to compact", columns, [(*each[:7], _becomes(each)) for each in found])
+        if found:
+            show_line(f"engine: {name}")
 
-    return _Done({"compacted": [each._asdict() for each in found]}, show)
+    return _Done({"compacted": [each._asdict() for each in found], "engine": name}, show)
 
 
 def _becomes(each: "Compacted") -> str:

@@ -28,7 +28,13 @@ from service.cli_results import (
     show_line,
 )
 from service.cli_topics import JsonOption, TopicArgument
-from service.settings import BadSettings, Settings, load, set_worker_python
+from service.settings import (
+    BadSettings,
+    Settings,
+    is_submitted_to_spark,
+    load,
+    set_worker_python,
+)
 from storage.errors import LogError, StoreUnfit, Unavailable, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
@@ -43,6 +49,11 @@ POSITIONS = (
 StoreOption = Annotated[
     str | None,
     typer.Option("--store", metavar="URL", help="that of `tidelog serve` (TIDELOG_STORE)"),
+]
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Spark master: local[*], or spark-submit's"),
 ]
 
 _CSV_OPTIONS = {"header": "true", "escape": '"'}
@@ -68,7 +79,7 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
     until: Annotated[
         str, typer.Option("--until", metavar="POSITION", help="the same: the first left out")
     ] = "end",
-    master: Annotated[str, typer.Option(metavar="URL", help="Spark master")] = "local[*]",
+    master: MasterOption = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="replace what is in the folder")
     ] = False,
@@ -96,7 +107,7 @@ def _replay(
     to: str,
     file_format: FileFormat,
     options: dict[str, str],
-    master: str,
+    master: str | None,
     *,
     overwrite: bool,
 ) -> int:
@@ -164,9 +175,10 @@ def _in_one_line() -> Iterator[None]:
 
 @contextlib.contextmanager
 def spark_session(
-    name: str, master: str, settings: Mapping[str, str] | None = None
+    name: str, master: str | None, settings: Mapping[str, str] | None = None
 ) -> Iterator["SparkSession"]:
-    """A session that ends with the block, and says nothing where nobody looks.
+    """A session that ends with the block, and says nothing where nobody looks. What is set here
+    goes over what was said to spark-submit, so its master is left alone where none is given.
 
     Raises CommandError when Spark does not start: no Java, mostly.
     """
@@ -175,10 +187,14 @@ def spark_session(
 
     set_worker_python(sys.executable)
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    builder = SparkSession.builder.master(master).appName(name)
+    builder = SparkSession.builder.appName(name)
+    if master is None and not is_submitted_to_spark():
+        master = "local[*]"
+    if master is not None:
+        builder = builder.master(master)
     builder = builder.config("spark.ui.enabled", "false")
     builder = builder.config("spark.sql.session.timeZone", "UTC")
-    if master.startswith("local"):
+    if master is not None and master.startswith("local"):
         builder = builder.config("spark.driver.host", "127.0.0.1")
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
     for key, value in (settings or {}).items():

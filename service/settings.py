@@ -140,6 +140,16 @@ class Settings:
         "how often this broker retains what is due, and at every 12th time collects; 0 leaves it to others",
         low=0,
     )
+    compact_spark_bytes: int = _setting(
+        16 * 1024 * MIB,
+        "`tidelog compact` of more bytes runs on Spark, where that is installed, unless `--engine` says which: one process reads ~100 MB/s, so that this takes it minutes",
+        low=0,
+    )
+    compact_memory_bytes: int = _setting(
+        1024 * MIB,
+        "memory for the keys that a compaction looks at together; more distinct keys take several passes. One output segment comes on top",
+        low=4 * MIB,
+    )
     checkpoint_entries: int = _setting(1000, "entries between two checkpoints", low=1)
     checkpoint_interval_ms: int = _setting(10_000, "least time between two checkpoints", low=0)
     poll_interval_ms: int = _setting(
@@ -291,6 +301,11 @@ def state_home() -> Path:
 def set_worker_python(executable: str) -> None:
     """Spark's workers take any python3 of the PATH, which need not have tidelog, unless told."""
     os.environ.setdefault("PYSPARK_PYTHON", executable)
+
+
+def is_submitted_to_spark() -> bool:
+    """Whether this is the driver that `spark-submit` has started: it has said which master."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def console_server() -> str:

@@ -160,6 +160,7 @@ class Corrupt(LogError):
     def __init__(self, key: str, why: str) -> None:
         super().__init__(f"object {key} is corrupt: {why}")
         self.key = key
+        self.why = why
 
 
 class NotFound(LogError):

@@ -1,7 +1,7 @@
 """`make bench`: every number of the README's table, in one run, with its target beside it.
 
     python -m tests.bench [--quick]
-                          [--only produce,fetch,latency,brokers,groups,replay,failover]
+                          [--only produce,fetch,latency,brokers,groups,replay,failover,care]
                           [--json FILE]
 
 Durable from end to end: brokers are real processes on a folder store that fsyncs, acks=all. Read
@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import brokers, failover, fetch, groups, latency, produce, replay
+from tests.bench import brokers, care, failover, fetch, groups, latency, produce, replay
 from tests.bench.report import Row
 
 PARTS = {
@@ -28,6 +28,7 @@ PARTS = {
     "brokers": brokers,
     "replay": replay,
     "failover": failover,
+    "care": care,
 }
 
 

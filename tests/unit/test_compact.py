@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from compaction.cluster import Cluster
 from compaction.compact import COMPACT, MERGE, Compacted, compact
 from compaction.garbage import Grace
-from compaction.latest import Latest
+from compaction.latest import Latest, of_ranks, of_shares
 from compaction.retain import delete_records, retain
 from compaction.scrub import scrub
 from storage import keys
@@ -256,7 +256,8 @@ def test_latest_is_the_newest_of_each_key(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compaction.latest.FOLD_ROWS_MIN", fold_rows)
-        latest = Latest()
+        latest, parts = Latest(expires), []
+        shares = [Latest(expires, share=share, shares=3) for share in range(3)]
         everything = []
         for part in history:
             first = len(everything)
@@ -268,15 +269,24 @@ def test_latest_is_the_newest_of_each_key(
                 ],
                 schema=RECORD_SCHEMA,
             )
-            latest.add(batch, expires=expires)
+            for each in (latest, *shares):
+                each.add(batch)
+            part_of_it = Latest(expires)
+            part_of_it.add(batch)
+            parts.append(part_of_it.take_ranks())
         expected = [
             offset
             for offset, key, value in latest_of(everything)
             if key is None or value is not None or offset >= expires
         ]
-        kept = latest.kept()
-        assert kept.dtype == np.int64
-        assert kept.tolist() == (expected or [everything[-1][0]])
+        ranks = pa.concat_tables(parts).group_by(["key", "alone"]).aggregate([("rank", "max")])
+        for kept in (
+            of_shares([latest.kept()]),
+            of_shares([share.kept() for share in shares]),
+            of_ranks(ranks.column("rank_max").to_numpy()),
+        ):
+            assert kept.dtype == np.int64
+            assert kept.tolist() == (expected or [everything[-1][0]])
 
 
 # -- merging

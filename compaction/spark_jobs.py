@@ -1,0 +1,219 @@
+"""The Spark engine: the same reading and writing of segments, as tasks on executors.
+
+The plan is the driver's and so is the commit; executors know a store, no table and no WAL. The same
+code runs there as in process, so that both engines give the same rows: `Latest` on a part of the
+log each, whose findings Spark reduces by key, and one `Rewrite` a task. The value of a record never
+goes through Spark, nor does anything through the JVM's own readers: no jar is needed for any store,
+and every byte is verified.
+
+An executor needs this package (PYSPARK_PYTHON says where) and a way to the store. Memory: of an
+executor's task a part's keys up to `keys_bytes_max`, or one encoded segment; of the driver about 24
+bytes a record that key compaction keeps.
+
+And if an executor dies? Spark starts its task again, which uploads under a name of its own. If the
+driver does: segments that nothing names, for collection.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from compaction.engine import KEYS_BYTES_MAX, KeyScan, OnRows
+from compaction.latest import Latest, TooManyKeys, of_ranks
+from compaction.rewrite import Rewrite, pieces, rewrite
+from storage.clock import SystemClock
+from storage.errors import Corrupt, Unavailable
+from storage.model import SegmentFile
+from storage.readonly import OpenedStore
+from storage.s3 import S3Options
+from storage.scan import SegmentSlice, Split
+from storage.slices import read_split
+from storage.stores import open_store
+
+PARTITIONS_MAX = 8
+"""At once: enough that a cluster is not idle while one of them is planned or committed."""
+MERGES_MAX = 256
+"""Merges between two commits: what a compactor that is slower than another loses."""
+PARTS_BYTES = 256 * 1024 * 1024
+"""Of one task that looks for the newest records, where there are more such than cores."""
+
+_RANKS = "key binary, alone bigint, rank bigint"
+_WRITTEN: dict[str, pa.DataType] = {
+    "number": pa.int32(),
+    "file": pa.binary(),
+    "damage": pa.string(),
+}
+_WRITTEN_DDL = "number int, file binary, damage string"
+
+Batches = Iterator[pa.RecordBatch]
+
+
+class _Part(msgspec.Struct, array_like=True):
+    """What one task looks through for the newest records."""
+
+    slices: list[SegmentSlice]
+    expires: int
+    keys_bytes_max: int
+
+
+class SparkEngine:
+    """On a session that is the caller's. `url` and `s3` are those of the store as executors reach
+    it. Safe for concurrent calls: each is a Spark job of its own."""
+
+    name = "spark"
+    partitions_max = PARTITIONS_MAX
+    merges_max = MERGES_MAX
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        url: str,
+        s3: S3Options | None = None,
+        *,
+        keys_bytes_max: int = KEYS_BYTES_MAX,
+    ) -> None:
+        self._spark = spark
+        self._url = url
+        self._s3 = s3
+        self._keys_bytes_max = keys_bytes_max
+
+    async def newest(self, scan: KeyScan, on_rows: OnRows) -> np.ndarray:
+        kept = await _in_thread(self._newest, scan)
+        on_rows(sum(file.rows for file in scan.files))
+        return kept
+
+    async def write(self, tasks: Sequence[Rewrite], on_rows: OnRows) -> list[SegmentFile]:
+        if not tasks:
+            return []
+        files = await _in_thread(self._write, tasks)
+        on_rows(sum(file.rows for task in tasks for file in task.inputs))
+        return files
+
+    def _newest(self, scan: KeyScan) -> np.ndarray:
+        parts = [
+            _Part(slices, scan.expires, self._keys_bytes_max)
+            for slices in _parts(scan, self._spark.sparkContext.defaultParallelism)
+        ]
+        url, s3 = self._url, self._s3
+        ranks = self._on_executors(parts, lambda batches: _look(batches, url, s3), _RANKS)
+        largest = ranks.groupBy("key", "alone").agg(F.max("rank").alias("rank")).select("rank")
+        return of_ranks(largest.toArrow().column("rank").to_numpy())
+
+    def _write(self, tasks: Sequence[Rewrite]) -> list[SegmentFile]:
+        url, s3 = self._url, self._s3
+        done = self._on_executors(tasks, lambda batches: _rewrite(batches, url, s3), _WRITTEN_DDL)
+        files: dict[int, SegmentFile] = {}
+        for row in done.toArrow().to_pylist():
+            if row["damage"] is not None:
+                key, _, why = row["damage"].partition("\n")
+                raise Corrupt(key, why)
+            files[row["number"]] = msgspec.msgpack.decode(row["file"], type=SegmentFile)
+        return [files[number] for number in range(len(tasks))]
+
+    def _on_executors(
+        self, work: Sequence[Any], run: Callable[[Batches], Batches], schema: str
+    ) -> Any:
+        """A DataFrame of what `run` makes of rows (number, work): one row a task."""
+        count = len(work)
+        numbers = pa.array(range(count), pa.int32())
+        encoded = [pa.array([_encode(each)], pa.binary()) for each in work]
+        frame = self._spark.createDataFrame(
+            pa.table({"number": numbers, "work": pa.chunked_array(encoded)})
+        )
+        return frame.repartitionById(count, "number").mapInArrow(run, schema)
+
+
+def _parts(scan: KeyScan, cores: int) -> list[list[SegmentSlice]]:
+    """Pieces of the segments, in as many parts of one size as there are cores, or more."""
+    size = max(sum(file.size for file in scan.files), 1)
+    count = max(min(cores, len(scan.files) * cores), -(-size // PARTS_BYTES))
+    parts: list[list[SegmentSlice]] = [[] for _ in range(count)]
+    before = 0
+    for piece in pieces(scan.prefix, scan.files, max(size // count, 1)):
+        parts[before * count // size].append(piece)
+        before += piece.cost
+    return [part for part in parts if part]
+
+
+# -- on executors
+
+
+def _look(batches: Batches, url: str, s3: S3Options | None) -> Batches:
+    """The ranks of a part of the log. What no longer fits is handed on, and forgotten here."""
+    for _, part in _decoded(batches, _Part):
+        latest = Latest(part.expires, bytes_max=part.keys_bytes_max)
+        is_old = [latest.columns(one.start) for one in part.slices]
+        with OpenedStore(url, s3) as opened:
+            for columns in (["offset", "key", "value"], ["offset", "key"]):
+                some = [one for one, own in zip(part.slices, is_old, strict=True) if own == columns]
+                for _, batch in read_split(opened, Split(some), columns):
+                    try:
+                        latest.add(batch)
+                    except TooManyKeys:
+                        yield from latest.take_ranks().to_batches()
+        yield from latest.take_ranks().to_batches()
+
+
+def _rewrite(batches: Batches, url: str, s3: S3Options | None) -> Batches:
+    """The segments of some tasks, uploaded. Damage is no reason to try again: it is handed back."""
+    for number, task in _decoded(batches, Rewrite):
+        file, damage = b"", None
+        try:
+            file = msgspec.msgpack.encode(asyncio.run(_written(task, url, s3)))
+        except Corrupt as error:
+            damage = f"{error.key}\n{error.why}"
+        yield pa.RecordBatch.from_pylist(
+            [{"number": number, "file": file, "damage": damage}], schema=pa.schema(_WRITTEN)
+        )
+
+
+async def _written(task: Rewrite, url: str, s3: S3Options | None) -> SegmentFile:
+    store = await open_store(url, s3=s3)
+    try:
+        return await rewrite(store, task, SystemClock().new_id().hex())
+    finally:
+        await store.close()
+
+
+# -- between the two
+
+
+def _encode(work: Any) -> bytes:
+    return msgspec.msgpack.encode(work, enc_hook=lambda offsets: offsets.tobytes())
+
+
+def _decoded(batches: Batches, kind: Any) -> Iterator[tuple[int, Any]]:
+    decoder = msgspec.msgpack.Decoder(
+        kind, dec_hook=lambda _, octets: np.frombuffer(octets, np.int64)
+    )
+    for batch in batches:
+        for number, work in zip(batch.column("number"), batch.column("work"), strict=True):
+            yield number.as_py(), decoder.decode(work.as_buffer())
+
+
+async def _in_thread(call: Callable[[Any], Any], work: Any) -> Any:
+    """Spark's calls block. What executors raise, in one line."""
+    try:
+        return await asyncio.to_thread(call, work)
+    except (PySparkException, Py4JError) as error:
+        raise Unavailable(f"Spark: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The line that says it: of what Python raised on an executor it is the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if _is_raised(line)]
+    return (raised or lines or [type(error).__name__])[-1 if raised else 0]
+
+
+def _is_raised(line: str) -> bool:
+    name, colon, _ = line.partition(": ")
+    return bool(colon) and name.replace(".", "").replace("_", "").isalnum() and "." in name

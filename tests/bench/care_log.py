@@ -1,0 +1,102 @@
+"""Logs to care for, as large as wanted, written in seconds: segments and table are real, and the
+WAL says of them what it would after 10,000 seals."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage import chunk as chunks
+from storage import keys, segment
+from storage.clock import SystemClock
+from storage.entry import Append, Chunk, Commit, Draft, Sealed
+from storage.folder import FolderStore
+from storage.log import Log, LogSettings
+from storage.manifest import seal_app_id
+from storage.model import SegmentFile
+from storage.state import Topic
+from storage.table import open_table
+
+TIME_MS = 1_700_000_000_000
+ROWS_MAX = 4_000_000
+"""Of one crafted append."""
+
+
+def make(folder: Path, configs: Mapping[str, str], segments: Iterable[pa.RecordBatch]) -> None:
+    """A store in `folder` with topic `t`, one partition, each batch a segment of it."""
+    asyncio.run(_make(folder, configs, segments, []))
+
+
+def make_named(folder: Path, configs: Mapping[str, str], count: int, rows: int) -> None:
+    """The same with segments that the table names, and that are not there."""
+    asyncio.run(_make(folder, configs, [], list(_named(count, rows))))
+
+
+def values(count: int, seed: int, size: int = 100) -> pa.Array:
+    """JSON of about `size` bytes, of which a third is random."""
+    draws = np.random.default_rng(seed)
+    numbers = pa.array(draws.integers(10**11, 10**12, (3, count)).astype("U12").ravel())
+    parts = [numbers.slice(at * count, count) for at in range(3)]
+    pad = "x" * (size - 36 - 38)
+    fixed = ['{"id":"', '","carrier":"', '","tail":"', f'","pad":"{pad}"}}']
+    texts = [fixed[0], parts[0], fixed[1], parts[1], fixed[2], parts[2], fixed[3], ""]
+    return pc.binary_join_element_wise(*texts).cast(pa.binary())
+
+
+def records(
+    first: int, count: int, key_numbers: np.ndarray | None, value: pa.Array
+) -> pa.RecordBatch:
+    """Records [first, first + count), a millisecond apart; keys of 12 bytes."""
+    key = pa.nulls(count, pa.binary())
+    if key_numbers is not None:
+        key = pa.array(np.char.add("k", np.char.zfill(key_numbers.astype("U11"), 11)))
+        key = key.cast(pa.binary())
+    offsets = np.arange(first, first + count, dtype=np.int64)
+    stamps = pa.array((TIME_MS + offsets) * 1000).view(chunks.TIMESTAMP_TYPE)
+    columns = [pa.array(offsets), stamps, key, value, pa.nulls(count, chunks.HEADERS_TYPE)]
+    return pa.RecordBatch.from_arrays(columns, schema=chunks.RECORD_SCHEMA)
+
+
+async def _make(
+    folder: Path,
+    configs: Mapping[str, str],
+    segments: Iterable[pa.RecordBatch],
+    named: list[SegmentFile],
+) -> None:
+    store = FolderStore(folder)
+    log = Log(store, SystemClock(), "bench", LogSettings(is_sealing=False), None)
+    await log.open()
+    await log.create_topic("t", 1, dict(configs))
+    topic = log.state.topic("t")
+    files = [await _write(store, topic, batch) for batch in segments] + named
+    end = files[-1].end_offset
+    table = await open_table(store, topic.prefix, topic.name)
+    for some in (files[first : first + 20_000] for first in range(0, len(files), 20_000)):
+        await table.add(some, {seal_app_id(0): some[-1].end_offset})
+    table.close()
+    for first in range(0, end, ROWS_MAX):
+        rows = min(ROWS_MAX, end - first)
+        chunk = Chunk(topic.topic_id, 0, 0, 1, 0, rows, TIME_MS, TIME_MS, True, "", 1)
+        actions = [Append(0, 0, rows), Sealed(topic.topic_id, 0, first + rows)]
+        commit = Commit(log.clock.new_id(), actions)
+        await log.wal.commit(Draft([commit], [chunk], [b"x"]))
+    await log.close()
+    await store.close()
+
+
+async def _write(store: FolderStore, topic: Topic, batch: pa.RecordBatch) -> SegmentFile:
+    written = await asyncio.to_thread(segment.write, [batch], codec="zstd", is_json=True)
+    path = keys.segment(0, written.base_offset, written.end_offset, "ab12")
+    await store.create(f"{topic.prefix}/{path}", [memoryview(written.body)])
+    span = (written.base_offset, written.end_offset, written.size, written.rows)
+    return SegmentFile(path, 0, *span, written.timestamp_min, written.timestamp_max)
+
+
+def _named(count: int, rows: int) -> Iterator[SegmentFile]:
+    for first in range(0, count * rows, rows):
+        end = first + rows
+        path = keys.segment(0, first, end, "ab12")
+        yield SegmentFile(path, 0, first, end, 1_000_000, rows, TIME_MS + first, TIME_MS + end)

@@ -1,0 +1,129 @@
+"""Other people's ways to the newest record of each key, and the bare way to merge, on the same
+files. Each reads the segments as plain Parquet and writes one plain Parquet file in offset order.
+
+    python -m tests.bench.care_ways WAY FOLDER OUT
+
+as a process of its own, so that its peak memory is its own. Ours are ways, too: `merge` and
+`compact` are what `tidelog compact --yes` does, up to the commit to the table.
+"""
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+WRITING = {"compression": "zstd", "compression_level": 1, "use_dictionary": False}
+GROUP_ROWS = 10_000
+"""As segments have them: nobody is asked to write smaller row groups than we do."""
+
+
+def main() -> None:
+    way, folder, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    files = sorted(str(path) for path in folder.glob("topics/*/partition=0/*.parquet"))
+    started = time.perf_counter()
+    rows = WAYS[way](folder, files, out)
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"rows": rows, "seconds": seconds, "peak_bytes": peak}))
+
+
+def ours(folder: Path, _: list[str], __: Path) -> int:
+    """Merging or compaction, whichever the topic wants."""
+    from compaction.cluster import Cluster
+    from compaction.compact import compact
+    from storage.clock import SystemClock
+    from storage.folder import FolderStore
+
+    async def run() -> int:
+        store = FolderStore(folder)
+        cluster = await Cluster.open(store, SystemClock())
+        done = await compact(cluster, None, is_dry=False)
+        await cluster.close()
+        await store.close()
+        assert done, "nothing was due"
+        return sum(each.rows_after for each in done)
+
+    return asyncio.run(run())
+
+
+def bare_merge(_: Path, files: list[str], out: Path) -> int:
+    """Read and write, file by file."""
+    rows = 0
+    schema = pq.read_schema(files[0])
+    with pq.ParquetWriter(str(out), schema, **WRITING) as writer:
+        for path in files:
+            table = pq.ParquetFile(path).read()
+            writer.write_table(table, row_group_size=GROUP_ROWS)
+            rows += table.num_rows
+    return rows
+
+
+def by_duckdb(_: Path, files: list[str], out: Path) -> int:
+    import duckdb
+
+    with duckdb.connect() as session:
+        session.execute("SET threads = 2")
+        session.execute(
+            f"""
+            COPY (
+                SELECT * FROM read_parquet({files!r}, hive_partitioning = false)
+                WHERE "offset" IN (
+                    SELECT max("offset")
+                    FROM read_parquet({files!r}, hive_partitioning = false) GROUP BY key
+                )
+                ORDER BY "offset"
+            ) TO '{out}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 122880)
+            """
+        )
+    return pq.read_metadata(out).num_rows
+
+
+def by_polars(_: Path, files: list[str], out: Path) -> int:
+    import polars as pl
+
+    scan = pl.scan_parquet(files, hive_partitioning=False)
+    newest = (
+        scan.group_by("key")
+        .agg(pl.col("offset").max())
+        .select("offset")
+        .collect(engine="streaming")
+    )
+    kept = scan.filter(pl.col("offset").is_in(newest["offset"].implode()))
+    kept.sink_parquet(out, compression="zstd", compression_level=1)
+    return pq.read_metadata(out).num_rows
+
+
+def by_pyarrow(_: Path, files: list[str], out: Path) -> int:
+    dataset = ds.dataset(files, format="parquet")
+    newest = dataset.to_table(columns=["key", "offset"]).group_by("key")
+    offsets = newest.aggregate([("offset", "max")]).column("offset_max").combine_chunks()
+    options = pc.SetLookupOptions(value_set=offsets)
+    rows = 0
+    with pq.ParquetWriter(str(out), dataset.schema, **WRITING) as writer:
+        for batch in dataset.to_batches(batch_size=128 * 1024):
+            kept = batch.filter(pc.call_function("is_in", [batch.column("offset")], options))
+            rows += kept.num_rows
+            if kept.num_rows:
+                writer.write_table(pa.Table.from_batches([kept]), row_group_size=GROUP_ROWS)
+    return rows
+
+
+WAYS: dict[str, Callable[[Path, list[str], Path], int]] = {
+    "ours": ours,
+    "bare pyarrow": bare_merge,
+    "DuckDB": by_duckdb,
+    "Polars": by_polars,
+    "pyarrow": by_pyarrow,
+}
+
+
+if __name__ == "__main__":
+    main()
