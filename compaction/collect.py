@@ -35,13 +35,15 @@ CHECKPOINTS_PER_GRACE = 4
 class Plan(NamedTuple):
     """What a run would delete, and the tombstones of which nothing would be left.
 
-    `kept_from` is the checkpoint that history is kept back to, 0 when there is none yet.
+    `kept_from` is the checkpoint that history is kept back to, 0 when there is none yet. `waiting`
+    are the bytes of what nothing names any more either, but not for long enough.
     """
 
     garbage: Sequence[Garbage]
     emptied: Sequence[DeletedTopic]
     kept_from: int
     now_ms: int
+    waiting: int = 0
 
     @property
     def size(self) -> int:
@@ -64,6 +66,7 @@ async def plan(cluster: Cluster, grace: Grace, *, takes_unknown: bool = False) -
     await cluster.refresh()
     now_ms = await cluster.store_now_ms()
     found: list[Garbage] = []
+    unnamed = 0
     checkpoints = [info async for info in cluster.store.list(keys.CHECKPOINTS)]
     base = await _base(cluster, checkpoints, now_ms, grace)
     await _checkpoint(cluster, checkpoints, now_ms, grace)
@@ -72,7 +75,10 @@ async def plan(cluster: Cluster, grace: Grace, *, takes_unknown: bool = False) -
         live = garbage.live_objects(base.state)
         wal = await _listed(cluster, keys.WAL)
         data = await _listed(cluster, keys.DATA)
-        live |= garbage.live_objects(cluster.state)
+        named = garbage.live_objects(cluster.state)
+        unnamed += _size(info for info in [*wal[:-1], *data] if info.key not in named)
+        unnamed += _size(info for info in checkpoints if (keys.seq_of(info.key) or 0) < base.seq)
+        live |= named
         _take(found, garbage.of_wal(wal, base, live, now_ms, grace))
         _take(found, garbage.of_data(data, base, live, now_ms, grace))
         _take(found, garbage.of_checkpoints(checkpoints, base, now_ms, grace))
@@ -80,10 +86,14 @@ async def plan(cluster: Cluster, grace: Grace, *, takes_unknown: bool = False) -
             gone for gone in cluster.state.deleted if garbage.is_gone(gone, base, now_ms, grace)
         ]
     gone_ids = {gone.topic_id for gone in emptied}
-    async for some in _of_topics(cluster, gone_ids, now_ms, grace, takes_unknown=takes_unknown):
+    async for some, size in _of_topics(
+        cluster, gone_ids, now_ms, grace, takes_unknown=takes_unknown
+    ):
         _take(found, some)
+        unnamed += size
+    waiting = max(unnamed - sum(each.size for each in found), 0)
     _take(found, garbage.of_probes(await _listed(cluster, keys.PROBE), now_ms, grace))
-    return Plan(found, emptied, 0 if base is None else base.state.seq, now_ms)
+    return Plan(found, emptied, 0 if base is None else base.seq, now_ms, waiting)
 
 
 async def collect(
@@ -148,8 +158,8 @@ async def _checkpoint(
 
 async def _of_topics(
     cluster: Cluster, gone: set[str], now_ms: int, grace: Grace, *, takes_unknown: bool
-) -> AsyncIterator[Iterator[Garbage]]:
-    """Topic by topic, as they are listed."""
+) -> AsyncIterator[tuple[Iterator[Garbage], int]]:
+    """Topic by topic, as they are listed; and the bytes of all that nothing names."""
     async for topic_id, infos in _by_topic(cluster.store.list(keys.TOPICS)):
         topic = cluster.state.topic_of_id(topic_id)
         if topic is None and not _is_deleted(cluster, topic_id):
@@ -159,9 +169,11 @@ async def _of_topics(
         if topic is not None:
             yield await _of_table(cluster, topic, infos, now_ms, grace)
         elif topic_id in gone:
-            yield garbage.of_topic(infos)
-        elif takes_unknown and not _is_deleted(cluster, topic_id):
-            yield garbage.of_unknown(infos, now_ms, grace)
+            yield garbage.of_topic(infos), _size(infos)
+        elif _is_deleted(cluster, topic_id):
+            yield iter(()), _size(infos)
+        elif takes_unknown:
+            yield garbage.of_unknown(infos, now_ms, grace), _size(infos)
 
 
 def _is_deleted(cluster: Cluster, topic_id: str) -> bool:
@@ -170,14 +182,15 @@ def _is_deleted(cluster: Cluster, topic_id: str) -> bool:
 
 async def _of_table(
     cluster: Cluster, topic: Topic, infos: Sequence[ObjectInfo], now_ms: int, grace: Grace
-) -> Iterator[Garbage]:
+) -> tuple[Iterator[Garbage], int]:
     """What neither the newest version names nor one younger than the grace."""
     table = await cluster.table(topic)
     named = await table.paths()
+    unnamed = _size(garbage.unnamed(infos, topic.prefix, named))
     if any(garbage.of_table(infos, topic.prefix, named, now_ms, grace)):
         # Asked only now: it reads every commit of a day.
         named |= await table.removed_since(now_ms - grace.table_ms + 1)
-    return garbage.of_table(infos, topic.prefix, named, now_ms, grace)
+    return garbage.of_table(infos, topic.prefix, named, now_ms, grace), unnamed
 
 
 async def _by_topic(
@@ -205,6 +218,10 @@ async def _listed(cluster: Cluster, prefix: str, *, at_most: int | None = None) 
         if at_most is not None and len(found) >= at_most:
             break
     return found
+
+
+def _size(infos: Iterable[ObjectInfo]) -> int:
+    return sum(info.size for info in infos)
 
 
 def _take(found: list[Garbage], more: Iterable[Garbage]) -> None:

@@ -49,6 +49,10 @@ class Base(NamedTuple):
     state: ClusterState
     modified_ms: int
 
+    @property
+    def seq(self) -> int:
+        return self.state.seq
+
 
 def live_objects(state: ClusterState) -> frozenset[str]:
     """The objects in which tails lie."""
@@ -73,7 +77,7 @@ def _entry(
     info: ObjectInfo, base: Base, live: Collection[str], now_ms: int, grace: Grace
 ) -> Iterator[Garbage]:
     seq = keys.seq_of(info.key)
-    is_covered = seq is not None and seq <= base.state.seq
+    is_covered = seq is not None and seq <= base.seq
     if is_covered and info.key not in live and _is_old(info, now_ms, grace.wal_ms):
         yield _garbage(info, "sealed")
 
@@ -84,7 +88,7 @@ def of_checkpoints(
     """Those before the base."""
     for info in infos:
         seq = keys.seq_of(info.key)
-        if seq is not None and seq < base.state.seq and _is_old(info, now_ms, grace.wal_ms):
+        if seq is not None and seq < base.seq and _is_old(info, now_ms, grace.wal_ms):
             yield _garbage(info, "superseded")
 
 
@@ -108,12 +112,19 @@ def of_table(
 ) -> Iterator[Garbage]:
     """Files of a topic that lives which no version younger than the grace names. `infos` were
     listed before `named` was read. Other people's files are left alone."""
-    for info in infos:
-        path = info.key.removeprefix(f"{prefix}/")
-        if keys.parse_segment(path) is None or path in named:
-            continue
+    for info in unnamed(infos, prefix, named):
         if _is_old(info, now_ms, grace.table_ms):
             yield _garbage(info, "no version names it")
+
+
+def unnamed(
+    infos: Iterable[ObjectInfo], prefix: str, named: Collection[str]
+) -> Iterator[ObjectInfo]:
+    """Segments below a topic's prefix that are none of these, however young."""
+    for info in infos:
+        path = info.key.removeprefix(f"{prefix}/")
+        if keys.parse_segment(path) is not None and path not in named:
+            yield info
 
 
 def is_gone(topic: DeletedTopic, base: Base, now_ms: int, grace: Grace) -> bool:

@@ -6,6 +6,7 @@ it has grown as large, so that each key is looked at a logarithmic number of tim
 fit are taken share by share, in as many passes.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -98,8 +99,9 @@ class Latest:
         return Kept(np.concatenate([newest, *self._keyless]), self.newest)
 
     def take_ranks(self) -> pa.Table:
-        """What is known by now, as RANKS, to be forgotten here."""
-        self._fold()
+        """What is known by now, as RANKS, to be forgotten here; also after TooManyKeys."""
+        with contextlib.suppress(TooManyKeys):
+            self._fold()
         parts = [RANKS.empty_table()]
         if self._known is not None:
             offsets = _numbers(self._known.column("offset"))

@@ -33,7 +33,7 @@ from storage.clock import SystemClock
 from storage.errors import Corrupt, Unavailable
 from storage.model import SegmentFile
 from storage.readonly import OpenedStore
-from storage.s3 import S3Options
+from storage.s3_options import S3Options
 from storage.scan import SegmentSlice, Split
 from storage.slices import read_split
 from storage.stores import open_store

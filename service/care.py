@@ -93,14 +93,26 @@ async def _round(cluster: Cluster, grace: Grace | None, counters: CareCounters) 
             each.log_start_offset,
             each.why,
         )
-    if grace is None:
-        return
+    if grace is not None:
+        await _collect(cluster, grace, counters)
+
+
+async def _collect(cluster: Cluster, grace: Grace, counters: CareCounters) -> None:
     planned = await plan(cluster, grace)
-    if planned.garbage:
-        deleted = await collect(cluster, planned)
-        counters.collected_objects += deleted
-        counters.collected_bytes += planned.size
+    counters.waiting_bytes = planned.waiting
+    counters.due_bytes, counters.oldest_s = planned.size, planned.oldest_ms / 1000
+    done = 0
+
+    def count(objects: int) -> None:
+        nonlocal done
+        size = sum(each.size for each in planned.garbage[done:objects])
+        counters.collected_objects += objects - done
+        counters.collected_bytes += size
+        counters.due_bytes -= size
+        done = objects
+
+    if planned.garbage or planned.emptied:
+        await collect(cluster, planned, count)
         oldest_s = planned.oldest_ms // 1000
-        log.info("collected %d objects, %d bytes, %d s old", deleted, planned.size, oldest_s)
-    elif planned.emptied:
-        await collect(cluster, planned)
+        log.info("collected %d objects, %d bytes, %d s old", done, planned.size, oldest_s)
+    counters.oldest_s = 0.0

@@ -7,6 +7,7 @@ again, and run twice at once: who comes too late says so, and is done.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
@@ -279,11 +280,14 @@ async def _collect(
     from compaction import collect as collection
 
     planned = await collection.plan(cluster, grace, takes_unknown=takes_unknown)
+    started = time.perf_counter()
     deleted = await collection.collect(cluster, planned, progress) if yes else 0
     told = {
         "objects": len(planned.garbage),
         "bytes": planned.size,
+        "waiting_bytes": planned.waiting,
         "oldest_ms": planned.oldest_ms,
+        "seconds": time.perf_counter() - started,
         "kept_from": planned.kept_from,
         "topics": [gone.name for gone in planned.emptied],
         "deleted": deleted,
@@ -300,6 +304,10 @@ def _show_plan(planned: "Plan") -> None:
         count[:] = count[0] + 1, count[1] + each.size, max(count[2], age_ms // 1000)
     rows: list[Row] = [(*kind, *count) for kind, count in sums.items()]
     _table("nothing to collect", ("what", "why", "objects", "bytes", "oldest, s"), rows)
+    if planned.waiting:
+        show_line(
+            f"{planned.waiting:,} bytes more are garbage, and wait for the end of their grace"
+        )
 
 
 def _scrubbed(report: "Report") -> dict[str, Any]:

@@ -102,6 +102,9 @@ class CareCounters:
         self.retentions = 0
         self.collected_objects = 0
         self.collected_bytes = 0
+        self.due_bytes = 0
+        self.waiting_bytes = 0
+        self.oldest_s = 0.0
 
 
 class Worker(NamedTuple):
@@ -281,3 +284,10 @@ class _CareCollector(Collector):
             ("garbage_bytes", "their bytes", care.collected_bytes),
         ):
             yield CounterMetricFamily(f"tidelog_{name}", doc, value=value)
+        gauges: Sequence[tuple[str, str, float]] = (
+            ("garbage_due_bytes", "due at the last look, still there", care.due_bytes),
+            ("garbage_waiting_bytes", "garbage then, in its grace", care.waiting_bytes),
+            ("garbage_oldest_seconds", "age of the oldest that is due", care.oldest_s),
+        )
+        for name, doc, number in gauges:
+            yield GaugeMetricFamily(f"tidelog_{name}", doc, value=number)

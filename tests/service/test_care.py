@@ -1,12 +1,14 @@
 """Retention and collection as a duty of brokers, and marks that are forgotten with their files."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from service.care import care_for_ever, care_once
 from service.settings import Settings
+from service.telemetry import CareCounters, HttpCounters, Telemetry
 from storage.clock import SystemClock
 from storage.errors import StoreUnfit
 from storage.folder import FolderStore
@@ -33,21 +35,56 @@ async def test_a_round_retains_and_collects(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     log = await sealed_log(folder)
     settings = Settings(store=folder.as_uri(), wal_view_age_max_ms=1000, wal_retention_ms=4000)
-    await care_once(settings)
+    await care_once(settings, CareCounters())
     assert (await log.offsets("t", 0)).log_start_offset == 0
     await log.alter_topic("t", {"retention.ms": "86400000"})
-    await care_once(settings)
+    await care_once(settings, CareCounters())
     assert (await log.offsets("t", 0)).log_start_offset == 3
     assert list((folder / "checkpoints").iterdir())
     await log.close()
     await log.store.close()
 
 
+async def test_a_round_says_what_it_found_and_what_it_took(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    log = await sealed_log(folder)
+    settings = Settings(store=folder.as_uri(), wal_view_age_max_ms=1000, wal_retention_ms=4000)
+    counters = CareCounters()
+
+    def told() -> dict[str, float]:
+        text = Telemetry(log, HttpCounters(), "1", counters).text().decode()
+        lines = [line.rpartition(" ") for line in text.splitlines() if line[:1] != "#"]
+        return {name: float(value) for name, _, value in lines}
+
+    segments = sum(path.stat().st_size for path in folder.glob("topics/*/partition=0/*"))
+    await log.alter_topic("t", {"retention.ms": "86400000"})
+    await care_once(settings, counters)
+    assert told()["tidelog_garbage_waiting_bytes"] == segments  # no checkpoint counts yet
+    for hour in range(3):
+        await append(log, b"%d" % hour)
+        for path in [*folder.glob("wal/*"), *folder.glob("checkpoints/*")]:
+            age(path, hours=2)
+        await care_once(settings, counters)
+    found = told()
+    assert found["tidelog_garbage_objects_total"] > 3
+    assert found["tidelog_garbage_bytes_total"] > 0
+    assert found["tidelog_garbage_due_bytes"] == 0
+    assert found["tidelog_garbage_waiting_bytes"] >= segments
+    assert found["tidelog_garbage_oldest_seconds"] == 0
+    await log.close()
+    await log.store.close()
+
+
+def age(path: Path, *, hours: int) -> None:
+    before = path.stat().st_mtime - hours * 3600
+    os.utime(path, (before, before))
+
+
 async def test_the_duty_goes_on_after_a_round_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(store=(tmp_path / "store").as_uri(), retention_check_interval_ms=20)
-    duty = asyncio.create_task(care_for_ever(settings))
+    duty = asyncio.create_task(care_for_ever(settings, CareCounters()))
     await until(lambda: len(caplog.records) >= 2)  # there is no cluster yet
     assert not duty.done()
     log = await sealed_log(tmp_path / "store")
@@ -66,9 +103,9 @@ async def test_what_is_in_memory_and_what_is_told_to_is_left_alone() -> None:
         Settings(store="memory://"),
         Settings(store="file:///nowhere", retention_check_interval_ms=0),
     ):
-        await asyncio.wait_for(care_for_ever(settings), 5)
+        await asyncio.wait_for(care_for_ever(settings, CareCounters()), 5)
     with pytest.raises(StoreUnfit):
-        await care_once(Settings(store="nothing://"))
+        await care_once(Settings(store="nothing://"), CareCounters())
 
 
 async def test_a_log_that_is_closed_leaves_no_mark(tmp_path: Path) -> None:

@@ -1,0 +1,236 @@
+"""The two engines of compaction: whatever the log, they leave the same segments."""
+
+import asyncio
+import random
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow.parquet as pq
+import pytest
+
+from compaction.cluster import Cluster
+from compaction.compact import Compacted, compact
+from compaction.engine import Engine, InProcess, KeyScan
+from compaction.garbage import Grace
+from compaction.rewrite import Rewrite
+from compaction.scrub import scrub
+from storage.chunk import Rows
+from storage.clock import SystemClock
+from storage.errors import Corrupt, Unavailable
+from storage.folder import FolderStore
+from storage.log import Log
+from storage.model import SegmentFile
+from tests.support.broker_log import TIME_MS, Record, open_log, records_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+TOPICS = {
+    "updates": COMPACT,
+    "forgetful": COMPACT | {"delete.retention.ms": "0"},
+    "many": COMPACT | {"target.segment.bytes": "3000"},
+    "late": COMPACT | {"compression.type": "lz4"},
+    "small": {"target.segment.bytes": "4000", "retention.ms": "-1"},
+}
+PARTITIONS = 2
+NOW = Grace(wal_ms=0, table_ms=0)
+Told = list[Compacted]
+
+
+class Segment(NamedTuple):
+    """What engines must agree on; the name has an id of its own."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    end_offset: int
+    rows: list[dict]
+    groups: int
+    history: list[int]
+
+
+async def write(log: Log, draws: random.Random) -> None:
+    """Some segments of updates, tombstones and, where the policy came later, keyless records."""
+    for name in TOPICS:
+        topic = log.state.topic(name)
+        for _ in range(draws.randint(2, 6)):
+            for number in range(PARTITIONS):
+                count = draws.randint(1, 120)
+                has_keyless = name == "late"
+                keys = [
+                    None if has_keyless and draws.random() < 0.1 else b"k%d" % draws.randrange(40)
+                    for _ in range(count)
+                ]
+                values = [
+                    None if draws.random() < 0.2 else draws.randbytes(draws.randrange(40))
+                    for _ in range(count)
+                ]
+                headers = [[("h", b"%d" % n)] if n % 9 == 0 else None for n in range(count)]
+                stamps = [TIME_MS + draws.randrange(10**6) for _ in range(count)]
+                rows = Rows(stamps, keys, values, headers)
+                await log.append(topic, [(number, rows)], size=99, is_json=False)
+            await log.seal(name)
+
+
+async def written(root: Path, draws: random.Random, *, is_new: bool) -> dict[str, list[Record]]:
+    """All records before any compaction looks at the new ones."""
+    log = await open_log(FolderStore(root))
+    if is_new:
+        for name, configs in TOPICS.items():
+            await log.create_topic(name, PARTITIONS, configs if name != "late" else {})
+    await write(log, draws)
+    if is_new:
+        await log.alter_topic("late", TOPICS["late"])
+    found = {name: await records_of(log, name) for name in TOPICS}
+    await log.close()
+    await log.store.close()
+    return found
+
+
+async def compacted(root: Path, engine: Engine | None) -> tuple[Told, list[Segment]]:
+    store = FolderStore(root)
+    cluster = await Cluster.open(store, SystemClock())
+    told = await compact(cluster, None, is_dry=False, engine=engine)
+    found = []
+    for topic in cluster.topics(None):
+        table = await cluster.table(topic)
+        for number in range(PARTITIONS):
+            files = await table.segments(number)
+            found += [segment(root / topic.prefix, topic.name, file) for file in files]
+    report = await scrub(cluster, None, NOW)
+    assert [each for each in report.findings if each.is_damage] == []
+    await cluster.close()
+    await store.close()
+    return told, found
+
+
+def segment(folder: Path, topic: str, file: SegmentFile) -> Segment:
+    import msgspec
+
+    held = pq.ParquetFile(folder / file.path)
+    cleaned = (held.metadata.metadata or {}).get(b"tidelog.cleaned", b"[]")
+    history = [end for end, _ in msgspec.json.decode(cleaned)]
+    span = (file.base_offset, file.end_offset)
+    rows = held.read().to_pylist()
+    return Segment(topic, file.partition, *span, rows, held.metadata.num_row_groups, history)
+
+
+def latest(records: list[Record]) -> list[Record]:
+    newest = {(each.partition, each.key): each.offset for each in records}
+    return [r for r in records if r.key is None or newest[r.partition, r.key] == r.offset]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_both_engines_leave_the_same_log(spark: "SparkSession", tmp_path: Path, seed: int) -> None:
+    """Two rounds: the second finds what the first left, and takes its tombstones."""
+    from compaction.spark_jobs import SparkEngine
+
+    draws = random.Random(seed)
+    base, roots = tmp_path / "base", [tmp_path / "in-process", tmp_path / "spark"]
+    for turn in range(2):
+        everything = asyncio.run(written(base, draws, is_new=turn == 0))
+        for root in roots:
+            shutil.copytree(base, root)
+        keys_bytes_max = draws.choice([600, 1 << 20])
+        store = FolderStore(roots[0])
+        here, found = asyncio.run(
+            compacted(roots[0], InProcess(store, SystemClock(), keys_bytes_max))
+        )
+        engine = SparkEngine(spark, roots[1].as_uri(), keys_bytes_max=keys_bytes_max)
+        there, same = asyncio.run(compacted(roots[1], engine))
+        assert same == found
+        assert there == here
+        assert {each.what for each in here} == {"merge", "compact"}
+        assert not any(each.is_lost for each in here)
+        for name in ("updates", "many", "late"):
+            left = [
+                (r["offset"], r["value"]) for one in found if one.topic == name for r in one.rows
+            ]
+            expected = [(each.offset, each.value) for each in latest(everything[name])]
+            assert left == expected, name
+        shutil.rmtree(base)
+        roots[draws.randrange(2)].rename(base)  # either goes on where the other was
+        for root in roots:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+async def planned(root: Path) -> tuple[Cluster, str, list[SegmentFile]]:
+    cluster = await Cluster.open(FolderStore(root), SystemClock())
+    topic = cluster.state.topic("updates")
+    return cluster, topic.prefix, list(await (await cluster.table(topic)).segments(0))
+
+
+def segments_in(root: Path) -> list[Path]:
+    return [*root.glob("topics/updates-*/partition=*/*.parquet")]
+
+
+def nothing(_: int) -> None:
+    """Nobody looks at the progress."""
+
+
+def test_damage_is_named_and_what_is_gone_is_said(spark: "SparkSession", tmp_path: Path) -> None:
+    from compaction.spark_jobs import SparkEngine
+
+    async def main() -> None:
+        root = tmp_path / "store"
+        await written(root, random.Random(1), is_new=True)
+        cluster, prefix, files = await planned(root)
+        path = root / prefix / files[1].path
+        body = bytearray(path.read_bytes())
+        body[40] ^= 1
+        path.write_bytes(body)
+        engine = SparkEngine(spark, root.as_uri())
+        task = Rewrite(prefix, files[:2], "zstd", sum(file.rows for file in files[:2]))
+        for engine_ in (engine, InProcess(cluster.store, cluster.clock)):
+            with pytest.raises(Corrupt, match="checksum of row group 0 differs") as caught:
+                await engine_.write([task], nothing)
+            assert caught.value.key == f"{prefix}/{files[1].path}"
+        path.unlink()
+        with pytest.raises(Unavailable, match=r"Spark: .*does not exist: it was collected"):
+            await engine.newest(KeyScan(prefix, files, 0), nothing)
+        elsewhere = SparkEngine(spark, (tmp_path / "elsewhere").as_uri())
+        with pytest.raises(Unavailable, match=r"Spark: .*elsewhere does not exist"):
+            await elsewhere.newest(KeyScan(prefix, files, 0), nothing)
+        await cluster.close()
+        await cluster.store.close()
+
+    asyncio.run(main())
+
+
+def test_who_comes_late_with_spark_says_so_and_takes_its_uploads_back(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """The other compactor is done between the planning and the commit."""
+    from compaction.spark_jobs import SparkEngine
+
+    root = tmp_path / "store"
+
+    class Overtaken(SparkEngine):
+        async def write(self, tasks, on_rows) -> list[SegmentFile]:
+            files = await super().write(tasks, on_rows)
+            async with asyncio.timeout(60):
+                other = await Cluster.open(FolderStore(root), SystemClock())
+                await compact(other, ["updates"], is_dry=False)
+                await other.close()
+                await other.store.close()
+            return files
+
+    async def main() -> None:
+        await written(root, random.Random(2), is_new=True)
+        cluster = await Cluster.open(FolderStore(root), SystemClock())
+        engine = Overtaken(spark, root.as_uri())
+        told = await compact(cluster, ["updates"], is_dry=False, engine=engine)
+        assert [each.is_lost for each in told] == [True] * PARTITIONS
+        assert (await scrub(cluster, None, NOW)).is_whole
+        topic = cluster.state.topic("updates")
+        table = await cluster.table(topic)
+        held = {path.relative_to(root / topic.prefix).as_posix() for path in segments_in(root)}
+        assert held == await table.paths() | await table.removed_since(0)
+        await cluster.close()
+        await cluster.store.close()
+
+    asyncio.run(main())
