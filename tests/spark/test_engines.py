@@ -36,7 +36,7 @@ TOPICS = {
     "late": COMPACT | {"compression.type": "lz4"},
     "small": {"target.segment.bytes": "4000", "retention.ms": "-1"},
 }
-PARTITIONS = 2
+PARTITIONS = 1
 NOW = Grace(wal_ms=0, table_ms=0)
 Told = list[Compacted]
 

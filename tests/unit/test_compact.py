@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from compaction.cluster import Cluster
 from compaction.compact import COMPACT, MERGE, Compacted, compact
+from compaction.engine import InProcess
 from compaction.garbage import Grace
 from compaction.latest import Latest, of_ranks, of_shares
 from compaction.retain import delete_records, retain
@@ -287,6 +288,30 @@ def test_latest_is_the_newest_of_each_key(
         ):
             assert kept.dtype == np.int64
             assert kept.tolist() == (expected or [everything[-1][0]])
+
+
+@pytest.mark.parametrize("keys_bytes_max", [1, 400, 4000])
+def test_more_keys_than_memory_are_looked_at_share_by_share(keys_bytes_max: int) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await compacting(inner)
+        draws = random.Random(1)
+        async with closing(log):
+            everything: list = []
+            for _ in range(3):
+                part: list[Record] = [
+                    (b"k%d" % draws.randrange(80) if i % 9 else None, b"%d" % i) for i in range(90)
+                ]
+                first = len(everything)
+                everything += [(first + i, key, value) for i, (key, value) in enumerate(part)]
+                await write(log, part)
+            async with caring(inner) as cluster:
+                engine = InProcess(cluster.store, cluster.clock, keys_bytes_max)
+                await compact(cluster, None, is_dry=False, engine=engine)
+            assert await records(log) == latest_of(everything)
+            await assert_clean(inner)
+
+    run(main)
 
 
 # -- merging
