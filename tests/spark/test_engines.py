@@ -34,7 +34,7 @@ TOPICS = {
     "forgetful": COMPACT | {"delete.retention.ms": "0"},
     "many": COMPACT | {"target.segment.bytes": "3000"},
     "late": COMPACT | {"compression.type": "lz4"},
-    "small": {"target.segment.bytes": "4000", "retention.ms": "-1"},
+    "small": {"target.segment.bytes": "9000", "retention.ms": "-1"},
 }
 PARTITIONS = 1
 NOW = Grace(wal_ms=0, table_ms=0)
@@ -57,7 +57,7 @@ async def write(log: Log, draws: random.Random) -> None:
     """Some segments of updates, tombstones and, where the policy came later, keyless records."""
     for name in TOPICS:
         topic = log.state.topic(name)
-        for _ in range(draws.randint(2, 6)):
+        for _ in range(draws.randint(4, 6)):
             for number in range(PARTITIONS):
                 count = draws.randint(1, 120)
                 has_keyless = name == "late"
@@ -124,7 +124,7 @@ def latest(records: list[Record]) -> list[Record]:
     return [r for r in records if r.key is None or newest[r.partition, r.key] == r.offset]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_both_engines_leave_the_same_log(spark: "SparkSession", tmp_path: Path, seed: int) -> None:
     """Two rounds: the second finds what the first left, and takes its tombstones."""
     from compaction.spark_jobs import SparkEngine
