@@ -5,6 +5,8 @@
 PYTHON ?= python3
 ARGS ?=
 MINUTES ?= 10
+SEEDS ?= 400
+FROM ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -50,6 +52,10 @@ fuzz: $(VENV)/.has-all  ## Feed every decoder for MINUTES what it does not expec
 test-ui: $(VENV)/.has-all  ## Run the console's tests alone, in Debian's chromium
 	@command -v chromium >/dev/null || { echo "chromium is needed: apt-get install chromium" >&2; exit 1; }
 	$(BIN)/python -m pytest tests/ui $(ARGS)
+
+.PHONY: sim
+sim: $(VENV)/.has-all  ## Simulate clusters by seed: SEEDS=2000, FROM=0, or SEED=1234 again; ARGS=--mutations
+	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(FROM)) $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.has-all  ## Check lint, format, types and layers: all of them, even when one fails

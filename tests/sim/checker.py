@@ -217,6 +217,7 @@ class _Records:
                 self._requests,
                 self._holes,
                 self._fetches,
+                self._lives,
                 self._looks,
                 self._streams,
                 self._tables,
@@ -319,11 +320,10 @@ class _Records:
     # -- what readers were answered
 
     def _fetches(self) -> Iterator[tuple[str, str]]:
-        ends: dict[tuple[str, Where], tuple[int, int]] = {}
-        calls = [call for call in self.story.calls.values() if isinstance(call.asked, Fetch)]
-        for call in sorted(calls, key=lambda call: call.answered_at):
+        for call in self.story.calls.values():
+            if not isinstance(call.asked, Fetch):
+                continue
             asked, answer = call.asked, call.answer
-            assert isinstance(asked, Fetch)
             where = (asked.topic, asked.partition)
             known = self.known.before(call.asked_at, where)
             if isinstance(answer, OutOfRange):
@@ -346,15 +346,28 @@ class _Records:
             missed = self._missed(where, asked.offset, answer.next_offset, set(offsets))
             if missed and is_compacted:
                 yield "skipped", f"fetch {asked.op} of {where} passes over {missed}"
-            if not answer.broker_life:
-                continue
-            before = ends.get((answer.broker_life, where), (0, 0))
-            now = (answer.log_start_offset, answer.high_watermark)
-            ends[answer.broker_life, where] = now
-            if now[0] < before[0]:
-                yield "log start", f"of {where} on {answer.broker_life}: {before[0]}, then {now[0]}"
-            if now[1] < before[1]:
-                yield "end", f"of {where} on {answer.broker_life}: {before[1]}, then {now[1]}"
+
+    def _lives(self) -> Iterator[tuple[str, str]]:
+        """What one process of a broker says of a partition's ends never goes back."""
+        fetches = [
+            (
+                call,
+                call.answer,
+                (f"{call.answer.broker_life} {call.asked.topic}", call.asked.partition),
+            )
+            for call in self.story.calls.values()
+            if isinstance(call.asked, Fetch)
+            and isinstance(call.answer, Fetched)
+            and call.answer.broker_life
+        ]
+        starts = Known((c.answered_at, where, said.log_start_offset) for c, said, where in fetches)
+        ends = Known((c.answered_at, where, said.high_watermark) for c, said, where in fetches)
+        for call, said, where in fetches:
+            start, end = starts.before(call.asked_at, where), ends.before(call.asked_at, where)
+            if said.log_start_offset < start:
+                yield "log start", f"fetch {call.asked.op}: {said.log_start_offset}, was {start}"
+            if said.high_watermark < end:
+                yield "end", f"fetch {call.asked.op}: {said.high_watermark}, was {end}"
 
     def _missed(self, where: Where, first: int, end: int, got: set[int]) -> list[int]:
         """Offsets that are in the log to this day, and so were when they were passed over."""
@@ -370,6 +383,10 @@ class _Records:
         ]
         for _, at, asked, answer in looks:
             starts.append((at, (asked.topic, asked.partition), answer.log_start_offset))
+        for call in self.story.calls.values():
+            if isinstance(call.asked, Fetch) and isinstance(call.answer, OutOfRange):
+                where = (call.asked.topic, call.asked.partition)
+                starts.append((call.answered_at, where, call.answer.log_start_offset))
         known = Known(starts)
         for asked_at, _, asked, answer in looks:
             where = (asked.topic, asked.partition)

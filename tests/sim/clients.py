@@ -1,0 +1,474 @@
+"""Clients of a simulated cluster: they ask any broker, and record what they ask and are told.
+
+Each client is a process. What it is told decides nothing but what it does next: the judge is
+tests.sim.checker.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
+
+from storage.chunk import Rows
+from storage.entry import CommitOffsets, GroupOffset, IdempotencyKey, MemberConfig, ProducerBatch
+from storage.errors import CommitUnknown, LogError, OffsetOutOfRange, StaleCommit, UnknownMember
+from storage.log import Fetched as Answer
+from storage.model import Placement
+from storage.writer import Acks
+from tests.sim import history
+from tests.sim.history import Place, Portion, Read, Written
+from tests.sim.world import Broker, Refusal, Silence, World
+from tests.support.records import TIME_MS
+
+T = TypeVar("T")
+
+TOPIC = "t"
+TIMEOUT_S = 8.0
+IDENTITY = "id"
+"""The header that names a record where its value cannot: tombstones have none."""
+
+
+class Load(NamedTuple):
+    """What clients do. Rates are shares of requests."""
+
+    partitions: int = 2
+    pause_s: float = 0.3
+    keyed: float = 0.4
+    """With an idempotency key, tried again elsewhere until it is told."""
+    local: float = 0.0
+    """acks=1."""
+    producers: float = 0.2
+    """As a Kafka producer, with ids and sequences."""
+    spread: float = 0.3
+    """Over several partitions."""
+    is_compacted: bool = False
+
+
+class Client:
+    """What clients have in common: a name, a world, and a broker for each question."""
+
+    def __init__(self, world: World, name: str, load: Load) -> None:
+        self.world = world
+        self.name = name
+        self.load = load
+        self.is_over = False
+        """It should end."""
+        self.is_done = False
+
+    async def live(self) -> None:
+        await self.run()
+        self.is_done = True
+
+    async def run(self) -> None:
+        raise NotImplementedError
+
+    async def pause(self, mean_s: float | None = None) -> None:
+        mean_s = self.load.pause_s if mean_s is None else mean_s
+        await asyncio.sleep(self.world.draws.expovariate(1 / mean_s))
+
+    async def ask(
+        self,
+        op: int,
+        broker: Broker,
+        call: Callable[[Broker], Awaitable[T]],
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> T | None:
+        """The answer; None when there is none, whose kind is recorded. Raises OffsetOutOfRange, of
+        which nothing is recorded, and StaleCommit."""
+        try:
+            answer = await self.world.ask(broker.address, call, timeout_s=timeout_s)
+        except (CommitUnknown, Silence) as error:
+            self.world.record(history.Unknown(self.world.now_s, op, str(error)))
+            self.world.count("unknown")
+        except OffsetOutOfRange:
+            raise
+        except (LogError, Refusal) as error:
+            why = f"{type(error).__name__}: {error}"
+            self.world.record(history.Refused(self.world.now_s, op, why))
+            self.world.count("refused")
+            if isinstance(error, StaleCommit):
+                raise
+        else:
+            return answer
+        return None
+
+    def begin(self, kind: Callable[..., history.Event], *said: object, **named: object) -> int:
+        op = self.world.recorder.next_op()
+        self.world.record(kind(self.world.now_s, op, *said, **named))
+        return op
+
+    def end(self, kind: Callable[..., history.Event], op: int, *said: object) -> None:
+        self.world.record(kind(self.world.now_s, op, *said))
+        self.world.count(kind.__name__.lower())
+
+
+class Producer(Client):
+    """One request after the other."""
+
+    def __init__(self, world: World, name: str, load: Load) -> None:
+        super().__init__(world, name, load)
+        self._epoch: tuple[int, int] | None = None
+        self._sequences: dict[int, int] = {}
+
+    async def run(self) -> None:
+        number = 0
+        while not self.is_over:
+            await self.pause()
+            number += 1
+            how = self.world.draws.random()
+            values = [f"{self.name}/{number}.{i}" for i in range(self.world.draws.randint(1, 3))]
+            if how < self.load.producers:
+                await self._as_producer(values)
+            elif how < self.load.producers + self.load.keyed:
+                await self._until_told(values, f"{self.name}/{number}")
+            else:
+                is_local = self.world.draws.random() < self.load.local
+                await self.once(self._records(values), is_local=is_local)
+
+    def _records(self, values: list[str]) -> list[Written]:
+        draws = self.world.draws
+        first, is_spread = draws.randrange(self.load.partitions), draws.random() < self.load.spread
+        return [
+            Written(
+                TOPIC,
+                value,
+                (first + i * is_spread) % self.load.partitions,
+                f"k{draws.randrange(5)}" if self.load.is_compacted else None,
+                self.load.is_compacted and draws.random() < 0.2,
+            )
+            for i, value in enumerate(values)
+        ]
+
+    async def _until_told(self, values: list[str], key: str) -> None:
+        records = self._records(values)
+        for _ in range(6):
+            if await self.once(records, key=key) or self.is_over:
+                return
+            await self.pause()
+
+    async def once(
+        self,
+        records: list[Written],
+        *,
+        key: str | None = None,
+        is_local: bool = False,
+        broker: Broker | None = None,
+    ) -> bool:
+        """One attempt; whether it was acked."""
+        broker = broker or self.world.anyone()
+        if broker is None:
+            return False
+        parted: dict[int, list[Written]] = {}
+        for record in records:
+            parted.setdefault(record.partition or 0, []).append(record)
+        ordered = [record for part in parted.values() for record in part]
+        op = self.begin(history.Append, self.name, ordered, key, broker.name)
+
+        async def append(broker: Broker) -> list[Placement] | None:
+            log = broker.log
+            claim = None
+            if key is not None:
+                digest = hashlib.blake2b(repr(ordered).encode()).digest()[:16]
+                claim = IdempotencyKey(key, digest, self.load.partitions)
+            parts = [(number, rows_of(part)) for number, part in parted.items()]
+            size = sum(len(record.value) for record in ordered)
+            acks = Acks.LOCAL if is_local else Acks.ALL
+            return await log.append(
+                log.state.topic(TOPIC), parts, size=size, is_json=False, acks=acks, key=claim
+            )
+
+        placed = await self.ask(op, broker, lambda broker: _wrapped(append(broker)))
+        if placed is None:
+            return False
+        self.end(history.Acked, op, None if placed[0] is None else places_of(placed[0]))
+        return True
+
+    async def _as_producer(self, values: list[str]) -> None:
+        draws = self.world.draws
+        broker = self.world.anyone()
+        if broker is None:
+            return
+        if self._epoch is None:
+            with contextlib.suppress(LogError, Refusal, Silence):
+                self._epoch = await self.world.ask(
+                    broker.address,
+                    lambda b: b.log.exactly_once.init_producer(),
+                    timeout_s=TIMEOUT_S,
+                )
+                self._sequences = {}
+        if self._epoch is None:
+            return
+        number = draws.randrange(self.load.partitions)
+        first = self._sequences.get(number, 0)
+        batch = ProducerBatch(*self._epoch, first)
+        records = [Written(TOPIC, value, number, "p") for value in values]
+
+        async def append(broker: Broker) -> Placement:
+            log = broker.log
+            return await log.exactly_once.append_batch(
+                log.state.topic(TOPIC), number, rows_of(records), batch, size=10
+            )
+
+        for _ in range(6):
+            broker = self.world.anyone()
+            if broker is not None:
+                op = self.begin(
+                    history.Append, self.name, records, None, broker.name, is_producer=True
+                )
+                try:
+                    placed = await self.ask(op, broker, append)
+                except StaleCommit as error:
+                    self.world.bug(f"producer {self.name} at {batch}: {error!r}")
+                    break
+                if placed is not None:
+                    self.end(history.Acked, op, places_of([placed]))
+                    self._sequences[number] = first + len(records)
+                    return
+            await self.pause()
+        self._epoch = None  # whether the last is there nobody knows: begin anew
+
+
+async def _wrapped(call: Awaitable[T]) -> list[T]:
+    """None is an answer, too."""
+    return [await call]
+
+
+def rows_of(records: list[Written]) -> Rows:
+    return Rows(
+        [TIME_MS] * len(records),
+        [None if record.record_key is None else record.record_key.encode() for record in records],
+        [None if record.is_tombstone else record.value.encode() for record in records],
+        [[(IDENTITY, record.value.encode())] for record in records],
+    )
+
+
+def places_of(placements: list[Placement]) -> list[Place]:
+    return [
+        Place(each.topic, each.partition, each.base_offset + i)
+        for each in placements
+        for i in range(each.count)
+    ]
+
+
+def reads_of(fetched: Answer) -> list[Read]:
+    """By the header that every record has."""
+    found = []
+    for piece in fetched.pieces:
+        offsets = piece.batch.column("offset").to_pylist()
+        headers = piece.batch.column("headers").to_pylist()
+        found += [
+            Read(at, str(each[0]["value"], "ascii"))
+            for at, each in zip(offsets, headers, strict=True)
+        ]
+    return found
+
+
+class Reader(Client):
+    """Follows one partition from where it begins, any broker each time; and looks at others."""
+
+    async def run(self) -> None:
+        draws = self.world.draws
+        number, life, offset = draws.randrange(self.load.partitions), 0, 0
+        while not self.is_over:
+            await self.pause()
+            if draws.random() < 0.3:
+                await self._look(draws.randrange(self.load.partitions))
+            try:
+                after = await self.fetch(number, offset, f"{self.name}.{life}")
+            except OffsetOutOfRange as gone:
+                life, offset = life + 1, max(gone.log_start_offset, 0)
+            else:
+                offset = offset if after is None else after
+
+    async def fetch(self, number: int, offset: int, stream: str) -> int | None:
+        """Where to go on; None when there was no answer."""
+        draws, broker = self.world.draws, self.world.anyone()
+        if broker is None:
+            return None
+        bytes_max, wait_s = draws.choice([1, 30, 1 << 20]), draws.choice([0.0, 0.0, 1.0])
+        op = self.begin(
+            history.Fetch, self.name, TOPIC, number, offset, broker=broker.name, stream=stream
+        )
+
+        async def fetch(broker: Broker) -> Answer:
+            return await broker.log.fetch(TOPIC, number, offset, bytes_max=bytes_max, wait_s=wait_s)
+
+        try:
+            fetched = await self.ask(op, broker, fetch)
+        except OffsetOutOfRange as error:
+            self.end(history.OutOfRange, op, error.log_start_offset, error.high_watermark)
+            raise
+        if fetched is None:
+            return None
+        reads = reads_of(fetched)
+        start, end = fetched.log_start_offset, fetched.high_watermark
+        self.end(history.Fetched, op, reads, fetched.next_offset, start, end, broker.name)
+        return fetched.next_offset
+
+    async def _look(self, number: int) -> None:
+        broker = self.world.anyone()
+        if broker is None:
+            return
+        op = self.begin(history.Look, self.name, TOPIC, number, broker.name)
+
+        async def look(broker: Broker) -> tuple[int, int]:
+            held = await broker.log.offsets(TOPIC, number)
+            return held.log_start_offset, held.high_watermark
+
+        found = await self.ask(op, broker, look)
+        if found is not None:
+            self.end(history.Looked, op, *found)
+
+
+class Witness(Client):
+    """Reads another's ack as soon as it is there, at another broker (I3)."""
+
+    async def run(self) -> None:
+        seen = 0
+        reader = Reader(self.world, self.name, self.load)
+        while not self.is_over:
+            await asyncio.sleep(0.05)
+            events = self.world.recorder.events
+            acked = [event for event in events[seen:] if isinstance(event, history.Acked)]
+            seen = len(events)
+            if acked and acked[-1].places:
+                place = acked[-1].places[-1]
+                with contextlib.suppress(OffsetOutOfRange):
+                    await reader.fetch(place.partition, place.offset, "")
+
+
+class Member(Client):
+    """A consumer instance after the other, in one group: joins, reads, commits what it has."""
+
+    def __init__(self, world: World, name: str, load: Load, group: str, *, is_auto: bool) -> None:
+        super().__init__(world, name, load)
+        self.group = group
+        self.is_auto = is_auto
+        self.idle_s = 0.0
+
+    async def run(self) -> None:
+        life = 0
+        while not self.is_over:
+            await self.pause()
+            life += 1
+            with contextlib.suppress(LogError, Refusal, Silence):
+                await self._live(f"{self.name}.{life}")
+
+    async def _live(self, member: str) -> None:
+        config = MemberConfig(
+            auto_offset_reset="earliest",
+            auto_commit=self.is_auto,
+            session_timeout_ms=3000,
+            max_poll_interval_ms=6000,
+        )
+        await self._call(lambda b: b.consumers.join(self.group, member, config))
+        await self._call(lambda b: b.consumers.subscribe(self.group, member, [TOPIC]))
+        draws = self.world.draws
+        while not self.is_over:
+            await self.pause()
+            polled = await self._poll(member)
+            if polled is None:
+                # What was on the way to it nobody can give back to this member: it ends.
+                return
+            if not self.is_auto:
+                await self._commit(member, *polled)
+            if draws.random() < 0.03:
+                await self._call(lambda b: b.consumers.leave(self.group, member))
+                return
+            if draws.random() < 0.02:
+                return  # silently
+
+    async def _call(self, call: Callable[[Broker], Awaitable[T]]) -> T:
+        """Of the group's coordinator, whoever is asked. Raises LogError, Refusal, Silence."""
+        broker = self.world.anyone()
+        if broker is None:
+            raise Refusal("nobody is there")
+        return await self.world.ask(
+            broker.address, lambda b: self._forward(b, call), timeout_s=TIMEOUT_S
+        )
+
+    async def _forward(self, broker: Broker, call: Callable[[Broker], Awaitable[T]]) -> T:
+        group = broker.log.state.members.get(self.group)
+        coordinators = broker.consumers.coordinators
+        to = coordinators.of(self.group, "" if group is None else group.coordinator)
+        for peer in broker.log.membership.others:
+            if peer.id == to:
+                with contextlib.suppress(Refusal):  # it has not got it: this broker takes over
+                    return await self.world.ask(peer.address, call)
+        return await call(broker)
+
+    async def _poll(self, member: str) -> tuple[int, list[Portion]] | None:
+        op = self.begin(history.Poll, self.group, member)
+        bytes_max = self.world.draws.choice([20, 1 << 20])
+
+        async def poll(broker: Broker) -> tuple[int, list[Portion]]:
+            reading = broker.consumers.reading(self.group, member, bytes_max=bytes_max, wait_s=1.0)
+            async with reading as read:
+                portions = [
+                    Portion(
+                        each.topic,
+                        each.where.partition,
+                        reads_of(each.fetched),
+                        each.fetched.next_offset,
+                    )
+                    for each in read.portions
+                ]
+                return read.generation, portions
+
+        try:
+            polled = await self._call(poll)
+        except (LogError, Refusal) as error:
+            self.end(history.Refused, op, repr(error))
+            if isinstance(error, UnknownMember):
+                return None
+            return -1, []  # nothing was given
+        except Silence as error:
+            self.end(history.Unknown, op, repr(error))
+            return None
+        self.end(history.Polled, op, *polled)
+        return polled
+
+    async def _commit(self, member: str, generation: int, portions: list[Portion]) -> None:
+        places = [Place(each.topic, each.partition, each.next_offset) for each in portions]
+        broker = self.world.anyone()
+        if not places or broker is None:
+            return
+        op = self.begin(history.Commit, self.group, member, generation, places, broker.name)
+
+        async def commit(broker: Broker) -> bool:
+            topic = broker.log.state.topic(TOPIC)
+            rows = [GroupOffset(topic.topic_id, at.partition, at.offset) for at in places]
+            action = CommitOffsets(self.group, generation, rows, member)
+            await broker.log.exactly_once.transact([], [action], size=1, is_json=False)
+            return True
+
+        with contextlib.suppress(StaleCommit):
+            if await self.ask(op, broker, commit):
+                self.end(history.Committed, op)
+
+
+class Asker(Client):
+    """Asks where a group is."""
+
+    def __init__(self, world: World, name: str, load: Load, group: str) -> None:
+        super().__init__(world, name, load)
+        self.group = group
+
+    async def run(self) -> None:
+        while not self.is_over:
+            await self.pause(1.0)
+            broker = self.world.anyone()
+            if broker is None:
+                continue
+            op = self.begin(history.Ask, self.group, broker.name)
+
+            async def ask(broker: Broker) -> list[Place]:
+                await broker.log.wal.refresh()
+                held = broker.log.committed_offsets(self.group)
+                return [Place(*where, each.offset) for where, each in held.items()]
+
+            told = await self.ask(op, broker, ask)
+            if told is not None:
+                self.end(history.Told, op, told)

@@ -1,0 +1,139 @@
+"""`make sim`: many seeds over all cores, or one again; `--mutations` for the guards.
+
+    make sim                       some hundred seeds
+    make sim SEEDS=2000            seeds 0 to 1999
+    make sim SEEDS=2000 FROM=5000  seeds 5000 to 6999
+    make sim SEED=1234             that one; its events and every store call go to files
+    make sim ARGS=--mutations      each deliberate fault, and how many seeds it takes to find it
+    make sim ARGS=--crashes        death at every await of each path
+
+A run depends on nothing but its seed: the process starts itself again with PYTHONHASHSEED=0.
+"""
+
+import argparse
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.sim import history
+from tests.sim.crashes import SCENARIOS, all_of
+from tests.sim.mutations import MUTATIONS, Mutation, seeds_needed
+from tests.sim.runs import Result, simulate
+
+FAILED = Path(__file__).with_name("failed_seeds.txt")
+"""Seeds that ever failed, one a line, `#` and what it was."""
+SHOWN = 6
+"""Violations of one seed."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    if options.mutations:
+        return _mutations(options.jobs, options.at_most)
+    if options.crashes:
+        return _crashes()
+    if options.seed is not None:
+        return _one(options.seed)
+    seeds = range(options.start, options.start + options.seeds)
+    return _many([*_failed_before(), *seeds], options.jobs)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=400, help="how many")
+    parser.add_argument("--from", dest="start", type=int, default=0, help="the first")
+    parser.add_argument("--seed", type=int, help="this one alone, told in full")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--mutations", action="store_true", help="the guards instead")
+    parser.add_argument("--at-most", type=int, default=1000, help="those found by so few seeds")
+    parser.add_argument("--crashes", action="store_true", help="death at every await instead")
+    return parser
+
+
+def _failed_before() -> list[int]:
+    lines = FAILED.read_text(encoding="utf-8").splitlines()
+    return [int(number) for line in lines if (number := line.partition("#")[0].strip())]
+
+
+def _many(seeds: Sequence[int], jobs: int) -> int:
+    failed: list[int] = []
+    counts: Counter[str] = Counter()
+    for done, result in enumerate(_results(seeds, jobs), 1):
+        counts.update(result.counts)
+        counts["events"] += len(result.events)
+        if result.violations:
+            failed.append(result.seed)
+            _tell(result)
+        if done % 100 == 0 or done == len(seeds):
+            _say(f"{done} of {len(seeds)} seeds, {len(failed)} failed")
+    _say(", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
+    return 1 if failed else 0
+
+
+def _results(seeds: Sequence[int], jobs: int) -> Iterable[Result]:
+    if jobs == 1:
+        yield from map(simulate, seeds)
+        return
+    with get_context("spawn").Pool(jobs, maxtasksperchild=500) as pool:
+        yield from pool.imap_unordered(simulate, seeds, chunksize=5)
+
+
+def _tell(result: Result) -> None:
+    _say(f"seed {result.seed} ({result.kind}) FAILED, again with: make sim SEED={result.seed}")
+    for kind, text in result.violations[:SHOWN]:
+        _say(f"  {kind}: {text[:400]}")
+    if len(result.violations) > SHOWN:
+        _say(f"  and {len(result.violations) - SHOWN} more")
+
+
+def _one(seed: int) -> int:
+    lines: list[str] = []
+    result = simulate(seed, lines=lines)
+    told, lived = Path(f"sim-{seed}.jsonl"), Path(f"sim-{seed}.log")
+    history.write(told, result.events)
+    lived.write_text("\n".join(lines), encoding="utf-8")
+    _say(f"seed {seed} ({result.kind}): {len(result.events)} events in {told}, all in {lived}")
+    _say(f"trace {result.trace}, {dict(sorted(result.counts.items()))}")
+    if result.violations:
+        _tell(result)
+    return 1 if result.violations else 0
+
+
+def _mutations(jobs: int, at_most: int) -> int:
+    wanted = [number for number, each in enumerate(MUTATIONS) if each.seeds_max <= at_most]
+    _say(f"{'mutation':<60} {'seeds needed':>12}  what was seen")
+    missed = 0
+    with get_context("spawn").Pool(jobs) as pool:
+        for number, found in zip(wanted, pool.imap(_needed, wanted), strict=True):
+            seeds, kinds = found
+            is_late = seeds is None or seeds > MUTATIONS[number].seeds_max
+            missed += is_late
+            said = "MISSED" if seeds is None else f"{seeds}{' LATE' if is_late else ''}"
+            _say(f"{MUTATIONS[number].name:<60} {said:>12}  {kinds}")
+    _say(f"{len(wanted)} mutations, {missed} missed")
+    return 1 if missed else 0
+
+
+def _needed(number: int) -> tuple[int | None, str]:
+    mutation: Mutation = MUTATIONS[number]
+    return seeds_needed(mutation, itertools.islice(mutation.seeds(), 2 * mutation.seeds_max))
+
+
+def _crashes() -> int:
+    failed = 0
+    for scenario in SCENARIOS:
+        points = 0
+        for at, result in all_of(scenario):
+            points += 1
+            if result.violations:
+                failed += 1
+                _say(f"{scenario.name}, dead at step {at}: {result.violations[:SHOWN]}")
+        _say(f"{scenario.name}: {points} points of death")
+    return 1 if failed else 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,273 @@
+"""Death at every await: a scenario runs again and again, its victim dies one step later each time.
+
+A step is what a process does from one await to the next, so that every await of every path of the
+scenario is a point of death, with the store's calls among them. Nothing else goes wrong. After the
+death others go on, a new process starts in the place of the dead, and the history is judged.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
+
+from compaction.collect import collect, plan
+from compaction.compact import compact
+from compaction.garbage import Grace
+from compaction.retain import delete_records
+from storage.errors import LogError
+from storage.log import LogSettings
+from storage.members import MembershipSettings
+from storage.sequencer import SequencerSettings
+from storage.wal import WalSettings
+from storage.writer import WriterSettings
+from tests.sim import machine
+from tests.sim.clients import TOPIC, Load, Member, Producer, Reader
+from tests.sim.finish import finish
+from tests.sim.history import Written
+from tests.sim.runs import Plan, Result, Run, simulated
+from tests.sim.stores import Weather
+from tests.sim.world import Air, Broker, Refusal, Silence, World
+
+STEPS_MAX = 3000
+_LOAD = Load(partitions=2, pause_s=0.05, producers=0.0)
+_SETTINGS = LogSettings(
+    wal=WalSettings(view_age_max_s=2.0, checkpoint_entries=4, checkpoint_interval_s=0.0),
+    writer=WriterSettings(answer_timeout_s=4.0),
+    membership=MembershipSettings(heartbeat_interval_s=0.5, member_timeout_s=1.5),
+    sequencer=SequencerSettings(handover_timeout_s=0.3, handover_bytes_max=200),
+    is_sealing=False,
+)
+_GRACE = Grace(wal_ms=8500, table_ms=10_000)
+
+
+class Scenario(NamedTuple):
+    """`work` begins when all is set up; it names its victim and then does what it does."""
+
+    name: str
+    brokers: int
+    has_disks: bool
+    work: Callable[["CrashRun"], Awaitable[None]]
+
+
+class CrashRun(Run):
+    """A scenario whose victim dies at one step; never, where that is -1."""
+
+    def __init__(self, world: World, scenario: Scenario, at: int) -> None:
+        super().__init__(0, _plan(scenario), world)
+        self.scenario = scenario
+        self.at = at
+        self.steps = 0
+        """That the victim made, of those that were counted."""
+
+    async def main(self) -> None:
+        for slot in range(self.plan.brokers):
+            self.world.start(slot, self.plan.settings)
+        await self._make_topic()
+        self.world.weather, self.world.air = self.plan.weather, self.plan.air
+        await asyncio.sleep(1.2)  # all see each other
+        await self.scenario.work(self)
+        await asyncio.sleep(0.5)
+        self.is_over = True
+        await finish(self)
+
+    def condemn(self, process: machine.Process, on_death: Callable[[], None]) -> Callable[[], None]:
+        """The victim, from now on until the answer is called."""
+        first = process.steps
+        process.on_death = on_death
+        process.dies_at = first + self.at
+
+        def count() -> None:
+            process.dies_at = -1
+            self.steps = process.steps - first
+
+        return count
+
+    def condemn_broker(self, broker: Broker) -> Callable[[], None]:
+        return self.condemn(broker.process, lambda: self.world.kill(broker))
+
+    def producer(self) -> Producer:
+        return Producer(self.world, f"p{self.world.recorder.next_op()}", _LOAD)
+
+    async def write(self, *brokers: Broker) -> None:
+        """Two requests to each, one after the other, with a key and without; a key is tried again
+        with whoever lives."""
+        for turn in range(2):
+            for broker in brokers:
+                producer = self.producer()
+                records = [Written(TOPIC, f"{producer.name}/{turn}.{i}", i % 2) for i in range(3)]
+                key = f"{producer.name}/{turn}" if turn else None
+                if not await producer.once(records, key=key, broker=broker) and key is not None:
+                    for other in self.world.ready():
+                        if await producer.once(records, key=key, broker=other):
+                            break
+
+    async def do(self, broker: Broker, call: Callable[[Broker], Awaitable[object]]) -> None:
+        try:
+            await self.world.ask(broker.address, call, timeout_s=8.0)
+        except (LogError, Refusal, Silence) as error:
+            self.world.note(repr(error))
+
+
+def _plan(scenario: Scenario) -> Plan:
+    return Plan(
+        kind=scenario.name,
+        brokers=scenario.brokers,
+        run_s=60.0,
+        settings=_SETTINGS,
+        grace=_GRACE,
+        weather=Weather(median_s=0.02, spread=0.0),
+        air=Air(),
+        load=_LOAD,
+        configs={"target.segment.bytes": "100000"},
+        producers=0,
+        readers=0,
+        members=0,
+        has_disks=scenario.has_disks,
+        carers=0,
+        trouble_s=1.0,
+        stop_s=1.0,
+        troubles=(),
+    )
+
+
+# -- what dies
+
+
+async def _sequencer_of_others(run: CrashRun) -> None:
+    brokers = run.world.ready()
+    first = brokers[0].log.membership.ranking[0].id
+    victim = next(each for each in brokers if each.log.membership.me.id == first)
+    done = run.condemn_broker(victim)
+    others = [each for each in brokers if each is not victim]
+    await asyncio.gather(run.write(*others), run.write(victim))
+    done()
+
+
+async def _who_hands_over(run: CrashRun) -> None:
+    brokers = run.world.ready()
+    first = brokers[0].log.membership.ranking[0].id
+    victim = next(each for each in brokers if each.log.membership.me.id != first)
+    done = run.condemn_broker(victim)
+    await asyncio.gather(*(run.write(each) for each in brokers))
+    done()
+
+
+async def _promises_on_a_disk(run: CrashRun) -> None:
+    (victim,) = run.world.ready()
+    done = run.condemn_broker(victim)
+    producer = run.producer()
+    for number in range(3):
+        records = [Written(TOPIC, f"{producer.name}/{number}", 0)]
+        await producer.once(records, is_local=True, broker=victim)
+    await run.write(victim)
+    done()
+
+
+async def _recovery_of_a_disk(run: CrashRun) -> None:
+    (broker,) = run.world.ready()
+    producer = run.producer()
+    run.world.weather = run.plan.weather._replace(lost=1.0)  # nothing is committed for a while
+    for number in range(3):
+        records = [Written(TOPIC, f"{producer.name}/{number}", 0)]
+        await producer.once(records, is_local=True, broker=broker)
+    run.world.kill(broker)
+    run.world.weather = run.plan.weather
+    victim = run.world.start(0, run.plan.settings)
+    done = run.condemn_broker(victim)
+    await asyncio.sleep(1.0)
+    done()
+
+
+async def _sealer(run: CrashRun) -> None:
+    victim, other = run.world.ready()
+    await run.write(victim)
+    await run.do(victim, lambda broker: broker.log.seal(TOPIC))
+    await run.write(other)
+    done = run.condemn_broker(victim)
+    reader = Reader(run.world, "r", _LOAD)
+    await asyncio.gather(
+        run.do(victim, lambda broker: broker.log.seal(TOPIC)),
+        run.write(other),
+        reader.fetch(0, 0, ""),
+    )
+    await reader.fetch(1, 0, "")
+    done()
+    await run.do(other, lambda broker: broker.log.seal(TOPIC))
+
+
+async def _carer(run: CrashRun) -> None:
+    (broker,) = run.world.ready()
+    for _ in range(5):
+        await run.write(broker)
+        await run.do(broker, lambda broker: broker.log.seal(TOPIC))
+    await asyncio.sleep(_GRACE.table_ms / 1000 + 1)
+    await run.write(broker)
+    await asyncio.sleep(_GRACE.wal_ms / 1000 + 1)
+    await run.write(broker)
+    process = run.world.process("carer")
+    done = run.condemn(process, process.kill)
+    working = process.spawn(_care(run))
+    await asyncio.wait([working], timeout=20.0)
+    assert working.done() or process.is_dead
+    done()
+
+
+async def _care(run: CrashRun) -> None:
+    cluster = await run.world.cluster(_SETTINGS.wal.view_age_max_s)
+    held = cluster.state.topic(TOPIC).partitions[0]
+    await delete_records(cluster, TOPIC, {0: held.log_start_offset + 2}, is_dry=False)
+    compacted = await compact(cluster, None, is_dry=False)
+    collected = await collect(cluster, await plan(cluster, _GRACE))
+    assert compacted, "nothing was merged"
+    assert collected, "nothing was collected"
+
+
+async def _coordinator(run: CrashRun) -> None:
+    brokers = run.world.ready()
+    await run.write(*brokers)
+    member = Member(run.world, "m", _LOAD, "g", is_auto=False)
+    victim = brokers[0]
+    done = run.condemn_broker(victim)
+    run.clients.append(member)
+    _ = run.world.spawn("m", member.live())
+    await asyncio.sleep(1.0)
+    await run.write(brokers[1])
+    await asyncio.sleep(1.0)
+    done()
+
+
+SCENARIOS = (
+    Scenario("the sequencer of others", 2, False, _sequencer_of_others),
+    Scenario("who hands over", 2, False, _who_hands_over),
+    Scenario("promises on a disk", 1, True, _promises_on_a_disk),
+    Scenario("the recovery of a disk", 1, True, _recovery_of_a_disk),
+    Scenario("a sealer", 2, False, _sealer),
+    Scenario("retention, compaction, collection", 1, False, _carer),
+    Scenario("the coordinator of a group", 2, False, _coordinator),
+)
+
+
+def crashed(scenario: Scenario, at: int, lines: list[str] | None = None) -> tuple[Result, int]:
+    """The run in which the victim dies at step `at`, judged; and how many steps it made."""
+    steps = 0
+
+    def made(seed: int, plan: Plan, world: World) -> Run:
+        nonlocal run
+        run = CrashRun(world, scenario, at)
+        return run
+
+    run: CrashRun | None = None
+    with machine.quietly():
+        result = simulated(0, _plan(scenario), made, lines)
+        assert run is not None
+        steps = run.steps
+        run = None
+    return result, steps
+
+
+def all_of(scenario: Scenario, *, points_max: int = STEPS_MAX) -> Iterator[tuple[int, Result]]:
+    """Each step at which the victim can die, or so many of them, and what came of it."""
+    _, steps = crashed(scenario, -1)
+    assert 0 < steps < STEPS_MAX, f"{steps} steps"
+    for at in range(1, steps + 1, max(1, math.ceil(steps / points_max))):
+        yield at, crashed(scenario, at)[0]

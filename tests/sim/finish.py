@@ -1,0 +1,171 @@
+"""The end of a run: nothing fails any more, and now everything must come right."""
+
+import asyncio
+import io
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+
+from compaction.scrub import scrub
+from storage.errors import LogError
+from tests.sim import history
+from tests.sim.clients import TOPIC, Member, Producer, reads_of
+from tests.sim.history import Read, Written
+from tests.sim.stores import Weather, files_at
+from tests.sim.world import Air, Broker, Refusal, Silence, World
+
+if TYPE_CHECKING:
+    from tests.sim.runs import Run
+
+SETTLE_S = 40.0
+"""In which every broker starts, answers and takes a record: more than any timeout of theirs."""
+
+
+async def finish(run: "Run") -> None:
+    world = run.world
+    world.weather, world.air = Weather(), Air()
+    for process in world.processes:
+        if process.is_stopped and not process.is_dead:
+            process.go_on()
+    for slot in range(run.plan.brokers):
+        run._start(slot)
+    await _everyone_serves(run)
+    for client in run.clients:
+        if not isinstance(client, Member):
+            client.is_over = True
+    while not all(each.is_done or isinstance(each, Member) for each in run.clients):  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(2.0)  # what nobody waits for any more
+    await _groups_are_read(run)
+    for carer in run.carers:
+        carer.kill()
+    await asyncio.sleep(2.0)
+    scan(world)
+    await _final(run)
+    scan(world)
+
+
+async def _everyone_serves(run: "Run") -> None:
+    """Each broker takes a record, soon."""
+    world = run.world
+    deadline_s = world.now_s + SETTLE_S
+    while len(world.ready()) < run.plan.brokers:
+        await asyncio.sleep(0.2)
+        if world.now_s > deadline_s:
+            names = [broker.name for broker in world.ready()]
+            world.bug(f"of {run.plan.brokers} brokers only {names} have come back")
+            return
+    for number, broker in enumerate(world.ready()):
+        producer = Producer(world, f"last{number}", run.plan.load)
+        for attempt in range(100):
+            record = Written(TOPIC, f"last/{number}/{attempt}", 0, "last")
+            if await producer.once([record], broker=broker):
+                break
+            await asyncio.sleep(0.5)
+            if world.now_s > deadline_s:
+                world.bug(f"{broker.name} takes no record any more")
+                break
+
+
+async def _groups_are_read(run: "Run") -> None:
+    members = [client for client in run.clients if isinstance(client, Member)]
+    groups = {member.group for member in members}
+    deadline_s = run.world.now_s + SETTLE_S
+    while groups and not all(_is_read(run.world, group) for group in groups):
+        await asyncio.sleep(0.5)
+        if run.world.now_s > deadline_s:
+            break  # the checker will say what was not
+    for member in members:
+        member.is_over = True
+    for group in sorted(groups):
+        run.world.record(history.Drained(run.world.now_s, group))
+
+
+def _is_read(world: World, group: str) -> bool:
+    ops = {
+        event.op
+        for event in world.recorder.events
+        if isinstance(event, history.Poll) and event.group == group
+    }
+    reached: dict[int, int] = {}
+    for event in world.recorder.events:
+        if isinstance(event, history.Polled) and event.op in ops:
+            for portion in event.portions:
+                at = reached.get(portion.partition, 0)
+                reached[portion.partition] = max(at, portion.next_offset)
+    return all(
+        reached.get(number, 0) >= held.high_watermark
+        for number, held in enumerate(world.truth.topic(TOPIC).partitions)
+    )
+
+
+def scan(world: World) -> None:
+    """The tables at this very moment, against the chain at this very moment (I7)."""
+    topic = world.truth.topic(TOPIC)
+    commits = world.bucket.tables.get(topic.prefix, [])
+    rows: dict[int, list[Read]] = {}
+    for file in files_at(commits, len(commits) - 1):
+        key = f"{topic.prefix}/{file.path}"
+        try:
+            table = pq.read_table(io.BytesIO(world.bucket.read(key)), columns=["offset", "headers"])
+        except LogError as error:
+            world.bug(f"I9: the table names {key}, which is gone: {error!r}")
+            continue
+        rows.setdefault(file.partition, []).extend(
+            Read(at, str(headers[0]["value"], "ascii"))
+            for at, headers in zip(
+                table.column("offset").to_pylist(), table.column("headers").to_pylist(), strict=True
+            )
+        )
+    for number, held in enumerate(topic.partitions):
+        op = world.recorder.next_op()
+        world.record(history.Scan(world.now_s, op, "scan", TOPIC, number))
+        start, end = held.log_start_offset, held.sealed_end
+        found = sorted(rows.get(number, []))
+        world.record(history.Scanned(world.now_s, op, found, start, end))
+
+
+async def _final(run: "Run") -> None:
+    """A broker that knows nothing reads everything; and all know the same."""
+    world = run.world
+    fresh = world.start(99, run.plan.settings._replace(is_sealing=False))
+    while not fresh.is_ready:
+        await asyncio.sleep(0.2)
+        if fresh.process.is_dead:
+            return
+    for broker in world.ready():
+        try:
+            await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+        except LogError as error:
+            world.bug(f"{broker.name} cannot read the chain any more: {error}")
+            continue
+        if broker.log.state.encode() != world.truth.encode():
+            world.bug(f"I4: {broker.name} has another state than the chain")
+    for number in range(run.plan.load.partitions):
+        await _read_all(world, fresh, number)
+    try:
+        cluster = await world.cluster(60.0)
+        report = await scrub(cluster, None, run.plan.grace)
+        if damage := [each for each in report.findings if each.is_damage]:
+            world.bug(f"scrub finds {damage}")
+    except LogError as error:
+        world.bug(f"scrub fails: {error!r}")
+
+
+async def _read_all(world: World, fresh: Broker, number: int) -> None:
+    async def read(broker: Broker) -> tuple[int, list[Read]]:
+        start = offset = (await broker.log.offsets(TOPIC, number)).log_start_offset
+        found: list[Read] = []
+        while True:
+            fetched = await broker.log.fetch(TOPIC, number, offset, bytes_max=1 << 20)
+            if not fetched.pieces and fetched.next_offset == offset:
+                return start, found
+            found += reads_of(fetched)
+            offset = fetched.next_offset
+
+    try:
+        start, found = await world.ask(fresh.address, read)
+    except (LogError, Refusal, Silence) as error:
+        world.bug(f"I1: partition {number} cannot be read in the end: {error!r}")
+    else:
+        world.record(history.Final(world.now_s, TOPIC, number, start, found))

@@ -1,0 +1,338 @@
+"""One seed, one run: what kind of world it is, what goes wrong in it, and the judgement.
+
+`simulate(seed)` is the whole of it, and the same each time. What a seed tries is drawn first
+(swarm testing: each world has some of the faults and some of the features, and much of those), then
+everything else in the order in which it happens.
+"""
+
+import asyncio
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from compaction.collect import collect, plan
+from compaction.compact import compact
+from compaction.garbage import Grace
+from compaction.retain import delete_records, retain
+from compaction.scrub import scrub
+from storage.errors import CommitUnknown, InvalidRequest, LogError, OffsetOutOfRange, Unavailable
+from storage.log import LogSettings
+from storage.manifest import ManifestConflict
+from storage.members import MembershipSettings
+from storage.reader import ReaderSettings
+from storage.sealer import SealerSettings
+from storage.sequencer import SequencerSettings
+from storage.wal import WalSettings
+from storage.writer import WriterSettings
+from tests.sim import history, machine
+from tests.sim.checker import Violation
+from tests.sim.clients import TOPIC, Asker, Client, Load, Member, Producer, Reader, Witness
+from tests.sim.finish import finish, scan
+from tests.sim.groupcheck import check_all
+from tests.sim.stores import Weather
+from tests.sim.world import Air, Broker, World
+
+SKEW_MS_MAX = 1_000_000
+"""A broker that is an hour ahead makes all forget idempotency keys an hour sooner."""
+
+KINDS = ("brokers", "sleepers", "tables", "groups", "disks")
+
+
+class Plan(NamedTuple):
+    """What a seed tries."""
+
+    kind: str
+    brokers: int
+    run_s: float
+    settings: LogSettings
+    grace: Grace
+    weather: Weather
+    air: Air
+    load: Load
+    configs: dict[str, str]
+    producers: int
+    readers: int
+    members: int
+    has_disks: bool
+    carers: int
+    trouble_s: float
+    """Mean time from one trouble to the next."""
+    stop_s: float
+    """Mean length of a stop."""
+    troubles: tuple[str, ...]
+
+
+class Result(NamedTuple):
+    seed: int
+    kind: str
+    violations: list[Violation]
+    trace: str
+    counts: dict[str, int]
+    events: list[history.Event]
+
+
+def plan_of(seed: int) -> Plan:
+    draws = random.Random(seed)
+    kind = KINDS[seed % len(KINDS)]
+    is_sleepy, has_tables = kind == "sleepers", kind in {"tables", "sleepers"}
+    view_s = 1.0 if is_sleepy else draws.choice([5.0, 60.0])
+    grace = Grace(wal_ms=int(view_s * 4000) + 500, table_ms=int(view_s * 5000))
+    cold = ReaderSettings(chunk_cache_bytes=0, segment_cache_bytes=0, footer_cache_bytes=0)
+    settings = LogSettings(
+        wal=WalSettings(
+            view_age_max_s=view_s,
+            checkpoint_entries=draws.choice([3, 10, 50]),
+            checkpoint_interval_s=0.5,
+        ),
+        writer=WriterSettings(answer_timeout_s=4.0),
+        reader=draws.choice([cold, ReaderSettings()]),
+        sealer=SealerSettings(check_interval_s=0.5),
+        membership=MembershipSettings(heartbeat_interval_s=1.0, member_timeout_s=3.0),
+        sequencer=SequencerSettings(
+            handover_timeout_s=0.3, handover_bytes_max=draws.choice([100, 512 * 1024])
+        ),
+        tail_cache_bytes=draws.choice([0, 1 << 20]),
+        poll_interval_s=draws.choice([0.3, 1.0]),
+        is_sealing=has_tables or draws.random() < 0.3,
+    )
+    rate = draws.choice([0.0, 0.02, 0.1, 0.25])
+    weather = Weather(
+        lost=rate,
+        refused=draws.choice([0.0, rate / 4]),
+        failed=draws.choice([0.0, 0.02, rate / 2]),
+        median_s=draws.choice([0.005, 0.02, 0.1]),
+        spread=draws.choice([0.3, 1.0]),
+        late_s=draws.choice([0.2, 2.0]),
+    )
+    loss = draws.choice([0.0, 0.02, 0.15])
+    is_compacted = kind == "tables" and draws.random() < 0.3
+    configs = {"segment.ms": draws.choice(["700", "2500"])} if settings.is_sealing else {}
+    if has_tables and draws.random() < 0.5:
+        configs["retention.ms"] = draws.choice(["4000", "9000"])
+        configs["message.timestamp.type"] = "LogAppendTime"
+    if is_compacted:
+        configs |= {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
+        configs |= {"delete.retention.ms": "1000"}
+        configs.pop("retention.ms", None)
+    troubles = ("kill", "kill", "stop", "stop", "skew", "weather", "air", "carer")
+    if is_sleepy:
+        troubles = ("stop", "stop", "stop", "kill", "carer", "weather", "air", "skew")
+    return Plan(
+        kind,
+        brokers=1 if kind == "disks" else draws.choice([2, 3] if is_sleepy else [1, 2, 3, 3, 4]),
+        run_s=draws.uniform(25.0, 40.0) if is_sleepy else draws.uniform(6.0, 18.0),
+        settings=settings,
+        grace=grace,
+        weather=weather,
+        air=Air(loss, loss / 2, loss / 2, draws.choice([0.001, 0.01])),
+        load=Load(
+            partitions=draws.choice([1, 2, 3]),
+            pause_s=draws.choice([0.15, 0.4]) * (2 if is_sleepy else 1),
+            local=0.7 if kind == "disks" else 0.0,
+            is_compacted=is_compacted,
+        ),
+        configs=configs,
+        producers=draws.choice([1, 2, 3]),
+        readers=draws.choice([1, 2]),
+        members=draws.choice([2, 3]) if kind == "groups" else 0,
+        has_disks=kind == "disks",
+        carers=draws.choice([1, 1, 2]) if has_tables else 0,
+        trouble_s=draws.choice([2.0, 4.0] if is_sleepy else [0.7, 2.0, 4.0]),
+        stop_s=draws.choice([3.0, 10.0, 15.0]) if is_sleepy else draws.choice([0.3, 2.0]),
+        troubles=troubles[: draws.choice([4, 8])],
+    )
+
+
+class Run:
+    """One run of one seed."""
+
+    def __init__(self, seed: int, plan: Plan, world: World) -> None:
+        self.seed = seed
+        self.plan = plan
+        self.world = world
+        self.draws = world.draws
+        self.clients: list[Client] = []
+        self.carers: list[machine.Process] = []
+        self.is_over = False
+
+    async def main(self) -> None:
+        world, plan = self.world, self.plan
+        for slot in range(plan.brokers):
+            world.start(slot, self._settings())
+        await self._make_topic()
+        world.weather, world.air = plan.weather, plan.air
+        for number in range(plan.producers):
+            self._client(Producer(world, f"p{number}", plan.load))
+        for number in range(plan.readers):
+            self._client(Reader(world, f"r{number}", plan.load))
+        self._client(Witness(world, "w", plan.load))
+        for number in range(plan.members):
+            self._client(Member(world, f"m{number}", plan.load, "g", is_auto=False))
+        if plan.members:
+            self._client(Asker(world, "a", plan.load, "g"))
+            for number in range(2):
+                self._client(Member(world, f"n{number}", plan.load, "auto", is_auto=True))
+        for _ in range(plan.carers):
+            self._care()
+        while world.now_s < plan.run_s:
+            await asyncio.sleep(self.draws.expovariate(1 / plan.trouble_s))
+            self._trouble(self.draws.choice(plan.troubles))
+            if plan.carers:
+                scan(world)
+        self.is_over = True
+        await finish(self)
+
+    def _settings(self) -> LogSettings:
+        return self.plan.settings
+
+    async def _make_topic(self) -> None:
+        world, partitions = self.world, self.plan.load.partitions
+        while len(world.ready()) < self.plan.brokers:  # noqa: ASYNC110 - polling is free
+            await asyncio.sleep(0.05)
+
+        async def make(broker: Broker) -> None:
+            await broker.log.create_topic(TOPIC, partitions, self.plan.configs)
+
+        await world.ask(world.ready()[0].address, make)
+        is_compacted = self.plan.load.is_compacted
+        world.record(history.Topic(world.now_s, TOPIC, partitions, is_compacted))
+        for broker in world.ready():
+            await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+
+    def _client(self, client: Producer | Reader | Witness | Member | Asker) -> None:
+        self.clients.append(client)
+        self.world.spawn(client.name, client.live())
+
+    # -- what goes wrong
+
+    def _trouble(self, what: str) -> None:
+        world, draws = self.world, self.draws
+        broker = draws.choice(list(world.brokers.values())) if world.brokers else None
+        world.count(what)
+        match what:
+            case "kill" if broker is not None:
+                world.kill(broker)
+                self._restart(broker)
+            case "stop" if broker is not None:
+                self._stop(broker.process)
+            case "skew" if broker is not None:
+                skew_ms = draws.choice([3000, 3000, 3000, SKEW_MS_MAX])
+                broker.clock.skew_ms = draws.randrange(-skew_ms, skew_ms)
+            case "weather":
+                rate = draws.choice([0.0, self.plan.weather.lost, 0.4])
+                world.weather = self.plan.weather._replace(lost=rate)
+                _ = world.later(draws.expovariate(1.0), self._calm)
+            case "air":
+                world.air = self.plan.air._replace(lost=draws.choice([0.0, 0.5, 1.0]))
+                _ = world.later(draws.expovariate(1.0), self._calm)
+            case "carer" if self.carers:
+                carer = draws.choice(self.carers)
+                if draws.random() < 0.5:
+                    self._stop(carer)
+                else:
+                    carer.kill()
+                    self.carers.remove(carer)
+                    self._care()
+            case _:
+                pass
+
+    def _calm(self) -> None:
+        if not self.is_over:
+            self.world.weather, self.world.air = self.plan.weather, self.plan.air
+
+    def _restart(self, dead: Broker) -> None:
+        slot = int(dead.name[1:].partition(".")[0])
+        _ = self.world.later(self.draws.expovariate(1.0), self._start, slot)
+
+    def _start(self, slot: int) -> None:
+        if not any(broker.name.startswith(f"b{slot}.") for broker in self.world.brokers.values()):
+            self.world.start(slot, self._settings())
+
+    def _stop(self, process: machine.Process) -> None:
+        if process.is_stopped:
+            return
+        self.world.note(f"stop {process.name}")
+        process.stop()
+        _ = self.world.later(self.draws.expovariate(1 / self.plan.stop_s), process.go_on)
+
+    # -- care
+
+    def _care(self) -> None:
+        if not self.is_over:
+            carer = self.world.process("carer")
+            self.carers.append(carer)
+            carer.spawn(self._care_for_ever())
+
+    async def _care_for_ever(self) -> None:
+        world, draws, grace = self.world, self.draws, self.plan.grace
+        while True:
+            await asyncio.sleep(draws.expovariate(1.0))
+            try:
+                cluster = await world.cluster(self.plan.settings.wal.view_age_max_s)
+                await retain(cluster, None, is_dry=False)
+                if draws.random() < 0.1:
+                    held = cluster.state.topic(TOPIC).partitions[0]
+                    offset = min(held.log_start_offset + draws.randrange(4), held.high_watermark)
+                    await delete_records(cluster, TOPIC, {0: offset}, is_dry=False)
+                await compact(cluster, None, is_dry=False)
+                planned = await plan(cluster, grace)
+                if draws.random() < 0.3:
+                    await asyncio.sleep(draws.expovariate(0.3))
+                world.counts["collected"] = world.counts.get("collected", 0) + await collect(
+                    cluster, planned
+                )
+                if draws.random() < 0.2:
+                    report = await scrub(cluster, None, grace)
+                    if damage := [each for each in report.findings if each.is_damage]:
+                        world.bug(f"scrub finds {damage}")
+                await cluster.close()
+            except (Unavailable, CommitUnknown, ManifestConflict, OffsetOutOfRange) as error:
+                world.note(f"care: {error}")
+            except (InvalidRequest, LogError) as error:
+                world.bug(f"care fails: {error!r}")
+
+
+def simulate(seed: int, *, lines: list[str] | None = None) -> Result:
+    """The run of this seed, judged. `lines` gets everything that happens."""
+    with machine.quietly():
+        return simulated(seed, plan_of(seed), Run, lines)
+
+
+def simulated(
+    seed: int,
+    plan: Plan,
+    run_of: Callable[[int, Plan, World], Run],
+    lines: list[str] | None = None,
+) -> Result:
+    """The run that is made by `run_of`, judged. Use it `quietly`."""
+    scratch = (
+        Path(tempfile.mkdtemp(prefix="tidelog-sim-", dir=_memory())) if plan.has_disks else None
+    )
+    found: list[Violation] = []
+    world = World(seed, plan.settings, scratch)
+    world.lines = lines
+    run = run_of(seed, plan, world)
+    try:
+        with world.standing_in(plan.grace):
+            machine.run(
+                run.main,
+                thread_s=lambda: world.draws.random() * 0.01,
+                end_s=plan.run_s + 400,
+            )
+    except (machine.Stuck, AssertionError) as error:
+        found.append(Violation("stuck", repr(error)))
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+    found += [Violation("bug", each) for each in world.bugs]
+    found += check_all(world.recorder.events)
+    trace = world.trace.hexdigest()
+    return Result(seed, plan.kind, found, trace, world.counts, world.recorder.events)
+
+
+def _memory() -> str | None:
+    """Where files cost nothing, if there is such a place."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -1,0 +1,312 @@
+"""The bucket that all share, and each process's way to it, on which everything can go wrong.
+
+The bucket is right: create-if-absent is atomic, listings and reads are true at the moment at which
+a request arrives there. What is drawn is when that is, what comes back and when: slowly, out of
+order, an error though it was done, an error and done later, 412 for one's own success. A request
+that is on its way arrives whatever becomes of its sender.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from deltalake.exceptions import DeltaError
+
+from storage.errors import LogError, StoreRefused, Unavailable
+from storage.manifest import SegmentColumns, View, removed_of
+from storage.model import SegmentFile
+from storage.objectstore import Created, MemoryStore, ObjectInfo, Part
+from tests.support.records import TIME_MS
+
+T = TypeVar("T")
+
+
+class Weather(NamedTuple):
+    """How likely it is that a call goes wrong, and how long one takes: the median, and the spread
+    of a lognormal."""
+
+    lost: float = 0.0
+    """A create whose outcome is unknown: not done, done, done later; or 412 for one's own."""
+    refused: float = 0.0
+    """A create that was definitely not done: no space."""
+    failed: float = 0.0
+    """Any other call that raises: throttled, reset, 500."""
+    median_s: float = 0.02
+    spread: float = 0.5
+    late_s: float = 1.0
+
+
+class Commit(NamedTuple):
+    """One version of a table."""
+
+    added: Sequence[SegmentFile]
+    removed: Sequence[SegmentFile]
+    transactions: dict[str, int]
+
+
+class Bucket(MemoryStore):
+    """The objects, the tables, and the store's own clock, which is the loop's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[str, list[Commit]] = {}
+        self.on_created: Callable[[str, bytes], None] = lambda key, body: None
+
+    @property
+    def now_ms(self) -> int:
+        return TIME_MS + int(asyncio.get_running_loop().time() * 1000)
+
+    @now_ms.setter
+    def now_ms(self, _: int) -> None:
+        """The loop's it stays."""
+
+    # At once: the moment at which a request arrives.
+
+    def read(self, key: str) -> bytes:
+        return self._object(key)
+
+    def make(self, key: str, body: bytes) -> Created:
+        if key in self._objects:
+            return Created.EXISTS
+        self._objects[key] = (body, self.now_ms)
+        self.on_created(key, body)
+        return Created.DONE
+
+    def write(self, key: str, body: bytes) -> None:
+        self._objects[key] = (body, self.now_ms)
+
+    def infos(self, prefix: str, start_after: str) -> list[ObjectInfo]:
+        return [
+            ObjectInfo(key, len(body), modified_ms)
+            for key, (body, modified_ms) in sorted(self._objects.items())
+            if key.startswith(prefix) and key > start_after
+        ]
+
+    def remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._objects.pop(key, None)
+
+
+class Way:
+    """One process's way to the bucket: an ObjectStore, and where deltalake would open tables."""
+
+    url = "sim://"
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        draws: random.Random,
+        weather: Callable[[], Weather],
+        note: Callable[[str], None],
+        world: Any,
+    ) -> None:
+        self.bucket = bucket
+        self.weather = weather
+        self.calls = 0
+        self._draws = draws
+        self._note = note
+        self._world = world
+
+    async def get(self, key: str) -> bytes:
+        return await self._ask("get", key, lambda: self.bucket.read(key))
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        def found() -> bytes:
+            return self.bucket.read(key)[start : start + length]
+
+        return await self._ask("get_range", key, found)
+
+    async def create(self, key: str, parts: Sequence[Part]) -> Created:
+        body = b"".join(parts)
+        weather, draws = self.weather(), self._draws
+        fault = draws.random()
+        if fault < weather.refused:
+            await self._ask("refuse", key, lambda: None)
+            raise StoreRefused(f"no space for {key}")
+        if fault >= weather.refused + weather.lost:
+            return await self._ask("create", key, lambda: self.bucket.make(key, body))
+        match draws.randrange(5):
+            case 0:
+                await self._ask("create, not done", key, lambda: None)
+            case 1:
+                late_s = draws.random() * weather.late_s
+                _ = self._world.later(self._s() + late_s, self.bucket.make, key, body)
+                await self._ask("create, done later", key, lambda: None)
+            case 2:
+                # The transport repeats the request: the second is told what the first did.
+                await self._ask("create, done twice", key, lambda: self.bucket.make(key, body))
+                return await self._ask("create", key, lambda: self.bucket.make(key, body))
+            case _:
+                await self._ask("create, answer lost", key, lambda: self.bucket.make(key, body))
+        return Created.UNKNOWN
+
+    async def put(self, key: str, parts: Sequence[Part]) -> None:
+        body = b"".join(parts)
+        await self._ask("put", key, lambda: self.bucket.write(key, body))
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        found = await self._ask("list", prefix, lambda: self.bucket.infos(prefix, start_after))
+        for info in found:
+            yield info
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        name = f"{keys[0]} and {len(keys) - 1} more" if keys else ""
+        await self._ask("delete", name, lambda: self.bucket.remove(keys))
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def table_uri(self, key: str) -> str:
+        return key
+
+    # -- how
+
+    def _s(self) -> float:
+        weather = self.weather()
+        return weather.median_s / 2 * self._draws.lognormvariate(0.0, weather.spread)
+
+    async def _ask(self, verb: str, key: str, effect: Callable[[], T]) -> T:
+        """The request goes its way; most do what they do, dead or alive who asked."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.calls += 1
+        fault = self._draws.random() if verb in {"get", "get_range", "put", "list", "delete"} else 1
+        is_failed = fault < self.weather().failed
+        is_done = not is_failed or self._draws.random() < 0.5
+        back_s = self._s()
+
+        def arrive() -> None:
+            result: T | Exception
+            try:
+                result = effect() if is_done else Unavailable(f"{verb} {key}: 503")
+            except LogError as error:
+                result = error
+            if is_failed:
+                result = Unavailable(f"{verb} {key}: no answer")
+            self._note(f"{verb} {key} {type(result).__name__}")
+            _ = self._world.later(back_s, _give, answer, result)
+
+        if self._draws.random() < 0.3:
+            # Not all of it has left the machine: it goes on, or is lost, with who sends it.
+            _ = asyncio.get_running_loop().call_later(self._s(), arrive)
+        else:
+            _ = self._world.later(self._s(), arrive)
+        return await answer
+
+
+def _give(answer: asyncio.Future[Any], result: object) -> None:
+    if answer.done():
+        return
+    if isinstance(result, Exception):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)
+
+
+@dataclass
+class Tables:
+    """What deltalake is to storage.table, on the bucket: `Tables.at` stands for `_Delta`.
+
+    A commit is a create-if-absent of the next version, rebased over versions that others made
+    meanwhile unless they moved one of its transactions, as Delta does.
+    """
+
+    bucket: Bucket
+    draws: random.Random
+    weather: Callable[[], Weather]
+    note: Callable[[str], None]
+    opened: int = field(default=0)
+
+    def at(self, uri: str, name: str, clock: object) -> "MemoryDelta":
+        self.opened += 1
+        return MemoryDelta(self, uri)
+
+    def fails(self) -> bool:
+        return self.draws.random() < self.weather().failed
+
+    def is_lost(self) -> bool:
+        return self.draws.random() < self.weather().lost
+
+
+class MemoryDelta:
+    """One process's DeltaTable: the blocking half of storage.table's manifest."""
+
+    def __init__(self, tables: Tables, prefix: str) -> None:
+        self._tables = tables
+        self._prefix = prefix
+        self.table: int | None = None
+        """The loaded version."""
+
+    @property
+    def version(self) -> int:
+        return -1 if self.table is None else self.table
+
+    @property
+    def _commits(self) -> list[Commit]:
+        return self._tables.bucket.tables.setdefault(self._prefix, [])
+
+    def refresh(self, options: object) -> None:
+        if self._tables.fails():
+            raise Unavailable(f"table {self._prefix} cannot be read: 503")
+        if self._commits:
+            self.table = len(self._commits) - 1
+
+    def create(self, options: object) -> Exception | None:
+        if self._commits:
+            return DeltaError("a table is there already")
+        if self._tables.is_lost() and self._tables.draws.random() < 0.5:
+            return DeltaError("no answer")
+        self._write(Commit((), (), {}))
+        return DeltaError("no answer") if self._tables.is_lost() else None
+
+    def commit(self, change: Any) -> None:
+        assert self.table is not None
+        is_lost = self._tables.is_lost()
+        if is_lost and self._tables.draws.random() < 0.5:
+            raise DeltaError("no answer")
+        for later in self._commits[self.table + 1 :]:
+            if moved := later.transactions.keys() & change.transactions.keys():
+                raise DeltaError(f"{sorted(moved)} moved")
+        self._write(Commit(change.added, change.removed, dict(change.transactions)))
+        if is_lost:
+            raise DeltaError("no answer")
+
+    def view(self, prefix: str) -> View:
+        if self.table is None:
+            return View(-1, prefix, SegmentColumns.of([]))
+        return View(self.table, prefix, SegmentColumns.of(files_at(self._commits, self.table)))
+
+    def transaction_version(self, app_id: str) -> int | None:
+        for commit in reversed(self._commits[: self.version + 1]):
+            if app_id in commit.transactions:
+                return commit.transactions[app_id]
+        return None
+
+    def _write(self, commit: Commit) -> None:
+        version = len(self._commits)
+        lines = [
+            *(
+                {"txn": {"appId": app_id, "version": at}}
+                for app_id, at in commit.transactions.items()
+            ),
+            *({"add": {"path": file.path}} for file in commit.added),
+            *({"remove": {"path": file.path}} for file in commit.removed),
+        ]
+        body = b"\n".join(msgspec.json.encode(line) for line in lines)
+        assert removed_of(body) == {file.path for file in commit.removed}
+        made = self._tables.bucket.make(f"{self._prefix}/_delta_log/{version:020d}.json", body)
+        assert made is Created.DONE, "the log of a table is deleted while it is in use"
+        self._commits.append(commit)
+        self._tables.note(f"table {self._prefix} {version} {commit.transactions}")
+
+
+def files_at(commits: Sequence[Commit], version: int) -> list[SegmentFile]:
+    files: dict[str, SegmentFile] = {}
+    for commit in commits[: version + 1]:
+        for file in commit.removed:
+            files.pop(file.path, None)
+        files.update((file.path, file) for file in commit.added)
+    return list(files.values())

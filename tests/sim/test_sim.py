@@ -1,0 +1,50 @@
+"""A few seeds of the simulator at each test run, and that a seed is a run. `make sim` has more."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 40
+TRACES = """
+import sys
+from tests.sim.runs import simulate
+print({seed: simulate(seed).trace for seed in map(int, sys.argv[1:])})
+"""
+
+
+def started(*arguments: str) -> "subprocess.Popen[str]":
+    """A process of its own, in which strings hash alike each time."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ended(process: "subprocess.Popen[str]") -> str:
+    told, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, told
+    return told
+
+
+@pytest.mark.slow
+def test_i1_to_i9_hold_in_simulated_clusters() -> None:
+    told = ended(started("-m", "tests.sim", "--seeds", str(SEEDS), "--jobs", "1"))
+    assert f"{SEEDS} of" in told or "0 failed" in told
+    assert " acked" in told
+
+
+def test_a_seed_is_a_run() -> None:
+    """Whatever was simulated before, in whichever process: one of each kind."""
+    seeds = ["5", "6", "7", "8", "9"]
+    first, second = started("-c", TRACES, *seeds), started("-c", TRACES, *reversed(seeds))
+    traces = [eval(ended(process)) for process in (first, second)]
+    assert traces[0] == traces[1]
+    assert len(set(traces[0].values())) == len(seeds)

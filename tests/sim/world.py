@@ -1,0 +1,417 @@
+"""The world of a simulation: a bucket, brokers that live and die, a network between all of them.
+
+Everything of tidelog is the real thing (storage.*, compaction.*): only the bucket, deltalake, the
+network, clocks and threads are the world's own. The world also folds each entry as it is created:
+what the chain is at this very moment, whoever has read it (`truth`).
+"""
+
+import asyncio
+import contextlib
+import enum
+import hashlib
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import compaction.compact
+import storage.hotlog
+import storage.sealer
+import storage.sequencer
+import storage.table
+from compaction.cluster import Cluster
+from compaction.garbage import Grace
+from storage import entry as entries
+from storage import keys
+from storage.consumers import Consumers
+from storage.coordinator import Rendezvous
+from storage.errors import Corrupt, LogError, StoreUnfit, Unavailable
+from storage.handover import NoAnswer, NotTaken
+from storage.log import Log, LogSettings
+from storage.members import Member
+from storage.state import ClusterState
+from tests.sim.history import Event, Recorder, to_line
+from tests.sim.machine import Process
+from tests.sim.stores import Bucket, Tables, Way, Weather
+from tests.support.clock import ManualClock
+
+T = TypeVar("T")
+
+CLUSTER_ID = "c0ffee"
+
+
+class Air(NamedTuple):
+    """How likely messages are lost (they, or their answers), reset or doubled, and how slow."""
+
+    lost: float = 0.0
+    reset: float = 0.0
+    doubled: float = 0.0
+    median_s: float = 0.002
+
+
+class Fate(enum.Enum):
+    """What becomes of one message."""
+
+    GOOD = "good"
+    LOST = "lost"
+    ANSWER_LOST = "answer lost"
+    RESET = "reset"
+    DOUBLED = "doubled"
+
+
+class Refusal(Exception):
+    """Nobody listens there: it has certainly not arrived."""
+
+
+class Silence(Exception):
+    """No answer, or the connection broke: nobody knows."""
+
+
+@dataclass(eq=False)
+class Broker:
+    """One life of one broker."""
+
+    name: str
+    process: Process
+    clock: ManualClock
+    way: Way
+    address: str
+    home: Path | None
+    log: Log = field(init=False)
+    consumers: Consumers = field(init=False)
+    is_ready: bool = False
+    asked: dict["asyncio.Future[Any]", None] = field(default_factory=dict)
+    recovering: list[Any] = field(default_factory=list)
+
+    def close_files(self) -> None:
+        """What the system does for a process that ends."""
+        files = [(file.fd, file.path) for file in self.recovering]
+        hot_log = self.log.writer.hot_log if hasattr(self, "log") else None
+        if hot_log is not None:
+            ours = [*hot_log._full, *([] if hot_log._file is None else [hot_log._file])]
+            files += [(file.fd, file.path) for file in ours]
+        for fd, path in files:
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{fd}").startswith(str(path)):  # still the same
+                    os.close(fd)
+
+
+class World:
+    """One run. `bugs` are what no process may ever do, whatever the history says."""
+
+    def __init__(self, seed: int, settings: LogSettings, scratch: Path | None) -> None:
+        self.draws = random.Random(seed)
+        self.settings = settings
+        self.scratch = scratch
+        self.weather = Weather()
+        self.air = Air()
+        self.bucket = Bucket()
+        self.bucket.on_created = self._created
+        self.truth = ClusterState(CLUSTER_ID)
+        self.recorder = Recorder()
+        self.brokers: dict[str, Broker] = {}
+        self.processes: list[Process] = []
+        self.bugs: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.tables = Tables(self.bucket, self.draws, lambda: self.weather, self.note)
+        self.trace = hashlib.blake2b(digest_size=8)
+        self.lines: list[str] | None = None
+        self._context = copy_context()
+        self._lives = 0
+
+    # -- time, and what is noted
+
+    @property
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def later(self, delay_s: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """Of the world: no process's death keeps it from happening."""
+        loop = asyncio.get_running_loop()
+        return loop.call_later(delay_s, call, *args, context=self._context)
+
+    def note(self, what: str) -> None:
+        line = f"{self.now_s:.6f} {what}"
+        self.trace.update(line.encode())
+        if self.lines is not None:
+            self.lines.append(line)
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def record(self, event: Event) -> None:
+        self.recorder.add(event)
+        self.note(to_line(event).decode())
+
+    def bug(self, what: str) -> None:
+        self.note(f"BUG {what}")
+        self.bugs.append(f"{self.now_s:.3f} s: {what}")
+
+    def _created(self, key: str, body: bytes) -> None:
+        """The truth goes on; or a sleeper made a number again that was collected (DESIGN 5)."""
+        seq = keys.seq_of(key) if key.startswith(keys.WAL) else None
+        if seq is None:
+            return
+        if seq > self.truth.seq + 1:
+            self.bug(f"I2: {key} is made, {self.truth.seq} was the newest")
+        elif seq == self.truth.seq + 1:
+            try:
+                decoded = entries.decode(body, key, seq=seq, previous=self.truth.hash)
+                self.truth.apply(decoded, key)
+            except Corrupt as error:
+                self.bug(f"I5: {error}")
+        else:
+            self.count("voids")
+
+    # -- processes
+
+    def process(self, name: str) -> Process:
+        process = Process(name)
+        self.processes.append(process)
+        return process
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> Process:
+        """A process that does this and ends; what it raises is a bug."""
+        process = self.process(name)
+        process.spawn(self._rooted(name, work))
+        return process
+
+    async def _rooted(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self.bug(f"{name} failed: {error!r}")
+            logging.getLogger("tidelog.sim").exception("%s failed", name)
+
+    def way_of(self) -> Way:
+        return Way(self.bucket, self.draws, lambda: self.weather, self.note, self)
+
+    def clock(self) -> ManualClock:
+        self._lives += 1
+        return ManualClock(1000 + self._lives, loop_time=asyncio.get_running_loop().time)
+
+    def start(self, slot: int, settings: LogSettings | None = None) -> Broker:
+        """A broker on the machine `slot`; ready when it is."""
+        clock = self.clock()
+        name = f"b{slot}.{self._lives}"
+        home = None if self.scratch is None else self.scratch / f"m{slot}"
+        broker = Broker(name, self.process(name), clock, self.way_of(), f"http://{name}", home)
+        self.brokers[broker.address] = broker
+        self.note(f"start {name}")
+        broker.process.spawn(self._serve(broker, settings or self.settings))
+        return broker
+
+    async def _serve(self, broker: Broker, settings: LogSettings) -> None:
+        peers = Peers(self)
+        try:
+            log = Log(broker.way, broker.clock, broker.name, settings, broker.home, peers=peers)
+            broker.log = log
+            await log.open(CLUSTER_ID)
+            await log.join(broker.address)
+            me = log.membership.me.id
+            live = lambda: [member.id for member in log.membership.others]  # noqa: E731
+            broker.consumers = Consumers(log, Rendezvous(me, live))
+            broker.consumers.start()
+        except Unavailable as error:  # its supervisor starts it again
+            self.note(f"{broker.name} does not start: {error}")
+            self.kill(broker)
+            return
+        except (LogError, StoreUnfit) as error:
+            self.bug(f"{broker.name} does not start: {error!r}")
+            self.kill(broker)
+            return
+        broker.is_ready = True
+        self.note(f"{broker.name} is ready")
+        try:
+            await log.run_until_failed()
+        except Exception as error:
+            self.bug(f"{broker.name} has died: {error!r}")
+            logging.getLogger("tidelog.sim").exception("%s has died", broker.name)
+
+    def kill(self, broker: Broker) -> None:
+        """SIGKILL: its connections break, its files are nobody's."""
+        self.note(f"kill {broker.name}")
+        broker.process.kill()
+        broker.close_files()
+        self.brokers.pop(broker.address, None)
+        for answer in broker.asked:
+            self.later(self._way_s(), _give, answer, Silence(f"{broker.name} has died"))
+
+    def ready(self) -> list[Broker]:
+        return [broker for broker in self.brokers.values() if broker.is_ready]
+
+    def anyone(self) -> Broker | None:
+        ready = self.ready()
+        return self.draws.choice(ready) if ready else None
+
+    async def cluster(self, view_age_s: float) -> Cluster:
+        """What a command of compaction works with. Raises LogError."""
+        cluster = await Cluster.open(self.way_of(), self.clock())
+        cluster.wal.settings = cluster.wal.settings._replace(view_age_max_s=view_age_s)
+        return cluster
+
+    # -- the network
+
+    def _way_s(self) -> float:
+        return self.air.median_s * self.draws.lognormvariate(0.0, 0.5)
+
+    def _fate(self) -> Fate:
+        drawn, air = self.draws.random(), self.air
+        if drawn < air.lost:
+            return self.draws.choice([Fate.LOST, Fate.ANSWER_LOST])
+        if drawn < air.lost + air.reset:
+            return Fate.RESET
+        return Fate.DOUBLED if drawn < air.lost + air.reset + air.doubled else Fate.GOOD
+
+    async def ask(
+        self,
+        address: str,
+        call: Callable[[Broker], Awaitable[T]],
+        *,
+        timeout_s: float = 1e6,
+        is_repeatable: bool = False,
+    ) -> T:
+        """A request to a broker, and its answer: what `call` returns or raises there. Raises
+        Refusal or Silence where the network does not bring both. `is_repeatable`: may be doubled.
+        """
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        fate = self._fate()
+        _ = self.later(self._way_s(), self._arrive, address, call, answer, fate)
+        if fate is Fate.DOUBLED and is_repeatable:
+            _ = self.later(self._way_s() * 20, self._arrive, address, call, answer, fate)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise Silence(f"no answer from {address} after {timeout_s:g} s") from None
+
+    def _arrive(
+        self,
+        address: str,
+        call: Callable[[Broker], Awaitable[T]],
+        answer: "asyncio.Future[T]",
+        fate: Fate,
+    ) -> None:
+        broker = self.brokers.get(address)
+        if fate is Fate.LOST:
+            return
+        if broker is None or not broker.is_ready:
+            _ = self.later(self._way_s(), _give, answer, Refusal("connection refused"))
+            return
+        broker.asked[answer] = None
+        if fate is Fate.RESET:
+            _ = self.later(self._way_s(), _give, answer, Silence("connection reset"))
+        broker.process.spawn(self._handle(broker, call, answer, fate))
+
+    async def _handle(
+        self,
+        broker: Broker,
+        call: Callable[[Broker], Awaitable[T]],
+        answer: "asyncio.Future[T]",
+        fate: Fate,
+    ) -> None:
+        result: T | Exception
+        try:
+            result = await call(broker)
+        except Corrupt as error:
+            self.bug(f"{broker.name} finds damage: {error}")
+            result = error
+        except (LogError, Refusal, Silence) as error:
+            result = error
+        except Exception as error:
+            self.bug(f"{broker.name} fails a request: {error!r}")
+            logging.getLogger("tidelog.sim").exception("%s fails a request", broker.name)
+            result = Silence("500")
+        broker.asked.pop(answer, None)
+        if fate is not Fate.ANSWER_LOST:
+            _ = self.later(self._way_s(), _give, answer, result)
+
+    # -- what is patched: all of it stands for a machine
+
+    @contextlib.contextmanager
+    def standing_in(self, grace: Grace) -> Iterator[None]:
+        """While the world runs: deltalake is ours, hot logs that are recovered are known, and the
+        times of an hour and more are in the proportion of this run's."""
+        recover = storage.hotlog.recover
+
+        def recovering(directory: Path, cluster_id: str) -> list[Any]:
+            found = recover(directory, cluster_id)
+            for broker in self.brokers.values():
+                if broker.home == directory and not broker.is_ready:
+                    broker.recovering = found
+            return found
+
+        level = logging.root.manager.disable
+        told = logging.getLogger("tidelog")
+        with contextlib.ExitStack() as stack:
+            for module, name, value in (
+                (storage.table, "_Delta", self.tables.at),
+                (storage.hotlog, "recover", recovering),
+                (storage.sequencer, "UPLOAD_AGE_MAX_S", grace.wal_ms / 2000),
+                (storage.sealer, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
+                (compaction.compact, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
+            ):
+                stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
+            if self.lines is None:
+                logging.disable(logging.CRITICAL)
+                stack.callback(logging.disable, level)
+            else:
+                handler = _Lines(self.lines)
+                told.addHandler(handler)
+                stack.callback(told.removeHandler, handler)
+                stack.callback(setattr, told, "propagate", told.propagate)
+                told.propagate = False
+            yield
+
+
+class _Lines(logging.Handler):
+    """What the processes log, among what happens to them."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._told = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._told.append(f"    {self.format(record)}")
+
+
+def _give(answer: "asyncio.Future[Any]", result: object) -> None:
+    if answer.done():
+        return
+    if isinstance(result, Exception):
+        answer.set_exception(result)
+        answer.exception()  # its asker may be dead
+    else:
+        answer.set_result(result)
+
+
+class Peers:
+    """One broker's way to the others."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def hand_over(self, peer: Member, message: bytes) -> bytes:
+        async def take(broker: Broker) -> bytes:
+            return await broker.log.sequencer.take(message)
+
+        return await self._ask(peer, take)
+
+    async def tell(self, peer: Member, message: bytes) -> None:
+        async def told(broker: Broker) -> None:
+            broker.log.sequencer.told(message)
+
+        await self._ask(peer, told)
+
+    async def _ask(self, peer: Member, call: Callable[[Broker], Awaitable[T]]) -> T:
+        try:
+            return await self._world.ask(peer.address, call, is_repeatable=True)
+        except Refusal as error:
+            raise NotTaken(str(error)) from error
+        except (Silence, Corrupt) as error:
+            raise NoAnswer(str(error)) from error
