@@ -33,6 +33,7 @@ wire_consumers  their bodies, in four dialects
 resources_v3    the shapes of its resources
 telemetry       metrics: what HTTP counts, and the text for Prometheus
 log_metrics     what the log counts
+tracing         OpenTelemetry traces, where they are wanted
 vitals          what brokers do per second, now and in the last half hour
 logs            log lines, for people or machines
 console         the console's files, in ui/

@@ -17,13 +17,13 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import uvicorn
 import uvloop
 
-from service.app import build_app
+from service.app import VERSION, build_app
 from service.care import care_for_ever
 from service.consumer_docs import documented_consumers
 from service.group_forwarding import Forwarder
@@ -47,6 +47,9 @@ from storage.membership import Membership
 from storage.metered import MeteredStore
 from storage.objectstore import MemoryStore, ObjectStore
 from storage.stores import open_store, probe
+
+if TYPE_CHECKING:
+    from service.tracing import Traces
 
 log = logging.getLogger("tidelog")
 
@@ -95,22 +98,29 @@ async def serve(settings: Settings, on_listening: Callable[[], object], worker: 
     try:
         await probe(store, clock)
         broker_id = settings.broker_id or clock.new_id().hex()[:12]
+        traces = _traces(settings, broker_id)
+        seen: ObjectStore = store if traces is None else traces.store(store)
         peers = HttpPeers()
         try:
             broker = Log(
-                MeteredStore(store, clock),
+                MeteredStore(seen, clock),
                 clock,
                 broker_id,
                 settings.log_settings(),
                 hot_dir(settings, store),
                 peers=peers,
             )
+            if traces is not None:
+                traces.watch(broker)
             await broker.open(settings.cluster_id or None)
             consumers = Consumers(broker, _coordinators(broker.membership))
             consumers.start()
-            await _serve_cluster(settings, _Broker(broker, consumers, peers, worker), on_listening)
+            serving = _Broker(broker, consumers, peers, worker, traces)
+            await _serve_cluster(settings, serving, on_listening)
         finally:
             await peers.close()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
     finally:
         await store.close()
 
@@ -122,6 +132,18 @@ class _Broker(NamedTuple):
     consumers: Consumers
     peers: HttpPeers
     worker: int
+    traces: "Traces | None"
+
+
+def _traces(settings: Settings, broker_id: str) -> "Traces | None":
+    """Raises LogError where they are wanted and cannot be had."""
+    if settings.traces == "none":
+        return None
+    try:
+        from service.tracing import otlp
+    except ImportError as error:
+        raise LogError(f"traces={settings.traces} needs tidelog[otel]: {error}") from error
+    return otlp(broker_id, VERSION)
 
 
 async def _serve_cluster(
@@ -188,7 +210,8 @@ async def _serve_http(
     listener.app.told_of[VITALS] = app.state.vitals.told
     vitals = asyncio.create_task(app.state.vitals.run(), name="tidelog-vitals")
     forwarder = Forwarder(GroupPeers(broker.membership, serving.peers))
-    hot_path = HotPath(app, broker, settings, counters, consumers, forwarder)
+    hot_routes = HotPath if serving.traces is None else serving.traces.hot_routes()
+    hot_path = hot_routes(app, broker, settings, counters, consumers, forwarder)
     listener.app.groups = hot_path.consumers.forwarded
     config = uvicorn.Config(
         hot_path,

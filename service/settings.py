@@ -178,6 +178,11 @@ class Settings:
         words="auto true false",
     )
     log_level: str = _setting("info", "least level of log lines", words="debug info warning error")
+    traces: str = _setting(
+        "none",
+        "`otlp` sends OpenTelemetry traces (needs `tidelog[otel]`): where to and which say the usual OTEL_ variables",
+        words="none otlp",
+    )
     log_format: str = _setting(
         "human", "log lines for people, or one JSON event a line", words="human json"
     )

@@ -9,6 +9,7 @@ asks the others, and each sample says by `worker` whose it is.
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from prometheus_client.samples import Sample
 
 from service.log_metrics import LogCollector, histogram
 from storage.errors import LogError
-from storage.histogram import Histogram
+from storage.histogram import SECONDS, Histogram
 from storage.log import Log
 
 WORKER_WAIT_S = 1.0
@@ -61,8 +62,9 @@ class HttpCounters:
         self.requests[key] = self.requests.get(key, 0) + 1
         latency = self.latencies.get(route)
         if latency is None:
-            latency = self.latencies[route] = Histogram()
-        latency.add(seconds)
+            latency = self.latencies[route] = Histogram(SECONDS)
+        latency.counts[bisect_left(SECONDS, seconds)] += 1  # as its `add`, without the call
+        latency.total += seconds
 
     def refused(self, error: Exception) -> None:
         """A request was answered with this error. Kinds are classes of the code: a bounded set."""

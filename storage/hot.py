@@ -7,6 +7,7 @@ thread.
 """
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple, cast
@@ -38,6 +39,9 @@ from storage.objectstore import Part
 from storage.partitioner import Places
 from storage.producers import ProducerEpoch
 from storage.state import Outcome, Topic
+
+TRACE: ContextVar[object] = ContextVar("tidelog-trace", default=None)
+"""What the request that is being served is called in traces; nothing where there are none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +102,8 @@ class Request:
     topic_id: str | None = None
     producer: ProducerEpoch | None = None
     """What an InitProducer came to; `answers` sets it."""
+    trace: object = field(default_factory=TRACE.get)
+    """Whose request this is, for whoever watches flushes."""
     pieces: int = field(init=False)
     """What of it takes room of its own in an entry's header, ~300 bytes each: itself, every
     partition that its records go to, every offset that it commits."""

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
@@ -123,6 +124,8 @@ class Writer:
         self.settings = settings
         self.counters = WriterCounters()
         self.hot_log: HotLog | None = None
+        self.flushing: Callable[[list[Request]], AbstractContextManager[object]] = nullcontext
+        """Around each flush, for whoever watches them."""
         self.buffered_bytes = 0
         self._on_committed = on_committed
         self._open: list[Request] = []
@@ -302,7 +305,9 @@ class Writer:
             started_s = self.clock.boot_s()
             self.counters.queue_wait.add(started_s - self._opened_s)
             requests = self._take()
-            if not await self._flush(requests) and self._closing:
+            with self.flushing(requests):
+                is_done = await self._flush(requests)
+            if not is_done and self._closing:
                 # What the hot log holds stays there for the next start.
                 self._failed(
                     self._take_first(len(self._open)), Unavailable("this broker is shutting down")
