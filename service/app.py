@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote_from_bytes
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
+from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -252,9 +253,11 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 }
 
 
-@_health.get("/")
-async def get_version() -> Version:
-    """Who answers."""
+@_health.get("/", response_model=Version)
+async def get_version(request: Request) -> Any:
+    """Who answers; browsers are led to the console."""
+    if "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse("ui/", 307)
     return Version(version=VERSION)
 
 

@@ -317,7 +317,9 @@ class _Server(uvicorn.Server):
             raise LogError(f"cannot listen on {address}: is another process there?") from None
         # With port 0 this line is how one learns the port; nobody has to guess a free one.
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        host = f"[{host}]" if ":" in host else host
+        log.info("listening on http://%s:%d", host, port)
+        log.info("the console is at http://%s:%d/ui/", host, port)
         self._on_listening()
 
 

@@ -12,6 +12,7 @@ classes in its way. Where spans go, and which, say the usual OTEL_ variables, wh
 """
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from http import HTTPStatus
@@ -33,7 +34,7 @@ from storage.objectstore import Created, ObjectInfo, ObjectStore, Part
 from storage.state import Outcome
 from storage.wal import Committer
 
-CLOSE_MS = 2000
+CLOSE_S = 2.0
 """For the last spans: the end of a broker waits for them no longer."""
 LINKS_MAX = 100
 """Requests that one flush names."""
@@ -53,6 +54,7 @@ class Traces:
         }
         # Made by `create`: what OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say is merged in.
         self._provider = TracerProvider(resource=Resource.create(about))
+        self._exporter = exporter
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self.tracer = self._provider.get_tracer("tidelog", version)
         self.committing: Span | None = None
@@ -86,8 +88,12 @@ class Traces:
             yield
 
     def close(self) -> None:
-        self._provider.force_flush(CLOSE_MS)
+        # A collector that is gone is tried again for longer than a broker may take to end; only the
+        # exporter's own end stops that.
+        patience = threading.Timer(CLOSE_S, self._exporter.shutdown)
+        patience.start()
         self._provider.shutdown()
+        patience.cancel()
 
 
 def otlp(broker_id: str, version: str) -> Traces:

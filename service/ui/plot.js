@@ -43,7 +43,7 @@ export function Plot({ label, atMs, series, show, binary = false }) {
     const made = new window.uPlot({
       width: box.current.clientWidth,
       height: HEIGHT,
-      padding: [8, 14, 0, 0],
+      padding: [8, 30, 0, 0],
       cursor: { y: false, sync: { key: sync().key }, points: { size: 6 } },
       legend: { live: true },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
@@ -63,6 +63,7 @@ export function Plot({ label, atMs, series, show, binary = false }) {
       ],
     }, data(atMs, series), box.current);
     plot.current = made;
+    latest(made);
     const seen = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height: HEIGHT }));
     seen.observe(box.current);
     return () => {
@@ -72,8 +73,14 @@ export function Plot({ label, atMs, series, show, binary = false }) {
   }, [theme, names]);
   useEffect(() => {
     plot.current?.setData(data(atMs, series));
+    if (plot.current) latest(plot.current);
   }, [atMs, series]);
   return html`<figure class="plot" aria-label=${label}><div ref=${box}></div></figure>`;
+}
+
+/** The legend has the newest values while no cursor asks for others. */
+function latest(plot) {
+  if (plot.cursor.left == null || plot.cursor.left < 0) plot.setLegend({ idx: plot.data[0].length - 1 }, false);
 }
 
 const data = (atMs, series) => [atMs.map((at) => at / 1000), ...series.map((one) => one.values)];

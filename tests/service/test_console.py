@@ -45,6 +45,8 @@ async def test_the_console_is_a_folder(client: httpx.AsyncClient) -> None:
     answer = await client.get("/ui")
     assert (answer.status_code, answer.headers["location"]) == (307, "ui/")
     assert (await client.get("/ui/")).text.startswith("<!doctype html>")
+    browser = await client.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*"})
+    assert (browser.status_code, browser.headers["location"]) == (307, "ui/")
     missing = await client.get("/ui/../service/settings.py")
     assert missing.status_code == 404
     for path in ("/ui/nothing.js", "/ui/%2e%2e/console.py", "/ui/vendor"):

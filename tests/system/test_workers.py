@@ -6,6 +6,7 @@ import secrets
 import signal
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -50,6 +51,10 @@ def test_workers_share_the_port_are_started_again_and_end_together(tmp_path: Pat
             client.create_topic(topic, PARTITIONS)
             wait_until(lambda: client.metrics()["tidelog_workers_answered"] == 3, "a whole answer")
             series = client.metrics()
+            shown = httpx.get(f"{broker.base_url}/tidelog/v1/overview").json()["brokers"]
+            assert sorted(one["worker"] for one in shown) == [1, 2, 3]
+            assert all(one["rates"] is not None for one in shown)
+            assert sum(one["is_sequencer"] for one in shown) == 1
             told = {name for name in series if name.startswith("tidelog_wal_seq{")}
             assert told == {f'tidelog_wal_seq{{worker="{number}"}}' for number in (1, 2, 3)}
         with Load([broker.base_url] * 2, Mix(topic, PARTITIONS, 6), seed) as load:

@@ -1,0 +1,64 @@
+"""Pictures of every page of a running console, for people to look at.
+
+    python -m tests.ui.screenshots http://127.0.0.1:8082 FOLDER [--topic NAME] [--group NAME]
+
+In both themes, and as a phone shows them; says what went wrong in the browser meanwhile.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+from playwright.sync_api import sync_playwright
+
+from tests.ui.conftest import CHROMIUM, FLAGS, Console
+
+SIZES = {"light": (1280, 800), "dark": (1280, 800), "phone": (390, 844)}
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("server")
+    asked.add_argument("folder", type=Path)
+    asked.add_argument("--topic", default="flights")
+    asked.add_argument("--group", default="enrich")
+    given = asked.parse_args()
+    topic, group = quote(given.topic, safe=""), quote(given.group, safe="")
+    places = {
+        "overview": "overview",
+        "topics": "topics",
+        "picture": f"topics/{topic}",
+        "records": f"topics/{topic}/records",
+        "configs": f"topics/{topic}/configs",
+        "groups": "groups",
+        "group": f"groups/{group}",
+        "metadata": "metadata",
+    }
+    given.folder.mkdir(parents=True, exist_ok=True)
+    wrong: list[str] = []
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as scratch:
+        for size, (width, height) in SIZES.items():
+            context = playwright.chromium.launch_persistent_context(
+                f"{scratch}/{size}",
+                executable_path=CHROMIUM,
+                args=list(FLAGS),
+                color_scheme="dark" if size == "dark" else "light",
+                viewport={"width": width, "height": height},
+            )
+            console = Console(context.new_page(), given.server.rstrip("/"))
+            for name, place in places.items():
+                page = console.open(place)
+                page.wait_for_timeout(500)
+                if name == "records":
+                    page.locator("tr.opens").first.click()
+                page.screenshot(path=given.folder / f"{size}-{name}.png", full_page=size != "dark")
+            wrong += console.wrong
+            context.close()
+    print("\n".join(wrong) or f"{len(SIZES) * len(places)} pictures, nothing went wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
