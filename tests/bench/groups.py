@@ -75,7 +75,8 @@ def _commits(folder: Path, *, is_quick: bool) -> list[Row]:
 
 
 def _loaded(port: int, pid: int, requests: list[bytes], seconds: float) -> tuple[Measured, float]:
-    """The load for so long, and the share of a core that it took the process."""
+    """The load for so long, and the share of a core that it takes the process: by its seconds for
+    each request, so that a stall makes it no smaller."""
     process = psutil.Process(pid)
     before = _cpu_s(process)
     load = paced(
@@ -87,7 +88,7 @@ def _loaded(port: int, pid: int, requests: list[bytes], seconds: float) -> tuple
         per_second=COMMITS_PER_S,
     )
     measured = asyncio.run(load)
-    return measured, (_cpu_s(process) - before) / measured.seconds
+    return measured, (_cpu_s(process) - before) / measured.requests * COMMITS_PER_S
 
 
 def _create(group: str, member: int) -> bytes:
