@@ -14,6 +14,7 @@ I10: instances are bounded by the state's members, reads by their callers' budge
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
@@ -52,9 +53,11 @@ from storage.state import ClusterState
 log = logging.getLogger("tidelog.consumers")
 
 TICK_S = 1.0
-"""How often delivered offsets are committed, members looked after, patterns looked at."""
+"""How often delivered offsets are committed, orphans taken, patterns looked at."""
+LOOKS = 4
+"""In a tick, for members that are silent: their partitions wait for it."""
 AWAKE_FACTOR = 5
-"""Ticks so far apart were no silence of the members: this broker slept, or was stuck."""
+"""Looks so many ticks apart were no silence of the members: this broker slept, or was stuck."""
 AUTO_COMMITS_MAX = 2000
 """In one tick, ~25 us each: who is not among them is among the first of the next. 10,000 instances
 that read all the time commit every five seconds, as Kafka's do by default."""
@@ -397,19 +400,23 @@ class Consumers:
 
     async def _run(self) -> None:
         looked_s = self._log.clock.boot_s()
-        while True:
-            await asyncio.sleep(TICK_S)
+        for number in itertools.count(1):
+            await asyncio.sleep(TICK_S / LOOKS)
             now_s = self._log.clock.boot_s()
             if now_s - looked_s > AWAKE_FACTOR * TICK_S:
                 self._coordinator.forgive(now_s)
             looked_s = now_s
             try:
-                await self._commits.commit_delivered(self._coordinator.ours(), AUTO_COMMITS_MAX)
-                await self._coordinator.take_orphans()
+                if number % LOOKS == 0:
+                    await self._tick()
                 await self._coordinator.expire(now_s)
-                await self._look_at_patterns()
             except LogError as error:
                 log.warning("groups are not looked after: %s", error)
+
+    async def _tick(self) -> None:
+        await self._commits.commit_delivered(self._coordinator.ours(), AUTO_COMMITS_MAX)
+        await self._coordinator.take_orphans()
+        await self._look_at_patterns()
 
     async def _look_at_patterns(self) -> None:
         """Topics have come or gone: patterns find others."""
