@@ -87,6 +87,7 @@ def test_create_and_delete(world: World, body: Any, content_type: str | None) ->
         ({"partition.assignment.strategy": "best"}, V2, 400, 40002),
         ({}, "text/plain", 415, 415),
         ({}, "application/xml", 415, 415),
+        pytest.param(" " * (4 * 1024 * 1024 + 1), V2, 413, 413, id="large"),
     ],
 )
 def test_create_refused(world: World, body: Any, content_type: str, status: int, code: int) -> None:
