@@ -32,9 +32,9 @@ function Seen({ seen }) {
       <${Stat} name="Being deleted" value=${count(counts.deleted_topics)} note="topics" />
     </div>
     <${Card} title="WAL" note=${`the newest ${seen.entries.length} entries; “for n”: drafts that other brokers handed over`} flush>
-      ${seen.entries.length ? html`<div class="scroll"><table aria-label="WAL entries"><thead><tr><th class="right">Entry</th><th class="low">Committed</th><th>By</th><th class="right">Records</th><th class="right">Size</th><th class="right low">Chunks</th><th class="right low">Commits</th><th>Actions</th></tr></thead>
+      ${seen.entries.length ? html`<div class="scroll"><table aria-label="WAL entries"><thead><tr><th class="right">Entry</th><th class="low">Committed</th><th class="low">By</th><th class="right">Records</th><th class="right">Size</th><th class="right low">Chunks</th><th class="right low">Commits</th><th>Actions</th></tr></thead>
         <tbody>${seen.entries.map((one) => html`<tr key=${one.seq}>
-          <td class="right">${count(one.seq)}</td><td class="low stamp">${time(one.at_ms)}</td><td><span class="badged">${one.writer}${one.drafts > 0 && html`<${Badge}>for ${one.drafts}<//>`}</span></td>
+          <td class="right">${count(one.seq)}</td><td class="low stamp">${time(one.at_ms)}</td><td class="low"><span class="badged">${one.writer}${one.drafts > 0 && html`<${Badge}>for ${one.drafts}<//>`}</span></td>
           <td class="right">${count(one.records)}</td><td class="right">${bytes(one.bytes)}</td>
           <td class="right low">${count(one.chunks)}</td><td class="right low">${count(one.commits)}</td>
           <td class="wraps">${Object.entries(one.actions).map(([kind, n]) => html`<${Badge} key=${kind}>${kind}${n > 1 ? ` × ${count(n)}` : ""}<//> `)}</td></tr>`)}</tbody></table></div>`
@@ -43,13 +43,13 @@ function Seen({ seen }) {
     <div class="grid">
       <${Card} title="Checkpoints" note="the state after an entry, whole" flush>
         ${seen.checkpoints.length ? html`<div class="scroll"><table aria-label="Checkpoints"><thead><tr><th class="right">After entry</th><th class="right">Size</th><th class="right">Written</th></tr></thead>
-          <tbody>${seen.checkpoints.slice(0, 10).map((one) => html`<tr key=${one.seq}><td class="right">${count(one.seq)}</td><td class="right">${bytes(one.bytes)}</td><td class="right stamp">${time(one.modified_ms)}</td></tr>`)}</tbody></table></div>`
+          <tbody>${seen.checkpoints.slice(0, 10).map((one) => html`<tr key=${one.seq}><td class="right">${count(one.seq)}</td><td class="right">${bytes(one.bytes)}</td><td class="right" title=${time(one.modified_ms)}>${duration(seen.now - one.modified_ms)} ago</td></tr>`)}</tbody></table></div>`
         : html`<${Empty} title="None yet">The first is written after <code>checkpoint_entries</code> entries; until then a start reads the WAL from its beginning.<//>`}
       <//>
       <${Card} title="Members" note="brokers, as their liveness objects say" flush>
         <div class="scroll"><table aria-label="Members"><thead><tr><th>Broker</th><th>Address</th><th class="right">Up</th></tr></thead>
           <tbody>${seen.brokers.map((one) => html`<tr key=${one.number} title=${`broker ${one.number} of Kafka's dialects`}><td><span class="badged">${one.name}${one.is_sequencer && html`<${Badge} kind="accent">sequencer<//>`}</span></td>
-            <td><code>${one.address || "alone"}</code></td><td class="right">${duration(seen.now - one.started_ms)}</td></tr>`)}</tbody></table></div>
+            <td><code>${one.address.replace("http://", "") || "alone"}</code></td><td class="right">${duration(seen.now - one.started_ms)}</td></tr>`)}</tbody></table></div>
       <//>
     </div>
     <p class="muted foot">Cluster <code>${seen.cluster_id}</code>, founded ${time(seen.created_ms)}.</p>`;

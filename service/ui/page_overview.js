@@ -83,10 +83,10 @@ function Plots({ history }) {
 function Brokers({ seen }) {
   const r = (broker, name) => broker.rates?.[name];
   const columns = [
-    { name: "Broker", of: (b) => b.name, show: (b) => html`<span class="badged"><span class="name">${b.name}</span>
+    { name: "Broker", of: (b) => b.name, show: (b) => html`<span class="badged broker"><span class="name">${b.name}</span>
         ${b.is_sequencer && html`<${Badge} kind="accent">sequencer<//>`}${b.is_me && html`<${Badge}>answers you<//>`}
         ${b.worker > 0 && html`<${Badge}>worker ${b.worker}<//>`}</span>` },
-    { name: "Address", low: true, show: (b) => html`<code>${b.address || "alone"}</code>` },
+    { name: "Address", low: true, show: (b) => html`<code>${b.address.replace("http://", "") || "alone"}</code>` },
     { name: "Up", low: true, right: true, of: (b) => -b.started_ms, show: (b) => duration(seen.now_ms - b.started_ms) },
     { name: "In /s", right: true, of: (b) => r(b, "records_in"), show: (b) => (b.rates ? rate(r(b, "records_in")) : html`<span class="bad">silent</span>`) },
     { name: "Out /s", right: true, of: (b) => r(b, "records_out"), show: (b) => rate(r(b, "records_out")) },

@@ -44,8 +44,8 @@ function Configs({ name }) {
     <${Card} title="Configs" note="Kafka's names and meanings" flush><div class="scroll"><table aria-label="Configs">
       <thead><tr><th>Config</th><th>Value</th><th class="low">Meaning</th><th></th></tr></thead>
       <tbody>${configs.map((one) => html`<tr key=${one.name}>
-        <td><code>${one.name}</code>${!one.is_default && html` <${Badge} kind="accent">set<//>`}</td>
-        <td><code>${one.value}</code> <span class="muted">${configMeaning(one.name, one.value)}</span></td>
+        <td class="wraps"><span class="badged"><code>${one.name.split(/(?<=\.)/).map((word) => html`${word}<wbr />`)}</code>${!one.is_default && html`<${Badge} kind="accent">set<//>`}</span></td>
+        <td class="wraps"><code>${one.value}</code> <span class="muted">${configMeaning(one.name, one.value)}</span></td>
         <td class="low muted wraps">${one.doc}</td>
         <td class="right"><button type="button" onClick=${() => setEdited(one)} aria-label=${`Change ${one.name}`}>Change</button></td></tr>`)}</tbody>
     </table></div><//>

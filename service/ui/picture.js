@@ -58,7 +58,7 @@ function Bar({ row, longest, chosen, choose }) {
       <span class="bar-start">${count(start)}</span>
       <span class="bar-track"><span class="bar" style=${{ width: `${Math.max(length / longest * 100, length ? 1.5 : 0)}%` }}>
         <span class="tiers">
-          ${sealed > start && html`<span class="tier table" style=${share(sealed - start)}><${Ticks} row=${row} /></span>`}
+          ${sealed > start && html`<span class=${row.segments.length > TICKS_MAX ? "tier table whole" : "tier table"} style=${share(sealed - start)}><${Ticks} row=${row} /></span>`}
           ${end > sealed && html`<span class="tier wal" style=${share(end - sealed)}></span>`}
         </span>
         <span class="memory"><span style=${share(Math.max(hot - start, 0))}></span>${end > hot && html`<span class="tier hot" style=${share(end - hot)}></span>`}</span>

@@ -46,6 +46,7 @@ export function Plot({ label, atMs, series, show, binary = false }) {
       padding: [8, 30, 0, 0],
       cursor: { y: false, sync: { key: sync().key }, points: { size: 6 } },
       legend: { live: true },
+      hooks: { setCursor: [latest] },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
       axes: [
         { ...axis, size: 26, space: 70, values: (_, ticks) => ticks.map(clock) },
@@ -63,7 +64,6 @@ export function Plot({ label, atMs, series, show, binary = false }) {
       ],
     }, data(atMs, series), box.current);
     plot.current = made;
-    latest(made);
     const seen = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height: HEIGHT }));
     seen.observe(box.current);
     return () => {
@@ -73,7 +73,6 @@ export function Plot({ label, atMs, series, show, binary = false }) {
   }, [theme, names]);
   useEffect(() => {
     plot.current?.setData(data(atMs, series));
-    if (plot.current) latest(plot.current);
   }, [atMs, series]);
   return html`<figure class="plot" aria-label=${label}><div ref=${box}></div></figure>`;
 }
