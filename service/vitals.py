@@ -7,6 +7,7 @@ process.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
@@ -18,6 +19,8 @@ from service.telemetry import HttpCounters
 from storage.histogram import SECONDS
 from storage.log import Log
 from storage.metered import MeteredStore
+
+log = logging.getLogger("tidelog")
 
 STEP_S = 5
 STEPS = 360
@@ -130,7 +133,10 @@ class Vitals:
         while True:
             step_ms = STEP_S * 1000
             await asyncio.sleep((step_ms - self._log.clock.now_ms() % step_ms) / 1000)
-            self.step()
+            try:
+                self.step()
+            except Exception:  # the root of a task: a bug here must not end it, nor go unseen
+                log.exception("a step of the vitals failed")
 
     def step(self) -> None:
         """One step is over."""
@@ -146,7 +152,7 @@ class Vitals:
 
     async def all(self) -> list[BrokerVitals]:
         """Of every broker that answers soon, this one first."""
-        others = [msgspec.msgpack.decode(text, type=BrokerVitals) for text in await self._ask()]
+        others = [one for text in await self._ask() if (one := _decoded(text)) is not None]
         return [self.own(), *sorted(others, key=lambda one: one.name)]
 
     def own(self) -> BrokerVitals:
@@ -221,11 +227,28 @@ class Vitals:
         return _Sample(log.clock.boot_s(), values, acks)
 
 
+def _decoded(text: bytes) -> BrokerVitals | None:
+    """None for what another version says in another form: such a broker is shown as silent."""
+    try:
+        said = msgspec.msgpack.decode(text, type=BrokerVitals)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    sizes = {(len(step.added), len(step.acks)) for step in [said.recent, *said.steps]}
+    return said if sizes == {(len(NAMES), len(SECONDS) + 1)} else None
+
+
 def summed(brokers: Iterable[BrokerVitals]) -> list[Step]:
-    """The steps of all brokers, added up; one without a broker's step has what the others say."""
+    """The steps of all brokers, added up; one without a broker's step has what the others say. But
+    the newest, where one broker is over with it and another not yet: that would look like a fall.
+    """
+    all_steps = [broker.steps for broker in brokers if broker.steps]
+    newest = max((steps[-1].number for steps in all_steps), default=0)
+    end = max(min((steps[-1].number for steps in all_steps), default=0), newest - 1)
     found: dict[int, Step] = {}
-    for broker in brokers:
-        for step in broker.steps:
+    for steps in all_steps:
+        for step in steps:
+            if step.number > end:
+                continue
             held = found.get(step.number)
             if held is None:
                 found[step.number] = Step(step.number, list(step.added), list(step.acks))

@@ -77,11 +77,15 @@ export function Card({ title, note, actions, children, flush = false }) {
   </section>`;
 }
 
+/** More are nobody's to read, and too much to draw every few seconds. */
+const ROWS_MAX = 500;
+
 /**
  * Rows that can be sorted by a click on a column's head and opened by a click or Enter.
  * A column: {name, of(row) -> sortable, show(row) -> node, right, low (left out on a phone)}.
  */
 export function Table({ columns, rows, id, href, sorted, label }) {
+  const more = rows.length - ROWS_MAX;
   const [order, setOrder] = useState(sorted || { by: 0, down: false });
   const key = columns[order.by]?.of;
   const shown = key ? [...rows].sort((a, b) => compare(key(a), key(b)) * (order.down ? -1 : 1)) : rows;
@@ -92,10 +96,11 @@ export function Table({ columns, rows, id, href, sorted, label }) {
       aria-sort=${order.by === at ? (order.down ? "descending" : "ascending") : undefined}>
       ${column.of ? html`<button type="button" onClick=${() => sort(at)}>${column.name}</button>` : column.name}
     </th>`)}</tr></thead>
-    <tbody>${shown.map((row) => html`<tr key=${id(row)} class=${href ? "opens" : ""}
+    <tbody>${shown.slice(0, ROWS_MAX).map((row) => html`<tr key=${id(row)} class=${href ? "opens" : ""}
       onClick=${(event) => event.target.closest("a, button") || open(row)}>
       ${columns.map((column) => html`<td key=${column.name} class=${classes(column)}>${column.show(row)}</td>`)}
     </tr>`)}</tbody>
+    ${more > 0 && html`<tfoot><tr><td colspan=${columns.length}>and ${more} more: sort or search</td></tr></tfoot>`}
   </table></div>`;
 }
 

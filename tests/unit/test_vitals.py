@@ -30,13 +30,22 @@ def broker(*steps: Step) -> BrokerVitals:
 
 
 def test_steps_of_brokers_are_added_up_by_their_numbers() -> None:
-    both = summed([broker(step(7, 1, 1), step(8, 2)), broker(step(8, 3, 4), step(9, 5))])
+    first, second = (step(7, 1, 1), step(8, 2), step(9, 6)), (step(8, 3, 4), step(9, 5))
+    both = summed([broker(*first), broker(*second)])
     assert [(one.number, one.added[0], one.acks[0]) for one in both] == [
         (7, 1, 1),
         (8, 5, 4),
-        (9, 5, 0),
+        (9, 11, 0),
     ]
     assert summed([]) == []
+
+
+def test_a_step_that_not_all_are_over_with_waits_for_them_and_not_for_the_silent() -> None:
+    before, late = [step(7, 1), step(8, 1)], [step(7, 1)]
+    assert [one.number for one in summed([broker(*before), broker(*late)])] == [7]
+    assert [one.number for one in summed([broker(*before), broker()])] == [7, 8]
+    newest = [step(number, 1) for number in range(7, 20)]
+    assert [one.number for one in summed([broker(*newest), broker(*late)])][-1] == 18
 
 
 def test_adding_up_changes_nobodys_own() -> None:
@@ -79,6 +88,22 @@ async def test_a_step_has_what_was_added_since_the_one_before() -> None:
     assert (said["records_in"], said["bytes_in"], said["requests"]) == (5, 500, 1)
     assert sum(only.acks) == 1
     assert msgspec.msgpack.decode(vitals.told(), type=BrokerVitals) == vitals.own()
+    await log.close()
+
+
+async def test_a_peer_of_another_version_is_left_out() -> None:
+    clock = ManualClock(1)
+    log = Log(MemoryStore(), clock, "b", LogSettings(is_sealing=False), None)
+    await log.open()
+    other = broker(step(8, 2))
+    longer = msgspec.structs.replace(other, steps=[Step(8, [1.0] * (len(NAMES) + 1), ACKS)])
+
+    async def peers() -> list[bytes]:
+        shapes = (other, longer, {"name": "old"})
+        return [b"\xff", b"", *(msgspec.msgpack.encode(one) for one in shapes)]
+
+    found = await Vitals(log, HttpCounters(), "1", ask=peers).all()
+    assert [one.name for one in found] == ["b", "n"]
     await log.close()
 
 
