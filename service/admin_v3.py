@@ -32,6 +32,7 @@ from service.resources_v3 import (
 )
 from service.topics import (
     BROKER_ID,
+    CHANGE_ERRORS,
     CREATE_ERRORS,
     ERRORS,
     FreshLog,
@@ -275,7 +276,7 @@ async def add_partitions(body: MorePartitions, held: HeldTopic) -> TopicData:
     return held.make.topic(name, wanted)
 
 
-@router.delete("/topics/{topic_name}", status_code=204, tags=["v3 topics"])
+@router.delete("/topics/{topic_name}", status_code=204, tags=["v3 topics"], responses=CHANGE_ERRORS)
 async def delete_topic(held: HeldTopic) -> None:
     """Delete a topic with all its records."""
     await decided(held.log.delete_topic(held.topic.name))

@@ -1,10 +1,15 @@
 """Consumer instances as the API's documentation shows them. They are served by `hotpath`, before
 the application is asked: no handler below is ever called."""
 
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.openapi.constants import METHODS_WITH_BODY
+
+from service.errors import ErrorBody, documented
+from service.hotdocs import records_answer
+from service.topics import V2Response
 
 _NAME = {
     "in": "path",
@@ -24,7 +29,17 @@ _WHERE = {"topic": "flights", "partition": 0}
 _OFFSET = {**_WHERE, "offset": 42, "metadata": ""}
 _NOT_FOUND = {"description": "40403: deleted, expired, or never there"}
 _ILLEGAL = {"description": "40903: subscribed and assigned by hand, or not assigned"}
-_ANSWERS: dict[int, dict[str, str]] = {404: _NOT_FOUND, 422: {"description": "a wrong body"}}
+_ANSWERS: dict[int, dict[str, Any]] = {404: _NOT_FOUND}
+_ERRORS = documented(
+    {
+        400: "a name with control characters, a body that is not JSON, a parameter out of range",
+        413: "the body is over its bound",
+        422: "a wrong body",
+        429: "a bound of groups or members is reached: come back after `Retry-After` seconds",
+        503: "the store, or the group's coordinator, does not answer: try again",
+        504: "not known whether it was done: try again",
+    }
+)
 _OF_INSTANCE = "/consumers/{consumer_group_id}/instances/{instance}"
 
 
@@ -32,7 +47,7 @@ def _query(name: str, why: str) -> dict[str, Any]:
     return {"in": "query", "name": name, "schema": {"type": "integer"}, "description": why}
 
 
-_ROUTES: list[tuple[str, str, str, str, Any, dict[int, dict[str, str]]]] = [
+_ROUTES: list[tuple[str, str, str, str, Any, dict[int, dict[str, Any]]]] = [
     (
         "POST",
         "/consumers/{consumer_group_id}",
@@ -61,7 +76,14 @@ _ROUTES: list[tuple[str, str, str, str, Any, dict[int, dict[str, str]]]] = [
         {204: {"description": "subscribed"}, 409: _ILLEGAL},
     ),
     ("GET", f"{_OF_INSTANCE}/subscription", "What it subscribed to", "", None, {}),
-    ("DELETE", f"{_OF_INSTANCE}/subscription", "Read nothing", "", None, {}),
+    (
+        "DELETE",
+        f"{_OF_INSTANCE}/subscription",
+        "Read nothing",
+        "",
+        None,
+        {204: {"description": "it reads nothing"}},
+    ),
     (
         "POST",
         f"{_OF_INSTANCE}/assignments",
@@ -81,6 +103,7 @@ _ROUTES: list[tuple[str, str, str, str, Any, dict[int, dict[str, str]]]] = [
         "application/vnd.apache.arrow.stream` takes columns from an instance of any format.",
         None,
         {
+            200: records_answer("In the instance's format, or what Accept asks for."),
             406: {"description": "40601: an Accept of another format than the instance's"},
             409: {"description": "40903: it was told nothing to read"},
             422: {"description": "a record that does not decode; it is not passed over"},
@@ -93,7 +116,11 @@ _ROUTES: list[tuple[str, str, str, str, Any, dict[int, dict[str, str]]]] = [
         "`offsets` of the last records read (of the next, for a Strimzi instance), or "
         "`partitions` of the next (Redpanda); nothing: all that was returned.",
         {"offsets": [_OFFSET]},
-        {409: {"description": "40903: the partition is another member's now"}},
+        {
+            200: {"description": "committed"},
+            204: {"description": "committed, in Strimzi's and Redpanda's dialects"},
+            409: {"description": "40903: the partition is another member's now"},
+        },
     ),
     (
         "GET",
@@ -133,7 +160,7 @@ _ROUTES: list[tuple[str, str, str, str, Any, dict[int, dict[str, str]]]] = [
 
 def documented_consumers() -> APIRouter:
     """For the API's documentation, and for 405 on methods that no route has."""
-    router = APIRouter(tags=["consumers"])
+    router = APIRouter(tags=["consumers"], default_response_class=V2Response)
     for method, path, summary, description, body, answers in _ROUTES:
         parameters = [_NAME] if path.endswith("id}") else [_NAME, _INSTANCE]
         if path.endswith("/records"):
@@ -144,7 +171,7 @@ def documented_consumers() -> APIRouter:
             assert method in METHODS_WITH_BODY
             content = {"application/vnd.kafka.v2+json": {"example": body}}
             extra["requestBody"] = {"content": content}
-        said = answers if path.endswith("id}") else _ANSWERS | answers
+        said = _ERRORS | _as_error(answers if path.endswith("id}") else _ANSWERS | answers)
         router.add_api_route(
             path,
             _served_elsewhere,
@@ -152,10 +179,18 @@ def documented_consumers() -> APIRouter:
             summary=summary,
             description=description or None,
             status_code=min((code for code in answers if code < 300), default=200),
-            responses=dict(said.items()),
+            responses=said,
             openapi_extra=extra,
         )
     return router
+
+
+def _as_error(answers: dict[int, dict[str, Any]]) -> dict[int | str, dict[str, Any]]:
+    """With the body that every error has."""
+    return {
+        status: {"model": ErrorBody, **said} if status >= HTTPStatus.BAD_REQUEST else said
+        for status, said in answers.items()
+    }
 
 
 async def _served_elsewhere() -> None:

@@ -74,6 +74,14 @@ class ErrorBody(BaseModel):
     message: str = Field(examples=["topic 'flights' does not exist"])
 
 
+def documented(said: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    """Errors by status, and when they come, as the API's documentation wants them."""
+    return {
+        status: {"model": ErrorBody, "description": description}
+        for status, description in said.items()
+    }
+
+
 class TopicNotHosted(UnknownTopic):
     """The topic itself was asked for: Kafka's own words and another number than elsewhere."""
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.admin_v3 import Made, known_cluster
-from service.errors import NoSuchResource
+from service.errors import NoSuchResource, documented
 from service.group_resources_v3 import (
     AssignmentData,
     AssignmentList,
@@ -27,7 +27,14 @@ from service.group_resources_v3 import (
     lags,
 )
 from service.resources_v3 import ListMetadata
-from service.topics import ERRORS, TIMESTAMP_MS_MAX, FreshLog, decided, partition_number
+from service.topics import (
+    CHANGE_ERRORS,
+    ERRORS,
+    TIMESTAMP_MS_MAX,
+    FreshLog,
+    decided,
+    partition_number,
+)
 from service.wire_in import InvalidBody
 from service.wire_v3 import milliseconds
 from storage.entry import CommitOffsets, GroupOffset
@@ -129,7 +136,10 @@ async def list_group_offsets(
     return _offset_list(make, consumer_group_id, shown)
 
 
-@router.post("/consumer-groups/{consumer_group_id}/offsets:reset")
+@router.post(
+    "/consumer-groups/{consumer_group_id}/offsets:reset",
+    responses=CHANGE_ERRORS | documented({409: "40903: the group has members"}),
+)
 async def reset_group_offsets(
     consumer_group_id: GroupId, body: Reset, log: FreshLog, make: Made
 ) -> GroupOffsetList:
@@ -225,7 +235,11 @@ async def get_group(known: KnownGroup) -> GroupData:
     return known.make.group()
 
 
-@router.delete("/consumer-groups/{consumer_group_id}", status_code=204)
+@router.delete(
+    "/consumer-groups/{consumer_group_id}",
+    status_code=204,
+    responses=CHANGE_ERRORS | documented({409: "40903: the group has members"}),
+)
 async def delete_group(known: KnownGroup) -> Response:
     """Forget a group and all that it committed. Ours. 409/40903 while it has members."""
     await decided(known.log.delete_group(known.group_id))

@@ -4,11 +4,104 @@ application is asked: no handler below is ever called."""
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Path, Query
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
+from service.errors import documented
+from service.topics import V2Response
+
+JSON_TYPES = tuple(f"application/vnd.kafka.{kind}.v2+json" for kind in ("json", "binary", "text"))
+
+
+class OffsetReport(BaseModel):
+    """Where a record lies. `offset` is null with acks=1 and 0."""
+
+    partition: int
+    offset: int | None
+    error_code: int | None
+    error: str | None
+
+
+class ProduceReport(BaseModel):
+    """One entry a record, in the request's order."""
+
+    offsets: list[OffsetReport]
+    key_schema_id: int | None
+    value_schema_id: int | None
+
+
+class RangeReport(BaseModel):
+    """Where the records of a partition begin."""
+
+    partition: int
+    base_offset: int | None
+    count: int
+
+
+class ArrowReport(BaseModel):
+    """The answer to a request of columns: one range a partition."""
+
+    partitions: list[RangeReport]
+
+
+class BatchReport(BaseModel):
+    """An answer for each entry, by its id."""
+
+    successes: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+
+
+class TransactionReport(BaseModel):
+    """Where each record lies, in the request's order, and what is committed of each group."""
+
+    cluster_id: str
+    topics: list[dict[str, Any]]
+    consumer_groups: list[dict[str, Any]]
+
+
+class FetchedRecord(BaseModel):
+    """One record. `key` and `value` are JSON, or strings in base64 or of text."""
+
+    topic: str
+    key: Any
+    value: Any
+    partition: int
+    offset: int
+    timestamp: int
+    headers: list[dict[str, str | None]] = []
+
+
+def records_answer(description: str) -> dict[str, Any]:
+    """Records in every form that a read may have."""
+    schema = {"type": "array", "items": FetchedRecord.model_json_schema()}
+    example = {
+        "topic": "flights",
+        "key": "N14228",
+        "value": {"delay": 2},
+        "partition": 0,
+        "offset": 42,
+        "timestamp": 1357034400000,
+    }
+    others = ("application/vnd.apache.arrow.stream", "application/x-ndjson", "text/event-stream")
+    return {
+        "description": description,
+        "content": {
+            **{name: {"schema": schema, "example": [example]} for name in JSON_TYPES},
+            **{name: {} for name in others},
+        },
+    }
+
+
+_RETRY = {
+    429: "The buffer is full: come back after `Retry-After` seconds.",
+    503: "Definitely not written. Try again.",
+    504: "Not known whether it was written: retry with the same Idempotency-Key.",
+}
 _PRODUCE_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One entry a record, in the request's order. `offset` is null with acks=1 "
         "and 0. An Arrow request is answered with one range a partition.",
+        "model": ProduceReport | ArrowReport,
         "content": {
             "application/vnd.kafka.v2+json": {
                 "example": {
@@ -20,46 +113,43 @@ _PRODUCE_ANSWER: dict[int | str, dict[str, Any]] = {
         },
     },
     204: {"description": "With `async=true`: taken, not answered for."},
-    400: {"description": "Not JSON, bad base64, a wrong type."},
-    404: {"description": "40401 unknown topic, 40402 unknown partition."},
-    413: {"description": "The body, or a record, is over its bound."},
-    415: {"description": "A Content-Type that is none of ours."},
-    422: {"description": "No records; or the Idempotency-Key was used for another body."},
-    429: {"description": "The buffer is full: come back after `Retry-After` seconds."},
-    503: {"description": "Definitely not written. Try again."},
-    504: {"description": "Not known whether it was written: retry with the same Idempotency-Key."},
+    **documented(
+        {
+            400: "Not JSON, bad base64, a wrong type; a parameter or Idempotency-Key that is none.",
+            404: "40401 unknown topic, 40402 unknown partition.",
+            408: "40801: a body with a schema, and there is no schema registry.",
+            413: "The body, or a record, is over its bound.",
+            415: "A Content-Type that is none of ours.",
+            422: "No records; or the Idempotency-Key was used for another body.",
+            **_RETRY,
+        }
+    ),
 }
 _FETCH_ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "Records in offset order. Headers `Tidelog-Next-Offset`, "
-        "`Tidelog-High-Watermark` and `Tidelog-Log-Start-Offset` say where to go on.",
-        "content": {
-            "application/vnd.kafka.json.v2+json": {
-                "example": [
-                    {
-                        "topic": "flights",
-                        "key": "N14228",
-                        "value": {"delay": 2},
-                        "partition": 0,
-                        "offset": 42,
-                        "timestamp": 1357034400000,
-                    }
-                ]
-            },
-            "application/vnd.kafka.binary.v2+json": {},
-            "application/vnd.kafka.text.v2+json": {},
-            "application/vnd.apache.arrow.stream": {},
-            "application/x-ndjson": {},
-            "text/event-stream": {},
-        },
-    },
-    400: {"description": "40002 offset out of range (the message has the range), bad parameter."},
-    404: {"description": "40401 unknown topic, 40402 unknown partition."},
-    406: {"description": "An Accept that is none of ours."},
-    422: {"description": "A record that does not decode in the format asked for."},
-    500: {"description": "A corrupt object, named: this partition's reads fail, others go on."},
-    503: {"description": "The store does not answer, or too many fetches at once."},
+    200: records_answer(
+        "Records in offset order. Headers `Tidelog-Next-Offset`, `Tidelog-High-Watermark` and "
+        "`Tidelog-Log-Start-Offset` say where to go on."
+    ),
+    **documented(
+        {
+            400: "40002 offset out of range (the message has the range), bad parameter.",
+            404: "40401 unknown topic, 40402 unknown partition.",
+            406: "An Accept that is none of ours.",
+            422: "A record that does not decode in the format asked for.",
+            500: "A corrupt object, named: this partition's reads fail, others go on.",
+            503: "The store does not answer, or too many fetches at once.",
+        }
+    ),
 }
+_V3_ERRORS = documented(
+    {
+        400: "A bad Idempotency-Key, or a body that is not JSON.",
+        404: "404 another cluster, 40403 unknown topic.",
+        413: "The body is over its bound.",
+        422: "No records, or too many for a batch.",
+        503: "The store does not answer. Try again.",
+    }
+)
 _RECORDS_EXAMPLE = {"records": [{"key": "N14228", "value": {"delay": 2}}]}
 
 _TRANSACTION_EXAMPLE = {
@@ -86,6 +176,7 @@ _TRANSACTION_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "All of it is committed. Where each record lies, in the request's order, "
         "and what is committed of each group.",
+        "model": TransactionReport,
         "content": {
             "application/json": {
                 "example": {
@@ -114,17 +205,20 @@ _TRANSACTION_ANSWER: dict[int | str, dict[str, Any]] = {
             }
         },
     },
-    400: {"description": "A bad Idempotency-Key, or half a body."},
-    404: {"description": "404 another cluster, 40401 unknown topic, 40402 unknown partition."},
-    409: {"description": "40903: the generation is not the group's. Nothing was done."},
-    413: {"description": "The body, or a record, is over its bound."},
-    422: {
-        "description": "The body is no transaction, the message says where; or the "
-        "Idempotency-Key was used for another body."
-    },
-    429: _PRODUCE_ANSWER[429],
-    503: {"description": "Definitely not done, nothing of it. Try again."},
-    504: {"description": "Not known whether it was done: retry with the same Idempotency-Key."},
+    **documented(
+        {
+            400: "A bad Idempotency-Key, or half a body.",
+            404: "404 another cluster, 40401 unknown topic, 40402 unknown partition.",
+            408: "40801: a record with a schema, and there is no schema registry.",
+            409: "40903: the generation is not the group's. Nothing was done.",
+            413: "The body, or a record, is over its bound.",
+            422: "The body is no transaction, the message says where; or the Idempotency-Key was "
+            "used for another body.",
+            429: _RETRY[429],
+            503: "Definitely not done, nothing of it. Try again.",
+            504: "Not known whether it was done: retry with the same Idempotency-Key.",
+        }
+    ),
 }
 
 TopicName = Annotated[str, Path(description="name of the topic")]
@@ -145,7 +239,7 @@ KeyHeader = Annotated[
 
 def documented_routes() -> APIRouter:
     """Declarations for OpenAPI."""
-    router = APIRouter(tags=["records"])
+    router = APIRouter(tags=["records"], default_response_class=V2Response)
 
     @router.post("/topics/{topic_name}", responses=_PRODUCE_ANSWER)
     async def produce(
@@ -192,6 +286,8 @@ def documented_routes() -> APIRouter:
             _produce_v3,
             methods=["POST"],
             summary="Produce a stream of concatenated JSON records",
+            response_class=JSONResponse,
+            responses=_V3_ERRORS,
             include_in_schema=base == "/v3",
         )
         router.add_api_route(
@@ -200,6 +296,8 @@ def documented_routes() -> APIRouter:
             methods=["POST"],
             status_code=207,
             summary="Produce up to ten records, with an answer each",
+            response_class=JSONResponse,
+            responses=_V3_ERRORS | {207: {"model": BatchReport}},
             include_in_schema=base == "/v3",
         )
         router.add_api_route(
@@ -208,21 +306,31 @@ def documented_routes() -> APIRouter:
             methods=["POST"],
             tags=["v3 consumer groups"],
             summary="Produce to several topics and commit offsets, all or nothing",
+            response_class=JSONResponse,
             responses=_TRANSACTION_ANSWER,
             include_in_schema=base == "/v3",
         )
     return router
 
 
+_V3_RECORD = {"value": {"type": "JSON", "data": {"delay": 2}}}
+
+
 async def _produce_v3(
-    cluster_id: str, topic_name: TopicName, body: dict[str, Any], idempotency_key: KeyHeader = None
+    cluster_id: str,
+    topic_name: TopicName,
+    body: Annotated[dict[str, Any], Body(examples=[_V3_RECORD])],
+    idempotency_key: KeyHeader = None,
 ) -> None:
     """Reports are sent in the records' order while records still come."""
     raise AssertionError("served by hotpath")
 
 
 async def _produce_v3_batch(
-    cluster_id: str, topic_name: TopicName, body: dict[str, Any], idempotency_key: KeyHeader = None
+    cluster_id: str,
+    topic_name: TopicName,
+    body: Annotated[dict[str, Any], Body(examples=[{"entries": [{"id": "1", **_V3_RECORD}]}])],
+    idempotency_key: KeyHeader = None,
 ) -> None:
     """207 with `successes` and `failures` by entry id."""
     raise AssertionError("served by hotpath")

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.errors import ErrorBody, TopicNotHosted, check_printable_field
+from service.errors import TopicNotHosted, check_printable_field, documented
 from service.http import JSON_V2, integer
 from storage import topics
 from storage.errors import CommitUnknown, UnknownPartition
@@ -148,14 +148,22 @@ async def decided(change: Coroutine[Any, Any, T]) -> T:
 
 # -- routes
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    404: {"model": ErrorBody, "description": "no such topic or partition"},
-    422: {"model": ErrorBody, "description": "the body is not what it should be"},
-    503: {"model": ErrorBody, "description": "the object store does not answer: try again"},
-}
-CREATE_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "it exists, or a name, number or config is wrong"}
-}
+ERRORS = documented(
+    {
+        400: "a name with control characters, or a parameter that cannot be used",
+        404: "no such topic or partition",
+        422: "the body is not what it should be",
+        503: "the object store does not answer: try again",
+    }
+)
+CHANGE_ERRORS = documented(
+    {
+        413: "the body is over its bound",
+        415: "the body is not said to be JSON",
+        504: "not known whether it was done: look, and try again",
+    }
+)
+CREATE_ERRORS = CHANGE_ERRORS | documented({400: "it exists, or a name or config is wrong"})
 
 router = APIRouter(default_response_class=V2Response, responses=ERRORS)
 

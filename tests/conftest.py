@@ -22,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--torture-minutes", type=float, default=0.3, help="for how long brokers are tortured"
     )
+    parser.addoption(
+        "--api-examples", type=int, default=10, help="requests to each operation of the API"
+    )
     parser.addoption("--torture-seed", type=int, help="what is done to them; drawn unless given")
 
 
