@@ -29,7 +29,7 @@ from storage.model import SegmentFile
 T = TypeVar("T")
 
 _US_PER_MS = 1000
-_SEGMENT = r"^partition=\d+/(?P<base>\d{20})-(?P<end>\d{20})-[0-9a-f]+\.parquet$"
+_SEGMENT = r"^partition=(?P<partition>\d{1,9})/(?P<base>\d{20})-(?P<end>\d{20})-[0-9a-f]+\.parquet$"
 """`keys.parse_segment` for 20,000 paths at once, 8 ms without the GIL."""
 _CARE = "care-"
 _ISO_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # years 1 to 9999
@@ -131,23 +131,23 @@ class SegmentColumns(NamedTuple):
 
     @classmethod
     def of(cls, files: Sequence[SegmentFile]) -> "SegmentColumns":
-        rows = (
-            file if keys.parse_segment(file.path) else file._replace(base_offset=-1)
-            for file in files
-        )
+        rows = (file if _is_segment(file) else file._replace(base_offset=-1) for file in files)
         numbers = np.array([row[1:] for row in rows], dtype=np.int64).reshape(-1, 7)
         return cls(pa.array([file.path for file in files], pa.string()), *numbers.T)
 
     @classmethod
     def of_adds(cls, adds: pa.Table) -> "SegmentColumns":
         """From deltalake's `get_add_actions(flatten=True)`. Offsets are those of the path, because
-        statistics are only bounds. Raises pa.ArrowException, KeyError."""
+        statistics are only bounds, and what is listed in another partition than its path says is no
+        segment: Delta's log has no checksum. Raises pa.ArrowException, KeyError."""
         path = adds.column("path").combine_chunks()
         name = pc.extract_regex(path, _SEGMENT)
+        partition = _numbers(adds.column("partition.partition"), -1)
+        is_there = _numbers(pc.struct_field(name, "partition"), -1) == partition
         return cls(
             path,
-            _numbers(adds.column("partition.partition"), -1),
-            _numbers(pc.struct_field(name, "base"), -1),
+            partition,
+            np.where(is_there, _numbers(pc.struct_field(name, "base"), -1), -1),
             _numbers(pc.struct_field(name, "end"), -1),
             _numbers(adds.column("size_bytes"), 0),
             _numbers(adds.column("num_records"), 0),
@@ -165,6 +165,12 @@ class SegmentColumns(NamedTuple):
         """Positions [first, end), without a copy."""
         path, *numbers = self
         return SegmentColumns(path[first:end], *(array[first:end] for array in numbers))
+
+
+def _is_segment(file: SegmentFile) -> bool:
+    """Whether its path is one, and of the partition that it is listed in."""
+    name = keys.parse_segment(file.path)
+    return name is not None and name.partition == file.partition
 
 
 def _numbers(column: pa.Array | pa.ChunkedArray, missing: int) -> np.ndarray:
