@@ -40,6 +40,7 @@ _PARQUET_OPTIONS = {
     "ignoreMissingFiles": "false",  # a session that says otherwise would lose records unseen
     "ignoreCorruptFiles": "false",
     "datetimeRebaseMode": "CORRECTED",  # no Spark 2 wrote these
+    "parquet.page.verify-checksum.enabled": "true",  # its own default is not to look
     "__globPaths__": "false",  # a folder may be called a[b]
 }
 _LISTING_THRESHOLD = "spark.sql.sources.parallelPartitionDiscovery.threshold"

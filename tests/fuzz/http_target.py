@@ -51,17 +51,19 @@ class Served:
         pieces = [body[:7], body[7:]]
         start: dict[str, Any] = {}
         answer: list[bytes] = []
+        answering = asyncio.Event()
 
         async def receive() -> dict[str, Any]:
             if pieces:
                 piece = pieces.pop(0)
                 return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
-            await asyncio.sleep(0)
+            await answering.wait()  # a follower goes away at once, nobody else before its answer
             return {"type": "http.disconnect"}
 
         async def send(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 start.update(message)
+                answering.set()
             else:
                 answer.append(message.get("body", b""))
 
@@ -126,9 +128,14 @@ def _requests() -> list[bytes]:
 
 
 def check_request(data: bytes) -> None:
-    head, _, body = data.partition(b"\n\n")
-    method, path, query, *lines = [*head.split(b"\n"), b"", b""]
-    scope = _scope(method, path, query, [line for line in lines if line])
+    method, path, query, rest = [*data.split(b"\n", 3), b"", b"", b""][:4]
+    lines: list[bytes] = []
+    line, _, rest = rest.partition(b"\n")
+    while line:
+        lines.append(line)
+        line, _, rest = rest.partition(b"\n")
+    body = rest
+    scope = _scope(method, path, query, lines)
     at = served()
     scope["path"] = scope["path"].replace("{cluster}", at.broker.log.wal.cluster.cluster_id)
     status, headers, answer = at.ask(scope, body)

@@ -10,6 +10,7 @@ from storage.objectstore import MemoryStore
 from tests.service.conftest import (
     ARROW,
     FIRST_MS,
+    JSON,
     TEXT,
     Broker,
     append,
@@ -85,6 +86,22 @@ async def test_a_damaged_chunk_fails_its_partition_alone(
     await post(broker.http, [{"value": 1, "partition": 0}])
     assert len((await get(broker, offset=10)).json()) == 1
     assert_refused(await get(broker, offset=9), 500, 50002)
+
+
+@pytest.mark.parametrize("accept", [JSON, TEXT, ARROW, "application/x-ndjson", "text/event-stream"])
+async def test_damage_is_said_in_every_form_of_an_answer(
+    broker: Broker, store: MemoryStore, topic: str, accept: str
+) -> None:
+    await post(broker.http, [{"value": n, "partition": 0} for n in range(20)])
+    await broker.log.seal("t")
+    await post(broker.http, [{"value": n, "partition": 0} for n in range(20)])
+    broker.log.tail.clear()
+    (segment,) = [key for key in store._objects if key.endswith(".parquet")]
+    run = broker.log.state.partition("t", 0).tail[0]
+    damage(store, segment, 30)
+    damage(store, run.object_key, run.position + 30)
+    assert segment in assert_refused(await get(broker, accept), 500, 50002)
+    assert run.object_key in assert_refused(await get(broker, accept, offset=20), 500, 50002)
 
 
 async def test_a_damaged_segment_fails_its_partition_alone(

@@ -1,0 +1,159 @@
+"""Small bodies that would like to be large, and what each takes: `python -m tests.fuzz.bombs`.
+
+Each is decoded in a fork of its own, whose peak is its own; a line of JSON says what it came to.
+"""
+
+import json
+import os
+import resource
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from service import wire_arrow, wire_in, wire_transactions, wire_v3
+from service.produce import UNPACKED_FACTOR_MAX, schema_error
+from storage.errors import InvalidRequest
+from tests.service.conftest import arrow, arrow_of
+
+BODY_BYTES = 8 * 1024 * 1024
+NOW_MS = 1_700_000_000_000
+MIB = 1024 * 1024
+
+
+def _filled(before: bytes, piece: bytes, after: bytes, count: int = sys.maxsize) -> bytes:
+    """As many pieces as fit into a body, with commas between them."""
+    count = min(BODY_BYTES // (len(piece) + 1), count)
+    return before + b",".join([piece] * count) + after
+
+
+def _v2(fmt: wire_in.Format, piece: bytes, count: int = sys.maxsize) -> Callable[[], object]:
+    body = _filled(b'{"records":[', piece, b"]}", count)
+    return lambda: wire_in.decode_json(body, fmt, NOW_MS).count
+
+
+def _headers() -> Callable[[], object]:
+    body = _filled(b'{"records":[{"headers":[', b'{"key":""}', b"]}]}")
+    return lambda: wire_in.decode_json(body, "json", NOW_MS).count
+
+
+def _keys() -> Callable[[], object]:
+    pieces = (b'"%x":1' % number for number in range(BODY_BYTES // 9))
+    body = b"{" + b",".join(pieces) + b"}"
+    return lambda: schema_error(body)
+
+
+def _transaction(piece: bytes) -> Callable[[], object]:
+    body = _filled(b'{"topics":[{"topic_name":"t","records":[', piece, b"]}]}")
+    return lambda: wire_transactions.decode_transaction(body, NOW_MS).records
+
+
+def _batch(piece: bytes) -> Callable[[], object]:
+    body = _filled(b'{"entries":[', piece, b"]}")
+    return lambda: len(wire_v3.decode_v3_batch(body))
+
+
+def _v3_headers() -> Callable[[], object]:
+    body = _filled(b'{"headers":[', b'{"name":""}', b"]}")
+    return lambda: len(wire_v3.decode_v3_record(body, NOW_MS).rows)
+
+
+def _nested() -> Callable[[], object]:
+    body = b'{"records":' + b"[" * BODY_BYTES
+    return lambda: wire_in.decode_json(body, "json", NOW_MS)
+
+
+def _arrow(body: bytes) -> Callable[[], object]:
+    bytes_max = UNPACKED_FACTOR_MAX * BODY_BYTES
+    return lambda: wire_arrow.decode_arrow(body, NOW_MS, bytes_max=bytes_max).count
+
+
+def _zeros() -> bytes:
+    batch = pa.record_batch({"value": pa.array([bytes(256 * MIB)])})
+    return arrow_of(batch, compression="zstd")
+
+
+def _words() -> bytes:
+    indices = pa.array([0] * 1000, pa.int8())
+    return arrow(value=pa.DictionaryArray.from_arrays(indices, pa.array([bytes(MIB)])))
+
+
+def _views() -> bytes:
+    """A thousand views of one value."""
+    rows = 1000
+    views = struct.pack("<i4sii", MIB, bytes(4), 0, 0) * rows
+    buffers = [None, pa.py_buffer(views), pa.py_buffer(bytes(MIB))]
+    return arrow(value=pa.Array.from_buffers(pa.binary_view(), rows, buffers))
+
+
+def _nothing() -> bytes:
+    return arrow(value=pa.nulls(500_000_000))
+
+
+BOMBS: dict[str, Callable[[], Callable[[], object]]] = {
+    "v2 records of nothing": lambda: _v2("json", b"{}"),
+    "v2 as many records as may be": lambda: _v2("json", b'{"value":1}', 690_000),
+    "v2 records of nothing, as many as may be": lambda: _v2("json", b"{}", wire_in.OBJECTS_MAX - 1),
+    "v2 text": lambda: _v2("text", b'{"value":""}'),
+    "v2 one record of headers": _headers,
+    "v2 keys of a body with a schema": _keys,
+    "v2 nested": _nested,
+    "transaction of numbers": lambda: _transaction(b"1"),
+    "transaction of records": lambda: _transaction(b"{}"),
+    "v3 batch of numbers": lambda: _batch(b"1"),
+    "v3 batch of entries": lambda: _batch(b'{"id":1}'),
+    "v3 record of headers": _v3_headers,
+    "arrow zeros": lambda: _arrow(_zeros()),
+    "arrow words": lambda: _arrow(_words()),
+    "arrow views": lambda: _arrow(_views()),
+    "arrow nothing": lambda: _arrow(_nothing()),
+}
+
+
+def main() -> None:
+    for name, make in BOMBS.items():
+        _in_a_fork(lambda name=name, make=make: _make(name, make))
+
+
+def _make(name: str, make: Callable[[], Callable[[], object]]) -> None:
+    """What making the body took is not what decoding it takes."""
+    call = make()
+    _in_a_fork(lambda: _explode(name, call))
+
+
+def _explode(name: str, call: Callable[[], object]) -> None:
+    before = _peak()
+    try:
+        said = str(call())
+    except InvalidRequest as error:
+        said = f"{type(error).__name__}: {error}"
+    took = (_peak() - before) / 1024
+    print(json.dumps({"name": name, "mib": round(took), "said": said[:200]}), flush=True)
+
+
+def _in_a_fork(call: Callable[[], None]) -> None:
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit(1)
+        return
+    status = 1
+    try:
+        call()
+        status = 0
+    finally:
+        if status:
+            traceback.print_exc()
+        os._exit(status)
+
+
+def _peak() -> int:
+    """KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    main()

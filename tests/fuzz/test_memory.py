@@ -1,0 +1,31 @@
+"""I10: what one body may make a broker take, however it is made (tests/fuzz/bombs.py)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from service.wire_in import OBJECTS_MAX
+from tests.fuzz.bombs import BODY_BYTES, BOMBS, MIB
+
+OBJECT_BYTES_MAX = 200
+MIB_MAX = 4 * BODY_BYTES // MIB + OBJECTS_MAX * OBJECT_BYTES_MAX // MIB
+
+
+def test_no_body_takes_more_than_its_bound() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.bombs"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    took = {said["name"]: said for said in map(json.loads, done.stdout.splitlines())}
+    assert took.keys() == BOMBS.keys()
+    for name, said in took.items():
+        assert said["mib"] <= MIB_MAX, said
+        if name.startswith("arrow"):
+            assert said["said"].startswith("RecordTooLarge"), said
