@@ -153,8 +153,10 @@ async def test_a_bad_file_fails_its_own_partition(opened: Open) -> None:
     overlapping = [file(0, 0, 100), file(0, 50, 150)]
     foreign = file(1, 0, 10)._replace(path="partition=1/part-00000-c0ffee.snappy.parquet")
     good = file(2, 0, 10)
-    await one.add([*overlapping, foreign, good], {"somebody": 1})
-    for partition, path in ((0, overlapping[1].path), (1, foreign.path)):
+    elsewhere = file(2, 10, 20)._replace(partition=3)  # a wrong bit: Delta's log has no checksum
+    await one.add([*overlapping, foreign, good, elsewhere], {"somebody": 1})
+    bad = ((0, overlapping[1].path), (1, foreign.path), (3, elsewhere.path))
+    for partition, path in bad:
         with pytest.raises(Corrupt, match=path):
             await one.segments(partition)
     assert await files_of(one, 2) == [good]
