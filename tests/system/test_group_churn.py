@@ -13,7 +13,6 @@ import os
 import random
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +101,22 @@ class Run:
 
     # -- consuming
 
-    @contextlib.asynccontextmanager
-    async def instance(self, group: str) -> AsyncIterator[str]:
-        """A new member; at its end it leaves, or vanishes."""
+    async def member_of(self, group: str) -> None:
+        """One life after the other, until all is read."""
+        while not self.is_done(group):
+            path = await self.join(group)
+            try:
+                await self.live(group, path)
+            except Gone:
+                self.counts["gone"] += 1
+            if self.draw.random() < 0.6:
+                await self.ask("DELETE", path)
+                self.counts["left"] += 1
+            else:
+                self.counts["vanished"] += 1
+
+    async def join(self, group: str) -> str:
+        """The path of a new member."""
         name = f"c{next(self._names)}"
         body = {
             "name": name,
@@ -116,19 +128,23 @@ class Run:
         made = await self.ask("POST", f"/consumers/{group}", json=body, headers=PLAIN)
         # Repeated after a lost answer it is there already: nobody else takes its name.
         assert made.status_code in (200, 409), made.text
-        path = f"/consumers/{group}/instances/{name}"
-        try:
-            topics = {"topics": [self.topic]}
-            said = await self.ask("POST", f"{path}/subscription", json=topics, headers=PLAIN)
-            _ours(said, 204)
-            yield path
-        except Gone:
-            self.counts["gone"] += 1
-        if self.draw.random() < 0.6:
-            await self.ask("DELETE", path)
-            self.counts["left"] += 1
-        else:
-            self.counts["vanished"] += 1
+        return f"/consumers/{group}/instances/{name}"
+
+    async def live(self, group: str, path: str) -> None:
+        topics = {"topics": [self.topic]}
+        _ours(await self.ask("POST", f"{path}/subscription", json=topics, headers=PLAIN), 204)
+        for _ in range(self.draw.randrange(1, 30)):
+            if self.is_done(group):
+                return
+            generation, records = await self.read(path)
+            if self.draw.random() < 0.03 and not self.is_over:
+                await asyncio.sleep(self.draw.choice([0.5, 1.5]) * SESSION_MS / 1000)
+                self.counts["paused"] += 1
+            if group == "least":
+                await self.commit(path, records)
+            elif records:
+                await self.transact(path, generation, records)
+            await asyncio.sleep(self.draw.choice([0, 0, 0.05]))
 
     async def read(self, path: str) -> tuple[int, list[dict[str, Any]]]:
         """The generation, and records; who they were read by is written down."""
@@ -140,23 +156,6 @@ class Run:
         for record in answer.json():
             self.owners[group, generation, record["partition"]].add(name)
         return generation, answer.json()
-
-    async def member_of(self, group: str) -> None:
-        """One life after the other, until all is read."""
-        while not self.is_done(group):
-            async with self.instance(group) as path:
-                for _ in range(self.draw.randrange(1, 30)):
-                    if self.is_done(group):
-                        break
-                    generation, records = await self.read(path)
-                    if self.draw.random() < 0.03 and not self.is_over:
-                        await asyncio.sleep(self.draw.choice([0.5, 1.5]) * SESSION_MS / 1000)
-                        self.counts["paused"] += 1
-                    if group == "least":
-                        await self.commit(path, records)
-                    elif records:
-                        await self.transact(path, generation, records)
-                    await asyncio.sleep(self.draw.choice([0, 0, 0.05]))
 
     async def commit(self, path: str, records: list[dict[str, Any]]) -> None:
         self.seen.update(record["value"] for record in records)

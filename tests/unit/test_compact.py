@@ -61,7 +61,7 @@ async def records(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
 
 
 async def segments_of(log: Log) -> list[SegmentFile]:
-    table = await log._table_of(log.state.topic("t"))
+    table = await log.table_of(log.state.topic("t"))
     await table.refresh()
     return list(await table.segments(0))
 

@@ -22,7 +22,7 @@ VALUES = [value for values in SEGMENTS for value in values]
 
 
 async def bases(log: Log, number: int = 0) -> list[int]:
-    table = await log._table_of(log.state.topic("t"))
+    table = await log.table_of(log.state.topic("t"))
     await table.refresh()
     return [file.base_offset for file in await table.segments(number)]
 
@@ -75,7 +75,7 @@ def test_what_is_beyond_retention_bytes_goes(kept: int) -> None:
         inner = MemoryStore()
         log = await log_with(inner, SEGMENTS, retention_ms="-1")
         async with closing(log):
-            table = await log._table_of(log.state.topic("t"))
+            table = await log.table_of(log.state.topic("t"))
             sizes = [file.size for file in await table.segments(0)]
             limit = sum(sizes[len(sizes) - kept :])
             await log.alter_topic("t", {"retention.bytes": str(limit)})
