@@ -13,7 +13,7 @@ are in the log, a retry with the Idempotency-Key finds the first answer.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -265,20 +265,21 @@ class Writer:
                     late.add(waiter)
                 self._deadlines.popleft()
             if late:
-                self._give_up({one for one, waiter in self._waiters.items() if waiter in late})
+                # A dict, for its order: callers are told in the order in which they came.
+                self._give_up({one: None for one, at in self._waiters.items() if at in late})
 
-    def _give_up(self, overdue: set[Request]) -> None:
+    def _give_up(self, overdue: Mapping[Request, None]) -> None:
         """Tell callers who waited too long. What no flush has taken yet is simply withdrawn."""
         patience = f"after {self.settings.answer_timeout_s:.0f} s"
-        withdrawn = [request for request in self._open if request in overdue]
+        withdrawn = {request: None for request in self._open if request in overdue}
         self._open = [request for request in self._open if request not in overdue]
         self._open_bytes -= sum(request.size for request in withdrawn)
         for request in withdrawn:
             self._answer(
                 request, [], Unavailable(f"the store does not keep up: gave up {patience}")
             )
-        for request in overdue.difference(withdrawn):
-            if not self._waiters[request].done():
+        for request in overdue:
+            if request not in withdrawn and not self._waiters[request].done():
                 self._waiters[request].set_exception(
                     CommitUnknown(
                         f"the outcome is not known {patience}: the records may or may not be in "

@@ -24,7 +24,6 @@ from tests.support.records import TIME_MS
 T = TypeVar("T")
 
 TOPIC = "t"
-TIMEOUT_S = 8.0
 IDENTITY = "id"
 """The header that names a record where its value cannot: tombstones have none."""
 
@@ -43,6 +42,8 @@ class Load(NamedTuple):
     spread: float = 0.3
     """Over several partitions."""
     is_compacted: bool = False
+    patience_s: float = 8.0
+    """How long clients wait for an answer."""
 
 
 class Client:
@@ -72,13 +73,11 @@ class Client:
         op: int,
         broker: Broker,
         call: Callable[[Broker], Awaitable[T]],
-        *,
-        timeout_s: float = TIMEOUT_S,
     ) -> T | None:
         """The answer; None when there is none, whose kind is recorded. Raises OffsetOutOfRange, of
         which nothing is recorded, and StaleCommit."""
         try:
-            answer = await self.world.ask(broker.address, call, timeout_s=timeout_s)
+            answer = await self.world.ask(broker.address, call, timeout_s=self.load.patience_s)
         except (CommitUnknown, Silence) as error:
             self.world.record(history.Unknown(self.world.now_s, op, str(error)))
             self.world.count("unknown")
@@ -195,7 +194,7 @@ class Producer(Client):
                 self._epoch = await self.world.ask(
                     broker.address,
                     lambda b: b.log.exactly_once.init_producer(),
-                    timeout_s=TIMEOUT_S,
+                    timeout_s=self.load.patience_s,
                 )
                 self._sequences = {}
         if self._epoch is None:
@@ -386,7 +385,7 @@ class Member(Client):
         if broker is None:
             raise Refusal("nobody is there")
         return await self.world.ask(
-            broker.address, lambda b: self._forward(b, call), timeout_s=TIMEOUT_S
+            broker.address, lambda b: self._forward(b, call), timeout_s=self.load.patience_s
         )
 
     async def _forward(self, broker: Broker, call: Callable[[Broker], Awaitable[T]]) -> T:

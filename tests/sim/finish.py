@@ -23,7 +23,7 @@ SETTLE_S = 40.0
 
 async def finish(run: "Run") -> None:
     world = run.world
-    world.weather, world.air = Weather(), Air()
+    world.weather, world.air, world.full = Weather(), Air(), 0.0
     for process in world.processes:
         if process.is_stopped and not process.is_dead:
             process.go_on()

@@ -80,14 +80,20 @@ def _generations(story: Story) -> Iterator[tuple[str, str]]:
             yield "old generation", text
 
 
-def _offsets(story: Story) -> Iterator[tuple[str, str]]:
-    """Each group's offset of a partition is a register: a read finds the newest commit, or one that
-    was under way, or may have been."""
+def _writes(story: Story) -> dict[tuple[str, Where], list[tuple[Call, int]]]:
+    """What may have been committed, by group and partition."""
     writes: dict[tuple[str, Where], list[tuple[Call, int]]] = defaultdict(list)
     for call, commit in _commits(story):
         if not call.is_refused:
             for place in commit.offsets:
                 writes[commit.group, place[:2]].append((call, place.offset))
+    return writes
+
+
+def _offsets(story: Story) -> Iterator[tuple[str, str]]:
+    """Each group's offset of a partition is a register: a read finds the newest commit, or one that
+    was under way, or may have been."""
+    writes = _writes(story)
     for call in story.calls.values():
         if not (isinstance(call.asked, Ask) and isinstance(call.answer, Told)):
             continue
@@ -117,19 +123,15 @@ def _possible(written: list[tuple[Call, int]], ask: Call) -> list[int | None]:
 
 def _reads(story: Story) -> Iterator[tuple[str, str]]:
     got: dict[tuple[str, Where], set[int]] = defaultdict(set)
-    committed = Known(
-        (call.answered_at, (f"{commit.group}/{place.topic}", place.partition), place.offset)
-        for call, commit in _commits(story)
-        if isinstance(call.answer, Committed)
-        for place in commit.offsets
-    )
+    writes = _writes(story)
     for call, asked, polled in _polls(story):
         for topic, partition, records, _ in polled.portions:
             got[asked.group, (topic, partition)].update(read.offset for read in records)
-            at = committed.before(call.asked_at, (f"{asked.group}/{topic}", partition))
-            if records and records[0].offset < at:
+            possible = _possible(writes[asked.group, (topic, partition)], call)
+            least = min(0 if each is None else each for each in possible)
+            if records and records[0].offset < least:
                 text = f"poll {asked.op} gives {records[0].offset} of {topic}-{partition}"
-                yield "went back", f"{text}, {asked.group} had committed {at}"
+                yield "went back", f"{text}, {asked.group} had committed {least}"
     drained = {each.group for each in story.drained}
     for group, where in sorted({(group, where) for group, where in got}):
         yield from _covered(story, group, where, got[group, where], is_drained=group in drained)

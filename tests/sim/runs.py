@@ -81,13 +81,15 @@ def plan_of(seed: int) -> Plan:
     view_s = 1.0 if is_sleepy else draws.choice([5.0, 60.0])
     grace = Grace(wal_ms=int(view_s * 4000) + 500, table_ms=int(view_s * 5000))
     cold = ReaderSettings(chunk_cache_bytes=0, segment_cache_bytes=0, footer_cache_bytes=0)
+    # Who waits for a sleeper hears what it believes.
+    patience_s = draws.choice([8.0, 200.0, 200.0]) if is_sleepy else draws.choice([2.0, 8.0])
     settings = LogSettings(
         wal=WalSettings(
             view_age_max_s=view_s,
             checkpoint_entries=draws.choice([3, 10, 50]),
             checkpoint_interval_s=0.5,
         ),
-        writer=WriterSettings(answer_timeout_s=4.0),
+        writer=WriterSettings(answer_timeout_s=patience_s / 2),
         reader=draws.choice([cold, ReaderSettings()]),
         sealer=SealerSettings(check_interval_s=0.5),
         membership=MembershipSettings(heartbeat_interval_s=1.0, member_timeout_s=3.0),
@@ -109,7 +111,8 @@ def plan_of(seed: int) -> Plan:
     )
     loss = draws.choice([0.0, 0.02, 0.15])
     is_compacted = kind == "tables" and draws.random() < 0.3
-    configs = {"segment.ms": draws.choice(["700", "2500"])} if settings.is_sealing else {}
+    seal_ms = draws.choice(["700", "2500", "700", "30000"] if is_sleepy else ["700", "2500"])
+    configs = {"segment.ms": seal_ms} if settings.is_sealing else {}
     if has_tables and draws.random() < 0.5:
         configs["retention.ms"] = draws.choice(["4000", "9000"])
         configs["message.timestamp.type"] = "LogAppendTime"
@@ -117,9 +120,9 @@ def plan_of(seed: int) -> Plan:
         configs |= {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
         configs |= {"delete.retention.ms": "1000"}
         configs.pop("retention.ms", None)
-    troubles = ("kill", "kill", "stop", "stop", "skew", "weather", "air", "carer")
+    troubles = ("kill", "end", "stop", "kill", "skew", "weather", "air", "carer", "full")
     if is_sleepy:
-        troubles = ("stop", "stop", "stop", "kill", "carer", "weather", "air", "skew")
+        troubles = ("half sent", "half sent", "stop", "kill", "carer", "weather", "air", "end")
     return Plan(
         kind,
         brokers=1 if kind == "disks" else draws.choice([2, 3] if is_sleepy else [1, 2, 3, 3, 4]),
@@ -133,6 +136,7 @@ def plan_of(seed: int) -> Plan:
             pause_s=draws.choice([0.15, 0.4]) * (2 if is_sleepy else 1),
             local=0.7 if kind == "disks" else 0.0,
             is_compacted=is_compacted,
+            patience_s=patience_s,
         ),
         configs=configs,
         producers=draws.choice([1, 2, 3]),
@@ -142,7 +146,7 @@ def plan_of(seed: int) -> Plan:
         carers=draws.choice([1, 1, 2]) if has_tables else 0,
         trouble_s=draws.choice([2.0, 4.0] if is_sleepy else [0.7, 2.0, 4.0]),
         stop_s=draws.choice([3.0, 10.0, 15.0]) if is_sleepy else draws.choice([0.3, 2.0]),
-        troubles=troubles[: draws.choice([4, 8])],
+        troubles=troubles[: draws.choice([4, 9])],
     )
 
 
@@ -157,6 +161,7 @@ class Run:
         self.clients: list[Client] = []
         self.carers: list[machine.Process] = []
         self.is_over = False
+        world.on_exit = self._restart
 
     async def main(self) -> None:
         world, plan = self.world, self.plan
@@ -216,14 +221,22 @@ class Run:
             case "kill" if broker is not None:
                 world.kill(broker)
                 self._restart(broker)
+            case "end" if broker is not None:
+                world.end(broker)
+            case "full":
+                world.full = draws.choice([0.1, 1.0])
+                _ = world.later(draws.expovariate(1.0), self._calm)
             case "stop" if broker is not None:
                 self._stop(broker.process)
+            case "half sent" if broker is not None:
+                process = broker.process
+                broker.way.on_put = lambda: self._stop(process)
             case "skew" if broker is not None:
                 skew_ms = draws.choice([3000, 3000, 3000, SKEW_MS_MAX])
                 broker.clock.skew_ms = draws.randrange(-skew_ms, skew_ms)
             case "weather":
-                rate = draws.choice([0.0, self.plan.weather.lost, 0.4])
-                world.weather = self.plan.weather._replace(lost=rate)
+                lost, failed = draws.choice([(0.0, 0.0), (0.4, 0.1), (0.7, 0.9)])
+                world.weather = self.plan.weather._replace(lost=lost, failed=failed)
                 _ = world.later(draws.expovariate(1.0), self._calm)
             case "air":
                 world.air = self.plan.air._replace(lost=draws.choice([0.0, 0.5, 1.0]))
@@ -240,14 +253,16 @@ class Run:
                 pass
 
     def _calm(self) -> None:
+        self.world.full = 0.0
         if not self.is_over:
             self.world.weather, self.world.air = self.plan.weather, self.plan.air
 
-    def _restart(self, dead: Broker) -> None:
-        slot = int(dead.name[1:].partition(".")[0])
+    def _restart(self, gone: Broker) -> None:
+        slot = int(gone.name[1:].partition(".")[0])
         _ = self.world.later(self.draws.expovariate(1.0), self._start, slot)
 
     def _start(self, slot: int) -> None:
+        """Unless one is there."""
         if not any(broker.name.startswith(f"b{slot}.") for broker in self.world.brokers.values()):
             self.world.start(slot, self._settings())
 
@@ -264,7 +279,7 @@ class Run:
         if not self.is_over:
             carer = self.world.process("carer")
             self.carers.append(carer)
-            carer.spawn(self._care_for_ever())
+            _ = carer.spawn(self.world.rooted("carer", self._care_for_ever()))
 
     async def _care_for_ever(self) -> None:
         world, draws, grace = self.world, self.draws, self.plan.grace

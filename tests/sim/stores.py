@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from deltalake.exceptions import DeltaError
 
+from storage import keys
 from storage.errors import LogError, StoreRefused, Unavailable
 from storage.manifest import SegmentColumns, View, removed_of
 from storage.model import SegmentFile
@@ -105,7 +106,8 @@ class Way:
     ) -> None:
         self.bucket = bucket
         self.weather = weather
-        self.calls = 0
+        self.on_put: Callable[[], None] | None = None
+        """Called when the next entry is half sent; if the process stops there, so does the PUT."""
         self._draws = draws
         self._note = note
         self._world = world
@@ -153,9 +155,9 @@ class Way:
             yield info
 
     async def delete(self, keys: Iterable[str]) -> None:
-        keys = list(keys)
-        name = f"{keys[0]} and {len(keys) - 1} more" if keys else ""
-        await self._ask("delete", name, lambda: self.bucket.remove(keys))
+        gone = list(keys)
+        name = f"{gone[0]} and {len(gone) - 1} more" if gone else ""
+        await self._ask("delete", name, lambda: self.bucket.remove(gone))
 
     async def close(self) -> None:
         """Nothing to release."""
@@ -172,7 +174,6 @@ class Way:
     async def _ask(self, verb: str, key: str, effect: Callable[[], T]) -> T:
         """The request goes its way; most do what they do, dead or alive who asked."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.calls += 1
         fault = self._draws.random() if verb in {"get", "get_range", "put", "list", "delete"} else 1
         is_failed = fault < self.weather().failed
         is_done = not is_failed or self._draws.random() < 0.5
@@ -189,7 +190,11 @@ class Way:
             self._note(f"{verb} {key} {type(result).__name__}")
             _ = self._world.later(back_s, _give, answer, result)
 
-        if self._draws.random() < 0.3:
+        if self.on_put is not None and verb.startswith("create") and key.startswith(keys.WAL):
+            self.on_put()
+            self.on_put = None
+            _ = asyncio.get_running_loop().call_later(self._s(), arrive)
+        elif self._draws.random() < 0.3:
             # Not all of it has left the machine: it goes on, or is lost, with who sends it.
             _ = asyncio.get_running_loop().call_later(self._s(), arrive)
         else:

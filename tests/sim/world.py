@@ -8,6 +8,7 @@ what the chain is at this very moment, whoever has read it (`truth`).
 import asyncio
 import contextlib
 import enum
+import errno
 import hashlib
 import logging
 import os
@@ -84,6 +85,7 @@ class Broker:
     log: Log = field(init=False)
     consumers: Consumers = field(init=False)
     is_ready: bool = False
+    is_ending: bool = False
     asked: dict["asyncio.Future[Any]", None] = field(default_factory=dict)
     recovering: list[Any] = field(default_factory=list)
 
@@ -109,11 +111,15 @@ class World:
         self.scratch = scratch
         self.weather = Weather()
         self.air = Air()
+        self.full = 0.0
+        """How likely it is that a write to a local disk finds no space."""
         self.bucket = Bucket()
         self.bucket.on_created = self._created
         self.truth = ClusterState(CLUSTER_ID)
         self.recorder = Recorder()
         self.brokers: dict[str, Broker] = {}
+        self.on_exit: Callable[[Broker], None] = lambda broker: None
+        """Called when one has ended by itself: its supervisor."""
         self.processes: list[Process] = []
         self.bugs: list[str] = []
         self.counts: dict[str, int] = {}
@@ -177,10 +183,10 @@ class World:
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> Process:
         """A process that does this and ends; what it raises is a bug."""
         process = self.process(name)
-        process.spawn(self._rooted(name, work))
+        process.spawn(self.rooted(name, work))
         return process
 
-    async def _rooted(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    async def rooted(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception as error:
@@ -219,6 +225,7 @@ class World:
         except Unavailable as error:  # its supervisor starts it again
             self.note(f"{broker.name} does not start: {error}")
             self.kill(broker)
+            self.on_exit(broker)
             return
         except (LogError, StoreUnfit) as error:
             self.bug(f"{broker.name} does not start: {error!r}")
@@ -228,9 +235,29 @@ class World:
         self.note(f"{broker.name} is ready")
         try:
             await log.run_until_failed()
+        except asyncio.CancelledError:
+            pass  # its tasks: it closes
         except Exception as error:
             self.bug(f"{broker.name} has died: {error!r}")
             logging.getLogger("tidelog.sim").exception("%s has died", broker.name)
+
+    def end(self, broker: Broker) -> None:
+        """SIGTERM: it ends in its own way, if nothing kills it before it has."""
+        if broker.is_ready and not broker.is_ending:
+            broker.is_ending = True
+            self.note(f"end {broker.name}")
+            broker.process.spawn(self._close(broker))
+
+    async def _close(self, broker: Broker) -> None:
+        try:
+            broker.log.drain()
+            await broker.consumers.close()
+            await broker.log.close()
+        except Exception as error:
+            self.bug(f"{broker.name} does not close: {error!r}")
+            logging.getLogger("tidelog.sim").exception("%s does not close", broker.name)
+        self.kill(broker)
+        self.on_exit(broker)
 
     def kill(self, broker: Broker) -> None:
         """SIGKILL: its connections break, its files are nobody's."""
@@ -242,7 +269,9 @@ class World:
             self.later(self._way_s(), _give, answer, Silence(f"{broker.name} has died"))
 
     def ready(self) -> list[Broker]:
-        return [broker for broker in self.brokers.values() if broker.is_ready]
+        """Those who serve, and do not end."""
+        all_of_them = self.brokers.values()
+        return [each for each in all_of_them if each.is_ready and not each.is_ending]
 
     def anyone(self) -> Broker | None:
         ready = self.ready()
@@ -332,6 +361,13 @@ class World:
 
     # -- what is patched: all of it stands for a machine
 
+    def _write_all(self, fd: int, body: bytes) -> None:
+        """write(2) on a disk that is full now and then."""
+        if self.draws.random() < self.full:
+            os.write(fd, body[: self.draws.randrange(len(body))])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.write(fd, body)
+
     @contextlib.contextmanager
     def standing_in(self, grace: Grace) -> Iterator[None]:
         """While the world runs: deltalake is ours, hot logs that are recovered are known, and the
@@ -351,6 +387,7 @@ class World:
             for module, name, value in (
                 (storage.table, "_Delta", self.tables.at),
                 (storage.hotlog, "recover", recovering),
+                (storage.hotlog, "write_all", self._write_all),
                 (storage.sequencer, "UPLOAD_AGE_MAX_S", grace.wal_ms / 2000),
                 (storage.sealer, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (compaction.compact, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
