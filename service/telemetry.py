@@ -10,7 +10,7 @@ asks the others, and each sample says by `worker` whose it is.
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -89,6 +89,11 @@ class HttpCounters:
             traffic.records_out += records
             traffic.bytes_out += size
 
+    def keep_topics(self, live: Container[str]) -> None:
+        """Forget topics that are gone: they would keep new ones from series of their own."""
+        for topic in [name for name in self.topics if name not in live and name != OTHER_TOPICS]:
+            del self.topics[topic]
+
     def _traffic(self, topic: str) -> Traffic:
         if len(self.topics) >= TOPICS_MAX:
             topic = OTHER_TOPICS
@@ -128,6 +133,8 @@ class Telemetry:
         care: CareCounters | None = None,
         worker: Worker | None = None,
     ) -> None:
+        self._log = broker
+        self._http = http
         self._worker = worker
         self._registry = CollectorRegistry()
         collectors = [
@@ -142,6 +149,7 @@ class Telemetry:
 
     def text(self) -> bytes:
         """Prometheus text of this process; call it on the log's event loop."""
+        self._http.keep_topics(self._log.state.topics)
         return generate_latest(self._registry)
 
     async def text_of_all(self) -> bytes:

@@ -270,6 +270,17 @@ def test_topics_beyond_the_bound_share_one_series() -> None:
     assert http.records_in == TOPICS_MAX + 10
 
 
+async def test_topics_that_are_gone_are_forgotten(log: Log) -> None:
+    http = HttpCounters()
+    for topic in ("t", "gone"):
+        http.add_records_in(1, 10, topic)
+    await log.create_topic("t", 1, {})
+    text = Telemetry(log, http, VERSION).text().decode()
+    assert 'tidelog_topic_records_total{direction="in",topic="t"} 1.0' in text
+    assert "gone" not in text
+    assert list(http.topics) == ["t"]
+
+
 async def test_workers_are_told_apart_in_one_answer(log: Log) -> None:
     hostile = b'# HELP tidelog_x x\n# TYPE tidelog_x gauge\ntidelog_x{group="# HELP y"} 1.0\n'
     second = Telemetry(log, HttpCounters(), VERSION, worker=Worker(2, 3, nobody)).text()

@@ -232,6 +232,21 @@ def test_prices_are_kept_and_change_the_cost(console: Console) -> None:
     assert "$0.00" not in page.locator(".stat", has_text="Cost per day").inner_text()
 
 
+def test_a_broker_that_does_not_answer_leaves_what_was_seen(console: Console) -> None:
+    page = console.open("topics")
+    row = page.get_by_role("row", name=re.compile("flights"))
+    row.wait_for()
+    again = "document.dispatchEvent(new Event('visibilitychange'))"
+    page.route("**/tidelog/v1/topics", lambda route: route.abort("connectionrefused"))
+    page.evaluate(again)
+    page.get_by_text("The broker cannot be reached. What is shown is from before.").wait_for()
+    row.wait_for()
+    page.unroute("**/tidelog/v1/topics")
+    page.evaluate(again)
+    page.get_by_role("alert").wait_for(state="detached")
+    console.wrong = [one for one in console.wrong if "CONNECTION_REFUSED" not in one]
+
+
 def test_what_is_not_there_is_said(console: Console) -> None:
     for place in ("topics/nowhere", "groups/nowhere", "nowhere"):
         page = console.open(place)
