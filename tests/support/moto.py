@@ -6,7 +6,7 @@ it is evidence for the contract, none for races.
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,12 +27,16 @@ class Moto(NamedTuple):
 
 
 @contextmanager
-def running_moto(bucket: str = "tidelog") -> Iterator[Moto]:
+def running_moto(
+    bucket: str = "tidelog", on_request: Callable[["WSGIEnvironment"], object] = lambda _: None
+) -> Iterator[Moto]:
+    """`on_request` is shown each request before moto is; it may read the body, if it puts one
+    back."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for every request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
-        _one_at_a_time(server)
+        _one_at_a_time(server, on_request)
         host, port = server.get_host_and_port()
         endpoint_url = f"http://{host}:{port}"
         client = boto3.client(
@@ -49,12 +53,15 @@ def running_moto(bucket: str = "tidelog") -> Iterator[Moto]:
         server.stop()
 
 
-def _one_at_a_time(server: ThreadedMotoServer) -> None:
+def _one_at_a_time(
+    server: ThreadedMotoServer, on_request: Callable[["WSGIEnvironment"], object]
+) -> None:
     assert server._server is not None
     app, lock = server._server.app, threading.Lock()
 
     def serialised(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         with lock:
+            on_request(environ)
             return app(environ, start_response)
 
     server._server.app = serialised

@@ -1,0 +1,95 @@
+# What CloudWatch sees from outside. What brokers know of themselves is in /metrics, with alert rules of
+# its own: deploy/monitoring/alerts.yml.
+
+locals {
+  balancer = {
+    LoadBalancer = aws_lb.brokers.arn_suffix
+    TargetGroup  = aws_lb_target_group.brokers.arn_suffix
+  }
+  service = { ClusterName = aws_ecs_cluster.log.name, ServiceName = aws_ecs_service.brokers.name }
+  requests = {
+    BucketName = aws_s3_bucket.log.id
+    FilterId   = aws_s3_bucket_metric.log.name
+  }
+  queue = { QueueName = aws_sqs_queue.missed.name }
+
+  alarms = {
+    no-broker = {
+      about      = "Fewer than one broker answers /ready: nothing is produced or consumed."
+      namespace  = "AWS/ApplicationELB", metric = "HealthyHostCount", dimensions = local.balancer
+      comparison = "LessThanThreshold", threshold = 1, statistic = "Minimum", missing = "breaching"
+    }
+    errors = {
+      about      = "Brokers answer 5xx: the store fails, or bounds are met."
+      namespace  = "AWS/ApplicationELB", metric = "HTTPCode_Target_5XX_Count", dimensions = local.balancer
+      comparison = "GreaterThanThreshold", threshold = 50, statistic = "Sum", missing = "notBreaching"
+    }
+    connections = {
+      about      = "The balancer does not reach brokers."
+      namespace  = "AWS/ApplicationELB", metric = "TargetConnectionErrorCount", dimensions = local.balancer
+      comparison = "GreaterThanThreshold", threshold = 50, statistic = "Sum", missing = "notBreaching"
+    }
+    memory = {
+      about      = "Brokers are near their memory: lower the caches, or take larger tasks."
+      namespace  = "AWS/ECS", metric = "MemoryUtilization", dimensions = local.service
+      comparison = "GreaterThanThreshold", threshold = 90, statistic = "Maximum", missing = "notBreaching"
+    }
+    cpu = {
+      about      = "All brokers are busy, and there are as many as there may be."
+      namespace  = "AWS/ECS", metric = "CPUUtilization", dimensions = local.service
+      comparison = "GreaterThanThreshold", threshold = 85, statistic = "Average", missing = "notBreaching"
+    }
+    store = {
+      about      = "S3 answers 5xx: acks are late."
+      namespace  = "AWS/S3", metric = "5xxErrors", dimensions = local.requests
+      comparison = "GreaterThanThreshold", threshold = 50, statistic = "Sum", missing = "notBreaching"
+    }
+    missed = {
+      about      = "Maintenance or Spark could not be started."
+      namespace  = "AWS/SQS", metric = "ApproximateNumberOfMessagesVisible", dimensions = local.queue
+      comparison = "GreaterThanThreshold", threshold = 0, statistic = "Maximum", missing = "notBreaching"
+    }
+    maintain = {
+      about      = "Maintenance has ended with an error: its log says which."
+      namespace  = "AWS/Events", metric = "MatchedEvents", dimensions = { RuleName = aws_cloudwatch_event_rule.failed.name }
+      comparison = "GreaterThanThreshold", threshold = 0, statistic = "Sum", missing = "notBreaching"
+    }
+  }
+}
+
+# Without a target: that it matched is what the alarm counts.
+resource "aws_cloudwatch_event_rule" "failed" {
+  name        = "${var.name}-maintain-failed"
+  description = "Tasks of maintenance that ended with an error"
+  tags        = local.tags
+
+  event_pattern = jsonencode({
+    source      = ["aws.ecs"]
+    detail-type = ["ECS Task State Change"]
+    detail = {
+      clusterArn = [aws_ecs_cluster.log.arn]
+      group      = ["family:${aws_ecs_task_definition.maintain.family}"]
+      lastStatus = ["STOPPED"]
+      containers = { exitCode = [{ anything-but = 0 }] }
+    }
+  })
+}
+
+resource "aws_cloudwatch_metric_alarm" "log" {
+  for_each            = local.alarms
+  alarm_name          = "${var.name}-${each.key}"
+  alarm_description   = each.value.about
+  namespace           = each.value.namespace
+  metric_name         = each.value.metric
+  dimensions          = each.value.dimensions
+  comparison_operator = each.value.comparison
+  threshold           = each.value.threshold
+  statistic           = each.value.statistic
+  treat_missing_data  = each.value.missing
+  period              = 60
+  evaluation_periods  = 5
+  datapoints_to_alarm = contains(["missed", "maintain"], each.key) ? 1 : 3
+  alarm_actions       = var.alarm_topic_arns
+  ok_actions          = var.alarm_topic_arns
+  tags                = local.tags
+}

@@ -1,0 +1,114 @@
+# Who may do what on the prefix: brokers create and read, maintenance deletes as well, readers read.
+# The statements are in policies/*.json.tftpl: a test holds them to the calls that a broker and
+# maintenance were seen to make. A condition on s3:prefix must let pass a request that has none
+# (IfExists): S3 asks for ListBucket when a key is missing, and would answer 403 instead of 404.
+
+locals {
+  policy_words = { bucket_arn = aws_s3_bucket.log.arn, prefix = var.prefix }
+  policies = {
+    for role in ["broker", "maintain", "reader"] :
+    role => templatefile("${path.module}/policies/${role}.json.tftpl", local.policy_words)
+  }
+  # Tasks and jobs that run with these rights, and who lends them.
+  roles = merge(
+    { broker = "ecs-tasks.amazonaws.com", maintain = "ecs-tasks.amazonaws.com" },
+    var.has_spark ? { spark = "emr-serverless.amazonaws.com" } : {},
+  )
+  role_policies = { broker = "broker", maintain = "maintain", spark = "maintain" }
+}
+
+data "aws_iam_policy_document" "assume" {
+  for_each = local.roles
+
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = [each.value]
+    }
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:SourceAccount"
+      values   = [local.account]
+    }
+  }
+}
+
+resource "aws_iam_role" "task" {
+  for_each           = local.roles
+  name               = "${var.name}-${each.key}"
+  assume_role_policy = data.aws_iam_policy_document.assume[each.key].json
+  tags               = local.tags
+}
+
+resource "aws_iam_policy" "store" {
+  for_each    = local.policies
+  name        = "${var.name}-${each.key}"
+  description = "What ${each.key} of tidelog cluster ${var.name} does in ${local.store}"
+  policy      = each.value
+  tags        = local.tags
+}
+
+resource "aws_iam_role_policy_attachment" "store" {
+  for_each   = local.roles
+  role       = aws_iam_role.task[each.key].name
+  policy_arn = aws_iam_policy.store[local.role_policies[each.key]].arn
+}
+
+data "aws_iam_policy_document" "key" {
+  count = var.kms_key_arn == "" ? 0 : 1
+
+  statement {
+    actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+    resources = [var.kms_key_arn]
+  }
+}
+
+resource "aws_iam_role_policy" "key" {
+  for_each = var.kms_key_arn == "" ? {} : local.roles
+  name     = "key"
+  role     = aws_iam_role.task[each.key].name
+  policy   = data.aws_iam_policy_document.key[0].json
+}
+
+# -- what starts the tasks: pulls the image, writes the log, reads the secrets
+
+data "aws_iam_policy_document" "execution_assume" {
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = ["ecs-tasks.amazonaws.com"]
+    }
+  }
+}
+
+resource "aws_iam_role" "execution" {
+  name               = "${var.name}-execution"
+  assume_role_policy = data.aws_iam_policy_document.execution_assume.json
+  tags               = local.tags
+}
+
+resource "aws_iam_role_policy_attachment" "execution" {
+  role       = aws_iam_role.execution.name
+  policy_arn = "arn:${data.aws_partition.current.partition}:iam::aws:policy/service-role/AmazonECSTaskExecutionRolePolicy"
+}
+
+data "aws_iam_policy_document" "secrets" {
+  count = length(var.secret_settings) == 0 ? 0 : 1
+
+  statement {
+    actions   = ["secretsmanager:GetSecretValue"]
+    resources = distinct(values(var.secret_settings))
+  }
+}
+
+resource "aws_iam_role_policy" "secrets" {
+  count  = length(var.secret_settings) == 0 ? 0 : 1
+  name   = "secrets"
+  role   = aws_iam_role.execution.name
+  policy = data.aws_iam_policy_document.secrets[0].json
+}

@@ -1,0 +1,174 @@
+"""terraform/policies against what brokers, maintenance and a scrub were seen to ask of S3: all of
+it is allowed, and nothing is allowed that nobody asked for."""
+
+import functools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from terraform import hcl
+from tests.support.broker import Broker, environment, until
+from tests.support.iam import allowing, is_denied, permissions
+from tests.support.moto import Moto, running_moto
+from tests.support.s3_calls import ARN, Call, calls
+from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
+
+JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
+QUICK = {
+    "heartbeat_interval_ms": 200,
+    "member_timeout_ms": 1500,
+    "checkpoint_entries": 3,
+    "checkpoint_interval_ms": 0,
+    "seal_check_interval_ms": 50,
+    "retention_check_interval_ms": 0,
+}
+"""As terraform/main.tf has it: brokers leave collection to maintenance."""
+
+
+WAL_RETENTION_MS = 4000
+
+
+class Seen:
+    """Calls by who made them."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[Call]] = {}
+        self.who = ""
+
+    def __call__(self, environ: "WSGIEnvironment") -> None:
+        self.of.setdefault(self.who, []).extend(calls(environ))
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    folder, seen = tmp_path_factory.mktemp("rights"), Seen()
+    with pytest.MonkeyPatch.context() as patch, running_moto(on_request=seen) as moto:
+        patch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        seen.who = "broker"
+        brokers_at_work(folder, moto)
+        seen.who = "maintain"
+        told = json.loads(tidelog(moto, "maintain", "--yes", "--json", "--file-grace-ms", "0"))
+        assert told["retained"], told
+        assert told["compacted"], told
+        assert told["deleted"] > 0, told
+        seen.who = "maintain"
+        assert "whole" in tidelog(moto, "scrub")
+        yield seen
+
+
+def brokers_at_work(folder: Path, moto: Moto) -> None:
+    """Two of them, so that one hands over, and uploads what is large before."""
+    with broker(folder / "a", moto) as one, broker(folder / "b", moto) as two:
+        until(lambda: "tidelog_live_brokers 2.0" in httpx.get(f"{one.base_url}/metrics").text)
+        one.create_topic("t", 1, segment_ms="100", retention_ms="1")
+        one.create_topic("u", 1, segment_ms="100")
+        for each in (one, two):
+            produce(each, "t", "x" * 1_000_000)
+        began = time.monotonic()
+        for number in range(6):
+            for each in (one, two):
+                for topic in "tu":
+                    produce(each, topic, number)
+            until(functools.partial(has_sealed, number, one, two))
+        records = f"{two.base_url}/topics/u/partitions/0/records?offset=0"
+        assert httpx.get(records, headers={"accept": JSON["content-type"]}).json()
+        assert (two.stop(), one.stop()) == (0, 0)
+    until(lambda: time.monotonic() > began + WAL_RETENTION_MS / 1000 + 0.5)  # by age it is garbage
+
+
+@contextmanager
+def broker(folder: Path, moto: Moto) -> Iterator[Broker]:
+    places = {"s3_endpoint": moto.endpoint_url, "s3_region": REGION, "hot_dir": folder / "hot"}
+    with Broker(folder, f"s3://{moto.bucket}/cluster", **places, **QUICK) as made:
+        yield made
+
+
+def produce(each: Broker, topic: str, value: object) -> None:
+    body = {"records": [{"value": value}]}
+    url = f"{each.base_url}/topics/{topic}"
+    httpx.post(url, json=body, headers=JSON, timeout=30).raise_for_status()
+
+
+def has_sealed(more_than: int, *brokers: Broker) -> bool:
+    texts = (httpx.get(f"{each.base_url}/metrics").text for each in brokers)
+    lines = (line for text in texts for line in text.splitlines())
+    return more_than < sum(
+        float(line.split()[1]) for line in lines if line.startswith("tidelog_sealed_segments_total")
+    )
+
+
+def tidelog(moto: Moto, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "service.cli", *arguments],
+        env=environment(
+            TIDELOG_STORE=f"s3://{moto.bucket}/cluster",
+            TIDELOG_S3_ENDPOINT=moto.endpoint_url,
+            TIDELOG_S3_REGION=REGION,
+            TIDELOG_WAL_VIEW_AGE_MAX_MS="1000",
+            TIDELOG_WAL_RETENTION_MS=str(WAL_RETENTION_MS),
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def policy(role: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(
+        hcl.template(role, bucket_arn=f"{ARN}tidelog", prefix="cluster", is_wal_write_once=True)
+    )
+    return loaded
+
+
+@pytest.mark.parametrize("role", ["broker", "maintain"])
+def test_a_role_may_do_what_it_does_and_nothing_else(seen: Seen, role: str) -> None:
+    used: set[tuple[str, str, str]] = set()
+    for call in seen.of[role]:
+        allowed = set(allowing(policy(role), call))
+        assert allowed, f"{role} makes {call} and may not"
+        used |= allowed
+    unused = permissions(policy(role)) - used
+    assert not unused, f"{role} may, and never does"
+
+
+def test_the_bucket_refuses_none_of_it_but_would_an_overwritten_entry(seen: Seen) -> None:
+    bucket = policy("bucket")
+    secure = (("aws:SecureTransport", "true"),)
+    made = [call for of in seen.of.values() for call in of]
+    assert len(made) > 200
+    for call in made:
+        assert not is_denied(bucket, call._replace(conditions=call.conditions + secure)), call
+    overwritten = next(
+        call for call in made if call.resource.startswith(f"{ARN}tidelog/cluster/wal/")
+    )
+    whole = (*secure, ("s3:ObjectCreationOperation", "true"))
+    put = Call("s3:PutObject", overwritten.resource, whole)
+    assert is_denied(bucket, put)
+    assert not is_denied(bucket, put._replace(conditions=(*whole, ("s3:if-none-match", "*"))))
+    assert is_denied(
+        bucket, Call("s3:GetObject", put.resource, (("aws:SecureTransport", "false"),))
+    )
+
+
+def test_brokers_cannot_take_anything_from_the_log(seen: Seen) -> None:
+    for place in ("wal/00000000000000000001", "data/00/x", "checkpoints/1", "topics/t-0/a.parquet"):
+        call = Call("s3:DeleteObject", f"{ARN}tidelog/cluster/{place}")
+        assert not list(allowing(policy("broker"), call))
+        assert list(allowing(policy("maintain"), call))
+        assert not list(allowing(policy("reader"), call))
+    elsewhere = Call("s3:GetObject", f"{ARN}tidelog/other/wal/1")
+    assert not any(list(allowing(policy(role), elsewhere)) for role in ("broker", "reader"))
