@@ -44,6 +44,7 @@ peers           what a broker answers the others, on a port of their own
 peer_client     the way to the others
 group_peers     the way of consumer instances' requests to their coordinator
 care            retention and collection beside serving: on compaction/, as cli_care
+api_reference   API.md's second half, from the OpenAPI document
 
 cli             `tidelog`: serve, and the commands below
 cli_client      a broker over HTTP as commands need it: retries, exit statuses

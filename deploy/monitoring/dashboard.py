@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 WIDTH = 24
 HEIGHT = 8
 STAT_HEIGHT = 4
+SHARES = (0.5, 0.95, 0.99)
 BROKER = '{instance=~"$instance"}'
 
 
@@ -46,18 +47,29 @@ def quantile(share: float, route: str) -> str:
 
 
 def latency(title: str, route: str) -> Panel:
-    queries = [Query(quantile(share, route), f"p{share * 100:g}") for share in (0.5, 0.95, 0.99)]
+    queries = [Query(quantile(share, route), f"p{share * 100:g}") for share in SHARES]
     return Panel(title, queries, "s")
+
+
+def spread(title: str, name: str, unit: str = "short", about: str = "") -> Panel:
+    """The quantiles of a histogram over all brokers."""
+    buckets = f"sum by (le) (rate(tidelog_{name}_bucket{BROKER}[$__rate_interval]))"
+    queries = [
+        Query(f"histogram_quantile({share}, {buckets})", f"p{share * 100:g}") for share in SHARES
+    ]
+    return Panel(title, queries, unit, about)
 
 
 def gauge(name: str) -> str:
     return f"tidelog_{name}{BROKER}"
 
 
-PUTS = 'sum(rate(tidelog_wal_puts_total{instance=~"$instance"}[1h]))'
-GETS = 'sum(rate(tidelog_wal_gets_total{instance=~"$instance"}[1h]))'
+PUTS = 'sum(rate(tidelog_store_requests_total{instance=~"$instance",verb=~"create|put|list"}[1h]))'
+GETS = 'sum(rate(tidelog_store_requests_total{instance=~"$instance",verb="get"}[1h]))'
 DAY_S = 86_400
 HITS = rate("cache_hits_total", "cache")
+TOPIC_IN = rate("topic_records_total", "topic", ',direction="in"')
+STORE_SECONDS = rate("store_request_seconds_bucket", "le, verb")
 LAG = "sum by (group, topic, instance) (tidelog_group_lag)"
 
 ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
@@ -90,10 +102,10 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 is_stat=True,
             ),
             Panel(
-                "WAL requests, cost a day",
+                "Requests, cost a day",
                 [Query(f"{DAY_S} * ({PUTS} * ${{put_price}} + {GETS} * ${{get_price}}) / 1e6")],
                 "currencyUSD",
-                "of the last hour, at the prices above; without sealing and storage",
+                "of the last hour, at the prices above; without Delta's own and storage",
                 is_stat=True,
             ),
         ),
@@ -115,6 +127,8 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 [Query(rate("http_requests_total", "status"), "{{status}}")],
                 "reqps",
             ),
+            Panel("Records in by topic", [Query(TOPIC_IN, "{{topic}}")], "rps"),
+            Panel("Errors by kind", [Query(rate("errors_total", "kind"), "{{kind}}")], "ops"),
             latency("Produce, latency", "produce"),
             latency("Fetch, latency", "fetch"),
         ),
@@ -122,12 +136,8 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
         "Commits",
         (
-            Panel(
-                "Time of a flush",
-                [Query(f"{rate('commit_latency_seconds_sum')} / {rate('flushes_total')}")],
-                "s",
-                "the mean: one PUT, and the way to the sequencer",
-            ),
+            spread("Commit, latency", "commit_latency_seconds", "s", "one PUT, and the way there"),
+            spread("Queue, wait", "queue_wait_seconds", "s", "of the oldest request of a flush"),
             Panel(
                 "Flushes",
                 [
@@ -136,16 +146,8 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 ],
                 "ops",
             ),
-            Panel(
-                "Bytes of a flush",
-                [Query(f"{rate('flush_bytes_total')} / {rate('flushes_total')}")],
-                "bytes",
-            ),
-            Panel(
-                "Requests of a flush",
-                [Query(f"{rate('append_requests_total')} / {rate('flushes_total')}")],
-                about="what batching saves",
-            ),
+            spread("Bytes of a flush", "batch_bytes", "bytes"),
+            spread("Requests of a flush", "batch_requests", about="what batching saves"),
             Panel(
                 "Buffer",
                 [
@@ -178,6 +180,33 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
         ),
     ),
     (
+        "Store",
+        (
+            Panel("Requests", [Query(rate("store_requests_total", "verb"), "{{verb}}")], "ops"),
+            Panel(
+                "Failures", [Query(rate("store_request_failures_total", "verb"), "{{verb}}")], "ops"
+            ),
+            Panel(
+                "Latency, p99",
+                [
+                    Query(
+                        f"histogram_quantile(0.99, {STORE_SECONDS})",
+                        "{{verb}}",
+                    )
+                ],
+                "s",
+            ),
+            Panel("Bytes", [Query(rate("store_bytes_total", "direction"), "{{direction}}")], "Bps"),
+            Panel(
+                "Age of the view",
+                [Query(gauge("wal_view_age_seconds"))],
+                "s",
+                "so long ago nothing was beyond what the broker knows",
+            ),
+            Panel("Collected", [Query(rate("garbage_objects_total", "job"), "objects")], "ops"),
+        ),
+    ),
+    (
         "Tables",
         (
             Panel(
@@ -185,6 +214,11 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 [Query("max by (topic) (tidelog_unsealed_bytes)", "{{topic}}")],
                 "bytes",
                 "what Kafka's operators know as under-replicated: committed, and not at its place",
+            ),
+            Panel(
+                "Age of the oldest of it",
+                [Query("max by (topic) (tidelog_unsealed_age_seconds)", "{{topic}}")],
+                "s",
             ),
             Panel(
                 "Segments sealed",

@@ -14,7 +14,11 @@ from prometheus_client import Metric
 
 from deploy.monitoring import dashboard
 from service.telemetry import HttpCounters, Telemetry
+from storage.clock import SystemClock
 from storage.log import Log
+from storage.metered import MeteredStore
+from storage.objectstore import MemoryStore
+from tests.service.conftest import QUIET
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES: list[dict[str, Any]] = [
@@ -49,15 +53,18 @@ def selectors(expr: str) -> list[promql_parser.VectorSelector]:
     return found
 
 
-async def exported(log: Log) -> dict[str, set[str]]:
+@pytest.fixture
+async def exported() -> dict[str, set[str]]:
     """Names of samples, and the labels of each."""
-    http = HttpCounters()
+    http, clock = HttpCounters(), SystemClock()
     http.observe("produce", 200, 0.1)
+    log = Log(MeteredStore(MemoryStore(), clock), clock, "broker-1", QUIET, None)
+    await log.open()
     found: dict[str, set[str]] = {}
     for family in Telemetry(log, http, "1")._registry.collect():
-        labels = labels_of(family)
         for suffix in SUFFIXES.get(family.type, ("",)):
-            found[family.name + suffix] = labels
+            found[family.name + suffix] = labels_of(family)
+    await log.close()
     return found
 
 
@@ -76,8 +83,8 @@ def test_the_dashboard_in_the_tree_is_the_one_that_is_written_down() -> None:
     assert all(place["x"] + place["w"] <= dashboard.WIDTH for place in places)
 
 
-async def test_every_metric_that_is_looked_at_is_exported(log: Log) -> None:
-    known = await exported(log)
+async def test_every_metric_that_is_looked_at_is_exported(exported: dict[str, set[str]]) -> None:
+    known = exported
     assert "tidelog_http_request_seconds_bucket" in known
     for where, expr in EXPRESSIONS:
         for selector in selectors(expr):
@@ -88,8 +95,8 @@ async def test_every_metric_that_is_looked_at_is_exported(log: Log) -> None:
             assert labels <= known[selector.name] | LABELS_OF_SCRAPE, f"{where}: {labels}"
 
 
-async def test_what_is_summed_by_is_a_label_of_what_is_summed(log: Log) -> None:
-    known = await exported(log)
+async def test_what_is_summed_by_is_a_label_of_it(exported: dict[str, set[str]]) -> None:
+    known = exported
     grouped = 0
     for where, expr in EXPRESSIONS:
         for by in re.findall(r"\bby \(([^)]*)\)", expr):
