@@ -1,4 +1,4 @@
-"""terraform/policies against what brokers, maintenance and a scrub were seen to ask of S3: all of
+"""terraform/policies against what brokers and maintenance were seen to ask of S3: all of
 it is allowed, and nothing is allowed that nobody asked for."""
 
 import functools
@@ -38,6 +38,7 @@ QUICK = {
 
 
 WAL_RETENTION_MS = 4000
+EAGER = {"min_cleanable_dirty_ratio": "0"}
 
 
 class Seen:
@@ -64,8 +65,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         assert told["retained"], told
         assert told["compacted"], told
         assert told["collected"]["deleted"] > 0, told
-        seen.who = "maintain"
-        assert "whole" in tidelog(moto, "scrub")
         yield seen
 
 
@@ -74,12 +73,12 @@ def brokers_at_work(folder: Path, moto: Moto) -> None:
     with broker(folder / "a", moto) as one, broker(folder / "b", moto) as two:
         until(lambda: "tidelog_live_brokers 2.0" in httpx.get(f"{one.base_url}/metrics").text)
         one.create_topic("t", 1, segment_ms="100", retention_ms="1")
-        one.create_topic("u", 1, segment_ms="100")
+        one.create_topic("u", 1, segment_ms="100", cleanup_policy="compact", **EAGER)
         for each in (one, two):
             # Larger than handover_bytes when it is packed.
             produce(each, "t", *(secrets.token_hex(500_000) for _ in range(3)))
         began = time.monotonic()
-        for number in range(4):
+        for number in range(2):
             for each in (one, two):
                 for topic in "tu":
                     produce(each, topic, number)
@@ -98,7 +97,7 @@ def broker(folder: Path, moto: Moto) -> Iterator[Broker]:
 
 
 def produce(each: Broker, topic: str, *values: object) -> None:
-    body = {"records": [{"value": value} for value in values]}
+    body = {"records": [{"key": "k", "value": value} for value in values]}
     url = f"{each.base_url}/topics/{topic}"
     httpx.post(url, json=body, headers=JSON, timeout=30).raise_for_status()
 
