@@ -93,7 +93,8 @@ def measured(case: Case, seconds: float) -> Rates:
                     time.sleep(0.02)
             took, after = time.monotonic() - began, requests(made)
     rates = {verb: (count - before.get(verb, 0.0)) / took for verb, count in after.items()}
-    return Rates(sum(rates.get(verb, 0.0) for verb in PUTS), rates.get("get", 0.0))
+    puts = sum(rates.get(verb, 0.0) for verb in PUTS)
+    return Rates(round(puts, 2), round(rates.get("get", 0.0), 2))
 
 
 def row(case: Case, rates: Rates) -> str:

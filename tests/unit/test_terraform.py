@@ -1,17 +1,22 @@
 """terraform/: what a compiler would say, without the provider: names exist and nothing is unused;
 and what the module promises of the bucket."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from botocore.exceptions import ClientError
 
 from service.main import CLOSE_S
 from service.settings import load
 from terraform import hcl, readme, schema
 from tests.support.iam import permissions
+from tests.support.moto import running_moto
+from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
 
 DEFINED = {block.address for block in hcl.blocks()}
 LOCALS = {name for block in hcl.of_kind("locals") for name in hcl.members(block.body)}
@@ -145,3 +150,24 @@ def test_the_schema_is_read_as_the_provider_means_it(tmp_path: Path) -> None:
     ]
     absent = hcl.Block("resource", ("aws_nothing", "x"), {})
     assert list(schema.wrong(found, absent)) == ["aws_nothing.x: there is no aws_nothing"]
+
+
+def test_aws_takes_the_policies_as_they_are() -> None:
+    """By moto, which has IAM's grammar for policies."""
+    keys = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY}
+    words = {"bucket_arn": "arn:aws:s3:::tidelog", "prefix": "cluster", "is_wal_write_once": True}
+    with running_moto() as server, contextlib.ExitStack() as stack:
+        place = {"endpoint_url": server.endpoint_url, "region_name": REGION, **keys}
+        iam, s3 = (
+            stack.enter_context(contextlib.closing(boto3.client(name, **place)))
+            for name in ("iam", "s3")
+        )
+        for role in ("broker", "maintain", "reader"):
+            made = iam.create_policy(PolicyName=role, PolicyDocument=hcl.template(role, **words))
+            assert made["Policy"]["Arn"].endswith(f"/{role}")
+        broken = hcl.template("reader", **words).replace('"Allow"', '"Perhaps"')
+        with pytest.raises(ClientError, match="MalformedPolicyDocument"):
+            iam.create_policy(PolicyName="broken", PolicyDocument=broken)
+        s3.put_bucket_policy(Bucket=server.bucket, Policy=hcl.template("bucket", **words))
+        kept = json.loads(s3.get_bucket_policy(Bucket=server.bucket)["Policy"])
+        assert [each["Sid"] for each in kept["Statement"]] == ["TlsOnly", "WalIsWrittenOnce"]
