@@ -192,7 +192,7 @@ variable "secret_settings" {
 }
 
 variable "flush_interval_ms" {
-  description = "Least time between two commits: 250 costs about $52 a month in PUTs, whatever the load."
+  description = "Least time between two commits of a broker: 250 costs about $52 a month and broker in PUTs, under load."
   type        = number
   default     = 250
 
