@@ -267,7 +267,7 @@ class Run:
             self.world.start(slot, self._settings())
 
     def _stop(self, process: machine.Process) -> None:
-        if process.is_stopped:
+        if process.is_stopped or self.is_over:
             return
         self.world.note(f"stop {process.name}")
         process.stop()
