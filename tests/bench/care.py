@@ -146,7 +146,7 @@ def _ways(folder: Path, ways: tuple[str, ...], rows: int | None) -> dict[str, li
 def _way(folder: Path, way: str, rows: int | None) -> Any:
     own, out = linked(folder, "run"), folder.with_name("out.parquet")
     command = [sys.executable, "-m", "tests.bench.care_ways", way, str(own), str(out)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ)
     found = json.loads(done.stdout)
     assert rows in {None, found["rows"]}, found
     out.unlink(missing_ok=True)

@@ -38,8 +38,8 @@ def make_named(folder: Path, configs: Mapping[str, str], count: int, rows: int) 
 def values(count: int, seed: int, size: int = 100) -> pa.Array:
     """JSON of about `size` bytes, of which a third is random."""
     draws = np.random.default_rng(seed)
-    numbers = pa.array(draws.integers(10**11, 10**12, (3, count)).astype("U12").ravel())
-    parts = [numbers.slice(at * count, count) for at in range(3)]
+    drawn = draws.integers(10**11, 10**12, (3, count))
+    parts = [pa.array(numbers).cast(pa.string()) for numbers in drawn]
     pad = "x" * (size - 36 - 38)
     fixed = ['{"id":"', '","carrier":"', '","tail":"', f'","pad":"{pad}"}}']
     texts = [fixed[0], parts[0], fixed[1], parts[1], fixed[2], parts[2], fixed[3], ""]
@@ -52,8 +52,8 @@ def records(
     """Records [first, first + count), a millisecond apart; keys of 12 bytes."""
     key = pa.nulls(count, pa.binary())
     if key_numbers is not None:
-        key = pa.array(np.char.add("k", np.char.zfill(key_numbers.astype("U11"), 11)))
-        key = key.cast(pa.binary())
+        digits = pc.utf8_lpad(pa.array(key_numbers).cast(pa.string()), 11, padding="0")
+        key = pc.binary_join_element_wise("k", digits, "").cast(pa.binary())
     offsets = np.arange(first, first + count, dtype=np.int64)
     stamps = pa.array((TIME_MS + offsets) * 1000).view(chunks.TIMESTAMP_TYPE)
     columns = [pa.array(offsets), stamps, key, value, pa.nulls(count, chunks.HEADERS_TYPE)]
@@ -80,9 +80,10 @@ async def _make(
     for first in range(0, end, ROWS_MAX):
         rows = min(ROWS_MAX, end - first)
         chunk = Chunk(topic.topic_id, 0, 0, 1, 0, rows, TIME_MS, TIME_MS, True, "", 1)
-        actions = [Append(0, 0, rows), Sealed(topic.topic_id, 0, first + rows)]
-        commit = Commit(log.clock.new_id(), actions)
-        await log.wal.commit(Draft([commit], [chunk], [b"x"]))
+        appended = Commit(log.clock.new_id(), [Append(0, 0, rows)])
+        sealed = Commit(log.clock.new_id(), [Sealed(topic.topic_id, 0, first + rows)])
+        outcomes = await log.wal.commit(Draft([appended, sealed], [chunk], [b"x"]))
+        assert [each.refusal for each in outcomes] == [None, None]
     await log.close()
     await store.close()
 
