@@ -42,8 +42,10 @@ PARTITIONS_MAX = 8
 """At once: enough that a cluster is not idle while one of them is planned or committed."""
 MERGES_MAX = 256
 """Merges between two commits: what a compactor that is slower than another loses."""
-PARTS_BYTES = 256 * 1024 * 1024
-"""Of one task that looks for the newest records, where there are more such than cores."""
+PART_BYTES_MIN = 8 * 1024 * 1024
+PART_BYTES_MAX = 256 * 1024 * 1024
+"""Of segments that one task looks through for the newest records: one a core within these. More
+parts of a log have more keys in common, and a task takes tens of milliseconds to be one."""
 
 _RANKS = "key binary, alone bigint, rank bigint"
 _WRITTEN: dict[str, pa.DataType] = {
@@ -132,9 +134,9 @@ class SparkEngine:
 
 
 def _parts(scan: KeyScan, cores: int) -> list[list[SegmentSlice]]:
-    """Pieces of the segments, in as many parts of one size as there are cores, or more."""
+    """Pieces of the segments, in parts of one size."""
     size = max(sum(file.size for file in scan.files), 1)
-    count = max(min(cores, len(scan.files) * cores), -(-size // PARTS_BYTES))
+    count = max(min(cores, size // PART_BYTES_MIN), -(-size // PART_BYTES_MAX))
     parts: list[list[SegmentSlice]] = [[] for _ in range(count)]
     before = 0
     for piece in pieces(scan.prefix, scan.files, max(size // count, 1)):

@@ -125,10 +125,13 @@ def latest(records: list[Record]) -> list[Record]:
 
 
 @pytest.mark.parametrize("seed", range(1))
-def test_both_engines_leave_the_same_log(spark: "SparkSession", tmp_path: Path, seed: int) -> None:
+def test_both_engines_leave_the_same_log(
+    spark: "SparkSession", tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two rounds: the second finds what the first left, and takes its tombstones."""
     from compaction.spark_jobs import SparkEngine
 
+    monkeypatch.setattr("compaction.spark_jobs.PART_BYTES_MIN", 1)  # so that there are several
     draws = random.Random(seed)
     base, roots = tmp_path / "base", [tmp_path / "in-process", tmp_path / "spark"]
     for turn in range(2):
