@@ -1,9 +1,9 @@
 """Merging small segments, and key compaction: what is planned, handed to an engine, and committed.
 
-Both plan upon a version of the table, have new segments written beside the old ones, and commit one
-replacement under the care lock of the partition: of two that work on one partition, and of one that
-meets a retention, the slower is refused, takes its uploads back and says so. What it planned upon
-is gone by then, so it does not try again; the next run does.
+Both plan upon segments of the table, have new ones written beside them, and commit one replacement
+under the care lock of the partition. Who finds the lock moved looks whether all that it planned
+upon is still there: a retention of other segments costs nobody's work. If it is not, the slower of
+the two takes its uploads back and says so; the next run goes on.
 
 And if we die here? Before the commit: segments that no version names, for collection. After it:
 it counts. Merges are committed a few at a time, as the engine has them; a compaction commits a
@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,8 @@ log = logging.getLogger("tidelog.compact")
 UPLOAD_AGE_MAX_S = 6 * 3600.0
 """From the first upload to the commit; a fourth of the grace after which collection takes what no
 version names."""
+COMMIT_TRIES = 5
+"""While others move the care lock and leave our segments alone."""
 HISTORY_MAX = 1000
 """Cleanings that a segment remembers (I10): those within `delete.retention.ms`, and one more."""
 
@@ -161,7 +164,8 @@ class _Run:
         for turn, first in enumerate(range(0, len(tasks), step)):
             turned = work._replace(care=work.care + turn)
             some, asked = tasks[first : first + step], told[first : first + step]
-            added = await self._replace(table, turned, some, {}, data_change=False)
+            basis = [file for task in some for file in task.inputs]
+            added = await self._replace(table, turned, some, basis, {}, data_change=False)
             if added is None:
                 return done + [each._replace(is_lost=True) for each in asked]
             done += [_becomes(each, [file]) for each, file in zip(asked, added, strict=True)]
@@ -186,7 +190,7 @@ class _Run:
         kept = await self._engine.newest(scan, self._on_rows)
         tasks = self._tasks(work, files, kept, self._extended(history, files, config))
         end = {clean_app_id(number): files[-1].end_offset}
-        added = await self._replace(table, work, tasks, end, data_change=True)
+        added = await self._replace(table, work, tasks, files, end, data_change=True)
         if added is None:
             return [told._replace(is_lost=True)]
         written = {file.path for task in tasks for file in task.inputs}
@@ -253,11 +257,13 @@ class _Run:
         table: Table,
         work: _Work,
         tasks: Sequence[Rewrite],
+        basis: Sequence[SegmentFile],
         transactions: dict[str, int],
         *,
         data_change: bool,
     ) -> list[SegmentFile] | None:
-        """The segments that were written, now in the table; None: somebody was faster."""
+        """The segments that were written, now in the table; None: somebody was faster. `basis` is
+        what this was planned upon."""
         cluster, prefix = self._cluster, work.topic.prefix
         where = f"{work.topic.name}-{work.number}"
         started_s = cluster.clock.boot_s()
@@ -265,17 +271,39 @@ class _Run:
         added = await self._engine.write(tasks, self._on_rows)
         if cluster.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
             raise Unavailable(f"{where} took too long: run it again")
-        care = {care_app_id(work.number): work.care + 1}
+        change = partial(table.replace, removed, added, data_change=data_change)
         try:
-            await table.replace(removed, added, care | transactions, data_change=data_change)
+            care = await self._commit(change, table, work, basis, transactions)
         except ManifestConflict as conflict:
             log.info("somebody was faster on %s: %s", where, conflict)
             with contextlib.suppress(LogError):  # definitely not in the table: collection would
                 await cluster.store.delete([f"{prefix}/{file.path}" for file in added])
             return None
         if cluster.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
-            await self._check_there(table, work, removed, added)
+            await self._check_there(table, work._replace(care=care), removed, added)
         return added
+
+    async def _commit(
+        self,
+        change: Callable[[dict[str, int]], Awaitable[None]],
+        table: Table,
+        work: _Work,
+        basis: Sequence[SegmentFile],
+        transactions: dict[str, int],
+    ) -> int:
+        """Under the care lock; the version of it that this went upon. Raises ManifestConflict."""
+        app_id, care = care_app_id(work.number), work.care
+        for left in reversed(range(COMMIT_TRIES)):
+            try:
+                await change({app_id: care + 1} | transactions)
+                break
+            except ManifestConflict:
+                await table.refresh()
+                there = await table.paths()
+                if not left or not all(file.path in there for file in basis):
+                    raise
+                care = await table.transaction_version(app_id) or 0
+        return care
 
     async def _check_there(
         self,

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
@@ -358,6 +359,47 @@ def test_a_broker_that_has_it_all_in_memory_reads_what_is_left() -> None:
             await asyncio.sleep(REFRESH_S + 1)
             found = (await read_table(log)).column("offset").to_pylist()
             assert found == [2, 3, 4, 5]
+
+    run(main)
+
+
+class Overtaken(InProcess):
+    """Something happens between the writing and the commit."""
+
+    def __init__(self, cluster: Cluster, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(cluster.store, cluster.clock)
+        self._meanwhile = meanwhile
+
+    async def write(self, tasks, on_rows) -> list[SegmentFile]:
+        files = await super().write(tasks, on_rows)
+        await self._meanwhile()
+        return files
+
+
+@pytest.mark.parametrize(("start", "is_lost"), [(0, False), (2, False), (4, True)])
+def test_a_retention_of_other_segments_costs_no_work(start: int, is_lost: bool) -> None:
+    """The first segment is large: it is none of those that are merged."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        draws = random.Random(1)
+        large = ["".join(chr(draws.randrange(32, 127)) for _ in range(3000)) for _ in range(2)]
+        values = [large, *([f"{i}a", f"{i}b"] for i in range(6))]
+        log = await log_with(inner, values, retention_ms="-1", target_segment_bytes="9000")
+        async with closing(log), caring(inner) as cluster:
+
+            async def retained() -> None:
+                async with caring(inner) as other:
+                    await delete_records(other, "t", {0: start}, is_dry=False)
+
+            engine = Overtaken(cluster, retained)
+            (told,) = await compact(cluster, None, is_dry=False, engine=engine)
+            assert (told.segments, told.is_lost) == (6, is_lost)
+            await segments_of(log)
+            await log.wal.refresh()
+            found = await read_values(log, offset=start)
+            assert found == [*itertools.chain(*values)][start:]
+            await assert_clean(inner)
 
     run(main)
 
