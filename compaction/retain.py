@@ -10,6 +10,7 @@ start to the further of both; of two commits to the table one is refused, and lo
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from compaction.cluster import Cluster
@@ -100,8 +101,9 @@ async def _cut(
     for number, partition in enumerate(topic.partitions):
         cut = cuts.get(number) or Cut(partition.log_start_offset, DELETED)
         start = max(cut.log_start_offset, partition.log_start_offset)
-        files = await _below(table, number, partition, start)
-        if files or start > partition.log_start_offset:
+        columns = (await table.segments(number)).columns
+        count = below(columns, partition, start)
+        if count or start > partition.log_start_offset:
             found.append(
                 Retained(
                     topic.name,
@@ -109,9 +111,9 @@ async def _cut(
                     cut.why,
                     partition.log_start_offset,
                     start,
-                    len(files),
-                    sum(file.rows for file in files),
-                    sum(file.size for file in files),
+                    count,
+                    int(columns.rows[:count].sum()),
+                    int(columns.size[:count].sum()),
                 )
             )
     if found and not is_dry:
@@ -127,7 +129,7 @@ async def _below(
     table: Table, number: int, partition: Partition, log_start_offset: int
 ) -> list[SegmentFile]:
     index = await table.segments(number)
-    return [index[at] for at in range(below(index.columns, partition, log_start_offset))]
+    return list(islice(index, below(index.columns, partition, log_start_offset)))
 
 
 async def _remove(cluster: Cluster, topic: Topic, numbers: Sequence[int]) -> None:

@@ -193,7 +193,8 @@ class SegmentIndex:
         return SegmentFile(path.as_py(), *map(int, numbers))
 
     def __iter__(self) -> Iterator[SegmentFile]:
-        return map(self.__getitem__, range(len(self)))
+        path, *numbers = self._columns
+        return map(SegmentFile, path.to_pylist(), *(array.tolist() for array in numbers))
 
     @property
     def columns(self) -> SegmentColumns:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from compaction.cluster import Cluster
 from compaction.compact import COMPACT, MERGE, Compacted, compact
-from compaction.engine import InProcess
 from compaction.garbage import Grace
 from compaction.latest import Latest, of_ranks, of_shares
 from compaction.retain import delete_records, retain
@@ -291,30 +289,6 @@ def test_latest_is_the_newest_of_each_key(
             assert kept.tolist() == (expected or [everything[-1][0]])
 
 
-@pytest.mark.parametrize("keys_bytes_max", [400, 4000])
-def test_more_keys_than_memory_are_looked_at_share_by_share(keys_bytes_max: int) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner)
-        draws = random.Random(1)
-        async with closing(log):
-            everything: list = []
-            for _ in range(3):
-                part: list[Record] = [
-                    (b"k%d" % draws.randrange(80) if i % 9 else None, b"%d" % i) for i in range(90)
-                ]
-                first = len(everything)
-                everything += [(first + i, key, value) for i, (key, value) in enumerate(part)]
-                await write(log, part)
-            async with caring(inner) as cluster:
-                engine = InProcess(cluster.store, cluster.clock, keys_bytes_max)
-                await compact(cluster, None, is_dry=False, engine=engine)
-            assert await records(log) == latest_of(everything)
-            await assert_clean(inner)
-
-    run(main)
-
-
 # -- merging
 
 
@@ -359,47 +333,6 @@ def test_a_broker_that_has_it_all_in_memory_reads_what_is_left() -> None:
             await asyncio.sleep(REFRESH_S + 1)
             found = (await read_table(log)).column("offset").to_pylist()
             assert found == [2, 3, 4, 5]
-
-    run(main)
-
-
-class Overtaken(InProcess):
-    """Something happens between the writing and the commit."""
-
-    def __init__(self, cluster: Cluster, meanwhile: Callable[[], Awaitable[object]]) -> None:
-        super().__init__(cluster.store, cluster.clock)
-        self._meanwhile = meanwhile
-
-    async def write(self, tasks, on_rows) -> list[SegmentFile]:
-        files = await super().write(tasks, on_rows)
-        await self._meanwhile()
-        return files
-
-
-@pytest.mark.parametrize(("start", "is_lost"), [(0, False), (2, False), (4, True)])
-def test_a_retention_of_other_segments_costs_no_work(start: int, is_lost: bool) -> None:
-    """The first segment is large: it is none of those that are merged."""
-
-    async def main() -> None:
-        inner = MemoryStore()
-        draws = random.Random(1)
-        large = ["".join(chr(draws.randrange(32, 127)) for _ in range(3000)) for _ in range(2)]
-        values = [large, *([f"{i}a", f"{i}b"] for i in range(6))]
-        log = await log_with(inner, values, retention_ms="-1", target_segment_bytes="9000")
-        async with closing(log), caring(inner) as cluster:
-
-            async def retained() -> None:
-                async with caring(inner) as other:
-                    await delete_records(other, "t", {0: start}, is_dry=False)
-
-            engine = Overtaken(cluster, retained)
-            (told,) = await compact(cluster, None, is_dry=False, engine=engine)
-            assert (told.segments, told.is_lost) == (6, is_lost)
-            await segments_of(log)
-            await log.wal.refresh()
-            found = await read_values(log, offset=start)
-            assert found == [*itertools.chain(*values)][start:]
-            await assert_clean(inner)
 
     run(main)
 
