@@ -99,6 +99,16 @@ class NoSuchResource(LogError):
     code = 404
 
 
+class CrossSite(LogError):
+    """A page of another site has a browser of ours write here; nobody asked whoever sits at it."""
+
+    status = 403
+    code = 40301
+
+    def __str__(self) -> str:
+        return "a page of another site may not change anything here"
+
+
 class ErrorAnswer(NamedTuple):
     """An error as HTTP says it; `headers` beside those of any answer."""
 

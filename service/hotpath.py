@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import TypeAlias
 
 from service.consumers import ConsumerRoutes
-from service.errors import INTERNAL_ERROR, ErrorAnswer, error_body, error_response
+from service.errors import INTERNAL_ERROR, CrossSite, ErrorAnswer, error_body, error_response
 from service.fetch import Fetch
 from service.group_forwarding import Forwarder
 from service.http import JSON, JSON_V2, Answer, Call, Receive, Scope, Send
@@ -32,6 +32,7 @@ AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[[Call], Awaitable[Answer | None]]
 
 
+READING = {"GET", "HEAD", "OPTIONS"}
 V3 = (["v3"], ["kafka", "v3"])
 """Where the v3 dialect is mounted, as parts of a path."""
 
@@ -59,6 +60,8 @@ class HotPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             found = self._route(scope["method"], scope["path"])
+            if scope["method"] not in READING and _is_cross_site(scope["headers"]):
+                found = "other", _refuse_cross_site
             if found is not None:
                 route, handler = found
                 await self._serve(route, handler, Call(scope, receive, send))
@@ -116,3 +119,13 @@ class HotPath:
         body = error_body(refusal.code, refusal.message)
         media_type = JSON if route in {"records", "transactions"} else JSON_V2
         await call.answer(Answer(refusal.status, body, media_type, tuple(pairs)))
+
+
+def _is_cross_site(headers: list[tuple[bytes, bytes]]) -> bool:
+    """As every browser of today says; other clients say nothing. There is no login that a page
+    could lack, and what looks like a form needs no permission (CORS) to be sent."""
+    return (b"sec-fetch-site", b"cross-site") in headers
+
+
+async def _refuse_cross_site(_: Call) -> Answer:
+    raise CrossSite
