@@ -11,6 +11,7 @@ And if we die here? An object that nothing names, for collection.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import google_crc32c
@@ -22,8 +23,10 @@ from storage import chunk as chunks
 from storage import keys
 from storage import segment as segments
 from storage.errors import Corrupt
+from storage.folder import FolderStore
 from storage.model import SegmentFile
 from storage.objectstore import Created, ObjectStore
+from storage.readonly import ReadOnlyFolder
 from storage.scan import SegmentSlice
 from storage.slices import Fetched, decode, fetch
 
@@ -88,6 +91,8 @@ async def pump(
     on_rows: Callable[[int], None],
 ) -> None:
     """All records through two threads: one decodes the next block, one consumes that before."""
+    if isinstance(store, FolderStore):  # files as the kernel maps them, instead of two copies
+        store = ReadOnlyFolder(Path(store.table_uri(keys.CLUSTER)).parent)
     consuming: asyncio.Task[None] | None = None
     async for piece, fetched in _fetched(store, wanted):
         batches = decoded(piece, fetched)

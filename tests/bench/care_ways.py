@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
@@ -113,11 +113,13 @@ def by_pyarrow(_: Path, files: list[str], out: Path) -> int:
     dataset = ds.dataset(files, format="parquet")
     newest = dataset.to_table(columns=["key", "offset"]).group_by("key")
     offsets = newest.aggregate([("offset", "max")]).column("offset_max").combine_chunks()
-    options = pc.SetLookupOptions(value_set=offsets)
+    newest_offsets = np.sort(offsets.to_numpy())
     rows = 0
     with pq.ParquetWriter(str(out), dataset.schema, **WRITING) as writer:
         for batch in dataset.to_batches(batch_size=128 * 1024):
-            kept = batch.filter(pc.call_function("is_in", [batch.column("offset")], options))
+            own = batch.column("offset").to_numpy()
+            first, end = np.searchsorted(newest_offsets, [own[0], own[-1] + 1])
+            kept = batch.take(pa.array(np.searchsorted(own, newest_offsets[first:end])))
             rows += kept.num_rows
             if kept.num_rows:
                 writer.write_table(pa.Table.from_batches([kept]), row_group_size=GROUP_ROWS)
