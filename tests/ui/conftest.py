@@ -34,7 +34,7 @@ JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
 V2 = {"content-type": "application/vnd.kafka.v2+json"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One broker for all tests: two topics that they look at, a group that is behind."""
     if CHROMIUM is None:
@@ -79,11 +79,11 @@ def _post(client: httpx.Client, path: str, records: list[dict[str, Any]]) -> Non
     client.post(path, headers=JSON, json={"records": records}).raise_for_status()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def context(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator["BrowserContext"]:
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
+    with sync_playwright() as playwright:  # runs a loop in this thread
         context = playwright.chromium.launch_persistent_context(
             tmp_path_factory.mktemp("chromium"),
             executable_path=CHROMIUM,
