@@ -36,7 +36,7 @@ cluster: $(VENV)/.has-all  ## Run SeaweedFS, three brokers and a balancer here; 
 
 .PHONY: test
 test: $(VENV)/.has-all  ## Run the tests; ARGS are those of pytest
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
 .PHONY: torture
 torture: $(VENV)/.has-all  ## Three brokers and all that can happen to them, for MINUTES

@@ -20,7 +20,7 @@ _prefixes = itertools.count()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--torture-minutes", type=float, default=0.3, help="for how long brokers are tortured"
+        "--torture-minutes", type=float, default=0.2, help="for how long brokers are tortured"
     )
     parser.addoption(
         "--api-examples", type=int, default=10, help="requests to each operation of the API"

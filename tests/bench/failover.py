@@ -32,6 +32,8 @@ PARTITIONS = 3
 BEFORE_S = 2.0
 AFTER_S = 5.0
 SLACK_MS = 100.0
+PAUSE_S = 0.01
+"""Of each client after an ack: two cores that have no time for anything are another number."""
 SEQUENCER_GAP_MS = 2000.0
 JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
 
@@ -59,6 +61,7 @@ class Client:
                     self.repeated += 1
                     await asyncio.sleep(0.01)
                 self.acks.append((started_s, time.monotonic()))
+                await asyncio.sleep(PAUSE_S)
 
     async def _post(self, http: httpx.AsyncClient, value: str) -> bool:
         body = json.dumps({"records": [{"key": value, "value": value}]}).encode()

@@ -234,7 +234,7 @@ async def at_the_end(world: World) -> None:
         assert offset < start or is_superseded or there.get(offset) == world.acked[offset]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_i1_i7_i9_a_log_that_is_cared_for_is_the_log(seed: int) -> None:
     async def main() -> World:
         world = World(seed)
