@@ -121,7 +121,7 @@ def test_killed_at_any_moment_and_run_again(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "service.cli", "maintain", "--yes"]
         command += ["--file-grace-ms", "4000", "--store", broker.store]
         first = 0
-        for _ in range(3):
+        for _ in range(2):
             for topic in ("t", "u"):
                 produce(broker, topic, first, 50)
                 broker.cli("seal", topic)
