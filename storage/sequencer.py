@@ -196,6 +196,7 @@ class Sequencer:
         draft = draft._replace(origins=[origin])
         own = self._own = _HandedOver(draft, self._number, not_after_s, self.clock, done)
         try:
+            own.next_draft()  # raises where we slept since the upload: it may be collected by now
             await self._hand_over(target, own)
             return own.done.result() if own.done.done() else await self._commit_alone(own)
         finally:
