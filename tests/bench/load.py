@@ -116,17 +116,7 @@ async def run(
         sent += 1
     await done
     took = time.perf_counter() - started
-    for connection in opened:
-        connection.transport.close()
-        await connection.lost
-    latencies.sort()
-    return Measured(
-        len(latencies),
-        took,
-        1000 * statistics.median(latencies),
-        1000 * latencies[min(len(latencies) - 1, int(len(latencies) * 0.99))],
-        bytes_in,
-    )
+    return await _measured(opened, latencies, took, bytes_in)
 
 
 async def paced(
@@ -179,9 +169,16 @@ async def paced(
     send_due()
     await done
     took = time.perf_counter() - started
-    for one in opened:
-        one.transport.close()
-        await one.lost
+    return await _measured(opened, latencies, took, bytes_in)
+
+
+async def _measured(
+    opened: Sequence[_Connection], latencies: list[float], took: float, bytes_in: int
+) -> Measured:
+    """Closes the connections, too."""
+    for connection in opened:
+        connection.transport.close()
+        await connection.lost
     latencies.sort()
     return Measured(
         len(latencies),
