@@ -2,10 +2,8 @@
 session: offsets through the aggregation, never a value, never a window."""
 
 import asyncio
-import os
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import pyarrow.parquet as pq
 
 from tests.bench import care_log
 from tests.bench.report import Row
+from tests.bench.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,20 +30,8 @@ def measure(folder: Path, records: int, keys: int) -> list[Row]:
 
     log = folder / "spark"
     care_log.make(log, compacting(), updates(records, keys))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
-
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "2g")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    try:
+    with session() as spark:
         return _compare(spark, log, folder / "out", records)
-    finally:
-        spark.stop()
 
 
 def _compare(spark: "SparkSession", log: Path, out: Path, records: int) -> list[Row]:

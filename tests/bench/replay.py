@@ -1,9 +1,7 @@
 """Spark replay beside `spark.read.parquet` on the very same files: full scans, in one session."""
 
-import os
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 from tests.bench.broker import Broker
 from tests.bench.fetch import fill, seal
 from tests.bench.report import Row
+from tests.bench.spark import session
 
 RUNS = 5
 RECORDS = 4_000_000
@@ -20,7 +19,6 @@ TARGET = 1.15
 def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     if shutil.which("java") is None:
         return [Row("replay", "skipped", 0, "", note="Java 17 is needed for Spark")]
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     records = RECORDS // 10 if is_quick else RECORDS
     url = f"file://{folder}"
     with Broker(url) as broker:
@@ -31,21 +29,14 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
 
 
 def _compare(url: str, root: str, records: int) -> list[Row]:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql import functions as fn
 
     from storage import spark_source
     from storage.spark_native import read_topic
 
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "2g")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    spark_source.register(spark)
-    try:
+    with session() as spark:
+        spark_source.register(spark)
         ways: dict[str, Callable[[], DataFrame]] = {
             "spark.read.parquet": lambda: spark.read.parquet(f"{root}/topics"),
             "read_topic": lambda: read_topic(spark, url, "bench"),
@@ -62,8 +53,6 @@ def _compare(url: str, root: str, records: int) -> list[Row]:
                 assert row[2] == records, f"{name} saw {row[2]} of {records} records"
                 if number:  # the first round warms the JVM
                     taken[name].append(time.perf_counter() - started)
-    finally:
-        spark.stop()
     plain = taken["spark.read.parquet"]
     rows = []
     for name, target in (("read_topic", TARGET), ('format("tidelog")', None)):

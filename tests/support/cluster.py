@@ -8,7 +8,6 @@ async with Cluster() as cluster:
 
 import asyncio
 import enum
-import random
 from collections.abc import Callable
 
 from storage.errors import Corrupt
@@ -199,16 +198,3 @@ class Cluster:
     def thaw(self, log: Log) -> None:
         self.net.frozen.discard(log.membership.me.address)
         logs.store_of(log).thaw()
-
-
-class Seeded:
-    """Each message is broken with probability `rate`."""
-
-    def __init__(self, seed: int, rate: float) -> None:
-        self._random = random.Random(seed)
-        self._rate = rate
-
-    def __call__(self, verb: str, address: str) -> Broken | None:
-        if self._random.random() >= self._rate:
-            return None
-        return self._random.choice(list(Broken))

@@ -1,17 +1,20 @@
 """A broker's log, and what it is held against: its WAL, its tables, what retries are told."""
 
 import asyncio
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx
 from deltalake import DeltaTable
 
 from storage.folder import FolderStore
 from tests.support.broker import Broker
 from tests.support.history import Log, Read
 from tests.support.records import entries_of
-from tests.system.client import Client, wait_until
+from tests.system.client import JSON, Client, wait_until
 from tests.system.load import Sent
 
 
@@ -31,6 +34,18 @@ def the_log(broker: Broker, topic: str, partitions: int) -> Log:
     """All of it, as a reader of this broker gets it."""
     with Client(broker.base_url) as client:
         return client.read_all(topic, partitions)
+
+
+def json_values(url: str, query: str = "") -> list[Any]:
+    """Of partition 0 of topic `t` through a balancer, page by page: what was acked anywhere is seen
+    at its own offset at the latest."""
+    found: list[Any] = []
+    while True:
+        path = f"{url}/topics/t/partitions/0/records?offset={len(found)}{query}"
+        page = json.loads(httpx.get(path, headers={"accept": JSON}).raise_for_status().content)
+        if not page:
+            return found
+        found += [record["value"] for record in page]
 
 
 def wait_for_commits(broker: Broker) -> None:

@@ -21,7 +21,7 @@ import httpx
 from tests.support.broker import Broker
 from tests.system.checks import new_topic
 from tests.system.client import Client
-from tests.system.test_brokers import QUICK, brokers
+from tests.system.several import QUICK, brokers
 
 SECONDS = float(os.environ.get("TIDELOG_CHURN_S", "5"))
 KILL_EVERY_S = max(3.0, SECONDS / 20)

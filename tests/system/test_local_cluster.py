@@ -1,6 +1,5 @@
 """`make cluster`: an S3 server, brokers and a balancer, up and down again, nothing left behind."""
 
-import json
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ import pytest
 
 from deploy.local.balancer import installed_balancer
 from tests.support.ports import free_port
+from tests.system.checks import json_values
 
 pytestmark = [
     pytest.mark.skipif(installed_balancer() is None, reason="needs nginx or haproxy"),
@@ -24,17 +24,6 @@ JSON = "application/vnd.kafka.json.v2+json"
 def children(pid: int) -> set[int]:
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return {int(child) for child in listed.split()}
-
-
-def values(url: str) -> list[int]:
-    """Page by page: what was acked anywhere is seen at its own offset at the latest."""
-    found: list[int] = []
-    while True:
-        path = f"{url}/topics/t/partitions/0/records?offset={len(found)}"
-        page = json.loads(httpx.get(path, headers={"accept": JSON}).raise_for_status().content)
-        if not page:
-            return found
-        found += [record["value"] for record in page]
 
 
 def test_a_cluster_comes_up_and_goes_away(tmp_path: Path) -> None:
@@ -64,7 +53,7 @@ def test_a_cluster_comes_up_and_goes_away(tmp_path: Path) -> None:
                 placed.append(answer.raise_for_status().json()["offsets"][0]["offset"])
             assert placed == list(range(12))
         for url in (*brokers, f"http://127.0.0.1:{port}"):
-            assert values(url) == list(range(12))
+            assert json_values(url) == list(range(12))
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0

@@ -1,7 +1,6 @@
 """What deploy/README.md tells operators to do, done to a cluster under load: brokers replaced one
 by one behind a balancer; a prefix copied, checked and brought back."""
 
-import json
 import shutil
 import threading
 import time
@@ -16,9 +15,11 @@ import pytest
 from deploy.local.balancer import balancer, installed_balancer
 from deploy.local.cluster import Store, brokers
 from tests.support.broker import Broker, tidelog, until
+from tests.system.checks import json_values
 
 JSON = "application/vnd.kafka.json.v2+json"
 STOP_S = 10.0
+WHOLE = "&max_bytes=10000000"
 
 
 class Clients:
@@ -74,16 +75,6 @@ class Clients:
         return word == "200"
 
 
-def values(url: str) -> list[str]:
-    found: list[str] = []
-    while True:
-        path = f"{url}/topics/t/partitions/0/records?offset={len(found)}&max_bytes=10000000"
-        page = json.loads(httpx.get(path, headers={"accept": JSON}).raise_for_status().content)
-        if not page:
-            return found
-        found += [record["value"] for record in page]
-
-
 @pytest.mark.skipif(installed_balancer() is None, reason="needs nginx or haproxy")
 def test_brokers_are_replaced_one_by_one_under_load(tmp_path: Path) -> None:
     store = Store((tmp_path / "store").as_uri())
@@ -107,7 +98,7 @@ def test_brokers_are_replaced_one_by_one_under_load(tmp_path: Path) -> None:
             # What a broker that ends may have seen, the balancer must not send again by itself.
             assert set(tries) <= {"200", "502", "503"}
             assert tries.total() - tries["200"] <= 3 * 4, "more than what was under way"
-            assert sorted(values(url)) == sorted(acked)
+            assert sorted(json_values(url, WHOLE)) == sorted(acked)
         assert len(set(acked)) == len(acked)
 
 
@@ -128,7 +119,7 @@ def test_a_prefix_is_copied_and_brought_back(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "store")
     synchronise(backup, tmp_path / "store")
     with Broker(tmp_path / "b", (tmp_path / "store").as_uri()) as broker:
-        assert sorted(values(broker.base_url)) == sorted(clients.acked)
+        assert sorted(json_values(broker.base_url, WHOLE)) == sorted(clients.acked)
 
 
 def synchronise(source: Path, target: Path) -> None:
