@@ -15,6 +15,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     assignors     which member of a group reads which partition: range, round robin, sticky
     topics        the configs of a topic: names, defaults, checks
     positions     where a consumer instance stands
+    acls          access control lists: who may do what with which resource, as Kafka decides it
     entry         the bytes of a WAL entry, and the actions in it
     producers     ids, epochs and sequences of Kafka's idempotent producers
     group         a consumer group and its members: the nouns
@@ -22,6 +23,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     patterns      topics by regular expressions
     groups        committed offsets of consumer groups
     requests      idempotency keys and what they were answered
+    access        keys, access control lists, quotas
     origins       drafts that were handed over, applied once
     partition     a partition's offsets, and the index of its tail
     state         the cluster state, and `apply`

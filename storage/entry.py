@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from storage.acls import Acl
 from storage.assignors import Owned
 from storage.chunk import crc32c
 from storage.errors import Corrupt
@@ -271,6 +272,44 @@ class ForgetTopic(Action, frozen=True, array_like=True, tag="forget-topic", gc=F
     topic_id: str
 
 
+class CreateKey(Action, frozen=True, array_like=True, tag="create-key", gc=False):
+    """From now on, or until then, who shows the secret with this SHA-256 is the principal."""
+
+    key_id: str
+    principal: str
+    digest: bytes
+    expires_ms: int = 0
+    note: str = ""
+
+
+class DeleteKey(Action, frozen=True, array_like=True, tag="delete-key", gc=False):
+    """The secret is nobody's any more; repeated: nothing."""
+
+    key_id: str
+
+
+class CreateAcls(Action, frozen=True, array_like=True, tag="create-acls", gc=False):
+    """These bindings hold; those that did already, still."""
+
+    acls: list[Acl]
+
+
+class DeleteAcls(Action, frozen=True, array_like=True, tag="delete-acls", gc=False):
+    """Exactly these bindings hold no more."""
+
+    acls: list[Acl]
+
+
+class SetQuotas(Action, frozen=True, array_like=True, tag="set-quotas", gc=False):
+    """Bytes a second by the quota's name, or None: none of its own. Others stay as they are."""
+
+    principal: str
+    rates: dict[str, int | None]
+
+
+AccessAction = CreateKey | DeleteKey | CreateAcls | DeleteAcls | SetQuotas
+
+
 AnyAction = (
     Append
     | ProducerAppend
@@ -285,6 +324,7 @@ AnyAction = (
     | MoveLogStart
     | ForgetTopic
     | GroupAction
+    | AccessAction
 )
 
 

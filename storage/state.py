@@ -14,8 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 from storage import keys, topics
+from storage.access import Access, KeptAccess
 from storage.entry import (
     GENESIS,
+    AccessAction,
     AddPartitions,
     AlterTopic,
     AnyAction,
@@ -113,6 +115,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     groups: KeptGroups | None = None
     members: KeptMembers | None = None
     origins: list[OriginMark] = []
+    access: KeptAccess | None = None
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -134,6 +137,7 @@ class ClusterState:
         self.producers = Producers()
         self.members = GroupMembers(self.topics)
         self.groups = Groups(self.members)
+        self.access = Access()
         self._keys = RememberedKeys()
         self._by_id: dict[str, Topic] = {}
         self._configs: dict[str, topics.TopicConfig] = {}
@@ -274,6 +278,8 @@ class ClusterState:
                 return self.producers.check_init(action)
             case RetireHotLog() | ForgetTopic():
                 return None
+            case _ if isinstance(action, AccessAction):
+                return self.access.check(action)
             case _:
                 return check_group_id(action.group_id) or self.members.check(action)
 
@@ -341,6 +347,8 @@ class ClusterState:
                 self.members.do(action, self.time_ms)
             case Append() | InitProducer():
                 raise AssertionError("what has an answer is done by _apply_commit")
+            case _ if isinstance(action, AccessAction):
+                self.access.do(action, self.time_ms)
             case _:
                 self.members.do(action, self.time_ms)
 
@@ -403,6 +411,7 @@ class ClusterState:
             self.groups.kept(),
             self.members.kept(),
             list(self.origins),
+            self.access.kept(),
         )
         elements = list(msgspec.structs.astuple(snapshot))
         # A cluster that never used what was added later has the bytes that it always had.
@@ -427,6 +436,7 @@ class ClusterState:
         state.hot_logs = snapshot.hot_logs
         state.producers = Producers.restored(snapshot.producers)
         state.groups = Groups(state.members, snapshot.groups)
+        state.access = Access(snapshot.access)
         for topic in snapshot.topics:
             state._index(topic)
         state.members.load(snapshot.members)
