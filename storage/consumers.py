@@ -38,7 +38,6 @@ from storage.errors import (
     LogError,
     NotAssigned,
     OffsetOutOfRange,
-    Unavailable,
     UnknownMember,
     UnknownPartition,
     UnknownTopic,
@@ -145,7 +144,7 @@ class Consumers:
         await self._hand_in(group_id)
         await self._coordinator.submit(Subscribe(group_id, member_id, list(topics), pattern))
         heard.instance.polled_s = self._log.clock.boot_s()
-        await self._settle(group_id, member_id, heard.instance)
+        await self._settle(heard)
 
     async def assign(
         self, group_id: str, member_id: str, partitions: Sequence[TopicPartition]
@@ -155,7 +154,7 @@ class Consumers:
         heard = await self._coordinator.hear(group_id, member_id)
         owned = [await self._owned(where) for where in partitions]
         await self._coordinator.submit(AssignByHand(group_id, member_id, owned))
-        await self._settle(group_id, member_id, heard.instance)
+        await self._settle(heard)
 
     async def hear(self, group_id: str, member_id: str) -> Heard:
         """The member says something, and so lives. Raises UnknownMember."""
@@ -187,29 +186,42 @@ class Consumers:
         await self.seek(group_id, member_id, found)
 
     async def _seek(self, heard: Heard, positions: Mapping[Owned, int]) -> None:
+        heard = await self._coordinator.alone(heard)
         said = [Sought(at.topic, at.partition, offset) for at, offset in positions.items()]
         await self._coordinator.submit(Seek(heard.group.group_id, heard.member.member_id, said))
-        for where, offset in positions.items():
-            heard.instance.positions.begin(where, offset)
+        self._begin(heard, positions)
         heard.instance.wake()
 
-    async def _settle(self, group_id: str, member_id: str, instance: Instance) -> None:
-        """Its assignment has changed by its own will: find where it starts."""
-        instance.wake()
-        group, member = self._coordinator.look(group_id, member_id)
-        await self._position(Heard(group, member, instance))
+    def _begin(self, heard: Heard, positions: Mapping[Owned, int]) -> None:
+        """Of partitions that it has still: what stayed behind of others would count when they come
+        back. Raises Unavailable where another coordinator may have looked too early."""
+        _, member, instance, _ = self._coordinator.still(heard)
+        owned = set(member.owned)
+        for where, offset in positions.items():
+            if where in owned:
+                instance.positions.begin(where, offset)
 
-    async def _position(self, heard: Heard) -> None:
+    async def _settle(self, heard: Heard) -> None:
+        """Its assignment has changed by its own will: find where it starts."""
+        heard.instance.wake()
+        _ = await self._position(self._coordinator.still(heard))
+
+    async def _position(self, heard: Heard) -> Heard:
         """Know where each partition that it has goes on. Where that is the end of the log it is
         written down: another coordinator must not begin at a later end."""
-        _, member, instance = heard
-        instance.positions.retain(member.owned)
-        missing = [where for where in member.owned if where not in instance.positions]
-        if not missing:
-            return
+        heard.instance.positions.retain(heard.member.owned)
+        if not _unknown(heard):
+            return heard
+        async with heard.instance.finding:
+            heard = await self._coordinator.alone(heard)
+            await self._find(heard)
+        return self._coordinator.still(heard)
+
+    async def _find(self, heard: Heard) -> None:
+        _, member, instance, _ = heard
         committed = self._log.state.groups.offsets(heard.group.group_id)
         ends: list[Owned] = []
-        for where in missing:
+        for where in _unknown(heard):
             held = committed.get(where.topic, {}).get(where.partition)
             sought = member.position(where)
             if sought is not None:
@@ -234,8 +246,7 @@ class Consumers:
                 held = topic.partitions[where.partition]
                 found[where] = held.log_start_offset if is_earliest else held.high_watermark
         if is_earliest:
-            for where, offset in found.items():
-                heard.instance.positions.begin(where, offset)
+            self._begin(heard, found)
         elif found:
             with contextlib.suppress(NotAssigned):  # just now: its next look finds others
                 await self._seek(heard, found)
@@ -249,14 +260,19 @@ class Consumers:
         """The next records of the member's partitions: about `bytes_max` bytes, at least one when
         there is any, waiting up to `wait_s` for the first. Leave the context without an error when
         they are sent: then they are not returned again. One read of a member at a time: another
-        waits, and that counts. Raises UnknownMember, Corrupt, Unavailable."""
+        waits, and that counts; what does not is waiting to hear that the answer before arrived,
+        which a client may know before this broker does. Raises UnknownMember, Corrupt,
+        Unavailable."""
         deadline = asyncio.get_running_loop().time() + wait_s
         heard = await self._coordinator.hear(group_id, member_id)
         instance = heard.instance
         instance.under_way += 1
         try:
+            # Without it a read that waits for nothing finds nothing, and says of nothing that it
+            # arrived: the last records of all would never be committed.
+            await _until_sent(instance)
             try:
-                async with asyncio.timeout_at(deadline if instance.lock.locked() else None):
+                async with asyncio.timeout_at(deadline):
                     await instance.lock.acquire()
             except TimeoutError:
                 yield Read([], heard.group.generation)
@@ -265,13 +281,15 @@ class Consumers:
                 instance.polled_s = self._log.clock.boot_s()
                 instance.positions.acknowledge()
                 read = await self._read(heard, bytes_max, deadline)
-                instance.is_sending = True
+                instance.sending = asyncio.get_running_loop().create_future()
                 yield read
                 for portion in read.portions:
                     after = portion.fetched.next_offset
                     instance.positions.advance(portion.where, portion.offset, after)
             finally:
-                instance.is_sending = False
+                if instance.sending is not None:
+                    instance.sending.set_result(None)
+                    instance.sending = None
                 instance.lock.release()
         finally:
             instance.under_way -= 1
@@ -279,28 +297,25 @@ class Consumers:
 
     async def _read(self, heard: Heard, bytes_max: int, deadline: float) -> Read:
         loop = asyncio.get_running_loop()
-        group_id, member_id = heard.group.group_id, heard.member.member_id
-        instance, term = heard.instance, heard.group.term
-        is_fresh = False
+        is_asked = False
         while True:
-            group, member = self._coordinator.look(group_id, member_id)
-            if group.term != term:  # what is known here of the instance is old
-                raise Unavailable(f"another broker coordinates group {group_id!r}: try again")
-            await self._position(Heard(group, member, instance))
-            portions = await self._take_records(Heard(group, member, instance), bytes_max)
-            group, member = self._coordinator.look(group_id, member_id)
-            owned = set(member.owned)
+            heard = await self._position(self._coordinator.still(heard))
+            portions = await self._take_records(heard, bytes_max)
+            heard = await self._coordinator.fresh(heard)
+            owned = set(heard.member.owned)
             portions = [one for one in portions if one.where in owned]  # I8: as of now
-            wanted = min(max(member.config.fetch_min_bytes, 1), bytes_max)
-            if is_fresh and loop.time() >= deadline:
-                return Read(portions, group.generation)
+            read = Read(portions, heard.group.generation)
+            wanted = min(max(heard.member.config.fetch_min_bytes, 1), bytes_max)
+            if is_asked and loop.time() >= deadline:
+                return read
             if portions and (wanted == 1 or sum(map(portion_bytes, portions)) >= wanted):
-                return Read(portions, group.generation)
-            if not is_fresh:
+                return read
+            if not is_asked:
                 await self._log.wal.refresh()  # whoever was acked before must be seen (I3)
-                is_fresh = True
+                is_asked = True
                 continue
-            await self._wait(member, instance, {one.where for one in portions}, deadline)
+            taken = {one.where for one in portions}
+            await self._wait(heard.member, heard.instance, taken, deadline)
 
     async def _wait(
         self, member: GroupMember, instance: Instance, taken: set[Owned], deadline: float
@@ -325,7 +340,7 @@ class Consumers:
     async def _take_records(self, heard: Heard, bytes_max: int) -> list[Portion]:
         """Of one partition after the other, each time beginning with another. One that fails fails
         the read only where no other has anything."""
-        _, member, instance = heard
+        _, member, instance, _ = heard
         owned, portions, budget = list(member.owned), [], bytes_max
         failure: LogError | None = None
         first = instance.turn % max(len(owned), 1)
@@ -381,9 +396,7 @@ class Consumers:
 
     async def _acknowledge(self, instance: Instance) -> None:
         """It has what it was sent. Whether it has what is on the way is heard in a moment."""
-        if instance.is_sending:
-            async with instance.lock:
-                pass
+        await _until_sent(instance)
         instance.positions.acknowledge()
 
     async def _hand_in(self, group_id: str) -> None:
@@ -460,6 +473,17 @@ def _found(pattern: str, state: ClusterState) -> list[str]:
     if len(names) > TOPICS_MAX:
         raise InvalidRequest(f"{len(names)} topics match the pattern: {TOPICS_MAX} at most")
     return names
+
+
+def _unknown(heard: Heard) -> list[Owned]:
+    """Partitions that the member has, and of which nobody here knows where it stands."""
+    return [where for where in heard.member.owned if where not in heard.instance.positions]
+
+
+async def _until_sent(instance: Instance) -> None:
+    """Wait for what is on the way, which is soon there or lost."""
+    if instance.sending is not None:
+        await asyncio.wait([instance.sending])
 
 
 def portion_bytes(portion: Portion) -> int:

@@ -9,6 +9,14 @@ And if it dies? Another takes the group (`TakeGroup`) when a request comes, or w
 seeing it dead, and gives each member a whole session from then on. Silence is counted by its own
 boot clock, and only while it looks: a broker that slept blames nobody. Heartbeats never reach the
 WAL.
+
+And if it only seemed dead? It learns of its successor when it next looks into the WAL. Until then
+both would serve a member, each from where the member stands by what that one knows: records whose
+offsets are committed already would be returned once more, to somebody who may produce from them in
+a transaction that is taken. So a coordinator returns records with a view of the WAL that is not
+older than `VIEW_AGE_MAX_S`, and its successor looks up where a member stands when `HANDOVER_S` have
+passed. (Rejected: to ask the WAL at each read, a GET and its time; a generation for each
+coordinator, which would refuse the work in hand whenever a broker dies.)
 """
 
 import asyncio
@@ -27,6 +35,12 @@ from storage.positions import Positions
 from storage.writer import Acks
 
 log = logging.getLogger("tidelog.groups")
+
+VIEW_AGE_MAX_S = 1.5
+"""More than `poll.interval.ms`, so that it costs nothing while the store answers."""
+HANDOVER_S = 2.0
+"""More than that, by what two clocks may differ in such a time and more. Members wait for it when
+their coordinator is replaced."""
 
 
 class Coordinators(Protocol):
@@ -72,16 +86,20 @@ def _weight(group_id: str, broker: str) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """What its coordinator knows of a member, softly. `lock`: one read at a time; `is_sending`: its
-    answer is on the way; `waiter`: set to make a read look again."""
+    """What its coordinator knows of a member, softly. `lock`: one read at a time; `finding`: one
+    task at a time finds where the member starts; `sending`: its
+    answer is on the way, done when it has arrived or never will; `waiter`: set to make a read look
+    again; `alone_s`: from when on no other broker serves it."""
 
     heard_s: float
     polled_s: float
+    alone_s: float = 0.0
     under_way: int = 0
-    is_sending: bool = False
     turn: int = 0
     positions: Positions = field(default_factory=Positions)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    finding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sending: "asyncio.Future[None] | None" = None
     waiter: "asyncio.Future[None] | None" = None
 
     def wake(self) -> None:
@@ -101,11 +119,12 @@ class Led:
 
 
 class Heard(NamedTuple):
-    """A member that has just made itself heard."""
+    """A member that has just made itself heard, in a term of its group."""
 
     group: Group
     member: GroupMember
     instance: Instance
+    term: int
 
 
 class Coordinator:
@@ -131,8 +150,10 @@ class Coordinator:
         instance = led.instances.get(member_id)
         if instance is None:
             instance = led.instances[member_id] = self.new_instance()
+            if led.term > 1:  # whom another coordinator knew
+                instance.alone_s = led.since_s + HANDOVER_S
         instance.heard_s = self._log.clock.boot_s()
-        return Heard(group, member, instance)
+        return Heard(group, member, instance, led.term)
 
     def _known(self, group_id: str, member_id: str) -> Heard | None:
         """The same for a member that was heard here before in this term: nearly always."""
@@ -143,7 +164,7 @@ class Coordinator:
         if member is None or instance is None or group.coordinator != self.coordinators.me:
             return None
         instance.heard_s = self._log.clock.boot_s()
-        return Heard(group, member, instance)
+        return Heard(group, member, instance, led.term)
 
     def look(self, group_id: str, member_id: str) -> tuple[Group, GroupMember]:
         group = self._log.state.members.get(group_id)
@@ -151,6 +172,31 @@ class Coordinator:
         if group is None or member is None:
             raise UnknownMember(f"group {group_id!r} has no member {member_id!r}")
         return group, member
+
+    def still(self, heard: Heard) -> Heard:
+        """The member as of now. Raises Unavailable if what is known of it here is another's to say
+        by now, UnknownMember."""
+        group, member = self.look(heard.group.group_id, heard.member.member_id)
+        if group.term != heard.term:
+            raise _another(group.group_id)
+        return heard._replace(group=group, member=member)
+
+    async def alone(self, heard: Heard) -> Heard:
+        """Afterwards no other broker serves the member, and the state has all that it committed
+        before. Raises as `still`."""
+        left_s = heard.instance.alone_s - self._log.clock.boot_s()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
+        await self._log.wal.refresh()
+        return self.still(heard)
+
+    async def fresh(self, heard: Heard) -> Heard:
+        """The member as of a moment ago on every broker. Raises as `still`."""
+        if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
+            await self._log.wal.refresh()
+            if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
+                raise Unavailable("the store takes too long to answer: try again")
+        return self.still(heard)
 
     def new_instance(self) -> Instance:
         now_s = self._log.clock.boot_s()
@@ -171,7 +217,7 @@ class Coordinator:
         if group is None:
             raise UnknownMember(f"group {group_id!r} has no members")
         if group.coordinator != self.coordinators.me:
-            raise Unavailable(f"another broker coordinates group {group_id!r}: try again")
+            raise _another(group_id)
         led = self.led.get(group_id)
         if led is None or led.term != group.term:
             led = self.led[group_id] = Led(group.term, self._log.clock.boot_s())
@@ -255,6 +301,10 @@ class Coordinator:
     async def submit(self, action: AnyAction) -> None:
         request = Request(self._log.clock.new_id(), (), 0, actions=[action])
         await self._log.writer.append(request, Acks.ALL)
+
+
+def _another(group_id: str) -> Unavailable:
+    return Unavailable(f"another broker coordinates group {group_id!r}: try again")
 
 
 async def all_of(duties: Sequence[Awaitable[object]]) -> None:

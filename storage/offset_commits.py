@@ -59,7 +59,7 @@ class OffsetCommits:
     def commit(self, heard: Heard, offsets: list[GroupOffset]) -> "asyncio.Future[None]":
         """The member says that it has come so far. Done when that is in the log, or refused; who no
         longer waits does not stop it."""
-        group, member, instance = heard
+        group, member, instance, _ = heard
         generation = group.generation if member.is_subscribed else NO_GENERATION
         action = CommitOffsets(group.group_id, generation, offsets, member.member_id)
         before = instance.positions.commit(
@@ -88,7 +88,7 @@ class OffsetCommits:
     ) -> None:
         """What members of these that commit by themselves have got: `most` of them, in turn."""
         due = [
-            Heard(group, member, instance)
+            Heard(group, member, instance, led.term)
             for group, led in groups
             for member_id, instance in led.instances.items()
             if (member := group.members.get(member_id)) is not None

@@ -185,6 +185,7 @@ class Run:
         while world.now_s < plan.run_s:
             await asyncio.sleep(self.draws.expovariate(1 / plan.trouble_s))
             self._trouble(self.draws.choice(plan.troubles))
+            world.check_states()
             if plan.carers:
                 scan(world)
         self.is_over = True

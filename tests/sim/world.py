@@ -116,6 +116,7 @@ class World:
         self.bucket = Bucket()
         self.bucket.on_created = self._created
         self.truth = ClusterState(CLUSTER_ID)
+        self._folded = {0: _digest(self.truth)}
         self.recorder = Recorder()
         self.brokers: dict[str, Broker] = {}
         self.on_exit: Callable[[Broker], None] = lambda broker: None
@@ -168,10 +169,19 @@ class World:
             try:
                 decoded = entries.decode(body, key, seq=seq, previous=self.truth.hash)
                 self.truth.apply(decoded, key)
+                self._folded[seq] = _digest(self.truth)
             except Corrupt as error:
                 self.bug(f"I5: {error}")
         else:
             self.count("voids")
+
+    def check_states(self) -> None:
+        """Each broker's state is what the chain was after the same entry (I4). How far it has come
+        is another matter: nobody reads an entry at the moment at which it is made."""
+        for broker in self.ready():
+            state = broker.log.state
+            if self._folded.get(state.seq) != _digest(state):
+                self.bug(f"I4: {broker.name} has another state than the chain at {state.seq}")
 
     # -- processes
 
@@ -415,6 +425,10 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._told.append(f"    {self.format(record)}")
+
+
+def _digest(state: ClusterState) -> bytes:
+    return hashlib.blake2b(state.encode(), digest_size=16).digest()
 
 
 def _give(answer: "asyncio.Future[Any]", result: object) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ PLAIN = {"content-type": "application/vnd.kafka.v2+json"}
 
 
 PARTITIONS = 4
+PATIENT = QUICK | {"member_timeout_ms": 30_000}
+"""No broker that is only slow counts as dead: nobody takes a group from another."""
+TAKEN = "its coordinator cannot be reached"
+"""What a broker logs that takes one all the same."""
 
 
 class Anywhere:
@@ -40,11 +45,12 @@ class Anywhere:
             try:
                 answer = self._http.request(method, f"{broker.base_url}{path}", **more)
             except httpx.TransportError:
-                self.repeated += 1
-                continue
-            if answer.status_code not in (429, 503, 504):
-                return answer
+                pass
+            else:
+                if answer.status_code not in (429, 503, 504):
+                    return answer
             self.repeated += 1
+            time.sleep(0.05)
         raise AssertionError(f"{method} {path} is not answered by anybody")
 
 
@@ -83,12 +89,23 @@ def produce(anywhere: Anywhere, topic: str) -> list[int]:
     return values
 
 
+def was_calm(found: list[Broker]) -> bool:
+    return not any(TAKEN in broker.log() for broker in found)
+
+
+def is_committed(instance: Instance, count: int) -> bool:
+    """Whoever reads on says that it has what it read, or is given again what a coordinator that was
+    replaced had not committed."""
+    instance.read("timeout=0")
+    return sum(instance.committed()) == count
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_the_whole_life_of_an_instance_at_any_broker(tmp_path: Path, is_killed: bool) -> None:
     topic, seed = new_topic(), secrets.randbits(32)
     print(f"seed {seed}")
     with (
-        brokers(tmp_path, **QUICK) as found,
+        brokers(tmp_path, **(QUICK if is_killed else PATIENT)) as found,
         contextlib.closing(Anywhere(found, seed)) as anywhere,
     ):
         with Client(found[0].base_url) as client:
@@ -99,16 +116,15 @@ def test_the_whole_life_of_an_instance_at_any_broker(tmp_path: Path, is_killed: 
         assert instance("GET", "/subscription") == {"topics": [topic]}
         assert len(instance("GET", "/assignments")["partitions"]) == PARTITIONS
         read: list[int] = []
-        while set(read) != set(values):
-            read += instance.read("max_bytes=200&timeout=500")
+        while (some := instance.read("max_bytes=200&timeout=500")) or set(read) != set(values):
+            read += some
             if is_killed and len(anywhere.found) == len(found) and len(read) > 100:
                 dead = random.Random(seed).choice(found)  # the coordinator, or another
                 dead.kill()
                 anywhere.found = [broker for broker in found if broker is not dead]
-        if not is_killed:
+        if was_calm(found) and not is_killed:
             assert sorted(read) == values  # each once: nothing went wrong
-        assert instance.read("timeout=0") == []  # and says that it has them
-        wait_until(lambda: sum(instance.committed()) == len(values), "the commits by themselves")
+        wait_until(lambda: is_committed(instance, len(values)), "the commits by themselves")
 
         # Where it said to go on, whoever is asked next.
         ends = instance.committed()
@@ -125,6 +141,6 @@ def test_the_whole_life_of_an_instance_at_any_broker(tmp_path: Path, is_killed: 
         instance("DELETE", "")
         gone = anywhere("GET", f"{instance.base}/records", headers={"accept": JSON})
         assert gone.status_code == 404
-        assert is_killed or anywhere.repeated == 0
+        assert is_killed or not was_calm(found) or anywhere.repeated == 0
         bugs = [broker.log()[-3000:] for broker in anywhere.found if "Traceback" in broker.log()]
         assert not bugs, bugs[0]

@@ -9,14 +9,12 @@ from collections import Counter, defaultdict
 import pytest
 
 from storage.consumers import TICK_S, Consumers
-from storage.coordinator import Alone
-from storage.entry import CommitOffsets, ExpireMember, GroupOffset, MemberConfig
+from storage.entry import CommitOffsets, GroupOffset
 from storage.errors import (
     GroupNotEmpty,
     IllegalGeneration,
     NotAssigned,
     StaleCommit,
-    Unavailable,
     UnknownMember,
 )
 from storage.log import Log
@@ -24,71 +22,17 @@ from storage.model import TopicPartition
 from storage.objectstore import MemoryStore
 from tests.support import vloop
 from tests.support.clock import ManualClock
-from tests.support.logs import append, closing, kill, opened
+from tests.support.instances import (
+    BY_HAND,
+    CONFIG,
+    joined,
+    members_of,
+    read,
+    started,
+    virtual,
+)
+from tests.support.logs import append, closing, opened
 from tests.support.records import rows
-
-CONFIG = MemberConfig(
-    auto_offset_reset="earliest", session_timeout_ms=10_000, max_poll_interval_ms=30_000
-)
-BY_HAND = MemberConfig(
-    auto_offset_reset="earliest",
-    auto_commit=False,
-    session_timeout_ms=10_000,
-    max_poll_interval_ms=30_000,
-)
-
-
-class Chosen:
-    """Coordinators as the test says: shared by all brokers, or by some."""
-
-    def __init__(self, me: str, live: list[str]) -> None:
-        self.me = me
-        self.live = live
-
-    def of(self, group_id: str, holder: str) -> str:
-        return holder if holder in self.live else self.live[0]
-
-
-async def started(log: Log, coordinators: Chosen | None = None) -> Consumers:
-    consumers = Consumers(log, coordinators or Alone(log.clock.new_id().hex()))
-    consumers.start()
-    return consumers
-
-
-async def joined(
-    consumers: Consumers, *members: str, topics: tuple[str, ...] = ("t",), config=CONFIG
-) -> None:
-    for member in members:
-        await consumers.join("g", member, config)
-        await consumers.subscribe("g", member, topics)
-
-
-async def read(
-    consumers: Consumers, member: str, wait_s: float = 0.0, bytes_max: int = 1 << 20
-) -> list[str]:
-    async with consumers.reading("g", member, bytes_max=bytes_max, wait_s=wait_s) as taken:
-        return [
-            value.decode()
-            for portion in taken.portions
-            for piece in portion.fetched.pieces
-            for value in piece.batch.column("value").to_pylist()
-        ]
-
-
-def members_of(log: Log) -> set[str]:
-    group = log.state.members.get("g")
-    return set() if group is None else set(group.members)
-
-
-def virtual(test):
-    """Run the coroutine in virtual time."""
-
-    def run() -> None:
-        vloop.run(test)
-
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
-    return run
 
 
 @virtual
@@ -158,57 +102,6 @@ async def test_a_broker_that_slept_blames_nobody() -> None:
 
 
 @virtual
-async def test_a_dead_coordinators_members_have_a_session_and_their_positions() -> None:
-    store = MemoryStore()
-    first, second = await opened(store), await opened(store)
-    async with closing(second):
-        await first.create_topic("t", 1, {})
-        live = ["b1", "b2"]
-        one = await started(first, Chosen("b1", live))
-        two = await started(second, Chosen("b2", live))
-        await joined(one, "x", "y")
-        await append(first, "a", "b", "c", "d")
-        await second.wal.refresh()
-        owner = next(m for m in "xy" if first.state.members.member("g", m).owned)  # type: ignore[union-attr]
-        assert await read(one, owner, bytes_max=1) == ["a"]
-        assert await read(one, owner, bytes_max=1) == ["b"]
-        await asyncio.sleep(2 * TICK_S)  # a is committed; b was returned, and may be lost
-        assert one.task is not None
-        one.task.cancel()
-        await kill(first)
-        live.remove("b1")
-        await asyncio.sleep(9)
-        assert members_of(second) == {"x", "y"}
-        assert await read(two, owner, bytes_max=1) == ["b"]
-        await asyncio.sleep(4)
-        assert members_of(second) == {owner}
-        assert await read(two, owner) == ["c", "d"]
-        await two.close()
-
-
-@virtual
-async def test_a_coordinator_that_was_replaced_neither_expires_nor_serves() -> None:
-    store = MemoryStore()
-    first, second = await opened(store), await opened(store)
-    async with closing(first, second):
-        await first.create_topic("t", 1, {})
-        one = await started(first, Chosen("b1", ["b1"]))
-        await joined(one, "x")
-        term = first.state.members.get("g").term  # type: ignore[union-attr]
-        await second.wal.refresh()
-        waiting = asyncio.create_task(read(one, "x", wait_s=20))
-        await asyncio.sleep(0.1)
-        two = await started(second, Chosen("b2", ["b2"]))
-        await two.hear("g", "x")
-        with pytest.raises(Unavailable):
-            await waiting
-        with pytest.raises(IllegalGeneration):
-            await one._coordinator.submit(ExpireMember("g", "x", term))
-        await one.close()
-        await two.close()
-
-
-@virtual
 async def test_what_was_not_sent_is_returned_again_and_not_committed() -> None:
     log = await opened(MemoryStore())
     async with closing(log):
@@ -234,6 +127,45 @@ async def _lose_an_answer(consumers: Consumers) -> None:
     async with consumers.reading("g", "x", bytes_max=100, wait_s=0) as taken:
         assert taken.portions
         raise ConnectionError
+
+
+@virtual
+async def test_the_last_records_are_committed_though_the_next_read_waits_for_nothing() -> None:
+    """The client has the answer, and says so by reading on, before its coordinator has heard that
+    it arrived: what lies between them is another broker."""
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 1, {})
+        consumers = await started(log)
+        await joined(consumers, "x")
+        await append(log, "a", "b")
+        async with consumers.reading("g", "x", bytes_max=100, wait_s=0) as taken:
+            assert taken.portions
+            reading_on = asyncio.create_task(read(consumers, "x", wait_s=0))
+            await asyncio.sleep(3)
+            assert not reading_on.done()
+        assert await reading_on == []
+        await asyncio.sleep(2 * TICK_S)
+        assert log.committed_offsets("g")[TopicPartition("t", 0)].offset == 2
+        await consumers.close()
+
+
+@virtual
+async def test_a_read_waits_for_another_no_longer_than_it_was_told() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 1, {})
+        consumers = await started(log)
+        await joined(consumers, "x")
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        waiting = [asyncio.create_task(read(consumers, "x", wait_s=20)) for _ in range(2)]
+        await asyncio.sleep(1)
+        assert await read(consumers, "x", wait_s=5) == []
+        assert loop.time() - began_s == pytest.approx(6)
+        assert await asyncio.gather(*waiting) == [[], []]
+        assert loop.time() - began_s == pytest.approx(20, abs=0.1)
+        await consumers.close()
 
 
 @virtual

@@ -1,0 +1,70 @@
+"""Consumer instances without HTTP, as tests use them; and who coordinates their groups."""
+
+from storage.consumers import Consumers
+from storage.coordinator import Alone
+from storage.entry import MemberConfig
+from storage.log import Log
+from tests.support import vloop
+
+CONFIG = MemberConfig(
+    auto_offset_reset="earliest", session_timeout_ms=10_000, max_poll_interval_ms=30_000
+)
+BY_HAND = MemberConfig(
+    auto_offset_reset="earliest",
+    auto_commit=False,
+    session_timeout_ms=10_000,
+    max_poll_interval_ms=30_000,
+)
+
+
+class Chosen:
+    """Coordinators as the test says: shared by all brokers, or by some."""
+
+    def __init__(self, me: str, live: list[str]) -> None:
+        self.me = me
+        self.live = live
+
+    def of(self, group_id: str, holder: str) -> str:
+        return holder if holder in self.live else self.live[0]
+
+
+async def started(log: Log, coordinators: Chosen | None = None) -> Consumers:
+    consumers = Consumers(log, coordinators or Alone(log.clock.new_id().hex()))
+    consumers.start()
+    return consumers
+
+
+async def joined(
+    consumers: Consumers, *members: str, topics: tuple[str, ...] = ("t",), config=CONFIG
+) -> None:
+    for member in members:
+        await consumers.join("g", member, config)
+        await consumers.subscribe("g", member, topics)
+
+
+async def read(
+    consumers: Consumers, member: str, wait_s: float = 0.0, bytes_max: int = 1 << 20
+) -> list[str]:
+    async with consumers.reading("g", member, bytes_max=bytes_max, wait_s=wait_s) as taken:
+        return [
+            value.decode()
+            for portion in taken.portions
+            for piece in portion.fetched.pieces
+            for value in piece.batch.column("value").to_pylist()
+        ]
+
+
+def members_of(log: Log) -> set[str]:
+    group = log.state.members.get("g")
+    return set() if group is None else set(group.members)
+
+
+def virtual(test):
+    """Run the coroutine in virtual time."""
+
+    def run() -> None:
+        vloop.run(test)
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
