@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from compaction import garbage
 from compaction.cluster import Cluster
-from compaction.garbage import Base, Garbage, Grace
+from compaction.garbage import Garbage, Grace
 from storage import keys
 from storage.entry import ForgetTopic
 from storage.errors import Corrupt, NotFound
 from storage.objectstore import ObjectInfo
-from storage.state import DeletedTopic, Topic
+from storage.state import ClusterState, DeletedTopic, Topic
 
 log = logging.getLogger("tidelog.collect")
 
@@ -72,7 +72,7 @@ async def plan(cluster: Cluster, grace: Grace, *, takes_unknown: bool = False) -
     await _checkpoint(cluster, checkpoints, now_ms, grace)
     emptied: list[DeletedTopic] = []
     if base is not None:
-        live = garbage.live_objects(base.state)
+        live = garbage.live_objects(base)
         wal = await _listed(cluster, keys.WAL)
         data = await _listed(cluster, keys.DATA)
         named = garbage.live_objects(cluster.state)
@@ -122,7 +122,7 @@ async def collect(
 
 async def _base(
     cluster: Cluster, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
-) -> Base | None:
+) -> ClusterState | None:
     """The newest verified checkpoint, but the very newest, that is as old as the grace."""
     verified = 0
     for info in reversed(checkpoints):
@@ -138,7 +138,7 @@ async def _base(
             log.error("%s: it does not count", error)
             continue
         if verified and now_ms - info.modified_ms >= grace.wal_ms:
-            return Base(state, info.modified_ms)
+            return state
         verified += 1
     return None
 

@@ -8,6 +8,9 @@ grace begins, and deleted by a later run than the one that made it garbage:
 - files of a table: the commit that removed them; for a file that no version ever named, its age
 - all of a topic: its tombstone
 
+`base` is the checkpoint from which on everything is kept: a verified one that is not the newest, as
+old as the grace at least. What its tails do not name has not been named since.
+
 What is garbage stays garbage, so it does not matter how old a plan is when it is carried out, nor
 how many carry it out at once.
 """
@@ -42,18 +45,6 @@ class Garbage(NamedTuple):
     modified_ms: int
 
 
-class Base(NamedTuple):
-    """The checkpoint from which on everything is kept: a verified one that is not the newest, as
-    old as the grace at least. What its tails do not name has not been named since."""
-
-    state: ClusterState
-    modified_ms: int
-
-    @property
-    def seq(self) -> int:
-        return self.state.seq
-
-
 def live_objects(state: ClusterState) -> frozenset[str]:
     """The objects in which tails lie."""
     return frozenset(
@@ -62,7 +53,11 @@ def live_objects(state: ClusterState) -> frozenset[str]:
 
 
 def of_wal(
-    infos: Iterable[ObjectInfo], base: Base, live: Collection[str], now_ms: int, grace: Grace
+    infos: Iterable[ObjectInfo],
+    base: ClusterState,
+    live: Collection[str],
+    now_ms: int,
+    grace: Grace,
 ) -> Iterator[Garbage]:
     """Entries that the base covers; also such as a sleeper made anew at a number that was collected
     before. The newest that is listed is none, whatever it is: a loader finds the end by it."""
@@ -74,7 +69,7 @@ def of_wal(
 
 
 def _entry(
-    info: ObjectInfo, base: Base, live: Collection[str], now_ms: int, grace: Grace
+    info: ObjectInfo, base: ClusterState, live: Collection[str], now_ms: int, grace: Grace
 ) -> Iterator[Garbage]:
     seq = keys.seq_of(info.key)
     is_covered = seq is not None and seq <= base.seq
@@ -83,7 +78,7 @@ def _entry(
 
 
 def of_checkpoints(
-    infos: Iterable[ObjectInfo], base: Base, now_ms: int, grace: Grace
+    infos: Iterable[ObjectInfo], base: ClusterState, now_ms: int, grace: Grace
 ) -> Iterator[Garbage]:
     """Those before the base."""
     for info in infos:
@@ -93,13 +88,19 @@ def of_checkpoints(
 
 
 def of_data(
-    infos: Iterable[ObjectInfo], base: Base, live: Collection[str], now_ms: int, grace: Grace
+    infos: Iterable[ObjectInfo],
+    base: ClusterState,
+    live: Collection[str],
+    now_ms: int,
+    grace: Grace,
 ) -> Iterator[Garbage]:
-    """Flushes that no tail names, uploaded so long before the base that the entry which names them,
-    if there ever was one, is covered by it."""
+    """Flushes that no tail names, and whose time was over in the base: the entry which names them,
+    if there ever was one, is covered by it, and a PUT that is still on its way has lost its number.
+    """
     for info in infos:
-        is_covered = info.modified_ms < base.modified_ms - grace.wal_ms
-        if is_covered and info.key not in live and _is_old(info, now_ms, grace.wal_ms):
+        end_ms = keys.data_not_after_ms(info.key)
+        is_over = end_ms is not None and end_ms < base.time_ms
+        if is_over and info.key not in live and _is_old(info, now_ms, grace.wal_ms):
             yield _garbage(info, "sealed or never committed")
 
 
@@ -127,9 +128,9 @@ def unnamed(
             yield info
 
 
-def is_gone(topic: DeletedTopic, base: Base, now_ms: int, grace: Grace) -> bool:
+def is_gone(topic: DeletedTopic, base: ClusterState, now_ms: int, grace: Grace) -> bool:
     """Whether a deleted topic has been deleted for so long that nobody reads it any more."""
-    is_recorded = any(gone.topic_id == topic.topic_id for gone in base.state.deleted)
+    is_recorded = any(gone.topic_id == topic.topic_id for gone in base.deleted)
     return is_recorded and now_ms - topic.deleted_ms >= grace.table_ms
 
 

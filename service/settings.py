@@ -272,6 +272,7 @@ class Settings:
             sequencer=SequencerSettings(
                 handover_timeout_s=self.handover_timeout_ms / 1000,
                 handover_bytes_max=self.handover_bytes,
+                upload_life_s=self.wal_retention_ms / 2000,
                 entry_bytes_max=self.flush_bytes_max,
             ),
             tail_cache_bytes=self.tail_cache_bytes,

@@ -4,10 +4,12 @@ Pure. Whatever comes in from outside leaves as a value or as Corrupt: chunks are
 they are put into an entry, where nobody could mend them any more.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
+from storage import keys
 from storage.chunk import crc32c
 from storage.entry import AnyAction, Append, Chunk, Commit, Draft, Origin
 from storage.errors import Corrupt, LogError
@@ -63,6 +65,8 @@ def decode_hand_over(message: Part) -> Draft:
     view = memoryview(taken.body)
     for chunk in taken.chunks:
         if chunk.data:
+            if keys.data_not_after_ms(chunk.data) is None:
+                raise Corrupt(MESSAGE, f"refers to {chunk.data!r}, which is no upload")
             continue
         if chunk.position != at or chunk.size < 0:
             raise Corrupt(MESSAGE, "chunks do not lie one after the other")
@@ -117,6 +121,13 @@ def refer(draft: Draft, key: str) -> Draft:
         chunk if chunk.data else msgspec.structs.replace(chunk, data=key) for chunk in draft.chunks
     ]
     return draft._replace(chunks=chunks, bodies=[])
+
+
+def not_after_ms(draft: Draft) -> float:
+    """The time of the cluster after which nothing that the draft refers to may be named any more:
+    it may be collected by then (FORMAT rule 8)."""
+    ends = {keys.data_not_after_ms(chunk.data) for chunk in draft.chunks if chunk.data}
+    return min((end for end in ends if end is not None), default=math.inf)
 
 
 def _moved(chunk: Chunk, by: int) -> Chunk:

@@ -12,6 +12,7 @@ BROKERS = "brokers/"
 PROBE = "probe/"
 
 _SEGMENT = re.compile(r"partition=(\d+)/(\d{20})-(\d{20})-([0-9a-f]+)\.parquet")
+_DATA = re.compile(r"data/([0-9a-z]{2})/\1[0-9a-z]*-(\d{1,16})")
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -43,9 +44,18 @@ def seq_of(key: str) -> int | None:
     return int(tail) if len(tail) == 20 and tail.isascii() and tail.isdigit() else None
 
 
-def data(unique: str) -> str:
-    """A large flush; fanned out over 256 prefixes because S3 scales request rates by prefix."""
-    return f"{DATA}{unique[:2]}/{unique}"
+def data(unique: str, not_after_ms: int) -> str:
+    """A large flush; fanned out over 256 prefixes because S3 scales request rates by prefix.
+
+    No entry names it for the first time once the time of the cluster is past `not_after_ms`.
+    """
+    return f"{DATA}{unique[:2]}/{unique}-{not_after_ms}"
+
+
+def data_not_after_ms(key: str) -> int | None:
+    """Until when entries may begin to name it; None when it is no key of `data`."""
+    match = _DATA.fullmatch(key)
+    return None if match is None else int(match[2])
 
 
 def topic(name: str, topic_id: str) -> str:

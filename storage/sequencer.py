@@ -13,7 +13,6 @@ log" for nobody; it is committed again, under the same number, until it or its l
 
 import asyncio
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -31,6 +30,7 @@ from storage.handover import (
     encode_hand_over,
     encode_told,
     merge,
+    not_after_ms,
     refer,
 )
 from storage.members import Member, first_trusted
@@ -47,9 +47,7 @@ ENTRY_PARTS_MAX = 100_000
 """Commits and chunks in one entry: its header has a bound (I10)."""
 TOLD_BYTES_MAX = 64 * 1024
 """Larger headers, and larger chunks of an entry, are not told but read from the store."""
-UPLOAD_AGE_MAX_S = 1800.0
-"""From an upload to the entry that names it: half of what FORMAT.md's rule 8 allows."""
-TOO_OLD = "the store took so long to answer that what was uploaded may be collected"
+TOO_OLD = "its upload took too long to be committed and may be collected; send it again"
 RETRY_S = 0.05
 RETRY_S_MAX = 2.0
 
@@ -62,6 +60,8 @@ class SequencerSettings(NamedTuple):
     handover_bytes_max: int = 512 * 1024
     """A larger draft's chunks are uploaded first and referred to."""
     entry_bytes_max: int = 64 * 1024 * 1024
+    upload_life_s: float = 1800.0
+    """From an upload to the entry that names it, by the time of the cluster."""
     queue_bytes_max: int = 64 * 1024 * 1024
     """Of drafts that peers have handed over; beyond it they are refused, and commit themselves."""
 
@@ -88,8 +88,7 @@ class _Waiting:
     draft: Draft
     origin: Origin | None
     size: int
-    not_after_s: float
-    """Boot time after which what it refers to may be collected."""
+    not_after_ms: float
     done: "asyncio.Future[int | list[Outcome]]"
 
 
@@ -99,8 +98,7 @@ class _HandedOver:
 
     draft: Draft
     number: int
-    not_after_s: float
-    clock: Clock
+    wal: Wal
     done: "asyncio.Future[list[Outcome]]"
     is_in_doubt: bool = False
     is_void: bool = False
@@ -108,11 +106,12 @@ class _HandedOver:
     def next_draft(self) -> Draft | None:
         if self.done.done():
             return None
-        if self.clock.boot_s() > self.not_after_s:
-            raise CommitUnknown(TOO_OLD) if self.is_in_doubt else Unavailable(TOO_OLD)
         if self.is_void and self.is_in_doubt:
             # Entries went by unseen: it may be in one of them, and its mark forgotten since.
             raise CommitUnknown("this broker slept: nobody knows whether the draft was committed")
+        if self.wal.state.time_ms > not_after_ms(self.draft):
+            # Definite, whoever has it: it is in no entry so far, and must not be in a later one.
+            raise Unavailable(TOO_OLD)
         return self.draft
 
 
@@ -180,42 +179,46 @@ class Sequencer:
             self.counters.commits += 1
             return await self.wal.commit(draft)  # alone: one PUT and nothing else
         # A large one would hold up everybody else's entry, too.
-        draft, not_after_s = await self._upload_if_large(draft)
-        size = sum(len(body) for body in draft.bodies)
-        waiting = self._enqueue(draft, None, size, not_after_s)
+        draft = await self._upload_if_large(draft)
+        waiting = self._enqueue(draft, None, sum(len(body) for body in draft.bodies))
         outcomes = await waiting.done
         assert isinstance(outcomes, list), "only a peer's draft is answered with a number"
         return outcomes
 
     async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
-        draft, not_after_s = await self._upload_if_large(draft)
+        draft = await self._upload_if_large(draft)
         # Spent whatever comes of it: a number is never given to two drafts.
         self._number += 1
         origin = Origin(self.membership.me.id, self._number, len(draft.commits))
         done = asyncio.get_running_loop().create_future()
         draft = draft._replace(origins=[origin])
-        own = self._own = _HandedOver(draft, self._number, not_after_s, self.clock, done)
+        own = self._own = _HandedOver(draft, self._number, self.wal, done)
         try:
-            own.next_draft()  # raises where we slept since the upload: it may be collected by now
             await self._hand_over(target, own)
             return own.done.result() if own.done.done() else await self._commit_alone(own)
         finally:
             self._own = None
 
-    async def _upload_if_large(self, draft: Draft) -> tuple[Draft, float]:
-        """The draft as it is to be committed, and the boot time after which it must not be any
-        more. Dying in here leaves an object that nothing names, for the collector."""
+    async def _upload_if_large(self, draft: Draft) -> Draft:
+        """The draft as it is to be committed. Dying in here leaves an object that nothing names,
+        for the collector.
+
+        And if we sleep, or a message does? The collector deletes the upload only when an entry is
+        there that ends its life by the time of the cluster, and whoever makes an entry has applied
+        all before it: the upload is collected, or it is named, and never first one, then the other.
+        """
         if sum(len(body) for body in draft.bodies) <= self.settings.handover_bytes_max:
-            return draft, math.inf
+            return draft
         self.counters.uploads += 1
-        not_after_s = self.clock.boot_s() + UPLOAD_AGE_MAX_S
-        key = keys.data(self.clock.new_id().hex())
+        now_ms = max(self.wal.state.time_ms, self.clock.now_ms())
+        end_ms = now_ms + int(self.settings.upload_life_s * 1000)
+        key = keys.data(self.clock.new_id().hex(), end_ms)
         pause_s = RETRY_S
         while await self.wal.store.create(key, draft.bodies) is Created.UNKNOWN:
             # The name is ours alone, so EXISTS at the next try means that this one arrived.
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_S_MAX)
-        return refer(draft, key), not_after_s
+        return refer(draft, key)
 
     async def _hand_over(self, target: Member, own: _HandedOver) -> None:
         """Ask the peer once. Afterwards `own` is done, in doubt, or definitely not with it."""
@@ -278,17 +281,15 @@ class Sequencer:
         self.counters.taken += 1
         (origin,) = draft.origins
         # Shielded: a peer that goes away does not take its draft along.
-        seq = await asyncio.shield(self._enqueue(draft, origin, len(message), math.inf).done)
+        seq = await asyncio.shield(self._enqueue(draft, origin, len(message)).done)
         assert isinstance(seq, int), "a peer's draft is answered with a number"
         newest = self._newest
         return encode_told([newest if newest.seq == seq else Told(seq)])
 
-    def _enqueue(
-        self, draft: Draft, origin: Origin | None, size: int, not_after_s: float
-    ) -> _Waiting:
+    def _enqueue(self, draft: Draft, origin: Origin | None, size: int) -> _Waiting:
         done = asyncio.get_running_loop().create_future()
         done.add_done_callback(lambda done: done.cancelled() or done.exception())
-        waiting = _Waiting(draft, origin, size, not_after_s, done)
+        waiting = _Waiting(draft, origin, size, not_after_ms(draft), done)
         self._queue[waiting] = None
         self._queue_bytes += size
         if self._drain is None or self._drain.done():
@@ -315,8 +316,8 @@ class Sequencer:
     def _next_batch(self) -> Draft | None:
         """As much of what waits as one entry carries; asked anew before each attempt, when drafts
         that are in the chain meanwhile wait no more."""
-        now_s = self.clock.boot_s()
-        old = [waiting for waiting in self._queue if waiting.not_after_s < now_s]
+        now_ms = self.wal.state.time_ms
+        old = [waiting for waiting in self._queue if waiting.not_after_ms < now_ms]
         self._fail(old, Unavailable(TOO_OLD), NotTaken(TOO_OLD))
         batch: list[_Waiting] = []
         size = parts = 0

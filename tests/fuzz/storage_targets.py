@@ -426,7 +426,7 @@ def _names() -> list[bytes]:
     names = [
         keys.wal(17),
         keys.checkpoint(3),
-        keys.data("ab" * 16),
+        keys.data("ab" * 16, 1_700_000_000_000),
         keys.segment(2, 5, 9, "c" * 32),
         keys.topic("flights", "d" * 32),
     ]
@@ -437,6 +437,8 @@ def check_name(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     seq = keys.seq_of(text)
     assert seq is None or 0 <= seq < 10**20
+    end_ms = keys.data_not_after_ms(text)
+    assert end_ms is None or 0 <= end_ms < 10**16
     name = keys.parse_segment(text)
     file = manifest.SegmentFile(text, 0, 0, 1, 1, 1, 0, 0)
     view = View(1, "t", manifest.SegmentColumns.of([file]))

@@ -160,7 +160,8 @@ class Making:
     async def refer(self) -> None:
         """An entry whose chunk lies in an object of its own, after eight bytes of another's."""
         self.clock.advance(1.5)
-        key = keys.data(self.clock.new_id().hex())
+        unique = self.clock.new_id().hex()
+        key = f"{keys.DATA}{unique[:2]}/{unique}"  # before names said a time; readers take any
         encoded = ClosedSegment([self.request({2: rows_of_json('"referred"')})]).encode("")
         await self.store.create(key, [bytes(8), *encoded.draft.bodies])
         (chunk,) = encoded.draft.chunks

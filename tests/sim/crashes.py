@@ -30,14 +30,16 @@ from tests.sim.world import Air, Broker, Refusal, Silence, World
 
 STEPS_MAX = 3000
 _LOAD = Load(partitions=2, pause_s=0.05, producers=0.0)
+_GRACE = Grace(wal_ms=8500, table_ms=10_000)
 _SETTINGS = LogSettings(
     wal=WalSettings(view_age_max_s=2.0, checkpoint_entries=4, checkpoint_interval_s=0.0),
     writer=WriterSettings(answer_timeout_s=4.0),
     membership=MembershipSettings(heartbeat_interval_s=0.5, member_timeout_s=1.5),
-    sequencer=SequencerSettings(handover_timeout_s=0.3, handover_bytes_max=200),
+    sequencer=SequencerSettings(
+        handover_timeout_s=0.3, handover_bytes_max=200, upload_life_s=_GRACE.wal_ms / 2000
+    ),
     is_sealing=False,
 )
-_GRACE = Grace(wal_ms=8500, table_ms=10_000)
 
 
 class Scenario(NamedTuple):

@@ -178,13 +178,13 @@ def _overwriting_store() -> list[Patch]:
 
 
 def _offset_before_the_bytes() -> list[Patch]:
-    async def upload(self: Sequencer, draft: Draft) -> tuple[Draft, float]:
+    async def upload(self: Sequencer, draft: Draft) -> Draft:
         if not draft.bodies:
-            return draft, float("inf")
-        key = keys.data(self.clock.new_id().hex())
+            return draft
+        key = keys.data(self.clock.new_id().hex(), self.clock.now_ms() + 3_600_000)
         uploading = asyncio.create_task(self.wal.store.create(key, draft.bodies))
         uploading.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return refer(draft, key), float("inf")
+        return refer(draft, key)
 
     return [(Sequencer, "_upload_if_large", upload)]
 

@@ -94,7 +94,9 @@ def plan_of(seed: int) -> Plan:
         sealer=SealerSettings(check_interval_s=0.5),
         membership=MembershipSettings(heartbeat_interval_s=1.0, member_timeout_s=3.0),
         sequencer=SequencerSettings(
-            handover_timeout_s=0.3, handover_bytes_max=draws.choice([100, 512 * 1024])
+            handover_timeout_s=0.3,
+            handover_bytes_max=draws.choice([100, 512 * 1024]),
+            upload_life_s=grace.wal_ms / 2000,
         ),
         tail_cache_bytes=draws.choice([0, 1 << 20]),
         poll_interval_s=draws.choice([0.3, 1.0]),

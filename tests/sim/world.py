@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, TypeVar
 import compaction.compact
 import storage.hotlog
 import storage.sealer
-import storage.sequencer
 import storage.table
 from compaction.cluster import Cluster
 from compaction.garbage import Grace
@@ -398,7 +397,6 @@ class World:
                 (storage.table, "_Delta", self.tables.at),
                 (storage.hotlog, "recover", recovering),
                 (storage.hotlog, "write_all", self._write_all),
-                (storage.sequencer, "UPLOAD_AGE_MAX_S", grace.wal_ms / 2000),
                 (storage.sealer, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (compaction.compact, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
             ):

@@ -26,18 +26,20 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
+WAL_RETENTION_MS = 4000
 QUICK = {
     "heartbeat_interval_ms": 200,
     "member_timeout_ms": 1500,
     "checkpoint_entries": 3,
     "checkpoint_interval_ms": 0,
+    "wal_view_age_max_ms": 1000,
+    "wal_retention_ms": WAL_RETENTION_MS,
+    "poll_interval_ms": 100,
     "seal_check_interval_ms": 50,
     "retention_check_interval_ms": 0,
 }
 """As terraform/main.tf has it: brokers leave collection to maintenance."""
 
-
-WAL_RETENTION_MS = 4000
 EAGER = {"min_cleanable_dirty_ratio": "0"}
 
 
@@ -77,14 +79,19 @@ def brokers_at_work(folder: Path, moto: Moto) -> None:
         for each in (one, two):
             # Larger than handover_bytes when it is packed.
             produce(each, "t", *(secrets.token_hex(500_000) for _ in range(3)))
-        began = time.monotonic()
-        for number in range(3):
-            if number == 1:  # what comes before is garbage by its age, once a checkpoint covers it
-                until(lambda: time.monotonic() > began + WAL_RETENTION_MS / 1000 + 0.5)
-            for each in (one, two):
+        both = (one, two)
+        until(functools.partial(is_sealed, *both))
+        for _ in range(2):
+            # What comes before is garbage by its age, once a checkpoint covers it that is old and
+            # not the newest.
+            time.sleep(WAL_RETENTION_MS / 1000 + 0.5)
+            for each in both:
                 for topic in "tu":
-                    produce(each, topic, number)
-            until(functools.partial(has_sealed, number, one, two))
+                    produce(each, topic, 1)
+            until(functools.partial(is_sealed, *both))
+            checkpoints = total("tidelog_wal_checkpoints_total", *both)
+            while total("tidelog_wal_checkpoints_total", *both) < checkpoints + 2:
+                produce(one, "u", 2)
         records = f"{two.base_url}/topics/u/partitions/0/records?offset=0"
         assert httpx.get(records, headers={"accept": JSON["content-type"]}).json()
         assert (two.stop(), one.stop()) == (0, 0)
@@ -103,12 +110,15 @@ def produce(each: Broker, topic: str, *values: object) -> None:
     httpx.post(url, json=body, headers=JSON, timeout=30).raise_for_status()
 
 
-def has_sealed(more_than: int, *brokers: Broker) -> bool:
+def total(name: str, *brokers: Broker) -> float:
+    """The sum of a metric over its labels and the brokers."""
     texts = (httpx.get(f"{each.base_url}/metrics").text for each in brokers)
     lines = (line for text in texts for line in text.splitlines())
-    return more_than < sum(
-        float(line.split()[1]) for line in lines if line.startswith("tidelog_sealed_segments_total")
-    )
+    return sum(float(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def is_sealed(*brokers: Broker) -> bool:
+    return total("tidelog_unsealed_bytes{", *brokers) == 0
 
 
 def tidelog(moto: Moto, *arguments: str) -> str:

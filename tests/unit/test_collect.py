@@ -220,16 +220,20 @@ def test_data_that_no_tail_names_goes_once_it_is_covered() -> None:
         inner = MemoryStore()
         log = await log_with(inner, SEGMENTS)
         async with closing(log):
-            key = keys.data("ab12")
+            key = keys.data("ab12", log.clock.now_ms() + HOUR_MS)
             await inner.create(key, [b"never committed"])
+            foreign = f"{keys.DATA}ab/notes"
+            await inner.create(foreign, [b"of somebody else"])
             for hours in range(6):
                 assert key in await listed(inner), hours
+                log.clock.advance(3600)
                 await append(log, str(hours))
                 await runs(inner, 1)
                 if key not in await listed(inner):
                     break
             assert hours >= 3
             assert key not in await listed(inner)
+            assert foreign in await listed(inner)
 
     run(main)
 

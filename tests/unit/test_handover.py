@@ -65,7 +65,7 @@ def test_a_merged_draft_says_what_its_drafts_said(
     parts: list[tuple[list[bytes], bool]],
 ) -> None:
     drafts = [
-        draft_of(bodies, f"o{index}", 1, "data/aa/aa" if is_referred else "")
+        draft_of(bodies, f"o{index}", 1, keys.data("aa", 7) if is_referred else "")
         for index, (bodies, is_referred) in enumerate(parts)
     ]
     drafts.append(draft_of([b"own"]))
@@ -104,7 +104,7 @@ def test_a_draft_goes_over_as_it_is() -> None:
     taken = decode_hand_over(encode_hand_over(draft))
     assert taken._replace(bodies=[]) == draft._replace(bodies=[])
     assert b"".join(taken.bodies) == b"onetwo"
-    referred = refer(draft, keys.data("aa01"))
+    referred = refer(draft, keys.data("aa01", 7))
     assert decode_hand_over(encode_hand_over(referred)) == referred
     assert [chunk.position for chunk in referred.chunks] == [0, 3]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction import garbage, plan
-from compaction.garbage import Base, Grace
+from compaction.garbage import Grace
 from storage import keys
 from storage.manifest import SegmentColumns
 from storage.model import SegmentFile
@@ -203,9 +203,8 @@ def test_i9_of_the_wal_only_what_is_covered_old_and_unnamed_goes(
     infos = [
         ObjectInfo(keys.wal(seq), 10, NOW_MS - ages[seq] * HOUR_MS // 3) for seq in sorted(ages)
     ]
-    state = ClusterState("c")
-    state.seq = base_seq
-    base = Base(state, NOW_MS - HOUR_MS)
+    base = ClusterState("c")
+    base.seq = base_seq
     live = {keys.wal(seq) for seq in tails}
     found = {each.key for each in garbage.of_wal(infos, base, live, NOW_MS, GRACE)}
     expected = {

@@ -7,13 +7,15 @@ import asyncio
 
 import pytest
 
+from compaction.collect import collect, plan
+from compaction.garbage import Grace
 from storage import keys
 from storage.errors import CommitUnknown, Unavailable
 from storage.log import Log
-from storage.sequencer import UPLOAD_AGE_MAX_S
 from tests.support import logs
+from tests.support.care import caring
 from tests.support.cluster import SETTINGS, Broken, Cluster
-from tests.support.faults import Fault, Script
+from tests.support.faults import Call, Fault, Script
 from tests.support.records import fold, tail_values
 from tests.support.vloop import run
 
@@ -298,28 +300,64 @@ def test_a_large_draft_is_uploaded_first_and_referred_to() -> None:
     run(main)
 
 
-def test_i9_what_was_uploaded_long_ago_is_named_no_more() -> None:
-    """The machine slept between the upload and the commit: a collector may have been there."""
+LARGE = SETTINGS._replace(
+    writer=SETTINGS.writer._replace(codec="", answer_timeout_s=10_000.0),
+    sequencer=SETTINGS.sequencer._replace(handover_bytes_max=10_000, upload_life_s=60.0),
+)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_i9_an_upload_whose_time_is_over_is_named_no_more(is_lost: bool) -> None:
+    """A message to the sequencer takes longer than uploads are kept, while others commit."""
 
     async def main() -> None:
-        settings = SETTINGS._replace(
-            writer=SETTINGS.writer._replace(codec=""),
-            sequencer=SETTINGS.sequencer._replace(handover_bytes_max=10_000),
-        )
-        async with Cluster(settings, latency=lambda _: 0.02) as cluster:
-            _first, one, _ = await three(cluster)
+        def latency(call: Call) -> float:
+            return 5.0 if (call.verb, call.key[:5]) == ("create", keys.DATA) else 0.02
 
-            def sleep_then_refuse(verb: str, _: str) -> Broken | None:
-                if verb == "hand_over":
-                    one.clock.advance(UPLOAD_AGE_MAX_S + 1.0)
-                return Broken.REFUSED
-
-            cluster.net.plan = sleep_then_refuse
+        async with Cluster(LARGE, latency=latency) as cluster:
+            first, one, two = await three(cluster)
+            sent = asyncio.create_task(logs.append(one, "x" * 50_000))
+            await asyncio.sleep(1.0)
+            first.clock.advance(120.0)  # or it is wrong: the time of the cluster is its
+            await logs.append(two, "small")
+            if is_lost:
+                cluster.net.plan = lambda verb, _: (
+                    Broken.ANSWER_LOST if verb == "hand_over" else None
+                )
             with pytest.raises(Unavailable):
-                await logs.append(one, "x" * 50_000)
+                await sent  # definite: what is not in the log by now is in no later entry
             cluster.net.plan = lambda verb, to: None
-            await logs.append(one, "small")
-            assert await values(cluster) == ["small"]
+            await logs.append(one, "y" * 50_000)
+            assert await values(cluster) == ["small", "y" * 50_000]
+
+    run(main)
+
+
+def test_i9_a_put_that_slept_loses_its_number_before_its_upload_goes() -> None:
+    async def main() -> None:
+        async with Cluster(LARGE, latency=lambda _: 0.02) as cluster:
+            first, one, two = await three(cluster)
+            await logs.append(one, "0")
+            cluster.net.plan = lambda verb, _: Broken.REFUSED if verb == "hand_over" else None
+            held = logs.store_of(one).hold("create", keys.wal(first.state.seq + 1))
+            sent = asyncio.create_task(logs.append(one, "x" * 50_000))
+            await held.reached.wait()
+            said = ["0"]
+            for minute in range(20):
+                if minute >= 10:  # until then nobody else commits, and the number is free
+                    said.append(str(minute))
+                    await logs.append(two, said[-1])
+                async with caring(cluster.store) as care:
+                    await collect(care, await plan(care, Grace(wal_ms=120_000)))
+                is_there = bool([info async for info in cluster.store.list(keys.DATA)])
+                if not is_there:
+                    break
+                await asyncio.sleep(60.0)
+            assert 12 <= minute < 19
+            held.opened.set()
+            with pytest.raises(Unavailable):
+                await sent
+            assert [await logs.read_values(log) for log in cluster.logs] == [said] * 3
 
     run(main)
 

@@ -77,7 +77,7 @@ class Dice(random.Random):
         position, rows = number * 100, self.randrange(7)
         data = ""
         if self.random() < 0.3:  # what lies apart is the same whenever it is named
-            data, position = "data/aa/aa01", self.randrange(3) * 100
+            data, position = "data/aa/aa01-9999999999999", self.randrange(3) * 100
             rows = 3 + position // 100
         return Chunk(topic_id, partition, position, 90, 1, rows, 0, 5, self.rarely(), "", 90, data)
 
