@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ from storage.model import Placement, TopicPartition
 from storage.objectstore import ObjectStore
 from storage.partition import Partition
 from storage.partitioner import Places
-from storage.reader import Piece, Reader, ReaderSettings
+from storage.reader import Piece, Reader, ReaderSettings, read_awake
 from storage.sealer import Sealer, SealerSettings
 from storage.sequencer import Sequencer, SequencerSettings
 from storage.state import PARTITIONS_MAX, ClusterState, Outcome, Topic
@@ -328,6 +329,12 @@ class Log:
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
         """
+        read = partial(self._fetch, topic, partition, offset, bytes_max, wait_s)
+        return await read_awake(self.clock, self.settings.wal.view_age_max_s, read)
+
+    async def _fetch(
+        self, topic: str, partition: int, offset: int, bytes_max: int, wait_s: float
+    ) -> Fetched:
         await self.wal.ensure_view()
         held = await self._partition(topic, partition)
         if offset >= held.high_watermark:
@@ -407,9 +414,14 @@ class Log:
 
     async def offset_for_timestamp(self, topic: str, partition: int, timestamp: int) -> int | None:
         """The first offset stamped at or after `timestamp` (ms), None when there is none yet."""
-        await self.wal.refresh()
-        self.state.partition(topic, partition)
-        return await self.reader.offset_for_timestamp(self.state.topic(topic), partition, timestamp)
+
+        async def search() -> int | None:
+            await self.wal.refresh()
+            self.state.partition(topic, partition)
+            found = self.state.topic(topic)
+            return await self.reader.offset_for_timestamp(found, partition, timestamp)
+
+        return await read_awake(self.clock, self.settings.wal.view_age_max_s, search)
 
     async def seal(self, topic: str, partitions: Sequence[int] | None = None) -> int:
         """Seal now, whatever `segment.ms` and `segment.bytes` say; returns records sealed."""

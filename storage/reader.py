@@ -14,7 +14,7 @@ of them: where one begins above an offset, retention was faster than this broker
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ import pyarrow as pa
 from storage import chunk as chunks
 from storage import segment as segments
 from storage.cache import Cache
+from storage.clock import Clock
 from storage.errors import Corrupt, NotFound, OffsetOutOfRange
 from storage.manifest import SegmentIndex, Table, seal_app_id
 from storage.model import SegmentFile
@@ -31,12 +32,12 @@ from storage.state import Topic
 from storage.tail import TailCache
 from storage.told import ToldBodies
 
+T = TypeVar("T")
+
 READ_AHEAD_RUNS = 16
 """Tail runs that are not in memory are fetched this many at once."""
 GAP_RUNS_MAX = 16
 """Others' runs that are decoded, ~30 us each, to keep a tail in one piece."""
-
-
 REFRESH_S = 30.0
 """How long records that compaction took may still be read from the manifest as it was."""
 
@@ -368,6 +369,18 @@ class Reader:
         if len(data) != length:
             raise Corrupt(key, f"has {len(data)} of {length} bytes at {start}: it is cut off")
         return data
+
+
+async def read_awake(clock: Clock, nap_max_s: float, read: Callable[[], Awaitable[T]]) -> T:
+    """What `read` finds: once more when it finds damage after we slept in the middle of it. What
+    it went by may have been collected since, and is missed by nobody else."""
+    while True:
+        started_s = clock.boot_s()
+        try:
+            return await read()
+        except Corrupt:
+            if clock.boot_s() - started_s <= nap_max_s:
+                raise
 
 
 def _rows_of(run: Run, chunk: pa.RecordBatch) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ import numpy as np
 import compaction.garbage
 import compaction.retain
 import storage.manifest
+import storage.sequencer
 import storage.table
 import storage.writer
 from compaction.cluster import Cluster
@@ -346,6 +347,19 @@ def _collect_uncovered() -> list[Patch]:
     return [(compaction.garbage, "of_wal", of_wal)]
 
 
+def _uploads_are_named_for_ever() -> list[Patch]:
+    return [(storage.sequencer, "not_after_ms", lambda draft: float("inf"))]
+
+
+def _collect_uploads_by_age() -> list[Patch]:
+    def of_data(infos: Any, base: Any, live: Any, now_ms: int, grace: Any) -> Iterator[Any]:
+        for info in infos:
+            if info.key not in live and now_ms - info.modified_ms >= grace.wal_ms:
+                yield compaction.garbage._garbage(info, "sealed or never committed")
+
+    return [(compaction.garbage, "of_data", of_data)]
+
+
 def _collect_a_segment_too_many() -> list[Patch]:
     real = compaction.garbage.of_table
 
@@ -415,6 +429,8 @@ MUTATIONS = (
     Mutation("collects entries of tails", _collect_unsealed, ("sleepers",), 20),
     Mutation("collects without a grace", _collect_without_grace, ("sleepers",), 20),
     Mutation("collects what no checkpoint covers", _collect_uncovered, ("sleepers",), 30),
+    Mutation("uploads are named for ever", _uploads_are_named_for_ever, ("sleepers",), 400),
+    Mutation("collects uploads by their age", _collect_uploads_by_age, ("sleepers",), 400),
     Mutation("collects a segment too many", _collect_a_segment_too_many, ("sleepers",), 5),
     Mutation("commits of any generation", _no_generations, ("groups",), 80),
     Mutation("what is sent counts as delivered", _sent_is_delivered, ("groups",), 60),

@@ -11,11 +11,11 @@ from compaction.garbage import Grace
 from compaction.retain import delete_records
 from storage import keys
 from storage.errors import CommitUnknown, Unavailable
-from storage.log import Log
+from storage.log import Fetched, Log
 from storage.objectstore import MemoryStore
 from tests.support.care import caring, log_with, way_of
 from tests.support.faults import Fault, FaultyStore, Script
-from tests.support.logs import COLD, append, closing, opened, read_values
+from tests.support.logs import COLD, append, closing, opened, read_values, store_of
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
 
@@ -211,6 +211,40 @@ def test_a_number_that_a_sleeper_made_anew_is_found() -> None:
             assert 3 in await numbers(inner)
             await runs(inner, 1)
             assert 3 not in await numbers(inner)
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_by_time", [False, True])
+def test_i9_who_sleeps_in_the_middle_of_a_read_reads_what_is_there_now(is_by_time: bool) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS[:1])
+        async with closing(log):
+            await append(log, "c", timestamps=[TIME_MS + HOUR_MS])
+            lies_in = keys.wal(log.state.seq)
+            sleeper = await opened(inner, COLD)
+            async with closing(sleeper):
+                held = store_of(sleeper).hold("get_range", lies_in)
+                reading: asyncio.Task[Fetched] | asyncio.Task[int | None]
+                if is_by_time:
+                    reading = asyncio.create_task(
+                        sleeper.offset_for_timestamp("t", 0, TIME_MS + HOUR_MS)
+                    )
+                else:
+                    reading = asyncio.create_task(sleeper.fetch("t", 0, 2, bytes_max=1000))
+                await held.reached.wait()
+                await log.seal("t")
+                while lies_in in await listed(inner):
+                    await append(log, "later")
+                    await runs(inner, 1, hours=2)
+                sleeper.clock.advance(HOUR_MS)
+                held.opened.set()
+                found = await reading
+                if isinstance(found, Fetched):
+                    assert found.pieces[0].batch.column("value")[0].as_py() == b"c"
+                else:
+                    assert found == 2
 
     run(main)
 
