@@ -253,7 +253,7 @@ class _Scrub:
                 kind, what = Kind.ORPHAN, "of a topic that nobody knows"
                 if now_ms - info.modified_ms < grace.table_ms:
                     continue
-            elif info.key != keys.CLUSTER and not info.key.startswith(ours):
+            elif info.key not in (keys.CLUSTER, keys.SECRET) and not info.key.startswith(ours):
                 kind, what = Kind.FOREIGN, "is no object of a log"
             elif info.key.startswith(keys.TOPICS) and of is None:
                 kind, what = Kind.FOREIGN, "is no object of a topic"

@@ -5,6 +5,11 @@ main            the composition root: settings in, a running broker out
 workers         several brokers on one machine that share the port
 protocol        the server's protocol: an answer is one packet
 hotpath         produce and fetch as plain ASGI in front of the application
+security        who asks, and whether they may: keys, sessions, ACLs, quotas
+caller          the caller of a request, as handlers know it
+rights          what each route needs
+sessions        what a browser carries after a login
+quotas          buckets of bytes
 app             the application: everything else, health, and the edge that requests pass
 http            what the hot handlers need of HTTP
 paths           what a request's URL means, and our address as the client sees it
@@ -25,7 +30,8 @@ topics          topics, partitions and offsets, v2
 admin_v3        clusters, topics, partitions in Confluent's v3 dialect
 configs_v3      configs of topics in that dialect
 groups_v3       consumer groups in that dialect
-acls_v3         access control lists in that dialect: switched off
+acls_v3         access control lists in that dialect
+keys_api        keys, quotas, and the login of the console
 group_resources_v3  the shapes of its resources, and lag
 consumers       consumer instances, v2
 group_forwarding  their requests on the way to the group's coordinator

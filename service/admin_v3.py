@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.caller import Rights, check_creation
 from service.errors import NoSuchResource, TopicNotHosted, check_printable_field
 from service.http import InvalidParameter
 from service.paths import origin
@@ -35,6 +36,7 @@ from service.topics import (
     CHANGE_ERRORS,
     CREATE_ERRORS,
     ERRORS,
+    Asking,
     FreshLog,
     PartitionNumber,
     TopicName,
@@ -44,6 +46,7 @@ from service.topics import (
     partition_number,
     partitions_wanted,
 )
+from storage.acls import DESCRIBE, OPERATIONS_OF, TOPIC
 from storage.errors import InvalidRequest
 from storage.log import Log
 from storage.members import Member
@@ -154,6 +157,9 @@ async def held_topic(topic_name: TopicName, log: FreshLog, make: Made) -> Held:
 
 
 HeldTopic = Annotated[Held, Depends(held_topic)]
+WithOperations = Annotated[
+    bool, Query(description="also what who asks may do with each (`authorized_operations`)")
+]
 
 clusters = APIRouter(tags=["v3 cluster"], responses=ERRORS)
 router = APIRouter(
@@ -203,9 +209,12 @@ async def list_cluster_configs(make: Made) -> EmptyList:
 
 
 @router.get("/brokers/{broker_id}/partition-replicas", tags=["v3 cluster"])
-async def list_broker_replicas(member: LiveBroker, log: FreshLog, make: Made) -> ReplicaList:
+async def list_broker_replicas(
+    member: LiveBroker, log: FreshLog, make: Made, asking: Asking
+) -> ReplicaList:
     """All partitions of all topics are broker 1's, whoever answers; the others show none."""
     held = [] if member is not None else log.state.partitions()
+    held = [one for one in held if asking.may(DESCRIBE, TOPIC, one[0].name)]
     return ReplicaList(
         metadata=make.listed("brokers", number_of(member), "partition-replicas"),
         data=[make.replica(topic.name, number) for topic, number, _ in held],
@@ -227,17 +236,30 @@ async def list_reassignments(topic_name: TopicName, make: Made) -> EmptyList:
 
 
 @router.get("/topics", tags=["v3 topics"])
-async def list_topics(log: FreshLog, make: Made) -> TopicList:
-    """All topics, by name."""
-    return make.topics(log.state.topics.values())
+async def list_topics(
+    log: FreshLog, make: Made, asking: Asking, include_authorized_operations: WithOperations = False
+) -> TopicList:
+    """All topics that may be described, by name."""
+    held = [each for each in log.state.topics.values() if asking.may(DESCRIBE, TOPIC, each.name)]
+    found = make.topics(held)
+    if include_authorized_operations:
+        for each in found.data:
+            each.authorized_operations = _operations(asking, each.topic_name)
+    return found
 
 
 @router.post("/topics", status_code=201, tags=["v3 topics"], responses=CREATE_ERRORS)
 async def create_topic(
-    request: Request, response: Response, body: NewTopic, log: FreshLog, make: Made
+    request: Request,
+    response: Response,
+    body: NewTopic,
+    log: FreshLog,
+    make: Made,
+    asking: Asking,
 ) -> TopicData:
     """Create a topic; with `validate_only` 200 and nothing is created."""
     check_printable_field(body.topic_name)
+    await check_creation(asking, body.topic_name)
     partitions = partitions_wanted(request, _partitions(body))
     configs = {
         each.name: config_text(each.value) for each in body.configs or [] if each.value is not None
@@ -255,9 +277,14 @@ async def create_topic(
 
 
 @router.get("/topics/{topic_name}", tags=["v3 topics"])
-async def get_topic(held: HeldTopic) -> TopicData:
+async def get_topic(
+    held: HeldTopic, asking: Asking, include_authorized_operations: WithOperations = False
+) -> TopicData:
     """A topic."""
-    return held.make.topic(held.topic.name, len(held.topic.partitions))
+    found = held.make.topic(held.topic.name, len(held.topic.partitions))
+    if include_authorized_operations:
+        found.authorized_operations = _operations(asking, held.topic.name)
+    return found
 
 
 @router.patch("/topics/{topic_name}", tags=["v3 topics"], responses=CREATE_ERRORS)
@@ -352,6 +379,10 @@ async def get_reassignment(partition_id: PartitionNumber, held: HeldTopic) -> No
     """404, always: partitions never move."""
     number = partition_number(held.topic, partition_id)
     raise NoSuchResource(f"Partition {number} of {held.topic.name} is not being reassigned.")
+
+
+def _operations(asking: Rights, topic: str) -> list[str]:
+    return [each for each in OPERATIONS_OF[TOPIC] if asking.may(each, TOPIC, topic)]
 
 
 def _partitions(body: NewTopic) -> int | None:

@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import acls_v3, admin_v3, configs_v3, console_api, groups_v3, topics
+from service import acls_v3, admin_v3, configs_v3, console_api, groups_v3, keys_api, topics
 from service.console import console
 from service.errors import (
     INTERNAL_ERROR,
@@ -29,6 +29,7 @@ from service.errors import (
     json_type,
 )
 from service.paths import clean_path
+from service.security import Security
 from service.telemetry import CareCounters, HttpCounters, Telemetry, Worker
 from service.topic_picture import Pictures
 from service.vitals import Ask, Vitals, nobody
@@ -67,6 +68,10 @@ TAGS = [
         "description": "Groups, their lag, and transactions; also under `/kafka/v3`.",
     },
     {"name": "console", "description": "What the console at /ui shows beyond the rest: read-only."},
+    {
+        "name": "security",
+        "description": "Keys, quotas, and the console's login, where `security=keys`.",
+    },
     {"name": "health", "description": "For load balancers, orchestrators and Prometheus."},
 ]
 
@@ -123,6 +128,7 @@ def build_app(
     care: CareCounters | None = None,
     worker: Worker | None = None,
     peers: Ask = nobody,
+    security: Security | None = None,
 ) -> FastAPI:
     """The application on an open log. `extra` routers are served (or only documented) with it.
 
@@ -138,12 +144,13 @@ def build_app(
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         redoc_url=None,
         redirect_slashes=False,
-        dependencies=[Depends(_printable_path)],
+        dependencies=[Depends(_allowed_and_printable)],
     )
     app.state.log = broker
     app.state.default_partitions = default_partitions
     app.state.readiness = Readiness(broker)
     app.state.counters = counters
+    app.state.security = security
     app.state.telemetry = Telemetry(broker, counters, VERSION, care, worker)
     number = 0 if worker is None else worker.number
     app.state.vitals = Vitals(broker, counters, VERSION, number, peers)
@@ -157,6 +164,7 @@ def build_app(
         app.include_router(router)
     app.include_router(topics.router)
     app.include_router(console_api.router)
+    app.include_router(keys_api.router)
     app.include_router(console())
     for mount in admin_v3.MOUNTS:
         app.include_router(admin_v3.clusters, prefix=mount, include_in_schema=mount == "/v3")
@@ -165,8 +173,11 @@ def build_app(
     return app
 
 
-async def _printable_path(request: Request) -> None:
-    """Names in any path are free of control characters."""
+async def _allowed_and_printable(request: Request) -> None:
+    """Who asks may; and names in any path are free of control characters."""
+    security: Security | None = request.app.state.security
+    if security is not None:
+        await security.allow_route(request.scope)
     for parameter, text in request.path_params.items():
         check_printable(parameter, str(text))
 

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.admin_v3 import ConfigValue, Held, HeldTopic, Made, known_cluster
 from service.errors import NoSuchResource
 from service.resources_v3 import TopicConfigData, TopicConfigList
-from service.topics import CREATE_ERRORS, ERRORS, FreshLog, TopicName, config_text, decided
+from service.topics import CREATE_ERRORS, ERRORS, Asking, FreshLog, TopicName, config_text, decided
 from storage import topics
+from storage.acls import DESCRIBE_CONFIGS, TOPIC
 from storage.errors import InvalidRequest
 
 
@@ -43,11 +44,12 @@ router = APIRouter(
 
 
 @router.get("/-/configs")
-async def list_all_configs(log: FreshLog, make: Made) -> TopicConfigList:
-    """The configs of all topics."""
+async def list_all_configs(log: FreshLog, make: Made, asking: Asking) -> TopicConfigList:
+    """The configs of all topics of which they may be described."""
     data = [
         each
         for topic in log.state.topics.values()
+        if asking.may(DESCRIBE_CONFIGS, TOPIC, topic.name)
         for each in make.configs(topic.name, topic.configs)
     ]
     return TopicConfigList(metadata=make.listed("topics", "-", "configs"), data=data)

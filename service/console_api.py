@@ -8,12 +8,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
+from service.caller import Rights, may_describe_group
 from service.group_resources_v3 import group_ids, lags
 from service.log_metrics import unsealed_since_ms
 from service.topic_picture import PartitionPicture, Pictures
-from service.topics import ERRORS, FreshLog, TopicName, broker_log
+from service.topics import ERRORS, Asking, FreshLog, TopicName, broker_log
 from service.vitals import NAMES, STEP_S, BrokerVitals, Step, Vitals, quantile_s, summed
 from service.wal_view import Checkpoint, WalEntry, WalView
+from storage.acls import DESCRIBE, TOPIC
 from storage.group import DEFAULT_ASSIGNOR
 from storage.log import Log
 from storage.state import Topic
@@ -216,11 +218,12 @@ class ConfigDoc(BaseModel):
 
 
 @router.get("/topics")
-async def list_topic_summaries(log: FreshLog) -> list[TopicSummary]:
-    """Every topic with its size, as far as the WAL says it."""
+async def list_topic_summaries(log: FreshLog, asking: Asking) -> list[TopicSummary]:
+    """Every topic that may be described with its size, as far as the WAL says it."""
     now_ms = log.clock.now_ms()
     ordered = sorted(log.state.topics.values(), key=lambda topic: topic.name)
-    return [_summary(log, topic, now_ms) for topic in ordered]
+    shown = [topic for topic in ordered if asking.may(DESCRIBE, TOPIC, topic.name)]
+    return [_summary(log, topic, now_ms) for topic in shown]
 
 
 def _summary(log: Log, topic: Topic, now_ms: int) -> TopicSummary:
@@ -300,14 +303,15 @@ class GroupLagHistory(BaseModel):
 
 
 @router.get("/groups")
-async def list_group_summaries(log: FreshLog) -> list[GroupSummary]:
-    """Every group with its members and its lag."""
-    return [_group(log, group_id) for group_id in group_ids(log)]
+async def list_group_summaries(log: FreshLog, asking: Asking) -> list[GroupSummary]:
+    """Every group that may be described with its members and its lag."""
+    shown = [each for each in group_ids(log) if may_describe_group(asking, each)]
+    return [_group(log, group_id, asking) for group_id in shown]
 
 
-def _group(log: Log, group_id: str) -> GroupSummary:
+def _group(log: Log, group_id: str, asking: Rights) -> GroupSummary:
     held = log.state.members.get(group_id)
-    behind = lags(log, group_id)
+    behind = lags(log, group_id, asking)
     return GroupSummary(
         consumer_group_id=group_id,
         state="STABLE" if held is not None and held.members else "EMPTY",
@@ -322,14 +326,19 @@ def _group(log: Log, group_id: str) -> GroupSummary:
 
 
 @router.get("/groups/{consumer_group_id}/lag-history")
-async def get_lag_history(request: Request, consumer_group_id: str) -> GroupLagHistory:
+async def get_lag_history(
+    request: Request, consumer_group_id: str, asking: Asking
+) -> GroupLagHistory:
     """How far the group was behind in each topic over the last half hour, as this broker saw it
     since its start."""
     past = _vitals(request).lag_history(consumer_group_id)
     count = max((len(values) for values in past.topics.values()), default=0)
     first_ms = past.end_ms - (count - 1) * past.step_ms
     at_ms = [first_ms + number * past.step_ms for number in range(count)]
-    return GroupLagHistory(step_ms=past.step_ms, at_ms=at_ms, topics=past.topics)
+    shown = {
+        topic: past.topics[topic] for topic in past.topics if asking.may(DESCRIBE, TOPIC, topic)
+    }
+    return GroupLagHistory(step_ms=past.step_ms, at_ms=at_ms, topics=shown)
 
 
 # -- metadata

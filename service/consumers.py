@@ -15,10 +15,11 @@ from urllib.parse import parse_qsl, quote
 import msgspec
 
 from service import wire_arrow, wire_consumers, wire_out
+from service.caller import check_found, check_topics, rights_of
 from service.errors import check_printable
 from service.fetch import FORMATS as ACCEPTED
 from service.fetch import Fetch, until_gone
-from service.group_forwarding import Forwarded, Forwarder, Unreached
+from service.group_forwarding import Forwarded, ForwardedCall, Forwarder, Unreached
 from service.http import (
     ARROW,
     JSON_V2,
@@ -32,8 +33,11 @@ from service.http import (
     media_type,
 )
 from service.paths import clean_path, origin
+from service.security import Security
 from service.settings import Settings
 from service.wire_text import Undecodable
+from storage.access import CONSUMER_BYTE_RATE
+from storage.acls import DESCRIBE, READ
 from storage.consumers import Consumers, Read, portion_bytes
 from storage.coordinator import Heard
 from storage.errors import AssignedOtherwise, InvalidRequest, LogError, UnknownMember
@@ -87,10 +91,12 @@ class ConsumerRoutes:
         consumers: Consumers,
         fetch: Fetch,
         forwarder: Forwarder | None = None,
+        security: Security | None = None,
     ) -> None:
         self.forwarded = Forwarded(self._serve_here)
         """For peers: calls that they hand over."""
         self._forwarder = forwarder
+        self._security = security
         self._log = broker
         self._settings = settings
         self._consumers = consumers
@@ -144,6 +150,8 @@ class ConsumerRoutes:
         found = self._route(call.scope["method"], parts[1:])
         if found is None:
             raise InvalidRequest("no such route of consumers")
+        if self._security is not None and isinstance(call, ForwardedCall):
+            call.scope["rights"] = self._security.of_peer(*call.caller)
         return await found[1](call)
 
     def _route(self, method: str, parts: list[str]) -> tuple[str, Handler] | None:
@@ -204,6 +212,7 @@ class ConsumerRoutes:
 
     async def _subscribe(self, call: Call, group: str, name: str) -> Answer:
         asked = wire_consumers.decode_subscription(await call.body(BODY_BYTES_MAX))
+        await check_topics(rights_of(call.scope), READ, [] if asked is None else asked.topics)
         heard = await self._consumers.hear(group, name)
         if asked is None or (asked.pattern and heard.member.topics and not heard.member.pattern):
             raise AssignedOtherwise
@@ -231,6 +240,7 @@ class ConsumerRoutes:
 
     async def _assign(self, call: Call, group: str, name: str) -> Answer:
         asked = wire_consumers.decode_partitions(await call.body(BODY_BYTES_MAX))
+        await check_topics(rights_of(call.scope), READ, [where.topic for where in asked])
         await self._consumers.assign(group, name, asked)
         return NO_CONTENT
 
@@ -250,6 +260,7 @@ class ConsumerRoutes:
 
     async def _records(self, call: Call, group: str, name: str) -> Answer | None:
         query = call.query()
+        rights_of(call.scope).pay(CONSUMER_BYTE_RATE)
         heard = await self._consumers.hear(group, name)
         config = heard.member.config
         fmt = _accepted(call, config.format)
@@ -289,6 +300,9 @@ class ConsumerRoutes:
         return None
 
     async def _send(self, call: Call, read: Read, fmt: str) -> None:
+        rights = rights_of(call.scope)
+        for portion in read.portions:
+            await check_found(rights, portion.topic)
         size = sum(map(portion_bytes, read.portions))
         with self._fetch.budget(size):
             records, body = _encoded(read, fmt)
@@ -296,6 +310,7 @@ class ConsumerRoutes:
             kind = ARROW if fmt == "arrow" else f"application/vnd.kafka.{fmt}.v2+json".encode()
             await call.answer(Answer(200, body, kind, headers))
             self._fetch.count(records, len(body))
+            rights.owe(CONSUMER_BYTE_RATE, len(body))
         await call.until_delivered()
 
     # -- offsets
@@ -304,6 +319,9 @@ class ConsumerRoutes:
         body = await call.body(BODY_BYTES_MAX)
         heard = await self._consumers.hear(group, name)
         asked = wire_consumers.decode_commit(body, heard.member.config.dialect)
+        await check_topics(
+            rights_of(call.scope), READ, [where.topic for where in asked.offsets or ()]
+        )
         await self._consumers.commit(heard, asked.offsets)
         return NO_CONTENT if asked.is_silent else READ_NOTHING
 
@@ -312,6 +330,7 @@ class ConsumerRoutes:
         body = await call.body(BODY_BYTES_MAX)
         if body.strip():
             asked += wire_consumers.decode_partitions(body)
+        await check_topics(rights_of(call.scope), DESCRIBE, [where.topic for where in asked])
         heard = await self._consumers.hear(group, name)
         await self._log.wal.refresh()
         committed = self._log.committed_offsets(group)
@@ -325,6 +344,8 @@ class ConsumerRoutes:
     async def _seek(self, call: Call, group: str, name: str) -> Answer:
         asked = wire_consumers.decode_positions(await call.body(BODY_BYTES_MAX))
         found = dict(asked.offsets)
+        sought = [where.topic for where in (*found, *asked.timestamps)]
+        await check_topics(rights_of(call.scope), DESCRIBE, sought)
         for where, stamp in asked.timestamps.items():
             offset = await self._log.offset_for_timestamp(where.topic, where.partition, stamp)
             if offset is None:
@@ -335,11 +356,13 @@ class ConsumerRoutes:
 
     async def _to_beginning(self, call: Call, group: str, name: str) -> Answer:
         asked = wire_consumers.decode_partitions(await call.body(BODY_BYTES_MAX))
+        await check_topics(rights_of(call.scope), DESCRIBE, [where.topic for where in asked])
         await self._consumers.seek_to_end(group, name, asked, is_beginning=True)
         return NO_CONTENT
 
     async def _to_end(self, call: Call, group: str, name: str) -> Answer:
         asked = wire_consumers.decode_partitions(await call.body(BODY_BYTES_MAX))
+        await check_topics(rights_of(call.scope), DESCRIBE, [where.topic for where in asked])
         await self._consumers.seek_to_end(group, name, asked, is_beginning=False)
         return NO_CONTENT
 

@@ -123,7 +123,7 @@ def error_response(error: LogError) -> ErrorAnswer:
     status, code = next(_TABLE[kind] for kind in type(error).__mro__ if kind in _TABLE)
     status, code = getattr(error, "status", status), getattr(error, "code", code)
     message = str(error)
-    headers = {}
+    headers: dict[str, str] = dict(getattr(error, "headers", {}))
     if isinstance(error, Throttled):
         headers["Retry-After"] = str(max(math.ceil(error.retry_after_ms / 1000), 1))
     elif isinstance(error, Unavailable):

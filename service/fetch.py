@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from service import wire_arrow, wire_out
+from service.caller import rights_of
 from service.errors import check_printable, error_body, error_response
 from service.http import (
     ARROW,
@@ -24,6 +25,8 @@ from service.http import (
 )
 from service.settings import Settings
 from service.telemetry import HttpCounters
+from storage.access import CONSUMER_BYTE_RATE
+from storage.acls import READ, TOPIC
 from storage.errors import LogError, Unavailable, UnknownPartition
 from storage.log import Fetched, Log
 from storage.state import Topic
@@ -90,6 +93,8 @@ class Fetch:
 
     async def serve(self, call: Call, topic: str, partition_text: str) -> Answer | None:
         """The answer, or None when it was streamed."""
+        rights = rights_of(call.scope)
+        rights.pay(CONSUMER_BYTE_RATE)
         format_name = _format(call.headers.get(b"accept", b""))
         query = call.query()
         embedded = _embedded(query, format_name)
@@ -108,6 +113,7 @@ class Fetch:
             await self._follow(call, view, offset)
             return None
         page = await self._page(view, offset, wait_ms / 1000, call)
+        rights.owe(CONSUMER_BYTE_RATE, len(page.body))
         self._counters.add_records_out(page.records, len(page.body), topic)
         return Answer(200, page.body, MEDIA_TYPES[format_name], _positions(page.fetched))
 
@@ -183,6 +189,7 @@ class Fetch:
         page = await self._page(view, offset)
         await call.start_stream(MEDIA_TYPES[view.format_name], _positions(page.fetched))
         started_s = self._log.clock.boot_s()
+        rights = rights_of(call.scope)
         gone = asyncio.create_task(until_gone(call))
         paging: asyncio.Task[Page] | None = None
         try:
@@ -190,8 +197,15 @@ class Fetch:
                 if page.body:
                     await call.chunk(page.body)
                     self.count(page.records, len(page.body), view.topic)
+                    rights.owe(CONSUMER_BYTE_RATE, len(page.body))
                 elif view.format_name == "sse":
                     await call.chunk(b": keep-alive\n\n")
+                if (owes_s := rights.owes_s(CONSUMER_BYTE_RATE)) > 0:
+                    await asyncio.wait({gone}, timeout=min(owes_s, KEEPALIVE_S))
+                    page = page._replace(body=b"")
+                    await rights.check(READ, TOPIC, view.topic)
+                    continue
+                await rights.check(READ, TOPIC, view.topic)  # it may have ended meanwhile
                 paging = asyncio.create_task(
                     self._page(view, page.fetched.next_offset, KEEPALIVE_S)
                 )

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from service.caller import rights_of
 from service.errors import error_body, error_response
 from service.http import JSON_V2, Answer, Call, Scope
 from storage.errors import LogError, Unavailable
@@ -26,6 +27,7 @@ log = logging.getLogger("tidelog.groups")
 T = TypeVar("T")
 
 CONFIRM_S = 5.0
+SECRET_HEADERS = (b"authorization", b"cookie")
 
 
 class Unreached(Exception):
@@ -45,6 +47,9 @@ class Transport(Protocol):
 
 
 class _Request(msgspec.Struct, array_like=True):
+    """`caller` is whom the broker in between has let in, and their address; empty where it asks
+    nobody. What they showed for it is not handed on."""
+
     method: str
     path: str
     query: bytes
@@ -52,6 +57,7 @@ class _Request(msgspec.Struct, array_like=True):
     scheme: str
     server: tuple[str, int | None]
     body: bytes
+    caller: tuple[str, str] = ("", "")
 
 
 class _Response(msgspec.Struct, array_like=True):
@@ -79,7 +85,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], message: bytes) -> T:
 class ForwardedCall(Call):
     """A call whose client is at another broker. Its answer goes there whole."""
 
-    __slots__ = ("answered", "arrived", "is_awaited", "response")
+    __slots__ = ("answered", "arrived", "caller", "is_awaited", "response")
 
     def __init__(self, said: _Request) -> None:
         scope: Scope = {
@@ -95,6 +101,7 @@ class ForwardedCall(Call):
         self.answered: asyncio.Future[None] = loop.create_future()
         self.arrived: asyncio.Future[None] = loop.create_future()
         self.is_awaited = False
+        self.caller = said.caller
         response = _Response(0, [], b"")
         bodies = [said.body]
 
@@ -178,14 +185,16 @@ class Forwarder:
     async def forward(self, call: Call, coordinator: str, body: bytes) -> None:
         """Answer the call as the coordinator does. Raises Unreached, Unavailable."""
         server = call.scope.get("server") or ("localhost", None)
+        rights = rights_of(call.scope)
         said = _Request(
             call.scope["method"],
             call.scope["path"],
             call.scope["query_string"],
-            list(call.scope["headers"]),
+            [pair for pair in call.scope["headers"] if pair[0] not in SECRET_HEADERS],
             call.scope.get("scheme", "http"),
             (server[0], server[1]),
             body,
+            (rights.principal, rights.host),
         )
         try:
             answer = await self._transport.request(coordinator, _encode(said))

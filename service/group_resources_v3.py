@@ -8,8 +8,10 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
+from service.caller import EVERYTHING, Rights
 from service.resources_v3 import ListMetadata, Metadata, Related, Resources
 from service.topics import BROKER_ID
+from storage.acls import DESCRIBE, TOPIC
 from storage.assignors import Owned
 from storage.group import DEFAULT_ASSIGNOR, GroupMember
 from storage.log import Log
@@ -131,14 +133,16 @@ def group_ids(log: Log) -> list[str]:
     return sorted({*log.state.groups, *with_members})
 
 
-def lags(log: Log, group_id: str) -> list[Lag]:
-    """Of all partitions with a committed offset, sorted."""
+def lags(log: Log, group_id: str, asking: Rights = EVERYTHING) -> list[Lag]:
+    """Of all partitions with a committed offset whose topics may be described, sorted."""
     group = log.state.members.get(group_id)
     owners: dict[Owned, GroupMember] = {}
     if group is not None:
         owners = {where: one for one in group.members.values() for where in one.owned}
     found = []
     for where, committed in log.committed_offsets(group_id).items():
+        if not asking.may(DESCRIBE, TOPIC, where.topic):
+            continue
         topic = log.state.topic(where.topic)
         end = topic.partitions[where.partition].high_watermark
         owner = owners.get(Owned(topic.topic_id, where.partition))

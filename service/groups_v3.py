@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.admin_v3 import Made, known_cluster
+from service.caller import Rights, check_topics, may_describe_group
 from service.errors import NoSuchResource, documented
 from service.group_resources_v3 import (
     AssignmentData,
@@ -20,6 +21,7 @@ from service.group_resources_v3 import (
     GroupData,
     GroupList,
     GroupResources,
+    Lag,
     LagData,
     LagList,
     LagSummaryData,
@@ -31,12 +33,14 @@ from service.topics import (
     CHANGE_ERRORS,
     ERRORS,
     TIMESTAMP_MS_MAX,
+    Asking,
     FreshLog,
     decided,
     partition_number,
 )
 from service.wire_in import InvalidBody
 from service.wire_v3 import milliseconds
+from storage.acls import DESCRIBE, READ, TOPIC
 from storage.entry import CommitOffsets, GroupOffset
 from storage.errors import GroupNotEmpty
 from storage.group import GroupMember
@@ -89,14 +93,21 @@ class Known(NamedTuple):
     log: Log
     group_id: str
     make: GroupResources
+    asking: Rights
+
+    def lags(self) -> list[Lag]:
+        """As far as who asks may see."""
+        return lags(self.log, self.group_id, self.asking)
 
 
-async def known_group(consumer_group_id: GroupId, log: FreshLog, make: Made) -> Known:
+async def known_group(
+    consumer_group_id: GroupId, log: FreshLog, make: Made, asking: Asking
+) -> Known:
     """The group of the path."""
     held = log.state.members.has_members(consumer_group_id)
     if not held and consumer_group_id not in log.state.groups:
         raise NoSuchResource(f"Consumer group {consumer_group_id} cannot be found.")
-    return Known(log, consumer_group_id, GroupResources(log, make, consumer_group_id))
+    return Known(log, consumer_group_id, GroupResources(log, make, consumer_group_id), asking)
 
 
 KnownGroup = Annotated[Known, Depends(known_group)]
@@ -122,9 +133,9 @@ router = APIRouter(
 
 @router.get("/consumer-groups/{consumer_group_id}/offsets")
 async def list_group_offsets(
-    consumer_group_id: GroupId, log: FreshLog, make: Made
+    consumer_group_id: GroupId, log: FreshLog, make: Made, asking: Asking
 ) -> GroupOffsetList:
-    """Where a group goes on reading, as of now on every broker.
+    """Where a group goes on reading, as of now on every broker, of topics that may be described.
 
     404 when it has committed nothing yet, or when all it did was forgotten: an offset is kept for a
     week after its commit, and no longer than its topic.
@@ -132,7 +143,11 @@ async def list_group_offsets(
     committed = log.committed_offsets(consumer_group_id)
     if not committed:
         raise NoSuchResource(f"Consumer group {consumer_group_id} has no committed offsets.")
-    shown = {where: (each.offset, each.metadata) for where, each in committed.items()}
+    shown = {
+        where: (each.offset, each.metadata)
+        for where, each in committed.items()
+        if asking.may(DESCRIBE, TOPIC, where.topic)
+    }
     return _offset_list(make, consumer_group_id, shown)
 
 
@@ -141,7 +156,7 @@ async def list_group_offsets(
     responses=CHANGE_ERRORS | documented({409: "40903: the group has members"}),
 )
 async def reset_group_offsets(
-    consumer_group_id: GroupId, body: Reset, log: FreshLog, make: Made
+    consumer_group_id: GroupId, body: Reset, log: FreshLog, make: Made, asking: Asking
 ) -> GroupOffsetList:
     """Let a group go on elsewhere: at the first record that is kept, after the last, at an offset
     (the nearest that there is), at the first record of a time, or of so long ago. All of it or
@@ -152,7 +167,10 @@ async def reset_group_offsets(
     group = log.state.members.get(consumer_group_id)
     if group is not None and group.is_active:
         raise GroupNotEmpty(f"group {consumer_group_id!r} has members: stop them first")
+    if body.topic_name is not None:
+        await asking.check(READ, TOPIC, body.topic_name)
     wanted = _partitions(log, consumer_group_id, body)
+    await check_topics(asking, READ, [where.topic for where in wanted])
     found = {where: await _target(log, where, body) for where in wanted}
     if not body.validate_only and found:
         offsets = [
@@ -223,9 +241,10 @@ async def _target(log: Log, where: TopicPartition, body: Reset) -> int:
 
 
 @router.get("/consumer-groups")
-async def list_groups(log: FreshLog, make: Made) -> GroupList:
-    """Groups that have members, or committed offsets."""
-    data = [GroupResources(log, make, group_id).group() for group_id in group_ids(log)]
+async def list_groups(log: FreshLog, make: Made, asking: Asking) -> GroupList:
+    """Groups that have members, or committed offsets, and may be described."""
+    shown = [each for each in group_ids(log) if may_describe_group(asking, each)]
+    data = [GroupResources(log, make, group_id).group() for group_id in shown]
     return GroupList(metadata=make.listed("consumer-groups"), data=data)
 
 
@@ -287,7 +306,7 @@ async def get_assignment(
 @router.get("/consumer-groups/{consumer_group_id}/lag-summary")
 async def get_lag_summary(known: KnownGroup) -> LagSummaryData:
     """How far a group is behind, and where most. 404 when it has committed nothing."""
-    behind = lags(known.log, known.group_id)
+    behind = known.lags()
     if not behind:
         raise NoSuchResource(f"Consumer group {known.group_id} has no committed offsets.")
     return known.make.summary(behind)
@@ -298,14 +317,14 @@ async def list_lags(known: KnownGroup, make: Made) -> LagList:
     """How far a group is behind in each partition."""
     return LagList(
         metadata=make.listed("consumer-groups", known.group_id, "lags"),
-        data=[known.make.lag(each) for each in lags(known.log, known.group_id)],
+        data=[known.make.lag(each) for each in known.lags()],
     )
 
 
 @router.get("/consumer-groups/{consumer_group_id}/lags/{topic_name}/partitions/{partition_id}")
 async def get_lag(known: KnownGroup, topic_name: str, partition_id: str) -> LagData:
     """How far a group is behind in one partition."""
-    for each in lags(known.log, known.group_id):
+    for each in known.lags():
         if (each.where.topic, str(each.where.partition)) == (topic_name, partition_id):
             return known.make.lag(each)
     raise NoSuchResource(f"Lag of {topic_name}-{partition_id} cannot be found.")

@@ -34,6 +34,7 @@ from service.logs import last_words, log_to_stderr
 from service.peer_client import METRICS, VITALS, HttpPeers
 from service.peers import PeerListener
 from service.protocol import Protocol
+from service.security import Security
 from service.settings import Settings, state_home
 from service.telemetry import CareCounters, HttpCounters, Worker, gathered
 from storage.clock import SystemClock
@@ -46,6 +47,7 @@ from storage.members import Member
 from storage.membership import Membership
 from storage.metered import MeteredStore
 from storage.objectstore import MemoryStore, ObjectStore
+from storage.secret import cluster_secret
 from storage.stores import open_store, probe
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ EXIT_FAILED = 1
 EXIT_UNREACHABLE = 3
 
 SWITCH_INTERVAL_S = 0.0005
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 GC_THRESHOLDS = (50_000, 20, 100)
 """Objects made and not yet freed before a look at the young, and looks before the older: at
@@ -197,6 +200,7 @@ async def _serve_http(
 ) -> None:
     broker, consumers = serving.log, serving.consumers
     counters = HttpCounters()
+    security = await _security(settings, broker, counters)
     app = build_app(
         broker,
         http=counters,
@@ -205,13 +209,14 @@ async def _serve_http(
         care=care,
         worker=_worker(settings, serving),
         peers=lambda: _asked(serving, VITALS, broker.membership.others),
+        security=security,
     )
     listener.app.told_of[METRICS] = app.state.telemetry.text
     listener.app.told_of[VITALS] = app.state.vitals.told
     vitals = asyncio.create_task(app.state.vitals.run(), name="tidelog-vitals")
     forwarder = Forwarder(GroupPeers(broker.membership, serving.peers))
     hot_routes = HotPath if serving.traces is None else serving.traces.hot_routes()
-    hot_path = hot_routes(app, broker, settings, counters, consumers, forwarder)
+    hot_path = hot_routes(app, broker, settings, counters, consumers, forwarder, security)
     listener.app.groups = hot_path.consumers.forwarded
     config = uvicorn.Config(
         hot_path,
@@ -253,6 +258,17 @@ async def _serve_http(
         # A task of the log that died is a bug: what it says must not be lost in the shutdown.
         with contextlib.suppress(asyncio.CancelledError):
             await watch
+
+
+async def _security(settings: Settings, broker: Log, counters: HttpCounters) -> Security | None:
+    if settings.security == "off":
+        return None
+    secret = await cluster_secret(broker.store, broker.clock)
+    if not (settings.admin_key or broker.state.access.keys):
+        log.warning("security is on, and nobody has a key: give admin_key, and make some with it")
+    if settings.host not in LOOPBACK:
+        log.warning("keys travel as they are sent: put TLS before %s", settings.host)
+    return Security(broker, settings, secret, counters)
 
 
 def _worker(settings: Settings, serving: _Broker) -> Worker | None:

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from service import wire_arrow, wire_in, wire_out
+from service.caller import EVERYTHING, Rights, check_creation, rights_of
 from service.errors import check_printable
 from service.http import (
     ARROW,
@@ -26,6 +27,7 @@ from service.settings import Settings
 from service.telemetry import HttpCounters
 from service.wire_v3 import NoSchemaRegistry
 from storage import chunk as chunks
+from storage.access import PRODUCER_BYTE_RATE
 from storage.chunk import Rows
 from storage.entry import IdempotencyKey
 from storage.errors import (
@@ -84,15 +86,18 @@ class Produce:
         if format_name is None:
             given = call.headers[b"content-type"].decode("latin-1")
             raise UnsupportedMediaType(f"HTTP 415 Unsupported Media Type: {given}")
+        rights = rights_of(call.scope)
+        rights.pay(PRODUCER_BYTE_RATE)  # who owes need not send it
         body = await call.body(self._settings.request_bytes_max)
         query = call.query()
         acks = _acks(query)
-        topic = await self.topic(topic_name)
+        topic = await self.topic(topic_name, rights)
         try:
             number, produced, key, places = self._placed(call, topic, partition, body, format_name)
         except UnknownPartition:
             topic = await self.newest(topic)
             number, produced, key, places = self._placed(call, topic, partition, body, format_name)
+        rights.pay(PRODUCER_BYTE_RATE, len(body))
         placements = await self.append(topic, produced, places, acks, key, len(body))
         if key is not None and placements is not None:
             places = self._places_of_first(topic, places, produced, number, key)
@@ -118,14 +123,16 @@ class Produce:
             topic, parts, size=size, is_json=produced.is_json, acks=acks, key=key
         )
 
-    async def topic(self, name: str) -> Topic:
-        """The topic, from a fresh look at the WAL before it is said not to exist."""
+    async def topic(self, name: str, rights: Rights = EVERYTHING) -> Topic:
+        """The topic, from a fresh look at the WAL before it is said not to exist. Raises Forbidden
+        where it would have to be created, by whoever may not."""
         try:
             return self._log.state.topic(name)
         except UnknownTopic:
             check_printable("topic_name", name)
             await self._log.wal.refresh()
         if name not in self._log.state.topics and self._settings.auto_create_topics:
+            await check_creation(rights, name)
             with contextlib.suppress(TopicExists):  # by another broker, just now
                 await self._log.create_topic(name, self._settings.default_partitions, {})
         return self._log.state.topic(name)

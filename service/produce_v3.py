@@ -13,11 +13,14 @@ from typing import Any, TypeAlias
 import msgspec
 
 from service import wire_in, wire_v3
+from service.caller import Rights, rights_of
 from service.errors import TopicNotHosted, error_response
 from service.http import JSON, Answer, Call
 from service.produce import Produce, client_key, fingerprint
 from service.settings import Settings
 from service.telemetry import HttpCounters
+from storage.access import PRODUCER_BYTE_RATE
+from storage.acls import TOPIC, WRITE
 from storage.entry import IdempotencyKey
 from storage.errors import InvalidRequest, LogError, UnknownPartition, UnknownTopic
 from storage.log import Log
@@ -51,7 +54,9 @@ class ProduceV3:
 
     async def stream(self, call: Call, cluster: str, topic_name: str) -> None:
         """POST .../records: reports are sent while records still come."""
-        await self._topic(cluster, topic_name)
+        rights = rights_of(call.scope)
+        rights.pay(PRODUCER_BYTE_RATE)
+        await self._topic(cluster, topic_name, rights)
         key = client_key(call)
         reports: asyncio.Queue[asyncio.Task[Report] | None] = asyncio.Queue(IN_FLIGHT_MAX)
         sender = asyncio.create_task(_send_reports(call, reports))
@@ -60,7 +65,7 @@ class ProduceV3:
             try:
                 async for record in _records(call):
                     name = None if key is None else f"{key}/{number}"
-                    report = asyncio.create_task(self._report(topic_name, record, name))
+                    report = asyncio.create_task(self._report(topic_name, record, name, rights))
                     # A stream whose client is gone has a sender that is done: stop reading.
                     await _put(reports, report, sender)
                     number += 1
@@ -78,13 +83,17 @@ class ProduceV3:
 
     async def batch(self, call: Call, cluster: str, topic_name: str) -> Answer:
         """POST .../records:batch: 207 with successes and failures by id."""
-        await self._topic(cluster, topic_name)
+        rights = rights_of(call.scope)
+        rights.pay(PRODUCER_BYTE_RATE)
+        await self._topic(cluster, topic_name, rights)
         key = client_key(call)
         body = await call.body(self._settings.request_bytes_max)
         entries = wire_v3.decode_v3_batch(body)
         reports = await asyncio.gather(
             *(
-                self._report(topic_name, record, None if key is None else f"{key}/{entry_id}")
+                self._report(
+                    topic_name, record, None if key is None else f"{key}/{entry_id}", rights
+                )
                 for entry_id, record in entries
             )
         )
@@ -96,33 +105,40 @@ class ProduceV3:
         said = msgspec.json.encode({"successes": successes, "failures": failures})
         return Answer(207, said, JSON)
 
-    async def _topic(self, cluster: str, name: str) -> Topic:
+    async def _topic(self, cluster: str, name: str, rights: Rights) -> Topic:
         check_cluster(self._log, cluster)
         try:
-            return await self._produce.topic(name)
+            return await self._produce.topic(name, rights)
         except UnknownTopic as error:
             raise TopicNotHosted(name) from error
 
-    async def _report(self, topic_name: str, record: bytes, name: str | None) -> Report:
+    async def _report(
+        self, topic_name: str, record: bytes, name: str | None, rights: Rights
+    ) -> Report:
         """Append one record; what to say of it, whatever happens."""
         try:
-            return await self._append(topic_name, record, name)
+            # Each by itself: a stream may last longer than a key, and than a quota.
+            await rights.check(WRITE, TOPIC, topic_name)
+            return await self._append(topic_name, record, name, rights)
         except UnknownTopic:
             return await _refused(TopicNotHosted(topic_name))
         except LogError as error:
             return await _refused(error)
 
-    async def _append(self, topic_name: str, record: bytes, name: str | None) -> Report:
+    async def _append(
+        self, topic_name: str, record: bytes, name: str | None, rights: Rights
+    ) -> Report:
         decoded = wire_v3.decode_v3_record(record, self._log.clock.now_ms())
         said: list[int | None] | None = None if decoded.partition is None else [decoded.partition]
         produced = wire_in.Produced(decoded.rows, said, decoded.is_json, 1)
         # Looked up for each record: in the day that a stream may last the topic may go, and grow.
-        topic = await self._produce.topic(topic_name)
+        topic = await self._produce.topic(topic_name, rights)
         try:
             key, places = self._placed(topic, produced, record, name)
         except UnknownPartition:
             topic = await self._produce.newest(topic)
             key, places = self._placed(topic, produced, record, name)
+        rights.pay(PRODUCER_BYTE_RATE, len(record))
         placements = await self._produce.append(topic, produced, places, Acks.ALL, key, len(record))
         self._counters.add_records_in(1, len(record), topic.name)
         assert placements is not None, "acks=all gives placements"

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 PREFIX = "TIDELOG_"
 SERVER_VARIABLE = "TIDELOG_URL"
-"""The one variable that is the client's, not a broker's."""
+KEY_VARIABLE = "TIDELOG_KEY"
+CLIENT_VARIABLES = frozenset({SERVER_VARIABLE, KEY_VARIABLE})
+"""Those that are the client's, not a broker's."""
 MIB = 1024 * 1024
 WAL_RETENTION_FACTOR_MIN = 4
+ADMIN_KEY_CHARS_MIN = 22
+"""128 random bits in base64."""
 
 
 class BadSettings(LogError):
@@ -31,10 +35,16 @@ class BadSettings(LogError):
 
 
 def _setting(
-    default: Any, doc: str, *, low: int | None = None, high: int | None = None, words: str = ""
+    default: Any,
+    doc: str,
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    words: str = "",
+    is_secret: bool = False,
 ) -> Any:
-    checks = {"doc": doc, "low": low, "high": high, "words": words.split()}
-    return dataclasses.field(default=default, metadata=checks)
+    checks = {"doc": doc, "low": low, "high": high, "words": words.split(), "is_secret": is_secret}
+    return dataclasses.field(default=default, metadata=checks, repr=not is_secret)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,6 +180,19 @@ class Settings:
         low=0,
         high=16 * MIB,
     )
+    security: str = _setting(
+        "off",
+        "`keys`: every request needs a key, and ACLs say what it may do; off: whoever reaches the port may do everything",
+        words="off keys",
+    )
+    admin_key: str = _setting(
+        "",
+        "secret of `User:admin`, who may do everything, or `@FILE` that has it; as a flag only the file",
+        is_secret=True,
+    )
+    super_users: str = _setting(
+        "", "principals that no ACL binds, with `;` between them: `User:alice;User:bob`"
+    )
     s3_endpoint: str = _setting("", "URL of an S3 server that is not AWS")
     s3_region: str = _setting("", "region; empty takes the AWS chain's, else us-east-1")
     s3_path_style: str = _setting(
@@ -219,6 +242,21 @@ class Settings:
                 f"request_bytes_max ({self.request_bytes_max}) must not be over buffer_bytes "
                 f"({self.buffer_bytes}): such a request could never be taken"
             )
+
+        if self.security == "off" and (self.admin_key or self.super_users):
+            raise BadSettings("admin_key and super_users need security=keys: it is off")
+        if self.admin_key and len(self.admin_key) < ADMIN_KEY_CHARS_MIN:
+            raise BadSettings(
+                f"admin_key has {len(self.admin_key)} characters: draw {ADMIN_KEY_CHARS_MIN} or "
+                "more at random (openssl rand -base64 32)"
+            )
+        for name in self.super_user_names:
+            if not name.startswith("User:") or name in ("User:", "User:*"):
+                raise BadSettings(f"super_users: {name!r} is not User: and a name")
+
+    @property
+    def super_user_names(self) -> list[str]:
+        return [name.strip() for name in self.super_users.split(";") if name.strip()]
 
     @property
     def s3(self) -> S3Options:
@@ -286,7 +324,7 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
     known = {field.name: field for field in dataclasses.fields(Settings)}
     given: dict[str, str] = {}
     for name, text in (os.environ if environment is None else environment).items():
-        if name.startswith(PREFIX) and name != SERVER_VARIABLE:
+        if name.startswith(PREFIX) and name not in CLIENT_VARIABLES:
             key = name.removeprefix(PREFIX).lower()
             if key not in known:
                 raise BadSettings(f"unknown variable {name}{_close_to(key, known)}")
@@ -294,6 +332,11 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
     for key, text in flags.items():
         if key not in known:
             raise BadSettings(f"unknown setting {key!r}{_close_to(key, known)}")
+        if known[key].metadata["is_secret"] and not text.startswith("@"):
+            raise BadSettings(
+                f"{key}: flags are seen by everybody on the machine: give @FILE, or the variable "
+                f"{PREFIX}{key.upper()}"
+            )
         given[key] = text
     parsed: dict[str, Any] = {key: _parse(known[key], text) for key, text in given.items()}
     return Settings(**parsed)
@@ -319,12 +362,31 @@ def console_server() -> str:
     return os.environ.get(SERVER_VARIABLE) or "http://127.0.0.1:8082"
 
 
+def client_key(given: str | None = None) -> str | None:
+    """The key that the CLI shows to the broker: that of the variable unless `given` names a file,
+    as `@FILE`. Raises BadSettings."""
+    text = given or os.environ.get(KEY_VARIABLE)
+    return _secret("key", text) if text else None
+
+
 def _close_to(key: str, known: Mapping[str, object]) -> str:
     close = difflib.get_close_matches(key, known, 1)
     return f": is {close[0]} meant?" if close else ": see the settings table"
 
 
+def _secret(name: str, text: str) -> str:
+    """The secret itself, or what the file holds that `@FILE` names."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSettings(f"{name}: cannot read {text[1:]}: {error}") from None
+
+
 def _parse(field: "dataclasses.Field[Any]", text: str) -> object:
+    if field.metadata["is_secret"]:
+        return _secret(field.name, text)
     if field.type is bool:
         words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         if text.lower() not in words:

@@ -50,6 +50,12 @@ class HttpCounters:
         """By route. Waiting for new records is not counted."""
         self.errors: dict[str, int] = {}
         """By the name of the error's class."""
+        self.auth_failures: dict[str, int] = {}
+        """By why: a word of service.security."""
+        self.denied: dict[str, int] = {}
+        """By type of resource."""
+        self.throttled: dict[str, int] = {}
+        """By quota."""
         self.topics: dict[str, Traffic] = {}
         self.records_in = 0
         self.bytes_in = 0
@@ -243,6 +249,15 @@ class _HttpCollector(Collector):
         for kind, count in http.errors.items():
             errors.add_metric([kind], count)
         yield errors
+        for name, doc, label, counts in (
+            ("auth_failures", "requests without a key that holds", "kind", http.auth_failures),
+            ("denied", "requests refused by ACLs", "resource", http.denied),
+            ("quota_throttled", "requests refused by a quota", "quota", http.throttled),
+        ):
+            family = CounterMetricFamily(f"tidelog_{name}", doc, labels=[label])
+            for value, count in counts.items():
+                family.add_metric([value], count)
+            yield family
         yield _by_direction(
             "tidelog_http_records",
             "records produced (in) and fetched (out)",

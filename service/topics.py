@@ -12,9 +12,11 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.caller import Rights, check_creation, rights_of
 from service.errors import TopicNotHosted, check_printable_field, documented
 from service.http import JSON_V2, integer
 from storage import topics
+from storage.acls import DESCRIBE, DESCRIBE_CONFIGS, TOPIC
 from storage.errors import CommitUnknown, UnknownPartition
 from storage.log import Log
 from storage.state import Topic
@@ -107,7 +109,13 @@ async def fresh_log(request: Request) -> Log:
     return log
 
 
+async def rights_of_caller(request: Request) -> Rights:
+    """What who asks may do; all where security is off."""
+    return rights_of(request.scope)
+
+
 FreshLog = Annotated[Log, Depends(fresh_log)]
+Asking = Annotated[Rights, Depends(rights_of_caller)]
 TopicName = Annotated[str, Path(examples=["flights"])]
 PartitionNumber = Annotated[str, Path(examples=["0"], description="from 0 on")]
 
@@ -169,18 +177,20 @@ router = APIRouter(default_response_class=V2Response, responses=ERRORS)
 
 
 @router.get("/topics", tags=["topics"])
-async def list_topics(log: FreshLog) -> list[str]:
-    """Names of all topics."""
-    return sorted(log.state.topics)
+async def list_topics(log: FreshLog, asking: Asking) -> list[str]:
+    """Names of all topics that may be described."""
+    return sorted(name for name in log.state.topics if asking.may(DESCRIBE, TOPIC, name))
 
 
 @router.get("/topics/{topic_name}", tags=["topics"])
-async def get_topic(topic_name: TopicName, log: FreshLog) -> TopicInfo:
-    """A topic with its effective configs and its partitions."""
+async def get_topic(topic_name: TopicName, log: FreshLog, asking: Asking) -> TopicInfo:
+    """A topic with its effective configs, where they may be described, and its partitions."""
     topic = log.state.topics.get(topic_name)
     if topic is None:
         raise TopicNotHosted(topic_name)
     configs = {name: key.default for name, key in topics.CONFIGS.items()} | topic.configs
+    if not asking.may(DESCRIBE_CONFIGS, TOPIC, topic_name):
+        configs = {}
     return TopicInfo(name=topic.name, configs=configs, partitions=_partitions(topic))
 
 
@@ -230,9 +240,12 @@ async def list_brokers(request: Request) -> Brokers:
 
 
 @router.post("/admin/topics", status_code=201, tags=["topics"], responses=CREATE_ERRORS)
-async def create_topic(request: Request, body: NewTopic, log: FreshLog) -> dict[str, str]:
+async def create_topic(
+    request: Request, body: NewTopic, log: FreshLog, asking: Asking
+) -> dict[str, str]:
     """Create a topic."""
     check_printable_field(body.topic_name)
+    await check_creation(asking, body.topic_name)
     configs = {k: config_text(v) for k, v in body.configs.items() if v is not None}
     partitions = partitions_wanted(request, body.partitions_count)
     await decided(log.create_topic(body.topic_name, partitions, configs))

@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from service.caller import Rights, rights_of
 from service.http import JSON, Answer, Call
 from service.produce import Produce, check_records, client_key, fingerprint
 from service.produce_v3 import check_cluster
 from service.settings import Settings
 from service.telemetry import HttpCounters
 from service.wire_transactions import GroupOffsets, TopicRecords, Transaction, decode_transaction
+from storage.access import PRODUCER_BYTE_RATE
+from storage.acls import GROUP, READ, TOPIC, WRITE
 from storage.entry import CommitOffsets, GroupOffset, IdempotencyKey
 from storage.errors import IdempotencyMismatch, InvalidRequest, UnknownPartition, UnknownTopic
 from storage.log import Log
@@ -54,17 +57,23 @@ class Transactions:
         """Commit it; where each record lies and which offsets are committed."""
         check_cluster(self._log, cluster)
         name = client_key(call)
+        rights = rights_of(call.scope)
+        rights.pay(PRODUCER_BYTE_RATE)
         body = await call.body(self._settings.request_bytes_max)
         asked = await self._decode(body)
+        await _check_rights(rights, asked)
+        rights.pay(PRODUCER_BYTE_RATE, len(body))
         try:
-            return await self._commit(asked, body, name)
+            return await self._commit(asked, body, name, rights)
         except (UnknownTopic, UnknownPartition, IdempotencyMismatch):
             # A definite no (I6). Our view may be old, of a topic that was made anew or has grown.
             await self._log.wal.refresh()
-            return await self._commit(asked, body, name)
+            return await self._commit(asked, body, name, rights)
 
-    async def _commit(self, asked: Transaction, body: bytes, name: str | None) -> Answer:
-        plan = await self._plan(asked, body, name)
+    async def _commit(
+        self, asked: Transaction, body: bytes, name: str | None, rights: Rights
+    ) -> Answer:
+        plan = await self._plan(asked, body, name, rights)
         placements = await self._log.exactly_once.transact(
             [
                 (topic, places, records.produced.rows)
@@ -85,13 +94,15 @@ class Transactions:
             return decode_transaction(body, now_ms)
         return await asyncio.to_thread(decode_transaction, body, now_ms)
 
-    async def _plan(self, asked: Transaction, body: bytes, name: str | None) -> _Plan:
+    async def _plan(
+        self, asked: Transaction, body: bytes, name: str | None, rights: Rights
+    ) -> _Plan:
         """Find the topics, check what is said of them, and place the records.
 
         A keyed request is placed by nothing but its content and the numbers of partitions, which
         are remembered with its key: a retry gets the same places, on any broker.
         """
-        topics = [await self._produce.topic(records.name) for records in asked.topics]
+        topics = [await self._produce.topic(records.name, rights) for records in asked.topics]
         offsets = [self._commit_of(group) for group in asked.groups]
         key = None
         if name is not None:
@@ -172,3 +183,13 @@ class Transactions:
                 "consumer_groups": groups,
             }
         )
+
+
+async def _check_rights(rights: Rights, asked: Transaction) -> None:
+    """As Kafka asks of a transaction's parts. Raises Forbidden."""
+    for records in asked.topics:
+        await rights.check(WRITE, TOPIC, records.name)
+    for group in asked.groups:
+        await rights.check(READ, GROUP, group.group_id)
+        for name in {each.topic for each in group.offsets}:
+            await rights.check(READ, TOPIC, name)

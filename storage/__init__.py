@@ -45,6 +45,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     stores        from a `--store` URL to a store that was probed and keeps its word
     metered       a store that counts what it is asked
     readonly      the same to read alone: nothing is made, tried or written
+    secret        the cluster's own, which brokers alone can read
     cache         byte-bounded, single-flight copies of what was read
     table         a topic's Delta table as its manifest; alone knows Delta
     chain         the objects of the chain as they lie in the store
@@ -55,6 +56,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     hotlog        hot segments on the local disk: what acks=1 means
     writer        the write path: one flush commits all that waits
     exactly_once  appends over topics with groups' offsets, and of Kafka producers
+    access_changes  keys, ACLs and quotas: their changes
     reader        the read path: one walk over the tail and the segments
     sealer        a partition's tail becomes a segment of its table
     log           the deep interface that brokers use: append, read, offsets, seal

@@ -8,6 +8,7 @@ WAL = "wal/"
 CHECKPOINTS = "checkpoints/"
 DATA = "data/"
 TOPICS = "topics/"
+SECRET = "secret.json"
 BROKERS = "brokers/"
 PROBE = "probe/"
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from storage import hotlog, keys, topics
+from storage.access_changes import AccessChanges
 from storage.chunk import Rows
 from storage.clock import Clock
 from storage.entry import (
@@ -108,6 +109,7 @@ class Log:
         self.reader = Reader(store, self.tail, self.table_of, settings.reader)
         self.writer = Writer(self.wal, clock, settings.writer, self._on_committed)
         self.exactly_once = ExactlyOnce(self.writer, clock)
+        self.access = AccessChanges(self.writer, clock)
         self.membership = Membership(store, clock, broker_id, settings.membership)
         self.sequencer = Sequencer(
             self.wal, clock, self.membership, peers or NoPeers(), settings.sequencer

@@ -24,7 +24,8 @@ CLUSTER = "c0ffee"
 class Served:
     """A broker on a store in memory, with topic t; its loop runs while a request is served."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: Any) -> None:
+        self._settings = SETTINGS | more
         self._runner = asyncio.Runner()
         self._stack = contextlib.AsyncExitStack()
         self.requests = 0
@@ -32,7 +33,7 @@ class Served:
         self.broker = self._runner.run(self._open())
 
     async def _open(self) -> Broker:
-        broker = await self._stack.enter_async_context(broker_on(MemoryStore(), **SETTINGS))
+        broker = await self._stack.enter_async_context(broker_on(MemoryStore(), **self._settings))
         await broker.log.create_topic("t", 2, {})
         return broker
 

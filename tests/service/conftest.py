@@ -14,9 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.app import build_app
+from service.consumer_docs import documented_consumers
+from service.hotdocs import documented_routes
 from service.hotpath import HotPath
 from service.main import _Server
 from service.protocol import Protocol
+from service.security import Security
 from service.settings import Settings
 from service.telemetry import HttpCounters
 from storage.chunk import Rows
@@ -25,6 +28,7 @@ from storage.consumers import Consumers
 from storage.coordinator import Alone
 from storage.log import Log, LogSettings
 from storage.objectstore import MemoryStore, ObjectStore
+from storage.secret import cluster_secret
 
 QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
 """Nothing happens by itself: what a test sees follows from what it asked."""
@@ -81,7 +85,13 @@ async def serving(log: Log, settings: Settings) -> AsyncIterator[Broker]:
     counters = HttpCounters()
     consumers = Consumers(log, Alone(log.clock.new_id().hex()))
     consumers.start()
-    app = HotPath(build_app(log, http=counters), log, settings, counters, consumers)
+    security = None
+    if settings.security == "keys":
+        secret = await cluster_secret(log.store, log.clock)
+        security = Security(log, settings, secret, counters)
+    extra = [documented_routes(), documented_consumers()]
+    inner = build_app(log, http=counters, extra=extra, security=security)
+    app = HotPath(inner, log, settings, counters, consumers, security=security)
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:

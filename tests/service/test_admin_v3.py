@@ -451,7 +451,7 @@ types = st.sampled_from(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    st.lists(st.tuples(bodies | st.binary(max_size=40), types), min_size=9, max_size=9),
+    st.lists(st.tuples(bodies | st.binary(max_size=40), types), min_size=13, max_size=13),
     st.sampled_from(["segment.ms", "no.such"]),
 )
 async def test_no_body_is_answered_with_500(

@@ -27,6 +27,7 @@ from service.app import build_app
 from service.consumer_docs import documented_consumers
 from service.hotdocs import documented_routes
 from tests.fuzz.http_target import Served
+from tests.service import keyed
 
 CHECKS = [
     not_a_server_error,
@@ -55,7 +56,8 @@ class Documented:
     """A broker with something in it, and its documentation."""
 
     def __init__(self) -> None:
-        self._served = Served()
+        self._served = Served(**keyed.SETTINGS)
+        self._served.broker.http.headers.update(keyed.ADMIN)
         log = self._served.broker.log
         self.cluster_id = log.wal.cluster.cluster_id
         app = build_app(log, extra=[documented_routes(), documented_consumers()])

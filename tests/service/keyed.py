@@ -1,0 +1,64 @@
+"""A broker with security on, and clients that have keys."""
+
+import base64
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from storage.acls import Acl
+from storage.entry import CreateAcls
+from storage.log import Log
+from storage.objectstore import MemoryStore
+from tests.service.conftest import JSON, Broker, broker_on
+
+ADMIN_KEY = "an-administrators-key-of-many-characters"
+ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+SETTINGS: Mapping[str, Any] = {"security": "keys", "admin_key": ADMIN_KEY}
+RECORDS = b'{"records":[{"value":1}]}'
+JSON_TYPE = {"content-type": JSON}
+
+
+@asynccontextmanager
+async def secured(store: MemoryStore, name: str = "broker-1", **more: Any) -> AsyncIterator[Broker]:
+    async with broker_on(store, name, **{**SETTINGS, **more}) as broker:
+        yield broker
+
+
+async def key_of(log: Log, principal: str, **more: Any) -> dict[str, str]:
+    """A new key's header."""
+    _, secret = await log.access.create_key(principal, **more)
+    return {"authorization": f"Bearer {secret}"}
+
+
+def basic(user: str, secret: str) -> dict[str, str]:
+    return {"authorization": "Basic " + base64.b64encode(f"{user}:{secret}".encode()).decode()}
+
+
+async def allow(
+    log: Log,
+    principal: str,
+    operation: str,
+    resource_type: str = "TOPIC",
+    name: str = "t",
+    pattern: str = "LITERAL",
+    permission: str = "ALLOW",
+) -> None:
+    acl = Acl(resource_type, name, pattern, principal, "*", operation, permission)
+    await log.access.submit(CreateAcls([acl]))
+
+
+def assert_denied(answer: httpx.Response) -> str:
+    """Known, and may not; the message."""
+    said = answer.json()
+    assert (answer.status_code, said["error_code"]) == (403, 40301), said
+    return str(said["message"])
+
+
+def assert_unknown(answer: httpx.Response) -> str:
+    """Nobody; the message."""
+    said = answer.json()
+    assert (answer.status_code, said["error_code"]) == (401, 40101), said
+    assert answer.headers["www-authenticate"].startswith(("Basic", "Bearer"))
+    return str(said["message"])

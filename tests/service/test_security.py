@@ -1,0 +1,407 @@
+"""Who asks: keys in headers and cookies, on any broker, until they are no more."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from service import sessions
+from service.security import LOOKS_PER_S
+from service.settings import BadSettings, Settings, client_key, load
+from storage.clock import SystemClock
+from storage.entry import DeleteKey
+from storage.errors import StoreUnfit
+from storage.objectstore import MemoryStore
+from storage.secret import cluster_secret
+from tests.service.conftest import Broker, append, broker_on, listening
+from tests.service.keyed import (
+    ADMIN,
+    ADMIN_KEY,
+    JSON_TYPE,
+    RECORDS,
+    allow,
+    assert_denied,
+    assert_unknown,
+    basic,
+    key_of,
+    secured,
+)
+
+CONSOLE = {"tidelog-console": "1"}
+
+
+@pytest.fixture
+async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
+    async with secured(store) as broker:
+        await broker.log.create_topic("t", 1, {})
+        await append(broker.log, b"1")
+        yield broker
+
+
+async def me(broker: Broker, headers: dict[str, str]) -> str:
+    answer = await broker.http.get("/tidelog/v1/me", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["principal"])
+
+
+async def made(broker: Broker, **body: object) -> dict[str, str]:
+    """A key by the route for it."""
+    answer = await broker.http.post("/tidelog/v1/keys", json=body, headers=ADMIN)
+    assert answer.status_code == 201, answer.text
+    assert answer.headers["cache-control"] == "no-store"
+    said: dict[str, str] = answer.json()
+    return said
+
+
+async def test_a_key_is_shown_as_basic_or_bearer(broker: Broker) -> None:
+    secret = (await made(broker, principal="User:alice"))["secret"]
+    assert len(secret) == 46
+    for header in (
+        basic("alice", secret),
+        {"authorization": f"Bearer {secret}"},
+        {"authorization": f"bearer  {secret} "},
+    ):
+        assert await me(broker, header) == "User:alice"
+        assert await me(broker, header) == "User:alice"  # now from memory
+    assert await me(broker, basic("admin", ADMIN_KEY)) == "User:admin"
+
+
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        ("", "malformed"),
+        ("Basic", "malformed"),
+        ("Basic !!!", "malformed"),
+        ("Basic YWxpY2U=", "malformed"),
+        ("Digest username=alice", "malformed"),
+        ("Bearer " + "x" * 2000, "malformed"),
+        ("Bearer", "unknown"),
+        ("Bearer wrong", "unknown"),
+        ("Bearer é\xff", "unknown"),
+        (basic("alice", "wrong")["authorization"], "unknown"),
+        (basic("alice", ADMIN_KEY)["authorization"], "unknown"),
+        (basic("", ADMIN_KEY)["authorization"], "unknown"),
+    ],
+)
+async def test_what_is_no_key_is_refused_and_counted(
+    broker: Broker, header: str, kind: str
+) -> None:
+    sent = [("authorization", header.encode("latin-1"))]
+    for path in ("/topics", "/topics/t/partitions/0/records", "/v3/clusters"):
+        message = assert_unknown(await broker.http.get(path, headers=sent))  # type: ignore[arg-type]
+        assert ADMIN_KEY not in message
+        assert "wrong" not in message
+    text = (await broker.http.get("/metrics", headers=ADMIN)).text
+    assert f'tidelog_auth_failures_total{{kind="{kind}"}} 3.0' in text
+    assert ADMIN_KEY not in text
+
+
+async def test_a_key_that_has_expired_is_none(broker: Broker) -> None:
+    header = await key_of(broker.log, "User:alice", expires_ms=broker.log.clock.now_ms() + 100)
+    assert await me(broker, header) == "User:alice"
+    await asyncio.sleep(0.15)
+    assert "expired" in assert_unknown(await broker.http.get("/topics", headers=header))
+
+
+async def test_a_key_is_listed_without_its_secret_and_ends_when_it_is_deleted(
+    broker: Broker,
+) -> None:
+    key = await made(broker, principal="User:alice", note="nightly", ttl_s=60)
+    header = {"authorization": f"Bearer {key['secret']}"}
+    (shown,) = (await broker.http.get("/tidelog/v1/keys", headers=ADMIN)).json()
+    assert shown == {name: value for name, value in key.items() if name != "secret"}
+    assert (shown["principal"], shown["note"], shown["is_expired"]) == (
+        "User:alice",
+        "nightly",
+        False,
+    )
+    assert await me(broker, header) == "User:alice"
+    gone = await broker.http.delete(f"/tidelog/v1/keys/{key['key_id']}", headers=ADMIN)
+    assert gone.status_code == 204
+    assert_unknown(await broker.http.get("/topics", headers=header))
+    again = await broker.http.delete(f"/tidelog/v1/keys/{key['key_id']}", headers=ADMIN)
+    assert again.status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"principal": "alice"},
+        {"principal": "User:*"},
+        {"principal": "User:a", "note": "n" * 300},
+        {"principal": "User:a", "ttl_s": 0},
+        {"principal": "User:\ud800"},
+        {"principal": "User:a", "secret": "mine"},
+        {},
+    ],
+)
+async def test_a_key_that_cannot_be(broker: Broker, body: dict[str, object]) -> None:
+    content = json.dumps(body)  # a lone surrogate as it may be sent
+    answer = await broker.http.post("/tidelog/v1/keys", content=content, headers=ADMIN)
+    assert answer.status_code in (400, 422), answer.text
+    assert not broker.log.state.access.keys
+
+
+async def test_no_secret_is_in_the_store_or_in_a_log_line(
+    broker: Broker, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = (await made(broker, principal="User:alice"))["secret"]
+    await me(broker, basic("alice", secret))
+    assert_unknown(await broker.http.get("/topics", headers=basic("bob", secret)))
+    await broker.log.wal.checkpoint()
+    bodies = [await store.get(info.key) async for info in store.list("")]
+    assert len(bodies) > 3
+    assert not any(secret.encode() in body or ADMIN_KEY.encode() in body for body in bodies)
+    assert secret not in caplog.text
+    assert ADMIN_KEY not in caplog.text
+    assert ADMIN_KEY not in repr(Settings(security="keys", admin_key=ADMIN_KEY))
+
+
+async def test_i3_what_one_broker_has_acked_the_others_know(store: MemoryStore) -> None:
+    async with secured(store, "one") as one, secured(store, "two") as two:  # neither polls
+        await one.log.create_topic("t", 1, {})
+        header = await key_of(one.log, "User:alice")
+        assert await me(two, header) == "User:alice"
+        records = "/topics/t/partitions/0/records"
+        assert_denied(await two.http.get(records, headers=header))
+        await allow(one.log, "User:alice", "READ")
+        assert (await two.http.get(records, headers=header)).status_code == 200
+        (key_id,) = one.log.state.access.keys
+        await one.log.access.submit(DeleteKey(key_id))
+        await two.log.wal.refresh()  # by its poll, or a peer that tells of it
+        assert_unknown(await two.http.get(records, headers=header))
+
+
+async def test_bad_keys_cost_no_memory_and_few_looks_at_the_store(broker: Broker) -> None:
+    security = broker.app._security
+    assert security is not None
+    await me(broker, ADMIN)
+    before, remembered = broker.log.wal.counters.gets, len(security._known)
+    began_s = broker.log.clock.boot_s()
+    for number in range(200):
+        header = {"authorization": f"Bearer guess-{number}"}
+        assert (await broker.http.get("/topics", headers=header)).status_code == 401
+    took_s = broker.log.clock.boot_s() - began_s
+    assert len(security._known) == remembered
+    assert broker.log.wal.counters.gets - before <= LOOKS_PER_S * (took_s + 2) * 2
+
+
+async def test_what_is_remembered_has_a_bound(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.security.KNOWN_MAX", 3)
+    monkeypatch.setattr("service.security.DECISIONS_MAX", 3)
+    security = broker.app._security
+    assert security is not None
+    for number in range(10):
+        header = await key_of(broker.log, f"User:u{number}")
+        assert await me(broker, header) == f"User:u{number}"
+        assert len(security._known) <= 3
+    for number in range(10):
+        assert_denied(await broker.http.get(f"/topics/t{number}", headers=header))
+    assert all(len(known._decisions) <= 3 for known in security._known.values())
+
+
+async def test_a_follower_is_let_go_when_its_key_is_deleted(broker: Broker) -> None:
+    header = await key_of(broker.log, "User:alice")
+    await allow(broker.log, "User:alice", "READ")
+    (key_id,) = broker.log.state.access.keys
+    async with (
+        listening(broker.app) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http,
+        http.stream(
+            "GET",
+            "/topics/t/partitions/0/records?offset=0&format=binary",
+            headers=header | {"accept": "text/event-stream"},
+        ) as answer,
+    ):
+        lines = answer.aiter_lines()
+        async for line in lines:
+            if line.startswith("data"):
+                break
+        await broker.log.access.submit(DeleteKey(key_id))
+        await append(broker.log, b"2")
+        await append(broker.log, b"3")
+        rest = [line async for line in lines]
+    assert "event: error" in rest
+    assert any("40101" in line for line in rest)
+
+
+# -- the console's session
+
+
+async def login(broker: Broker, secret: str, **headers: str) -> httpx.Response:
+    return await broker.http.post("/tidelog/v1/login", json={"key": secret}, headers=headers)
+
+
+def cookie_of(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return str(answer.headers["set-cookie"].partition(";")[0])
+
+
+async def test_a_login_gives_a_cookie_that_any_broker_believes(store: MemoryStore) -> None:
+    async with secured(store, "one") as one, secured(store, "two") as two:
+        await one.log.create_topic("t", 1, {})
+        answer = await login(one, ADMIN_KEY)
+        attributes = answer.headers["set-cookie"].lower()
+        assert "httponly" in attributes
+        assert "samesite=strict" in attributes
+        assert "secure" not in attributes.replace("tidelog", "")
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.json()["is_super"]
+        assert ADMIN_KEY not in answer.text + attributes
+        cookie = {"cookie": f"other=1; {cookie_of(answer)}"}
+        for broker in (one, two):
+            assert await me(broker, cookie) == "User:admin"
+            assert (await broker.http.get("/topics", headers=cookie)).json() == ["t"]
+
+
+async def test_a_cookie_over_tls_says_so(broker: Broker) -> None:
+    answer = await login(broker, ADMIN_KEY, **{"x-forwarded-proto": "https"})
+    assert "; secure" in answer.headers["set-cookie"].lower()
+
+
+async def test_a_cookie_alone_changes_nothing(broker: Broker) -> None:
+    cookie = {"cookie": cookie_of(await login(broker, ADMIN_KEY))} | JSON_TYPE
+    for headers in (cookie, cookie | {"sec-fetch-site": "same-site"}):
+        assert_denied(await broker.http.post("/topics/t", content=RECORDS, headers=headers))
+    done = await broker.http.post("/topics/t", content=RECORDS, headers=cookie | CONSOLE)
+    assert done.status_code == 200
+    foreign = cookie | CONSOLE | {"sec-fetch-site": "cross-site"}
+    assert_denied(await broker.http.post("/topics/t", content=RECORDS, headers=foreign))
+
+
+async def test_a_session_ends_with_its_key_and_when_it_is_forged(broker: Broker) -> None:
+    key = await made(broker, principal="User:alice")
+    value = cookie_of(await login(broker, key["secret"]))
+    assert await me(broker, {"cookie": value}) == "User:alice"
+    name, _, session = value.partition("=")
+    version, key_id, expires, mac = session.split(".")
+    for forged in (
+        f"{name}={version}.admin.{expires}.{mac}",
+        f"{name}={version}.{key_id}.{int(expires) + 1}.{mac}",
+        f"{name}={version}.{key_id}.{expires}.{mac[:-1]}",
+        f"{name}={version}.{key_id}.{'9' * 400}.{mac}",
+        f"{name}=v2.{key_id}.{expires}.{mac}",
+        f"{name}=",
+        f"{name}=é",
+    ):
+        headers = [("cookie", forged.encode("latin-1"))]
+        assert_unknown(await broker.http.get("/topics", headers=headers))  # type: ignore[arg-type]
+    await broker.log.access.submit(DeleteKey(key["key_id"]))
+    answer = await broker.http.get("/topics", headers={"cookie": value} | CONSOLE)
+    assert_unknown(answer)
+    assert answer.headers["www-authenticate"].startswith("Bearer")  # no dialogue of the browser's
+
+
+async def test_another_administrators_key_ends_the_sessions_of_the_first(
+    store: MemoryStore,
+) -> None:
+    async with secured(store) as broker:
+        cookie = {"cookie": cookie_of(await login(broker, ADMIN_KEY))}
+        assert await me(broker, cookie) == "User:admin"
+    async with secured(store, admin_key="b" * 30) as broker:
+        assert_unknown(await broker.http.get("/topics", headers=cookie))
+
+
+async def test_logging_in_and_out(broker: Broker) -> None:
+    refused = await login(broker, "nonsense")
+    assert_unknown(refused)
+    assert "set-cookie" not in refused.headers
+    out = await broker.http.post("/tidelog/v1/logout")
+    assert "max-age=0" in out.headers["set-cookie"].lower()
+
+
+def test_a_session_is_over_at_its_end() -> None:
+    secret, digest = b"s" * 32, b"d" * 32
+    cookie = sessions.sign(secret, "k", 1000, digest)
+    session = sessions.parse(cookie)
+    assert session is not None
+    assert (session.key_id, session.expires_ms) == ("k", 1000)
+    assert sessions.is_signed(secret, session, digest)
+    assert not sessions.is_signed(secret, session, b"e" * 32)
+    assert not sessions.is_signed(b"t" * 32, session, digest)
+
+
+async def test_a_browser_is_led_to_the_login_and_everything_else_is_told_nothing(
+    broker: Broker,
+) -> None:
+    browser = await broker.http.get("/", headers={"accept": "text/html,*/*"})
+    assert (browser.status_code, browser.headers["location"]) == (307, "ui/")
+    assert_unknown(await broker.http.get("/"))
+    page = await broker.http.get("/ui/index.html")
+    assert page.status_code == 200
+
+
+# -- switched on and off
+
+
+async def test_off_is_as_it_always_was(store: MemoryStore) -> None:
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 1, {})
+        for header in ({}, {"authorization": "Basic nonsense"}):
+            assert (await broker.http.get("/topics", headers=header)).json() == ["t"]
+            answer = await broker.http.post(
+                "/topics/t", content=RECORDS, headers=JSON_TYPE | header
+            )
+            assert answer.status_code == 200
+        assert (await broker.http.get("/tidelog/v1/me")).json()["security"] == "off"
+        for path in ("keys", "quotas"):
+            answer = await broker.http.get(f"/tidelog/v1/{path}")
+            assert (answer.status_code, answer.json()["error_code"]) == (400, 40002)
+        keys = [info.key async for info in store.list("")]
+        assert "secret.json" not in keys
+
+
+async def test_the_clusters_secret_is_drawn_once(store: MemoryStore) -> None:
+    clock = SystemClock()
+    found = await asyncio.gather(*(cluster_secret(store, clock) for _ in range(5)))
+    assert len(set(found)) == 1
+    assert len(found[0]) == 32
+    await store.delete(["secret.json"])
+    assert await cluster_secret(store, clock) != found[0]
+    await store.delete(["secret.json"])
+    await store.create("secret.json", [b'{"format":1,"secret":"00"}'])
+    with pytest.raises(StoreUnfit, match=r"secret\.json"):
+        await cluster_secret(store, clock)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "words"),
+    [
+        ({"security": "keys", "admin_key": ADMIN_KEY}, {}, "flags are seen by everybody"),
+        ({"security": "keys", "admin_key": "@/nowhere"}, {}, "admin_key: cannot read /nowhere"),
+        ({"security": "keys"}, {"TIDELOG_ADMIN_KEY": "short"}, "admin_key has 5 characters"),
+        ({"security": "keys", "super_users": "alice"}, {}, "super_users: 'alice' is not User:"),
+        ({"security": "keys", "super_users": "User:*"}, {}, "super_users: 'User:*' is not"),
+        ({"super_users": "User:alice"}, {}, "need security=keys"),
+        ({"security": "on"}, {}, "security: 'on' is none of off, keys"),
+    ],
+)
+def test_settings_that_cannot_be(
+    flags: dict[str, str], environment: dict[str, str], words: str
+) -> None:
+    with pytest.raises(BadSettings) as caught:
+        load(flags, environment)
+    assert words in str(caught.value)
+    assert ADMIN_KEY not in str(caught.value)
+
+
+def test_a_secret_comes_from_a_file_or_a_variable(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = f"{tmp_path}/key"
+    with open(file, "w", encoding="utf-8") as out:
+        out.write(f"{ADMIN_KEY}\n")
+    on = {"security": "keys", "super_users": "User:alice; User:bob"}
+    settings = load(on | {"admin_key": f"@{file}"}, {})
+    assert settings.admin_key == ADMIN_KEY
+    assert settings.super_user_names == ["User:alice", "User:bob"]
+    for text in (ADMIN_KEY, f"@{file}"):
+        assert load(on, {"TIDELOG_ADMIN_KEY": text, "TIDELOG_KEY": "x"}).admin_key == ADMIN_KEY
+        monkeypatch.setenv("TIDELOG_KEY", text)
+        assert client_key() == ADMIN_KEY
