@@ -343,8 +343,9 @@ class _Records:
             last = offsets[-1] + 1 if offsets else asked.offset
             if answer.next_offset < last or (answer.next_offset > last and not is_compacted):
                 yield "skipped", f"fetch {asked.op}: after {last - 1} comes {answer.next_offset}"
-            missed = self._missed(where, asked.offset, answer.next_offset, set(offsets))
-            if missed and is_compacted:
+            if is_compacted and (
+                missed := self._missed(where, asked.offset, answer.next_offset, set(offsets))
+            ):
                 yield "skipped", f"fetch {asked.op} of {where} passes over {missed}"
 
     def _lives(self) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -165,20 +165,21 @@ class Client:
         self, topic: str, partition: int, offset: int, bytes_max: int = 2**26
     ) -> tuple[list[Read], int]:
         """One fetch: its records, and the offset to go on from. Raises NotServed."""
-        table, next_offset = self._fetch(topic, partition, offset, bytes_max)
+        table, (next_offset, _, _) = self.fetch(topic, partition, offset, bytes_max)
         columns = (table.column(name).to_pylist() for name in ("offset", "value", "key"))
         return list(map(Read, *columns)), next_offset
 
     def rows(self, topic: str, partition: int) -> list[dict[str, Any]]:
         """Every record, with all that readers get of it."""
         found: list[dict[str, Any]] = []
-        while page := self._fetch(topic, partition, len(found), 2**26)[0].to_pylist():
+        while page := self.fetch(topic, partition, len(found), 2**26)[0].to_pylist():
             found += page
         return found
 
-    def _fetch(
+    def fetch(
         self, topic: str, partition: int, offset: int, bytes_max: int
-    ) -> tuple[pa.Table, int]:
+    ) -> tuple[pa.Table, tuple[int, int, int]]:
+        """One fetch: its records; the offset to go on from, the log start, the high watermark."""
         path = f"/topics/{topic}/partitions/{partition}/records"
         query = f"offset={offset}&max_bytes={bytes_max}"
         answer = self.call("GET", f"{path}?{query}", headers={"Accept": ARROW})
@@ -186,7 +187,9 @@ class Client:
             raise NotServed(answer.body.decode())
         assert answer.status == 200, answer
         table = pa.ipc.open_stream(answer.body).read_all()
-        return table, int(answer.headers["tidelog-next-offset"])
+        names = ("next-offset", "log-start-offset", "high-watermark")
+        ends = tuple(int(answer.headers[f"tidelog-{name}"]) for name in names)
+        return table, cast("tuple[int, int, int]", ends)
 
     def read_all(self, topic: str, partitions: int) -> Log:
         return {number: self.read(topic, number) for number in range(partitions)}
@@ -216,13 +219,14 @@ class Balanced(Client):
         try:
             answer = super().call(method, path, body, headers)
         except (NotSent, AnswerLost):
-            self._turn()
+            self.turn()
             raise
         if answer.status in (503, 504):
-            self._turn()
+            self.turn()
         return answer
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """To the next broker."""
         self._clients.rotate(-1)
         self._connection = self._clients[0]._connection
 

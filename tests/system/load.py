@@ -11,17 +11,18 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
+from tests.sim.history import Event
 from tests.support.history import Request, Written
 from tests.system.client import (
     PATIENCE_S,
     AnswerLost,
-    Balanced,
     Client,
     Form,
     NotSent,
     NotServed,
     wait_until,
 )
+from tests.system.recorded import Recorded
 
 RETRY_S = 0.02
 GIVE_UP_SHARE = 0.2
@@ -55,8 +56,10 @@ class Load:
     processes are not, so a run cannot be repeated to the step."""
 
     def __init__(self, base_url: str | Sequence[str], mix: Mix, seed: int) -> None:
-        """Several URLs are brokers behind a balancer: a retry goes to another of them."""
+        """Several URLs are brokers behind a balancer: a retry goes to another of them, and what
+        comes of each is in `events`, too."""
         self._base_url = base_url
+        self.events: list[list[Event]] = []
         self._mix = mix
         self._stop = threading.Event()
         self._sent: list[list[Sent]] = [[] for _ in range(mix.producers)]
@@ -108,7 +111,10 @@ class Load:
         if isinstance(self._base_url, str):
             return Client(self._base_url)
         at = producer % len(self._base_url)
-        return Balanced([*self._base_url[at:], *self._base_url[:at]], answer_s=5.0)
+        turned = [*self._base_url[at:], *self._base_url[:at]]
+        client = Recorded(turned, self._mix.first + producer)
+        self.events.append(client.history.events)
+        return client
 
     def _send_next(self, client: Client, producer: int, draw: random.Random) -> None:
         mix, number = self._mix, len(self._sent[producer])

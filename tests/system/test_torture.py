@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sim.groupcheck import check_all
+from tests.sim.history import Event, Fetched
 from tests.support.broker import tidelog
 from tests.support.history import violations
 from tests.support.ports import free_port_pairs
@@ -24,6 +26,7 @@ from tests.system.client import Client
 from tests.system.fault_proxy import FaultProxy
 from tests.system.load import Load, Mix, Reading, Sent
 from tests.system.nemesis import Nemesis
+from tests.system.recorded import Witness, history_of
 from tests.system.several import QUICK, brokers
 from tests.system.transform import Found, Names, Worker, check
 
@@ -77,7 +80,7 @@ def test_what_clients_were_told_is_true(
         mix = Mix(topic, PARTITIONS, pause_s=PAUSE_S)
         loads = [Load(urls, mix._replace(producers=3), seed)]
         loads += [
-            Load(url, mix._replace(producers=1, acks=("all", "1"), first=10 * number), seed)
+            Load([url], mix._replace(producers=1, acks=("all", "1"), first=10 * number), seed)
             for number, url in enumerate(urls, start=1)
         ]
         workers = [
@@ -85,9 +88,13 @@ def test_what_clients_were_told_is_true(
             for number in range(PARTITIONS)
         ]
         readings = [Reading(url, topic, number) for number, url in enumerate(urls)]
+        witnesses = [
+            Witness(urls[number:] + urls[:number], topic, number, 100 + number)
+            for number in range(PARTITIONS)
+        ]
         nemesis = Nemesis(found, ways, peers, view_age_s=VIEW_AGE_S, seed=seed, variables=variables)
         with contextlib.ExitStack() as running:
-            for each in (*loads, *workers, *readings):
+            for each in (*loads, *workers, *readings, *witnesses):
                 running.enter_context(each)
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s:
@@ -97,18 +104,22 @@ def test_what_clients_were_told_is_true(
                 assert [worker.failure for worker in workers] == [None] * PARTITIONS
             sent = [each for load in loads for each in load.finish()]
         assert [worker.failure for worker in workers] == [None] * PARTITIONS
-        assert [reading.failures for reading in readings] == [[]] * len(readings)
+        assert [each.failures for each in (*readings, *witnesses)] == [[]] * 2 * PARTITIONS
         logs = [the_log(broker, topic, PARTITIONS) for broker in found]
         assert logs[0] == logs[1] == logs[2]
         requests = [each.request for each in sent]
         assert violations(requests, logs[0]) == []
+        told = [events for load in loads for events in load.events]
+        told += [witness.events for witness in witnesses]
+        events = history_of(topic, told, logs[0])
+        assert check_all(events) == []
         check_retries(found[0], topic, [each for each in sent if each.request.is_acked][-20:])
         check(_transformed(urls[1], names))
         for broker in found:
             assert broker.stop() == 0, broker.log()[-3000:]
         scrubbed = tidelog("scrub", "--store", store, "--json", **variables)
         assert json.loads(scrubbed.stdout)["is_whole"], scrubbed.stdout
-        print(json.dumps(_counted(sent, workers, (ways, peers), nemesis), indent=2))
+        print(json.dumps(_counted(sent, workers, events, (ways, peers), nemesis), indent=2))
 
 
 def _transformed(url: str, names: Names) -> Found:
@@ -131,6 +142,7 @@ def _transformed(url: str, names: Names) -> Found:
 def _counted(
     sent: Sequence[Sent],
     workers: Sequence[Worker],
+    events: Sequence[Event],
     ways: tuple[Sequence[FaultProxy], Sequence[FaultProxy]],
     nemesis: Nemesis,
 ) -> dict[str, dict[str, int]]:
@@ -142,6 +154,10 @@ def _counted(
             "acked": sum(each.is_acked for each in requests),
             "attempts refused": sum(each.refusals for each in requests),
             "attempts of unknown outcome": sum(each.unknown for each in requests),
+        },
+        "history": {
+            "events": len(events),
+            "fetches answered": sum(isinstance(event, Fetched) for event in events),
         },
         "transactions": {
             "committed": sum(each.commits for each in workers),

@@ -1,0 +1,140 @@
+"""Clients that write down what they ask and are told, as clients of the simulator do: one checker
+serves both (tests.sim.checker)."""
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import Self
+
+from tests.sim import history
+from tests.support.history import Log, Request
+from tests.system.client import AnswerLost, Balanced, Form, NotSent, NotServed
+
+OPS_OF_ONE = 10**9
+"""Numbers of requests: no two clients have the same."""
+ANSWER_S = 5.0
+BACK = 500
+"""How many records a witness goes back at most, before it follows again."""
+
+
+class Recorded(Balanced):
+    """One client, for one thread; `number` is its own among all of a history."""
+
+    def __init__(self, base_urls: Sequence[str], number: int) -> None:
+        super().__init__(base_urls, ANSWER_S)
+        self.name = f"c{number}"
+        self.history = history.Recorder(number * OPS_OF_ONE)
+
+    def send(
+        self,
+        topic: str,
+        request: Request,
+        *,
+        acks: str = "all",
+        key: str | None = None,
+        form: Form = Form.JSON,
+    ) -> int:
+        records = [
+            history.Written(
+                topic, each.value.decode(), each.partition, each.key and each.key.decode()
+            )
+            for each in request.records
+        ]
+        op = self.history.next_op()
+        self.history.add(history.Append(time.monotonic(), op, self.name, records, key))
+        before = (len(request.acks), request.acks_without_offsets, request.refusals)
+        status = super().send(topic, request, acks=acks, key=key, form=form)
+        now_s = time.monotonic()
+        answer: history.Outcome = history.Unknown(now_s, op, f"status {status}")
+        if len(request.acks) > before[0]:
+            places = [history.Place(topic, *place) for place in request.acks[-1]]
+            answer = history.Acked(now_s, op, places)
+        elif request.acks_without_offsets > before[1]:
+            answer = history.Acked(now_s, op)
+        elif request.refusals > before[2]:
+            answer = history.Refused(now_s, op, f"status {status}")
+        self.history.add(answer)
+        return status
+
+    def follow(self, topic: str, partition: int, offset: int, *, stream: str) -> history.Fetched:
+        """One fetch; raises NotSent, AnswerLost, NotServed."""
+        op = self.history.next_op()
+        asked = history.Fetch(
+            time.monotonic(), op, self.name, topic, partition, offset, stream=stream
+        )
+        self.history.add(asked)
+        try:
+            table, ends = self.fetch(topic, partition, offset, 20_000)
+        except (NotSent, AnswerLost, NotServed) as error:
+            self.history.add(history.Unknown(time.monotonic(), op, str(error)))
+            raise
+        offsets, values = (table.column(name).to_pylist() for name in ("offset", "value"))
+        texts = [str(value, "utf-8") for value in values]
+        records = list(map(history.Read, offsets, texts))
+        answer = history.Fetched(time.monotonic(), op, records, *ends)
+        self.history.add(answer)
+        return answer
+
+
+class Witness:
+    """Follows a partition at any broker, now and then again from a bit before; runs from `with` to
+    the end of the block."""
+
+    def __init__(self, base_urls: Sequence[str], topic: str, partition: int, number: int) -> None:
+        self._client = Recorded(base_urls, number)
+        self._where = (topic, partition)
+        self._random = random.Random(number)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.failures: list[str] = []
+
+    @property
+    def events(self) -> list[history.Event]:
+        return self._client.history.events
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        offset = streams = 0
+        with self._client as client:
+            while not self._stop.is_set():
+                client.turn()
+                if self._random.random() < 0.02:
+                    offset, streams = max(0, offset - self._random.randrange(BACK)), streams + 1
+                try:
+                    told = client.follow(*self._where, offset, stream=f"{client.name}/{streams}")
+                except (NotSent, AnswerLost, NotServed):
+                    self._stop.wait(0.02)
+                except BaseException as error:  # noqa: BLE001 - told to whoever looks
+                    self.failures.append(repr(error))
+                    return
+                else:
+                    offset = told.next_offset
+                    if not told.records:
+                        self._stop.wait(0.05)
+
+
+def history_of(
+    topic: str, events: Sequence[Sequence[history.Event]], log: Log
+) -> list[history.Event]:
+    """All that happened to a topic, and what is there in the end."""
+    now_s = time.monotonic()
+    finals: list[history.Event] = [
+        history.Final(
+            now_s,
+            topic,
+            number,
+            0,
+            [history.Read(read.offset, str(read.value or b"", "utf-8")) for read in records],
+        )
+        for number, records in log.items()
+    ]
+    made = history.Topic(0.0, topic, len(log))
+    return [made, *(event for of_one in events for event in of_one), *finals]
