@@ -111,6 +111,7 @@ class _HandedOver:
             raise CommitUnknown("this broker slept: nobody knows whether the draft was committed")
         if self.wal.state.time_ms > not_after_ms(self.draft):
             # Definite, whoever has it: it is in no entry so far, and must not be in a later one.
+            self.is_in_doubt = False
             raise Unavailable(TOO_OLD)
         return self.draft
 

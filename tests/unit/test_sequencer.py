@@ -321,9 +321,7 @@ def test_i9_an_upload_whose_time_is_over_is_named_no_more(is_lost: bool) -> None
             first.clock.advance(120.0)  # or it is wrong: the time of the cluster is its
             await logs.append(two, "small")
             if is_lost:
-                cluster.net.plan = lambda verb, _: (
-                    Broken.ANSWER_LOST if verb == "hand_over" else None
-                )
+                cluster.net.plan = lambda verb, _: Broken.LOST if verb == "hand_over" else None
             with pytest.raises(Unavailable):
                 await sent  # definite: what is not in the log by now is in no later entry
             cluster.net.plan = lambda verb, to: None
