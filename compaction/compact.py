@@ -29,7 +29,7 @@ from storage.errors import LogError, NotFound, Unavailable
 from storage.manifest import ManifestConflict, SegmentIndex, Table, care_app_id
 from storage.model import SegmentFile
 from storage.segment import Cleaned
-from storage.slices import fetch
+from storage.slices import fetch_footer
 from storage.state import Topic
 from storage.topics import TopicConfig
 
@@ -201,8 +201,8 @@ class _Run:
         file = work.segments.at_or_after(max(work.clean_end - 1, 0))
         if work.clean_end == 0 or file is None:
             return ()
-        fetched = await fetch(self._cluster.store, whole(work.topic.prefix, file), groups_max=0)
-        return () if fetched.footer is None else fetched.footer.cleaned
+        footer = await fetch_footer(self._cluster.store, whole(work.topic.prefix, file))
+        return footer.cleaned
 
     def _expires(self, history: Sequence[Cleaned], config: TopicConfig) -> int:
         """Up to where tombstones go: `delete.retention.ms` have passed since they were first

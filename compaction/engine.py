@@ -8,14 +8,14 @@ And if we die in one? Segments that nothing names, for collection.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import pyarrow as pa
 
-from compaction.latest import UNLIMITED, Kept, Latest, TooManyKeys, of_shares
+from compaction.latest import UNLIMITED, Kept, Latest, Seen, TooManyKeys, of_shares
 from compaction.rewrite import Rewrite, pieces, pump, rewrite
+from storage.chunk import concat
 from storage.clock import Clock
 from storage.model import SegmentFile
 from storage.objectstore import ObjectStore
@@ -25,7 +25,7 @@ from storage.slices import Fetched, decode
 OnRows = Callable[[int], None]
 
 KEYS_BYTES_MAX = 256 * 1024 * 1024
-"""Keys and offsets that are known at once; folding more into them takes about four times that."""
+"""Keys and offsets that are known at once; folding more into them takes about three times that."""
 MORE_SHARES = 4
 SHARES_MAX = 256
 """Keys that are no fewer in so small a share are somebody's who knows murmur2."""
@@ -95,14 +95,10 @@ class InProcess:
         bytes_max = self._keys_bytes_max if shares < SHARES_MAX else UNLIMITED
         latest = Latest(scan.expires, bytes_max=bytes_max, share=share, shares=shares)
 
-        def decoded(piece: SegmentSlice, fetched: Fetched) -> Iterator[pa.RecordBatch]:
-            return decode(piece, fetched, latest.columns(piece.start))
+        def seen(piece: SegmentSlice, block: Fetched) -> Seen:
+            return latest.see(concat([*decode(piece, block, latest.columns(piece.start))]))
 
-        def feed(batches: Sequence[pa.RecordBatch]) -> None:
-            for batch in batches:
-                latest.add(batch)
-
-        await pump(self._store, pieces(scan.prefix, scan.files), decoded, feed, on_rows)
+        await pump(self._store, pieces(scan.prefix, scan.files), seen, latest.add, on_rows)
         return await asyncio.to_thread(latest.kept)
 
     async def write(self, tasks: Sequence[Rewrite], on_rows: OnRows) -> list[SegmentFile]:

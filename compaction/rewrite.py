@@ -9,10 +9,11 @@ And if we die here? An object that nothing names, for collection.
 """
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -28,17 +29,21 @@ from storage.model import SegmentFile
 from storage.objectstore import Created, ObjectStore
 from storage.readonly import ReadOnlyFolder
 from storage.scan import SegmentSlice
-from storage.slices import Fetched, decode, fetch
+from storage.slices import Fetched, decode, fetch_footer, fetch_groups, groups_of
 
 PIECE_BYTES = 32 * 1024 * 1024
 """Inputs are read in pieces of about so much: a segment may have 4 GiB."""
-AHEAD = 2
-"""Pieces that are fetched before they are needed."""
+AHEAD = 16
+"""Pieces that are fetched before they are needed: small segments are a request or two each."""
 AHEAD_BYTES = 64 * 1024 * 1024
 """... as far as they fit."""
 BLOCK_BYTES = 8 * 1024 * 1024
-"""Decoded records that go from one thread to the other at once."""
+"""Of records that go from one thread to the other at once; and a record may be larger."""
+DECODERS = 2
+"""Blocks that are decoded at once: one thread encodes what two decode."""
 _RETRY_S = 0.05
+
+T = TypeVar("T")
 
 
 class Rewrite(NamedTuple):
@@ -70,7 +75,8 @@ async def rewrite(
     Raises Corrupt where an input does not verify or the output is not what it should be.
     """
     copy = _Copy(task)
-    await pump(store, pieces(task.prefix, task.inputs), copy.decoded, copy.encode, on_rows)
+    inputs = pieces(task.prefix, task.inputs)
+    await pump(store, inputs, copy.decoded, copy.encode, on_rows, copy.is_needed)
     base, end = task.inputs[0].base_offset, task.inputs[-1].end_offset
     path = keys.segment(task.partition, base, end, unique)
     key = f"{task.prefix}/{path}"
@@ -86,48 +92,119 @@ async def rewrite(
 async def pump(
     store: ObjectStore,
     wanted: Sequence[SegmentSlice],
-    decoded: Callable[[SegmentSlice, Fetched], Iterator[pa.RecordBatch]],
-    consume: Callable[[Sequence[pa.RecordBatch]], None],
+    decoded: Callable[[SegmentSlice, Fetched], T],
+    consume: Callable[[T], None],
     on_rows: Callable[[int], None],
+    is_needed: Callable[[segments.Group], bool] = lambda _: True,
 ) -> None:
-    """All records through two threads: one decodes the next block, one consumes that before."""
+    """All row groups that are needed through threads: some make something of the next blocks of
+    them, one takes that in order."""
     if isinstance(store, FolderStore):  # files as the kernel maps them, instead of two copies
         store = ReadOnlyFolder(Path(store.table_uri(keys.CLUSTER)).parent)
-    consuming: asyncio.Task[None] | None = None
-    async for piece, fetched in _fetched(store, wanted):
-        batches = decoded(piece, fetched)
-        while block := await asyncio.to_thread(_block, batches):
-            if consuming is not None:
-                await consuming
-            consuming = asyncio.create_task(asyncio.to_thread(consume, block))
-        on_rows(sum(group.rows for group in fetched.groups))
-    if consuming is not None:
-        await consuming
+    line = _Line(decoded, consume)
+    try:
+        async with contextlib.aclosing(_fetched(store, wanted, is_needed)) as ready:
+            async for piece, fetched in ready:
+                for block in _blocks(fetched):
+                    await line.add(piece, block)
+                assert fetched.footer is not None, "an input is a segment"
+                on_rows(sum(group.rows for group in groups_of(piece, fetched.footer)))
+        await line.finish()
+    finally:
+        await line.stop()
+
+
+class _Line(Generic[T]):
+    """DECODERS blocks are decoded at once, while what became of the one before is consumed."""
+
+    def __init__(
+        self, decoded: Callable[[SegmentSlice, Fetched], T], consume: Callable[[T], None]
+    ) -> None:
+        self._decoded = decoded
+        self._consume = consume
+        self._decoding: deque[asyncio.Task[T]] = deque()
+        self._consuming: asyncio.Task[None] | None = None
+
+    async def add(self, piece: SegmentSlice, block: Fetched) -> None:
+        while len(self._decoding) >= DECODERS:
+            await self._pass_on()
+        self._decoding.append(asyncio.create_task(asyncio.to_thread(self._decoded, piece, block)))
+
+    async def finish(self) -> None:
+        while self._decoding:
+            await self._pass_on()
+        if self._consuming is not None:
+            await self._consuming
+
+    async def stop(self) -> None:
+        """Nothing of it runs any more: a thread ends what it has begun."""
+        tasks = [*self._decoding, *([self._consuming] if self._consuming else [])]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pass_on(self) -> None:
+        found = await self._decoding[0]
+        if self._consuming is not None:
+            await self._consuming
+        del self._decoding[0]
+        self._consuming = asyncio.create_task(asyncio.to_thread(self._consume, found))
+
+
+def _blocks(fetched: Fetched) -> Iterator[Fetched]:
+    """Row groups that are decoded at once."""
+    some: list[segments.Group] = []
+    used = 0
+    for group in fetched.groups:
+        if some and used + group.raw_bytes > BLOCK_BYTES:
+            yield fetched._replace(groups=some)
+            some, used = [], 0
+        some.append(group)
+        used += group.raw_bytes
+    if some:
+        yield fetched._replace(groups=some)
 
 
 async def _fetched(
-    store: ObjectStore, wanted: Sequence[SegmentSlice]
-) -> AsyncIterator[tuple[SegmentSlice, Fetched]]:
-    """In order, ahead within bounds."""
+    store: ObjectStore,
+    wanted: Sequence[SegmentSlice],
+    is_needed: Callable[[segments.Group], bool],
+) -> AsyncGenerator[tuple[SegmentSlice, Fetched]]:
+    """In order, ahead within bounds; a footer is read once."""
+
+    async def fetched(piece: SegmentSlice, footer: "asyncio.Task[segments.Footer]") -> Fetched:
+        of = await footer
+        groups = [group for group in groups_of(piece, of) if is_needed(group)]
+        return await fetch_groups(store, piece, of, groups)
+
     left = deque(wanted)
-    waiting: deque[tuple[SegmentSlice, asyncio.Task[Fetched]]] = deque()
+    waiting: deque[_Waiting] = deque()
+    last: _Waiting | None = None
     try:
         while left or waiting:
-            ahead = sum(piece.cost for piece, _ in waiting)
+            ahead = sum(each.piece.cost for each in waiting)
             while left and (
-                not waiting or (len(waiting) <= AHEAD and ahead + left[0].cost <= AHEAD_BYTES)
+                not waiting or (len(waiting) < AHEAD and ahead + left[0].cost <= AHEAD_BYTES)
             ):
                 piece = left.popleft()
                 ahead += piece.cost
-                waiting.append((piece, asyncio.create_task(fetch(store, piece))))
-            piece, work = waiting[0]
-            fetched = await work
-            waiting.popleft()
-            yield piece, fetched
+                if last is None or last.piece.key != piece.key:
+                    footer = asyncio.create_task(fetch_footer(store, piece))
+                else:
+                    footer = last.footer
+                last = _Waiting(piece, footer, asyncio.create_task(fetched(piece, footer)))
+                waiting.append(last)
+            found = await waiting[0].work
+            yield waiting.popleft().piece, found
     finally:
-        for _, work in waiting:
-            work.cancel()
-        await asyncio.gather(*(work for _, work in waiting), return_exceptions=True)
+        tasks = [task for each in waiting for task in (each.work, each.footer)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Waiting(NamedTuple):
+    piece: SegmentSlice
+    footer: "asyncio.Task[segments.Footer]"
+    work: "asyncio.Task[Fetched]"
 
 
 async def upload(store: ObjectStore, key: str, body: pa.Buffer) -> None:
@@ -178,7 +255,7 @@ def _extend(checksum: int, numbers: np.ndarray) -> int:
 
 
 class _Copy:
-    """The rows that stay, on their way into the output: decoded by one thread, encoded by one."""
+    """The rows that stay, on their way into the output: decoded by threads, encoded by one."""
 
     def __init__(self, task: Rewrite) -> None:
         self._task = task
@@ -187,21 +264,29 @@ class _Copy:
         self._is_json = True
         self._cleaned: Sequence[segments.Cleaned] = task.cleaned or ()
 
-    def decoded(self, piece: SegmentSlice, fetched: Fetched) -> Iterator[pa.RecordBatch]:
-        """Those of a piece of an input."""
-        footer = fetched.footer
-        assert footer is not None, "an input is a segment"
-        self._is_json &= footer.is_json
-        if self._task.cleaned is None and len(footer.cleaned) > len(self._cleaned):
-            self._cleaned = footer.cleaned
-        for batch in decode(piece, fetched, chunks.RECORD_SCHEMA.names):
-            left = batch if self._task.kept is None else keep(batch, self._task.kept)
-            if left.num_rows:
-                self._digest = self._digest.of(left)
-                yield left
+    def is_needed(self, group: segments.Group) -> bool:
+        """Whether one of its rows stays."""
+        kept = self._task.kept
+        if kept is None:
+            return True
+        first, last = np.searchsorted(kept, [group.base_offset, group.end_offset])
+        return bool(first < last)
 
-    def encode(self, batches: Sequence[pa.RecordBatch]) -> None:
-        for batch in batches:
+    def decoded(self, piece: SegmentSlice, fetched: Fetched) -> "_Rows":
+        """Those of a part of an input."""
+        assert fetched.footer is not None, "an input is a segment"
+        batches = decode(piece, fetched, chunks.RECORD_SCHEMA.names)
+        if self._task.kept is not None:
+            batches = (keep(batch, self._task.kept) for batch in batches)
+        return _Rows(fetched.footer, [batch for batch in batches if batch.num_rows])
+
+    def encode(self, rows: "_Rows") -> None:
+        """The next ones."""
+        self._is_json &= rows.footer.is_json
+        if self._task.cleaned is None and len(rows.footer.cleaned) > len(self._cleaned):
+            self._cleaned = rows.footer.cleaned
+        for batch in rows.batches:
+            self._digest = self._digest.of(batch)
             self._writer.add(batch)
 
     def finish(self, key: str) -> segments.Written:
@@ -212,16 +297,9 @@ class _Copy:
         return written
 
 
-def _block(batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The next few of them; empty at the end."""
-    block: list[pa.RecordBatch] = []
-    used = 0
-    for batch in batches:
-        block.append(batch)
-        used += batch.nbytes
-        if used >= BLOCK_BYTES:
-            break
-    return block
+class _Rows(NamedTuple):
+    footer: segments.Footer
+    batches: Sequence[pa.RecordBatch]
 
 
 def keep(batch: pa.RecordBatch, kept: np.ndarray) -> pa.RecordBatch:

@@ -31,6 +31,7 @@ from compaction.latest import Latest, TooManyKeys, of_ranks
 from compaction.rewrite import Rewrite, pieces, rewrite
 from storage.clock import SystemClock
 from storage.errors import Corrupt, Unavailable
+from storage.malloc import keep_freed_columns
 from storage.model import SegmentFile
 from storage.readonly import OpenedStore
 from storage.s3_options import S3Options
@@ -150,6 +151,7 @@ def _parts(scan: KeyScan, cores: int) -> list[list[SegmentSlice]]:
 
 def _look(batches: Batches, url: str, s3: S3Options | None) -> Batches:
     """The ranks of a part of the log. What no longer fits is handed on, and forgotten here."""
+    keep_freed_columns()
     for _, part in _decoded(batches, _Part):
         latest = Latest(part.expires, bytes_max=part.keys_bytes_max)
         is_old = [latest.columns(one.start) for one in part.slices]
@@ -158,7 +160,7 @@ def _look(batches: Batches, url: str, s3: S3Options | None) -> Batches:
                 some = [one for one, own in zip(part.slices, is_old, strict=True) if own == columns]
                 for _, batch in read_split(opened, Split(some), columns):
                     try:
-                        latest.add(batch)
+                        latest.add(latest.see(batch))
                     except TooManyKeys:
                         yield from latest.take_ranks().to_batches()
         yield from latest.take_ranks().to_batches()
@@ -166,6 +168,7 @@ def _look(batches: Batches, url: str, s3: S3Options | None) -> Batches:
 
 def _rewrite(batches: Batches, url: str, s3: S3Options | None) -> Batches:
     """The segments of some tasks, uploaded. Damage is no reason to try again: it is handed back."""
+    keep_freed_columns()
     for number, task in _decoded(batches, Rewrite):
         file, damage = b"", None
         try:

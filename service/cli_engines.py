@@ -16,14 +16,15 @@ import typer
 from service.cli_replay import MasterOption, spark_session
 from service.cli_results import CommandError, warn
 from service.settings import Settings
+from storage.malloc import keep_freed_columns
 
 if TYPE_CHECKING:
     from compaction.cluster import Cluster
     from compaction.engine import Engine
 
 NO_SPARK = "no Spark here: pip install 'tidelog[spark]'"
-KEYS_PART = 4
-"""Of the memory for keys: what is known, what is new, the table of both, and their union."""
+KEYS_PART = 3
+"""Of the memory for keys: what is known, what is new, and the union of both."""
 
 
 class EngineName(StrEnum):
@@ -64,6 +65,7 @@ async def started(choice: Choice, size: int, cluster: "Cluster") -> AsyncIterato
     """The engine for so many bytes, until the end of the block."""
     from compaction.engine import InProcess
 
+    keep_freed_columns()
     keys_bytes_max = choice.settings.compact_memory_bytes // KEYS_PART
     engine: Engine = InProcess(cluster.store, cluster.clock, keys_bytes_max)
     with contextlib.ExitStack() as stack:

@@ -7,7 +7,6 @@ store is let go. A kill at any moment is equally safe (I1), only less polite.
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import hashlib
 import logging
@@ -43,6 +42,7 @@ from storage.coordinator import Rendezvous
 from storage.errors import LogError, Unavailable
 from storage.folder import FolderStore
 from storage.log import Log
+from storage.malloc import keep_freed
 from storage.members import Member
 from storage.membership import Membership
 from storage.metered import MeteredStore
@@ -70,9 +70,6 @@ GC_THRESHOLDS = (50_000, 20, 100)
 """Objects made and not yet freed before a look at the young, and looks before the older: at
 Python's 700 a flush of 64 requests sets off several, and half of a broker's CPU goes there."""
 
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-
 
 def run(
     settings: Settings, on_listening: Callable[[], object] = lambda: None, *, worker: int = 0
@@ -80,7 +77,7 @@ def run(
     """Serve until SIGTERM or SIGINT; the process's exit status. `worker` is the number of one that
     shares its port."""
     log_to_stderr(settings.log_level.upper(), settings.log_format)
-    tune_malloc()
+    keep_freed()
     # A commit's thread needs the interpreter's lock back after each system call: at Python's 5 ms
     # a busy loop would make every PUT to a folder take 2 to 3 times as long.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -381,12 +378,3 @@ def _usable_folder(path: Path) -> Path:
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise LogError(f"hot dir {folder} cannot be used: the broker's user may not write there")
     return folder
-
-
-def tune_malloc() -> None:
-    """Keep glibc from returning and re-faulting every request body over 128 KiB: 1.5 to 2.4 times
-    the throughput of large bodies (NUMBERS 2). Elsewhere than glibc it does nothing."""
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)  # the largest it takes
-        libc.mallopt(_M_TRIM_THRESHOLD, 256 * 1024 * 1024)

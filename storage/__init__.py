@@ -39,6 +39,7 @@ part is pure: values in, values out, no clock, no IO, no randomness.
     boundary      where reading starts and ends: the options of Spark's Kafka source
 
     clock         wall time, boot time and ids: the one place that asks the machine
+    malloc        memory that was freed is kept
     loop_thread   something on an event loop of its own thread: large uploads
     folder        an object store in a directory
     s3            an object store in S3 and what speaks like it; alone knows the SDK

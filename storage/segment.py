@@ -93,6 +93,8 @@ class Group(NamedTuple):
     end_offset: int
     timestamp_min: int
     timestamp_max: int
+    raw_bytes: int
+    """Before compression."""
 
 
 def write(batches: Iterable[pa.RecordBatch], *, codec: str, is_json: bool) -> Written:
@@ -204,7 +206,7 @@ class Footer:
     `nbytes` is an estimate of its memory. Groups are in offset order and never overlap.
     """
 
-    __slots__ = ("_ends", "_metadata", "_size", "cleaned", "groups", "is_json", "nbytes")
+    __slots__ = ("_ends", "_size", "cleaned", "groups", "is_json", "metadata", "nbytes")
 
     def __init__(self, metadata: pq.FileMetaData, size: int) -> None:
         pairs = metadata.metadata or {}
@@ -221,7 +223,7 @@ class Footer:
             for index in range(metadata.num_row_groups)
         )
         self.nbytes: int = metadata.serialized_size * 6 + len(self.groups) * 500
-        self._metadata = metadata
+        self.metadata = metadata
         self._size = size
         self._ends = [group.end_offset for group in self.groups]
 
@@ -247,7 +249,7 @@ class Footer:
             raise Corrupt(key, f"checksum of row group {index} differs")
         try:
             window: Any = _Window(data, group.start, self._size)
-            file = pq.ParquetFile(pa.PythonFile(window, mode="r"), metadata=self._metadata)
+            file = pq.ParquetFile(pa.PythonFile(window, mode="r"), metadata=self.metadata)
             columns: list[Any] = file.read_row_group(index, use_threads=False).columns
             return pa.RecordBatch.from_arrays(
                 [one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for one in columns],
@@ -386,6 +388,7 @@ def _group(index: int, row_group: pq.RowGroupMetaData, checksum: int) -> Group:
         end_offset=offsets.max_raw + 1,
         timestamp_min=stamps.min_raw // US_PER_MS,
         timestamp_max=stamps.max_raw // US_PER_MS,
+        raw_bytes=row_group.total_byte_size,
     )
 
 

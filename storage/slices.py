@@ -5,6 +5,7 @@ CRC-32Cs in its footer, a run's chunk by the one in its WAL entry. Row groups ar
 one request of megabytes is faster than many of single columns, and decoded by columns.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -19,19 +20,18 @@ from storage import segment as segments
 from storage.errors import Corrupt, NotFound, Unavailable
 from storage.objectstore import ObjectStore
 from storage.readonly import OpenedStore, ReadOnlyFolder
-from storage.scan import EVERYTHING, RunSlice, SegmentSlice, Slice, Split, Wanted
+from storage.scan import EVERYTHING, SegmentSlice, Slice, Split, Wanted
 
 FETCH_BYTES = 8 * 1024 * 1024
 """Largest single range: S3 gives one connection 50 to 100 MB/s."""
 AHEAD_BYTES = 64 * 1024 * 1024
 AHEAD_SLICES = 32
 """What is fetched before it is needed, per task (I10)."""
-BATCH_ROWS = 32_768
 
 
 class Fetched(NamedTuple):
-    """What `decode` needs of a slice. Of `body`, as long as the object, a segment's footer and
-    `groups` are there, and nothing else; of a run it is the chunk."""
+    """What `decode` needs of a slice. Of `body`, as long as the object, a segment's `groups` are
+    there, and nothing else; of a run it is the chunk."""
 
     body: pa.Buffer
     groups: Sequence[segments.Group] = ()
@@ -71,52 +71,74 @@ async def fetch(
 
     `groups_max`: only the first so many of those. Raises as `read_split` does.
     """
+
+    if isinstance(one, SegmentSlice):
+        footer = await fetch_footer(store, one)
+        groups = [
+            group
+            for group in groups_of(one, footer)
+            if wanted.overlaps(group.timestamp_min, group.timestamp_max)
+        ]
+        return await fetch_groups(store, one, footer, groups[:groups_max])
+    with _still_there():
+        body = await _get(store, one.run.object_key, one.run.position, one.run.size)
+        return Fetched(pa.py_buffer(body))
+
+
+async def fetch_footer(store: ObjectStore, one: SegmentSlice) -> segments.Footer:
+    """For all slices of that segment. Raises as `read_split` does."""
+    with _still_there():
+        if isinstance(store, ReadOnlyFolder):
+            return segments.read_footer(memoryview(_map(store, one)), one.size, one.key)
+        want = min(one.size, segments.FOOTER_READ_BYTES)
+        tail = memoryview(await _get(store, one.key, one.size - want, want))
+        needed = segments.footer_length(tail, one.key)
+        if want < needed <= one.size:
+            tail = memoryview(await _get(store, one.key, one.size - needed, needed))
+        return segments.read_footer(tail, one.size, one.key)
+
+
+async def fetch_groups(
+    store: ObjectStore,
+    one: SegmentSlice,
+    footer: segments.Footer,
+    groups: Sequence[segments.Group],
+) -> Fetched:
+    """Some row groups of a slice. Raises as `read_split` does."""
+    with _still_there():
+        if isinstance(store, ReadOnlyFolder):
+            return Fetched(_map(store, one), groups, footer)
+        # Pages that are never touched cost nothing: Parquet sees a file, we hold its needed parts.
+        sparse = np.zeros(one.size, np.uint8)
+        for start, length in _ranges(groups):
+            sparse[start : start + length] = np.frombuffer(
+                await _get(store, one.key, start, length), np.uint8
+            )
+        return Fetched(pa.py_buffer(sparse), groups, footer)  # type: ignore[arg-type]
+
+
+def groups_of(one: SegmentSlice, footer: segments.Footer) -> Sequence[segments.Group]:
+    """The row groups of a slice."""
+    within = footer.groups_between(one.start, one.end)
+    first, last = (len(within) * share // one.shares for share in (one.share, one.share + 1))
+    return within[first:last]
+
+
+def _map(store: ReadOnlyFolder, one: SegmentSlice) -> pa.Buffer:
+    body = store.map(one.key)
+    if body.size != one.size:
+        raise Corrupt(one.key, f"has {body.size} bytes, the manifest says {one.size}")
+    return body
+
+
+@contextlib.contextmanager
+def _still_there() -> Iterator[None]:
     try:
-        if isinstance(one, RunSlice):
-            body = await _get(store, one.run.object_key, one.run.position, one.run.size)
-            return Fetched(pa.py_buffer(body))
-        return await _fetch_segment(store, one, wanted, groups_max)
+        yield
     except NotFound as error:
         raise Unavailable(
             f"{error}: it was collected after this read was planned; read again"
         ) from error
-
-
-async def _fetch_segment(
-    store: ObjectStore, one: SegmentSlice, wanted: Wanted, groups_max: int | None
-) -> Fetched:
-    if isinstance(store, ReadOnlyFolder):
-        body = store.map(one.key)
-        if body.size != one.size:
-            raise Corrupt(one.key, f"has {body.size} bytes, the manifest says {one.size}")
-        tail = memoryview(body)
-        footer = segments.read_footer(tail, one.size, one.key)
-        return Fetched(body, _groups(one, footer, wanted)[:groups_max], footer)
-    # Pages that are never touched cost nothing: Parquet sees a file, we hold its needed parts.
-    sparse = np.zeros(one.size, np.uint8)
-    want = min(one.size, segments.FOOTER_READ_BYTES)
-    tail = memoryview(await _get(store, one.key, one.size - want, want))
-    needed = segments.footer_length(tail, one.key)
-    if want < needed <= one.size:
-        tail = memoryview(await _get(store, one.key, one.size - needed, needed))
-    footer = segments.read_footer(tail, one.size, one.key)
-    groups = _groups(one, footer, wanted)[:groups_max]
-    for start, length in _ranges(groups):
-        sparse[start : start + length] = np.frombuffer(
-            await _get(store, one.key, start, length), np.uint8
-        )
-    sparse[one.size - len(tail) :] = np.frombuffer(tail, np.uint8)
-    return Fetched(pa.py_buffer(sparse), groups, footer)  # type: ignore[arg-type]
-
-
-def _groups(one: SegmentSlice, footer: segments.Footer, wanted: Wanted) -> Sequence[segments.Group]:
-    within = footer.groups_between(one.start, one.end)
-    first, last = (len(within) * share // one.shares for share in (one.share, one.share + 1))
-    return [
-        group
-        for group in within[first:last]
-        if wanted.overlaps(group.timestamp_min, group.timestamp_max)
-    ]
 
 
 def _ranges(groups: Sequence[segments.Group]) -> list[tuple[int, int]]:
@@ -156,10 +178,12 @@ def _decode_segment(
             raise Corrupt(one.key, f"checksum of row group {group.index} differs")
     is_cut = groups[0].base_offset < one.start or groups[-1].end_offset > one.end
     names = [*columns, "offset"] if is_cut and "offset" not in columns else list(columns)
+    assert fetched.footer is not None, "groups were found in it"
     try:
-        file = pq.ParquetFile(pa.BufferReader(fetched.body))
+        file = pq.ParquetFile(pa.BufferReader(fetched.body), metadata=fetched.footer.metadata)
         indexes = [group.index for group in groups]
-        for batch in file.iter_batches(BATCH_ROWS, indexes, names, use_threads=False):
+        # A batch a row group, as long as those are full: anything else is one copy more.
+        for batch in file.iter_batches(segments.GROUP_ROWS, indexes, names, use_threads=False):
             if is_cut:
                 offsets = batch.column("offset").to_numpy()
                 first, last = np.searchsorted(offsets, [one.start, one.end]).tolist()

@@ -30,6 +30,7 @@ def main() -> None:
     files = sorted(str(path) for path in folder.glob("topics/*/partition=0/*.parquet"))
     for name in LOADED.get(way, ()):
         importlib.import_module(name)
+    pa.array([way])  # pyarrow looks for pandas at the first one, and here it is installed
     started = time.perf_counter()
     rows = WAYS[way](folder, files, out)
     seconds = time.perf_counter() - started
@@ -49,6 +50,9 @@ def ours(folder: Path, _: list[str], __: Path) -> int:
     from compaction.compact import compact
     from storage.clock import SystemClock
     from storage.folder import FolderStore
+    from storage.malloc import keep_freed_columns
+
+    keep_freed_columns()  # as the command line does
 
     async def run() -> int:
         store = FolderStore(folder)

@@ -5,6 +5,7 @@ import itertools
 import random
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -252,8 +253,6 @@ def test_any_history_is_its_newest_records(
 def test_latest_is_the_newest_of_each_key(
     history: list[list[Record]], expires: int, fold_bytes: int
 ) -> None:
-    import pyarrow as pa
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compaction.latest.FOLD_BYTES_MIN", fold_bytes)
         latest, parts = Latest(expires), []
@@ -270,9 +269,9 @@ def test_latest_is_the_newest_of_each_key(
                 schema=RECORD_SCHEMA,
             )
             for each in (latest, *shares):
-                each.add(batch)
+                each.add(each.see(batch))
             part_of_it = Latest(expires)
-            part_of_it.add(batch)
+            part_of_it.add(part_of_it.see(batch))
             parts.append(part_of_it.take_ranks())
         expected = [
             offset
@@ -287,6 +286,24 @@ def test_latest_is_the_newest_of_each_key(
         ):
             assert kept.dtype == np.int64
             assert kept.tolist() == (expected or [everything[-1][0]])
+
+
+def test_a_key_is_the_same_whatever_other_keys_come_with_it() -> None:
+    """Keys of all lengths, with beginnings and ends in common, alone and in company."""
+    keys = [b"x" * length + end for length in range(90) for end in (b"", b"y", b"yx")]
+    draws = random.Random(1)
+    latest, offset = Latest(), 0
+    newest: dict[bytes, int] = {}
+    schema = pa.schema({"offset": pa.int64(), "key": pa.binary()})
+    for size in [1, 3, 70, len(keys), 2, 200, 1]:
+        some = draws.sample(keys, size)
+        newest |= {key: offset + i for i, key in enumerate(some)}
+        rows = [{"offset": offset + i, "key": key} for i, key in enumerate(some)]
+        batch = pa.RecordBatch.from_pylist([{"offset": -1, "key": b"cut off"}, *rows], schema)
+        latest.add(latest.see(batch.slice(1)))
+        offset += size
+    assert len(newest) == len(keys)
+    assert of_shares([latest.kept()]).tolist() == sorted(newest.values())
 
 
 # -- merging
