@@ -58,6 +58,7 @@ cli_results     how a command ends: statuses, errors of one line, tables or JSON
 cli_topics      tidelog topics and tidelog seal
 cli_groups      tidelog groups
 cli_group_reads tidelog consume --group
+cli_access      tidelog keys, acls and quotas
 cli_records     tidelog produce and consume: their options
 cli_lines       lines of input to records
 cli_produce     batches in flight, nothing lost, doubled or swapped

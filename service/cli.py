@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service import cli_care, cli_groups, cli_records, cli_replay, cli_topics
+from service import cli_access, cli_care, cli_groups, cli_records, cli_replay, cli_topics
 from service.cli_results import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -26,7 +26,7 @@ from service.cli_results import (
     warn,
 )
 from service.cli_topics import JsonOption, ServerOption
-from service.settings import PREFIX, BadSettings, Settings, load
+from service.settings import PREFIX, BadSettings, Settings, load, use_key_file
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """What click raises for a wrong command line; typer carries its own click in newer versions."""
@@ -43,6 +43,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its panels leave 20 columns for what 40 settings mean
 )
+
+
+@app.callback()
+def _global_options(
+    key_file: Annotated[
+        str | None,
+        typer.Option(
+            "--key-file",
+            metavar="FILE",
+            help="has the key that commands show to the broker, where its security is on; else "
+            "TIDELOG_KEY has it",
+        ),
+    ] = None,
+) -> None:
+    """A log service on object storage: its broker, and a client."""
+    if key_file is not None:
+        use_key_file(key_file)
 
 
 def main() -> int:
@@ -142,6 +159,9 @@ app.command("serve")(_serve)
 
 app.add_typer(cli_topics.app, name="topics")
 app.add_typer(cli_groups.app, name="groups")
+app.add_typer(cli_access.keys, name="keys")
+app.add_typer(cli_access.acls, name="acls")
+app.add_typer(cli_access.quotas, name="quotas")
 app.command("produce")(cli_records.produce)
 app.command("consume")(cli_records.consume)
 app.command("seal")(cli_topics.seal)

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from service.cli_results import BadUsage, CommandError, NotReachable, NotThere
-from service.settings import console_server
+from service.settings import BadSettings, client_key, console_server
 from storage.clock import SystemClock
 
 T = TypeVar("T")
@@ -51,7 +51,12 @@ class Client:
         self._random = random.Random(SystemClock().new_id())
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         try:
-            self._http = httpx.AsyncClient(base_url=self.server, limits=limits)
+            key = client_key()
+        except BadSettings as error:
+            raise BadUsage(str(error)) from None
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        try:
+            self._http = httpx.AsyncClient(base_url=self.server, limits=limits, headers=headers)
         except httpx.InvalidURL as error:
             raise BadUsage(f"server {self.server!r}: {error}") from None
 
@@ -169,6 +174,8 @@ def _failure(answer: httpx.Response) -> CommandError:
     message = f"{answer.request.url}: HTTP {status} {answer.reason_phrase}".rstrip()
     with contextlib.suppress(ValueError, LookupError, TypeError):  # a proxy's answer, perhaps
         message = answer.json()["message"]
+    if status == httpx.codes.UNAUTHORIZED:
+        message += " (TIDELOG_KEY or --key-file has the key to show)"
     if status == httpx.codes.NOT_FOUND:
         return NotThere(message)
     return NotReachable(message) if status in UNREACHABLE else Refused(message, status)

@@ -4,8 +4,8 @@ Read once, at the start, and compressed then: ~70 KB for a browser that comes th
 afterwards. Nothing is ever loaded from elsewhere, and nothing that users wrote is ever markup: the
 policy says the first to the browser, and forbids inline scripts for the second.
 
-The browser has no more rights than whoever can reach the port. Where requests will need a key one
-day, there is one place for it: `request` in ui/api.js.
+The files are public, the same in every installation: what they show they ask the API for, and where
+security is on that wants a login (service.keys_api).
 """
 
 import gzip

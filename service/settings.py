@@ -362,10 +362,15 @@ def console_server() -> str:
     return os.environ.get(SERVER_VARIABLE) or "http://127.0.0.1:8082"
 
 
-def client_key(given: str | None = None) -> str | None:
-    """The key that the CLI shows to the broker: that of the variable unless `given` names a file,
-    as `@FILE`. Raises BadSettings."""
-    text = given or os.environ.get(KEY_VARIABLE)
+def use_key_file(path: str) -> None:
+    """From now on the CLI's key is in this file."""
+    os.environ[KEY_VARIABLE] = f"@{path}"
+
+
+def client_key() -> str | None:
+    """The key that the CLI shows to the broker: the variable's, or in the file that it names as
+    `@FILE`. Raises BadSettings."""
+    text = os.environ.get(KEY_VARIABLE)
     return _secret("key", text) if text else None
 
 

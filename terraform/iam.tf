@@ -1,4 +1,5 @@
 # Who may do what on the prefix: brokers create and read, maintenance deletes as well, readers read.
+# What makes a broker of its reader (tokens in brokers/*, secret.json) brokers alone can read.
 # The statements are in policies/*.json.tftpl: a test holds them to the calls that a broker and
 # maintenance were seen to make. A condition on s3:prefix must let pass a request that has none
 # (IfExists): S3 asks for ListBucket when a key is missing, and would answer 403 instead of 404.

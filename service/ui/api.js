@@ -1,7 +1,7 @@
 // The one way to the broker: every request of the console goes through `request`.
 //
-// Whoever reaches the port may do everything, so there is no key to send. Where there will be keys,
-// this is the place: a header here, and on 401 the page that asks for one.
+// Where the broker's security is on the browser sends a cookie that no script can read; the header
+// says that this page wrote the request, and not another site's. On 401 the app asks for a key.
 
 const root = new URL("../", import.meta.url);
 
@@ -24,7 +24,7 @@ export function url(path, query = {}) {
 export const part = encodeURIComponent;
 
 export async function request(method, path, { query, body, headers = {}, signal } = {}) {
-  const sent = { method, headers: { ...headers }, signal };
+  const sent = { method, headers: { "Tidelog-Console": "1", ...headers }, signal };
   if (body !== undefined) {
     sent.headers["Content-Type"] ??= "application/json";
     sent.body = typeof body === "string" ? body : JSON.stringify(body);
@@ -36,6 +36,7 @@ export async function request(method, path, { query, body, headers = {}, signal 
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, 0, "The broker cannot be reached.");
   }
+  if (answer.status === 401) window.dispatchEvent(new Event("tidelog-login"));
   if (!answer.ok) throw await refusal(answer);
   return answer;
 }

@@ -4,6 +4,8 @@
 // sort and scroll in them, and a diff of trees is what keeps that apart. No build step either way.
 
 import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/htm-preact.js";
+import { get } from "./api.js";
+import { Login, logOut } from "./login.js";
 import { Messages, Problem } from "./parts.js";
 import { Shortcuts } from "./keys.js";
 import { Overview } from "./page_overview.js";
@@ -12,12 +14,14 @@ import { Topic } from "./page_topic.js";
 import { Groups } from "./page_groups.js";
 import { Group } from "./page_group.js";
 import { Metadata } from "./page_metadata.js";
+import { Access } from "./page_access.js";
 
 const PAGES = [
   ["overview", "Overview", "o"],
   ["topics", "Topics", "t"],
   ["groups", "Groups", "g"],
   ["metadata", "Metadata", "m"],
+  ["access", "Access", "a"],
 ];
 
 /** `#/topics/name/records?p=0` is page topics, its parts and a query. */
@@ -33,7 +37,7 @@ function place() {
   return { page: page || "overview", parts, query: new URLSearchParams(query) };
 }
 
-function Page({ at }) {
+function Page({ at, me }) {
   const [name, tab] = at.parts;
   if (at.page === "overview") return html`<${Overview} />`;
   if (at.page === "topics" && !name) return html`<${Topics} query=${at.query} />`;
@@ -41,15 +45,16 @@ function Page({ at }) {
   if (at.page === "groups" && !name) return html`<${Groups} />`;
   if (at.page === "groups") return html`<${Group} key=${name} name=${name} />`;
   if (at.page === "metadata") return html`<${Metadata} />`;
+  if (at.page === "access") return html`<${Access} tab=${name || "keys"} me=${me} />`;
   return html`<${Problem} error=${{ status: 404, message: "The console has no such page." }} />`;
 }
 
 /** A bug in one page leaves the others usable. */
-function Guarded({ at }) {
+function Guarded({ at, me }) {
   const [error] = useErrorBoundary((problem) => console.error(problem));
   return error
     ? html`<${Problem} error=${{ message: `This page has a bug: ${error.message}` }} />`
-    : html`<${Page} at=${at} />`;
+    : html`<${Page} at=${at} me=${me} />`;
 }
 
 const THEMES = { system: "System", light: "Light", dark: "Dark" };
@@ -72,9 +77,29 @@ function ThemeToggle() {
     aria-label=${`Theme: ${THEMES[theme]}`}><span aria-hidden="true">◐</span> ${THEMES[theme]}</button>`;
 }
 
+/** Who we are; null while nobody knows. A broker that does not say is asked again by each page. */
+async function whoAmI() {
+  try {
+    return await get("tidelog/v1/me");
+  } catch (error) {
+    return { security: error.status === 401 ? "login" : "unknown", principal: "" };
+  }
+}
+
 function App() {
   const [at, setAt] = useState(place());
   const [helps, setHelps] = useState(false);
+  const [me, setMe] = useState(null);
+  useEffect(() => {
+    const asked = () => setMe({ security: "login", principal: "" });
+    window.addEventListener("tidelog-login", asked);
+    whoAmI().then(setMe);
+    return () => window.removeEventListener("tidelog-login", asked);
+  }, []);
+  useEffect(() => {
+    // The overview is for whoever may look at the cluster.
+    if (me?.security === "keys" && !location.hash && !me.operations.includes("DESCRIBE")) location.hash = "#/topics";
+  }, [me]);
   useEffect(() => {
     const moved = () => setAt(place());
     window.addEventListener("hashchange", moved);
@@ -85,6 +110,8 @@ function App() {
     document.title = [at.parts[0], page, "tidelog"].filter(Boolean).join(" · ");
     window.scrollTo(0, 0);
   }, [at.page, at.parts[0]]);
+  if (me === null) return null;
+  if (me.security === "login") return html`<${Login} onDone=${setMe} /><${Messages} />`;
   return html`
     <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>To the content</a>
     <nav class="side" aria-label="Pages">
@@ -95,9 +122,10 @@ function App() {
         <${ThemeToggle} />
         <button type="button" class="quiet only-wide" onClick=${() => setHelps(true)}>Keys <kbd>?</kbd></button>
         <a class="quiet only-wide" href="../docs">API reference</a>
+        ${me.security === "keys" && html`<button type="button" class="quiet only-wide" title=${`Log out ${me.principal}`} onClick=${logOut}>Log out</button>`}
       </div>
     </nav>
-    <main id="main" tabindex="-1" data-place=${[at.page, ...at.parts].join("/")}><${Guarded} at=${at} key=${at.page + (at.parts[0] || "")} /></main>
+    <main id="main" tabindex="-1" data-place=${[at.page, ...at.parts].join("/")}><${Guarded} at=${at} me=${me} key=${at.page + (at.parts[0] || "")} /></main>
     <${Shortcuts} pages=${PAGES} helps=${helps} setHelps=${setHelps} />
     <${Messages} />`;
 }

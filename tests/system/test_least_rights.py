@@ -62,6 +62,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
         seen.who = "broker"
         brokers_at_work(folder, moto)
+        with broker(folder / "c", moto, security="keys") as secured:
+            assert httpx.get(f"{secured.base_url}/topics").status_code == 401
         seen.who = "maintain"
         told = json.loads(tidelog(moto, "maintain", "--yes", "--json", "--file-grace-ms", "0"))
         assert told["retained"], told
@@ -98,9 +100,9 @@ def brokers_at_work(folder: Path, moto: Moto) -> None:
 
 
 @contextmanager
-def broker(folder: Path, moto: Moto) -> Iterator[Broker]:
+def broker(folder: Path, moto: Moto, **more: str) -> Iterator[Broker]:
     places = {"s3_endpoint": moto.endpoint_url, "s3_region": REGION, "hot_dir": folder / "hot"}
-    with Broker(folder, f"s3://{moto.bucket}/cluster", **places, **QUICK) as made:
+    with Broker(folder, f"s3://{moto.bucket}/cluster", **places, **QUICK, **more) as made:
         yield made
 
 
@@ -152,6 +154,7 @@ def test_a_role_may_do_what_it_does_and_nothing_else(seen: Seen, role: str) -> N
     for call in seen.of[role]:
         allowed = set(allowing(policy(role), call))
         assert allowed, f"{role} makes {call} and may not"
+        assert not is_denied(policy(role), call), f"{role} makes {call} and is kept from it"
         used |= allowed
     unused = permissions(policy(role)) - used
     assert not unused, f"{role} may, and never does"
@@ -184,3 +187,13 @@ def test_brokers_cannot_take_anything_from_the_log(seen: Seen) -> None:
         assert not list(allowing(policy("reader"), call))
     elsewhere = Call("s3:GetObject", f"{ARN}tidelog/other/wal/1")
     assert not any(list(allowing(policy(role), elsewhere)) for role in ("broker", "reader"))
+
+
+@pytest.mark.parametrize("role", ["reader", "maintain"])
+@pytest.mark.parametrize("place", ["secret.json", "brokers/abc.json"])
+def test_only_brokers_read_what_makes_a_broker(seen: Seen, role: str, place: str) -> None:
+    call = Call("s3:GetObject", f"{ARN}tidelog/cluster/{place}")
+    assert is_denied(policy(role), call)
+    assert list(allowing(policy("broker"), call))
+    assert not is_denied(policy("broker"), call)
+    assert not is_denied(policy(role), Call("s3:GetObject", f"{ARN}tidelog/cluster/cluster.json"))

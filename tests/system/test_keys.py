@@ -1,0 +1,176 @@
+"""Two real brokers on one store with security on: keys made at one are used at the other, brokers
+hand over and forward as ever, and a secret is nowhere but where it was shown."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from tests.support.broker import Broker, error_line, json_of, lines_of, tidelog, until
+
+ADMIN_KEY = "an-administrators-key-of-many-characters"
+JSON = "application/vnd.kafka.json.v2+json"
+V2 = {"content-type": "application/vnd.kafka.v2+json"}
+QUICK = {
+    "security": "keys",
+    "heartbeat_interval_ms": 100,
+    "member_timeout_ms": 3000,
+    "poll_interval_ms": 200,
+}
+
+
+class Pair(NamedTuple):
+    """Two brokers that know each other."""
+
+    one: Broker
+    two: Broker
+
+    def cli(self, *arguments: str, key: str = ADMIN_KEY, at: int = 0, **more: Any) -> Any:
+        """A command at a broker, with a key."""
+        url = self[at].base_url
+        return tidelog(*arguments, TIDELOG_URL=url, TIDELOG_KEY=key, **more)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("keys")
+    key_file = folder / "admin.key"
+    key_file.write_text(f"{ADMIN_KEY}\n")
+    store = (folder / "store").as_uri()
+    with ExitStack() as stack:
+        brokers = [
+            stack.enter_context(
+                Broker(folder / name, store, broker_id=name, admin_key=f"@{key_file}", **QUICK)
+            )
+            for name in ("one", "two")
+        ]
+        pair = Pair(*brokers)
+        for broker in pair:
+            until(lambda broker=broker: metric(broker, "tidelog_live_brokers") == 2)  # type: ignore[misc]
+        pair.cli("topics", "create", "t", "--partitions", "2")
+        yield pair
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def metric(broker: Broker, name: str) -> float:
+    text = httpx.get(f"{broker.base_url}/metrics", headers=bearer(ADMIN_KEY)).text
+    found = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+    return float(found[0].split()[1])
+
+
+def key_for(pair: Pair, principal: str, *rights: tuple[str, ...]) -> dict[str, Any]:
+    """A key made at the first broker; its owner may do this, as said at the second."""
+    made: dict[str, Any] = json_of(pair.cli("keys", "create", principal, "--json"))
+    for right in rights:
+        pair.cli("acls", "add", principal, *right, at=1)
+    return made
+
+
+def test_a_key_made_at_one_broker_opens_the_other_until_it_is_deleted(pair: Pair) -> None:
+    rights = ("-o", "read", "-o", "WRITE", "--topic", "t")
+    made = key_for(pair, "alice", rights)
+    secret = made["secret"]
+    for at in (0, 1):
+        pair.cli("produce", "t", "-p", "0", key=secret, at=at, stdin=f"from {at}\n")
+    read = pair.cli("consume", "t", "--json", "-f", "text", key=secret, at=1)
+    assert [each["value"] for each in lines_of(read)] == ["from 0", "from 1"]
+    refused = pair.cli("topics", "create", "u", key=secret, status=1)
+    assert error_line(refused) == "not authorized: User:alice may not CREATE topic 'u'"
+    listed = json_of(pair.cli("keys", "list", "--json", at=1))
+    assert secret not in json.dumps(listed)
+    assert made["key_id"] in [each["key_id"] for each in listed]
+    pair.cli("keys", "delete", made["key_id"], "--yes")
+    until(lambda: httpx.get(f"{pair.two.base_url}/topics", headers=bearer(secret)).is_client_error)
+    unknown = error_line(pair.cli("topics", "list", key=secret, at=1, status=1))
+    assert unknown.startswith("no key has this secret")
+    assert secret not in unknown
+
+
+def test_without_a_key_a_command_says_what_is_missing(pair: Pair) -> None:
+    done = tidelog("topics", "list", TIDELOG_URL=pair.one.base_url, status=1)
+    assert "a key is needed" in error_line(done)
+    assert "TIDELOG_KEY" in error_line(done)
+    file = pair.one.folder / "key"
+    file.write_text(ADMIN_KEY)
+    at = {"TIDELOG_URL": pair.one.base_url}
+    listed = tidelog("--key-file", str(file), "topics", "list", "--json", **at)
+    assert [each["name"] for each in json_of(listed)] == ["t"]
+    absent = tidelog("--key-file", "/nowhere", "topics", "list", status=2, **at)
+    assert "cannot read /nowhere" in error_line(absent)
+
+
+def test_brokers_hand_over_and_strangers_do_not(pair: Pair) -> None:
+    made = key_for(pair, "bob", ("-o", "WRITE", "--topic", "t"))
+    before = sum(metric(broker, "tidelog_handovers_total") for broker in pair)
+    for at in (0, 1, 0, 1):
+        pair.cli("produce", "t", "-p", "1", key=made["secret"], at=at, stdin="x\n")
+    assert sum(metric(broker, "tidelog_handovers_total") for broker in pair) > before
+    assert sum(metric(broker, "tidelog_handovers_refused_total") for broker in pair) == 0
+    for path in Path(pair.one.folder.parent, "store", "brokers").glob("*.json"):
+        peer = json.loads(path.read_text())
+        for route in ("drafts", "entries", "group-requests", "group-confirmations", "metrics"):
+            for header in ({}, bearer(ADMIN_KEY), bearer(made["secret"])):
+                answer = httpx.post(f"{peer['address']}/peers/v1/{route}", headers=header)
+                assert answer.status_code == 401, (route, header)
+
+
+def test_any_broker_serves_an_instance_of_whoever_may(pair: Pair) -> None:
+    groups = [f"g{number}" for number in range(4)]  # some of each coordinator, by their names
+    rights = [("-o", "READ", "--group", "g", "--prefixed"), ("-o", "READ", "--topic", "t")]
+    made = key_for(pair, "carol", *rights)
+    pair.cli("produce", "t", "-p", "0", stdin="for groups\n")
+    headers = V2 | bearer(made["secret"]) | {"accept": JSON.replace(".json", ".text")}
+    other = V2 | bearer(key_for(pair, "dave")["secret"])
+    one, two = pair.one.base_url, pair.two.base_url
+    for group in groups:
+        body = {"name": "c", "format": "text", "auto.offset.reset": "earliest"}
+        httpx.post(f"{one}/consumers/{group}", json=body, headers=headers).raise_for_status()
+        at = f"/consumers/{group}/instances/c"
+        topics = {"topics": ["t"]}
+        for url in (one, two):
+            answer = httpx.post(f"{url}{at}/subscription", json=topics, headers=headers)
+            assert answer.status_code == 204, answer.text
+            assert httpx.get(f"{url}{at}/records", headers=other).status_code == 403
+        read: list[Any] = []
+        for url in (two, one, two):
+            answer = httpx.get(f"{url}{at}/records?timeout=500", headers=headers, timeout=20)
+            read += answer.raise_for_status().json()
+        assert "for groups" in [each["value"] for each in read]
+    pair.cli("acls", "remove", "--principal", "carol", "--yes")
+    until(lambda: httpx.get(f"{two}{at}/records", headers=headers).status_code == 403)
+
+
+def test_quotas_hold_on_each_broker(pair: Pair) -> None:
+    made = key_for(pair, "eve", ("-o", "WRITE", "--topic", "t"))
+    pair.cli("quotas", "set", "eve", "--producer-byte-rate", "10", at=1)
+    listed = json_of(pair.cli("quotas", "list", "--json"))
+    assert {"principal": "User:eve", "producer_byte_rate": 10, "consumer_byte_rate": None} in listed
+    headers = bearer(made["secret"]) | {"content-type": JSON}
+    body = json.dumps({"records": [{"value": "x" * 500}]})
+    for broker in pair:
+        url = f"{broker.base_url}/topics/t"
+        until(lambda url=url: httpx.post(url, content=body, headers=headers).status_code == 429)  # type: ignore[misc]
+        answer = httpx.post(url, content=body, headers=headers)
+        assert (answer.status_code, answer.json()["error_code"]) == (429, 42901)
+        assert int(answer.headers["retry-after"]) > 30
+    pair.cli("quotas", "remove", "eve")
+    until(lambda: httpx.post(url, content=body, headers=headers).status_code == 200)
+
+
+def test_no_secret_is_in_a_log_a_command_line_or_the_store(pair: Pair) -> None:
+    made = key_for(pair, "frank")
+    assert httpx.get(f"{pair.one.base_url}/topics", headers=bearer(made["secret"])).json() == []
+    secrets = [made["secret"].encode(), ADMIN_KEY.encode()]
+    seen = [broker.log().encode() for broker in pair]
+    seen += [Path(f"/proc/{broker.pid}/cmdline").read_bytes() for broker in pair]
+    store = Path(pair.one.folder.parent, "store")
+    seen += [path.read_bytes() for path in store.rglob("*") if path.is_file()]
+    assert len(seen) > 10
+    assert not any(secret in text for secret in secrets for text in seen)
