@@ -46,8 +46,7 @@ function List({ acls, search, setSearch, create, remove }) {
   const found = acls.filter((acl) => `${acl.principal} ${acl.resource_name} ${acl.operation}`.toLowerCase().includes(wanted));
   const columns = [
     { name: "Principal", of: (a) => a.principal, show: (a) => html`<span class="name">${a.principal}</span>` },
-    { name: "Permission", of: (a) => a.permission, show: (a) => html`<${Badge} kind=${a.permission === "DENY" ? "warn" : "good"}>${a.permission.toLowerCase()}<//>` },
-    { name: "Operation", of: (a) => a.operation, show: (a) => a.operation },
+    { name: "Operation", of: (a) => `${a.operation} ${a.permission}`, show: (a) => html`<span class="badged">${a.operation}<${Badge} kind=${a.permission === "DENY" ? "warn" : "good"}>${a.permission.toLowerCase()}<//></span>` },
     { name: "On", of: (a) => `${a.resource_type} ${a.resource_name}`, show: (a) => html`<span class="wraps">${a.resource_type.toLowerCase()} ${a.resource_type !== "CLUSTER" && html`<code>${shownName(a)}</code>`}</span>` },
     { name: "From", low: true, of: (a) => a.host, show: (a) => (a.host === "*" ? "anywhere" : html`<code>${a.host}</code>`) },
     { name: "", right: true, show: (a) => html`<button type="button" aria-label=${`Remove: ${sentence(a)}`} onClick=${() => remove(a)}>Remove</button>` },

@@ -35,8 +35,8 @@ function List({ quotas, create, edit, remove }) {
     { name: "Principal", of: (q) => q.principal, show: (q) => html`<span class="name">${shown(q.principal)}</span>` },
     { name: "Produces", right: true, of: (q) => q.producer_byte_rate ?? Infinity, show: (q) => rate(q.producer_byte_rate) },
     { name: "Reads", right: true, of: (q) => q.consumer_byte_rate ?? Infinity, show: (q) => rate(q.consumer_byte_rate) },
-    { name: "", right: true, show: (q) => html`<button type="button" aria-label=${`Change ${shown(q.principal)}`} onClick=${() => edit(q)}>Change</button>
-      <button type="button" aria-label=${`Remove ${shown(q.principal)}`} onClick=${() => remove(q)}>Remove</button>` },
+    { name: "", right: true, show: (q) => html`<span class="badged"><button type="button" aria-label=${`Change ${shown(q.principal)}`} onClick=${() => edit(q)}>Change</button>
+      <button type="button" aria-label=${`Remove ${shown(q.principal)}`} onClick=${() => remove(q)}>Remove</button></span>` },
   ];
   return html`<${Card} title="Quotas" note="of each broker; over it: 429, and when to come again" actions=${button} flush>
     <${Table} label="Quotas" columns=${columns} rows=${quotas} id=${(q) => q.principal} /><//>`;

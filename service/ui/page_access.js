@@ -27,6 +27,8 @@ export function Access({ tab, me }) {
     ${!TABS.some(([id]) => id === tab) && html`<${Problem} error=${{ status: 404, message: "There is no such kind of access." }} />`}`;
 }
 
+const day = (atMs) => html`<span title=${time(atMs)}>${time(atMs).slice(0, 16)}</span>`;
+
 function Keys() {
   const state = usePoll((signal) => get("tidelog/v1/keys", {}, signal), 10000);
   const [creates, setCreates] = useState(false);
@@ -52,8 +54,8 @@ function KeyList({ keys, create, remove }) {
     { name: "Principal", of: (k) => k.principal, show: (k) => html`<span class="name">${k.principal}</span>` },
     { name: "Note", low: true, of: (k) => k.note, show: (k) => html`<span class="cut">${k.note || "–"}</span>` },
     { name: "Key", low: true, of: (k) => k.key_id, show: (k) => html`<code>${k.key_id}</code>` },
-    { name: "Created", low: true, of: (k) => k.created_ms, show: (k) => time(k.created_ms) },
-    { name: "Expires", of: (k) => k.expires_ms ?? Infinity, show: (k) => (k.is_expired ? html`<${Badge} kind="warn">expired<//>` : k.expires_ms ? time(k.expires_ms) : "never") },
+    { name: "Created", low: true, of: (k) => k.created_ms, show: (k) => day(k.created_ms) },
+    { name: "Expires", of: (k) => k.expires_ms ?? Infinity, show: (k) => (k.is_expired ? html`<${Badge} kind="warn">expired<//>` : k.expires_ms ? day(k.expires_ms) : "never") },
     { name: "", right: true, show: (k) => html`<button type="button" aria-label=${`Delete key of ${k.principal}`} onClick=${() => remove(k)}>Delete</button>` },
   ];
   return html`<${Card} title="Keys" note=${`${count(keys.length)} beside the administrator's`} actions=${button} flush>

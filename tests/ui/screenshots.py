@@ -2,10 +2,12 @@
 
     python -m tests.ui.screenshots http://127.0.0.1:8082 FOLDER [--topic NAME] [--group NAME]
 
-In both themes, and as a phone shows them; says what went wrong in the browser meanwhile.
+In both themes, and as a phone shows them; says what went wrong in the browser meanwhile. Where the
+broker's security is on, TIDELOG_KEY has the key to log in with.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -35,7 +37,11 @@ def main() -> int:
         "groups": "groups",
         "group": f"groups/{group}",
         "metadata": "metadata",
+        "access-keys": "access/keys",
+        "access-acls": "access/acls",
+        "access-quotas": "access/quotas",
     }
+    key = os.environ.get("TIDELOG_KEY")
     given.folder.mkdir(parents=True, exist_ok=True)
     wrong: list[str] = []
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as scratch:
@@ -48,6 +54,13 @@ def main() -> int:
                 viewport={"width": width, "height": height},
             )
             console = Console(context.new_page(), given.server.rstrip("/"))
+            if key is not None:
+                console.page.goto(f"{console.base_url}/ui/")
+                console.page.get_by_label("Key", exact=True).fill(key)
+                console.page.screenshot(path=given.folder / f"{size}-login.png")
+                console.page.get_by_role("button", name="Log in").click()
+                console.page.get_by_role("navigation", name="Pages").wait_for()
+                console.forgive(401)
             for name, place in places.items():
                 page = console.open(place)
                 page.wait_for_timeout(500)
