@@ -465,12 +465,10 @@ class Log:
         """Keep the records of an own commit: most reads want what was just written."""
         for number, first, count, placement in segment.applied_runs(outcomes):
             chunk = encoded.draft.chunks[number]
-            topic = self.state.topic_of_id(chunk.topic_id)
-            if topic is None:
+            if (topic := self.state.topic_of_id(chunk.topic_id)) is None:
                 continue
             partition = topic.partitions[placement.partition]
-            at = partition.run_at(placement.base_offset)
-            if at < 0:
+            if (at := partition.run_at(placement.base_offset)) < 0:
                 continue  # sealed since
             self.reader.close_gap(topic, placement.partition, placement.base_offset)
             run = partition.tail[at]
