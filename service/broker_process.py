@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.request
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,7 +34,7 @@ class BrokerFailed(Exception):
 
 
 class BrokerProcess:
-    """One broker on 127.0.0.1. `settings` are those of `tidelog serve`, by field name.
+    """One broker, on 127.0.0.1 unless told. `settings` are those of `tidelog serve`, by field name.
 
     `port` and `base_url` stay the same over restarts. Not for concurrent threads.
     """
@@ -69,7 +69,17 @@ class BrokerProcess:
     @property
     def base_url(self) -> str:
         assert self.port, "a broker that was never started has no port"
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return "127.0.0.1"
+
+    @property
+    def place(self) -> Sequence[str]:
+        """What its command is run by, if anything, in the same process."""
+        return ()
 
     @property
     def pid(self) -> int:
@@ -139,7 +149,7 @@ class BrokerProcess:
     def _start(self) -> None:
         assert not self.is_running, "the broker is running"
         command = [sys.executable, "-m", "service.cli", "serve", "--store", self.store]
-        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--host", self.address, "--port", str(self.port)]
         for name, value in self.settings.items():
             flag = name.replace("_", "-")
             if isinstance(value, bool):
@@ -149,7 +159,7 @@ class BrokerProcess:
         with open(self.log_path, "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                command,
+                [*self.place, *command],
                 env=None if self._environment is None else dict(self._environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

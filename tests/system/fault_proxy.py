@@ -42,8 +42,9 @@ NONE = Faults()
 class FaultProxy:
     """HTTP from a port of ours to `url`, in a thread. `faults` may be changed at any time."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, address: str = "127.0.0.1") -> None:
         self._upstream = url
+        self._address = address
         self._random = random.Random(seed)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -90,7 +91,7 @@ class FaultProxy:
         )
         self._runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=0.1)  # type: ignore[arg-type]
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, self._address, 0)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
