@@ -322,7 +322,8 @@ def set_quotas(
     if as_json:
         show_json(held)
     else:
-        show_line(", ".join(f"{field} {value or 'none'}" for field, value in held.items()))
+        rates = (f"{field} {held[field] or 'none'}" for field in given)
+        show_line(f"{name}: {', '.join(rates)}")
 
 
 @quotas.command("remove")

@@ -1,5 +1,6 @@
 """The broker under measurement: a process of its own."""
 
+import base64
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,12 +12,29 @@ import httpx
 from deploy.local.cluster import Store
 from service.broker_process import BrokerProcess
 
+ADMIN_KEY = "an-administrators-key-of-many-characters"
+ACL = {
+    "resource_type": "TOPIC",
+    "pattern_type": "PREFIXED",
+    "principal": "User:p",
+    "host": "*",
+    "operation": "WRITE",
+    "permission": "ALLOW",
+}
+
 
 class Broker(BrokerProcess):
-    """A broker with the settings given by field name; its log goes with it."""
+    """A broker with the settings given by field name; its log goes with it. With `is_keyed` its
+    security is on, and `headers` are the administrator's."""
 
-    def __init__(self, store: str, **settings: object) -> None:
+    def __init__(self, store: str, *, is_keyed: bool = False, **settings: object) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tidelog-bench-")
+        self.headers: dict[str, str] = {}
+        if is_keyed:
+            key_file = Path(self._folder.name) / "key"
+            key_file.write_text(ADMIN_KEY)
+            settings |= {"security": "keys", "admin_key": f"@{key_file}"}
+            self.headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         super().__init__(store, Path(self._folder.name) / "log", settings)
 
     def __exit__(self, *error: object) -> None:
@@ -25,11 +43,25 @@ class Broker(BrokerProcess):
 
     def create_topic(self, name: str, partitions: int) -> None:
         body = {"topic_name": name, "partitions_count": partitions}
-        httpx.post(f"{self.base_url}/admin/topics", json=body).raise_for_status()
+        url = f"{self.base_url}/admin/topics"
+        httpx.post(url, json=body, headers=self.headers).raise_for_status()
+
+    def key_of_producer(self) -> dict[str, str]:
+        """The header of somebody who may write all topics, by one of a thousand ACLs."""
+        with httpx.Client(base_url=self.base_url, headers=self.headers) as client:
+            made = client.post("/tidelog/v1/keys", json={"principal": "User:p"})
+            cluster = client.get("/v3/clusters").json()["data"][0]["cluster_id"]
+            names = [*(f"other-{number}" for number in range(999)), "b"]
+            data = [ACL | {"resource_name": name} for name in names]
+            path = f"/v3/clusters/{cluster}/acls:batch"
+            client.post(path, json={"data": data}).raise_for_status()
+        secret = made.raise_for_status().json()["secret"]
+        return {"authorization": "Basic " + base64.b64encode(f"p:{secret}".encode()).decode()}
 
 
 def metric(broker: BrokerProcess, name: str) -> float:
-    for line in httpx.get(f"{broker.base_url}/metrics").text.splitlines():
+    headers = broker.headers if isinstance(broker, Broker) else {}
+    for line in httpx.get(f"{broker.base_url}/metrics", headers=headers).text.splitlines():
         if line.startswith(f"{name} "):
             return float(line.split()[1])
     raise RuntimeError(f"the broker has no {name}")

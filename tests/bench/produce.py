@@ -21,10 +21,12 @@ class Case(NamedTuple):
     records: int
     connections: int
     target: float | None
+    is_keyed: bool = False
 
 
 CASES = [
     Case("json", 1, 64, 15_000),
+    Case("json", 1, 64, None, is_keyed=True),
     Case("json", 1, 8, 12_000),
     Case("json", 100, 16, None),
     Case("json", 1000, 8, 600_000),
@@ -46,16 +48,18 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     seconds = 1.0 if is_quick else 4.0
     rows = []
     for number, case in enumerate(CASES):
-        with Broker(f"file://{folder}/{number}") as broker:
+        with Broker(f"file://{folder}/{number}", is_keyed=case.is_keyed) as broker:
             broker.create_topic("bench", PARTITIONS)
-            runs = [_run(broker, case, seconds) for _ in range(RUNS)]
+            key = broker.key_of_producer() if case.is_keyed else {}
+            runs = [_run(broker, case, seconds, key) for _ in range(RUNS)]
             flushes = metric(broker, "tidelog_requests_per_flush")
         rate = statistics.median(one.per_second * case.records for one in runs)
         size = bodies.VALUE_BYTES + 14
         rows.append(
             Row(
                 "produce",
-                f"{case.kind}, {case.records} a request, {case.connections} connections",
+                f"{case.kind}, {case.records} a request, {case.connections} connections"
+                + (", security=keys" if case.is_keyed else ""),
                 rate,
                 "records/s",
                 case.target,
@@ -67,9 +71,9 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     return rows
 
 
-def _run(broker: Broker, case: Case, seconds: float) -> Measured:
+def _run(broker: Broker, case: Case, seconds: float, key: dict[str, str]) -> Measured:
     make, media_type = BODIES[case.kind]
-    headers = {"content-type": media_type}
+    headers = {"content-type": media_type} | key
     requests = [
         request(
             "POST", "/topics/bench", body=make(bodies.rows(case.records, seed)), headers=headers

@@ -236,7 +236,7 @@ def test_what_nobody_names_is_listed_and_no_damage() -> None:
             orphan = f"{prefix}/{keys.segment(0, 6, 9, 'ab12')}"
             forgotten = f"{keys.topic('u', 'f' * 32)}/{keys.segment(0, 6, 9, 'ab12')}"
             foreign = [f"{prefix}/notes.txt", "notes.txt", "topics/notes.txt"]
-            for key in (orphan, forgotten, *foreign):
+            for key in (orphan, forgotten, "secret.json", *foreign):
                 await inner.create(key, [b"x"])
             report = await scrubbed(inner)
             assert sorted(each.where for each in report.findings) == sorted(foreign)
