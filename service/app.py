@@ -142,6 +142,7 @@ def build_app(
         description=DESCRIPTION,
         openapi_tags=TAGS,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        docs_url=None,  # theirs loads its scripts from elsewhere; the console has one
         redoc_url=None,
         redirect_slashes=False,
         dependencies=[Depends(_allowed_and_printable)],

@@ -61,7 +61,7 @@ def load(folder: Path = FILES) -> dict[str, _File]:
 
 
 def console() -> APIRouter:
-    """The routes of /ui."""
+    """The routes of /ui, and the one that people try for a reference."""
     router = APIRouter(include_in_schema=False, tags=["console"])
     files = load()
 
@@ -71,6 +71,10 @@ def console() -> APIRouter:
         if not request.scope.get("raw_path", b"/ui/").endswith(b"/"):
             return RedirectResponse("ui/", 307)
         return _answer(request, files["index.html"])
+
+    @router.get("/docs")
+    async def get_reference() -> Response:
+        return RedirectResponse("ui/#/api", 307)
 
     @router.get("/ui/{path:path}")
     async def get_file(request: Request, path: str) -> Response:

@@ -75,9 +75,8 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/metrics"): _DESCRIBE_CLUSTER,
     ("GET", "/"): Open.ANY_KEY,
     ("GET", "/openapi.json"): Open.ANY_KEY,
-    ("GET", "/docs"): Open.ANY_KEY,
-    ("GET", "/docs/oauth2-redirect"): Open.ANY_KEY,
     # The console's files are those of every installation; who logs in has no key yet.
+    ("GET", "/docs"): Open.PUBLIC,
     ("GET", "/ui"): Open.PUBLIC,
     ("GET", "/ui/{path:path}"): Open.PUBLIC,
     ("POST", f"{_OURS}/login"): Open.PUBLIC,

@@ -15,6 +15,7 @@ import { Groups } from "./page_groups.js";
 import { Group } from "./page_group.js";
 import { Metadata } from "./page_metadata.js";
 import { Access } from "./page_access.js";
+import { Api } from "./page_api.js";
 
 const PAGES = [
   ["overview", "Overview", "o"],
@@ -45,6 +46,7 @@ function Page({ at, me }) {
   if (at.page === "groups" && !name) return html`<${Groups} />`;
   if (at.page === "groups") return html`<${Group} key=${name} name=${name} />`;
   if (at.page === "metadata") return html`<${Metadata} />`;
+  if (at.page === "api") return html`<${Api} query=${at.query} />`;
   if (at.page === "access") return html`<${Access} tab=${name || "keys"} me=${me} />`;
   return html`<${Problem} error=${{ status: 404, message: "The console has no such page." }} />`;
 }
@@ -106,7 +108,7 @@ function App() {
     return () => window.removeEventListener("hashchange", moved);
   }, []);
   useEffect(() => {
-    const page = PAGES.find(([id]) => id === at.page)?.[1] ?? at.page;
+    const page = PAGES.find(([id]) => id === at.page)?.[1] ?? (at.page === "api" ? "API" : at.page);
     document.title = [at.parts[0], page, "tidelog"].filter(Boolean).join(" · ");
     window.scrollTo(0, 0);
   }, [at.page, at.parts[0]]);
@@ -121,7 +123,7 @@ function App() {
       <div class="side-foot">
         <${ThemeToggle} />
         <button type="button" class="quiet only-wide" onClick=${() => setHelps(true)}>Keys <kbd>?</kbd></button>
-        <a class="quiet only-wide" href="../docs">API reference</a>
+        <a class="quiet only-wide" href="#/api" aria-current=${at.page === "api" ? "page" : undefined}>API reference</a>
         ${me.security === "keys" && html`<button type="button" class="quiet only-wide" title=${`Log out ${me.principal}`} onClick=${logOut}>Log out</button>`}
       </div>
     </nav>

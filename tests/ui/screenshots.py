@@ -37,6 +37,7 @@ def main() -> int:
         "groups": "groups",
         "group": f"groups/{group}",
         "metadata": "metadata",
+        "api": "api",
         "access-keys": "access/keys",
         "access-acls": "access/acls",
         "access-quotas": "access/quotas",

@@ -21,6 +21,7 @@ PLACES = {
     "groups": "behind",
     "groups/behind": "Lag over time",
     "metadata": "Checkpoints",
+    "api": "openapi.json",
 }
 
 
@@ -219,6 +220,32 @@ def test_keys_go_where_they_say(console: Console) -> None:
     page.get_by_role("dialog", name="Keys").wait_for()
     page.keyboard.press("Escape")
     page.get_by_role("dialog", name="Keys").wait_for(state="detached")
+
+
+def test_the_api_reference_is_the_brokers_own(console: Console, broker: Broker) -> None:
+    page = console.page
+    page.goto(f"{broker.base_url}/docs")
+    heading(console, "API reference")
+    page.get_by_label("Search the API").fill("post /topics/{topic_name}")
+    operation = page.locator("details.operation").first
+    operation.click()
+    operation.get_by_text("application/vnd.kafka.json.v2+json").first.wait_for()
+    operation.locator("pre").get_by_text('"records"').first.wait_for()
+    operation.get_by_text("idempotency-key", exact=True).wait_for()
+    # Every operation of the description is there, and every one can be shown.
+    said = httpx.get(f"{broker.base_url}/openapi.json").json()
+    count = sum(len(item) for item in said["paths"].values())
+    page.get_by_label("Search the API").fill("")
+    found = page.locator("details.operation")
+    page.wait_for_function(f"document.querySelectorAll('details.operation').length === {count}")
+    page.evaluate(
+        "document.querySelectorAll('details.operation').forEach((one) => one.open = true)"
+    )
+    page.wait_for_function(
+        f"document.querySelectorAll('.operation-body .answer').length >= {count}"
+    )
+    assert found.count() == count
+    console.check()
 
 
 def test_prices_are_kept_and_change_the_cost(console: Console) -> None:
