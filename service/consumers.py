@@ -97,6 +97,8 @@ class ConsumerRoutes:
         """For peers: calls that they hand over."""
         self._forwarder = forwarder
         self._security = security
+        if security is not None:
+            consumers.may_see = security.may_see
         self._log = broker
         self._settings = settings
         self._consumers = consumers
@@ -197,8 +199,9 @@ class ConsumerRoutes:
         body = await call.body(BODY_BYTES_MAX)
         asked = wire_consumers.decode_creation(body, self._settings.consumer_instance_timeout_ms)
         name = asked.name or f"rest-consumer-{self._log.clock.new_id().hex()}"
+        config = msgspec.structs.replace(asked.config, principal=rights_of(call.scope).principal)
         await self._consumers.join(
-            group, name, asked.config, instance_id=asked.instance_id, assignor=asked.assignor
+            group, name, config, instance_id=asked.instance_id, assignor=asked.assignor
         )
         base_uri = f"{_origin(call)}/consumers/{quote(group, safe='')}/instances/"
         said = {"instance_id": name, "base_uri": base_uri + quote(name, safe="")}

@@ -26,7 +26,7 @@ from service.rights import Need, Open, is_public, rule_of
 from service.settings import Settings
 from service.telemetry import HttpCounters
 from storage.access import Access, digest
-from storage.acls import CLUSTER, OPERATIONS_OF
+from storage.acls import CLUSTER, DESCRIBE, OPERATIONS_OF, TOPIC
 from storage.errors import LogError
 from storage.log import Log
 
@@ -251,6 +251,10 @@ class Security:
         remembered = (b"", f"{host} {principal}")
         known = self._known.get(remembered)
         return known or self._remember(remembered, Caller(self, principal, host, None))
+
+    def may_see(self, principal: str, topic: str) -> bool:
+        """Whether this principal may describe the topic, wherever it asks from."""
+        return self.of_peer(principal, "").may(DESCRIBE, TOPIC, topic)
 
     def _remember(self, key: tuple[bytes, str], caller: Caller) -> Caller:
         if len(self._known) >= KNOWN_MAX:

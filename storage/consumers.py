@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from storage import patterns
@@ -47,7 +47,6 @@ from storage.group_members import TOPICS_MAX
 from storage.log import Fetched, Log
 from storage.model import TopicPartition
 from storage.offset_commits import OffsetCommits
-from storage.state import ClusterState
 
 log = logging.getLogger("tidelog.consumers")
 
@@ -88,6 +87,8 @@ class Consumers:
         self._coordinator = Coordinator(broker, coordinators)
         self._commits = OffsetCommits(broker, self._coordinator)
         self.task: asyncio.Task[None] | None = None
+        self.may_see: Callable[[str, str], bool] = lambda principal, topic: True
+        """Whether patterns of this principal's instances find this topic."""
 
     def start(self) -> None:
         self._log.listeners.append(self._coordinator.on_applied)
@@ -140,7 +141,7 @@ class Consumers:
         heard = await self._coordinator.hear(group_id, member_id)
         if pattern:
             await self._log.wal.refresh()
-            topics = _found(pattern, self._log.state)
+            topics = self._found(pattern, heard.member.config.principal)
         await self._hand_in(group_id)
         await self._coordinator.submit(Subscribe(group_id, member_id, list(topics), pattern))
         heard.instance.polled_s = self._log.clock.boot_s()
@@ -432,26 +433,33 @@ class Consumers:
         await self._look_at_patterns()
 
     async def _look_at_patterns(self) -> None:
-        """Topics have come or gone: patterns find others."""
-        state = self._log.state
-        found: dict[str, list[str]] = {}
+        """Topics have come or gone, or may be seen: patterns find others."""
+        found: dict[tuple[str, str], list[str]] = {}
         for group, _ in self._coordinator.ours():
             for member in list(group.members.values()):
                 if not member.pattern:
                     continue
-                if member.pattern not in found:
+                asked = (member.pattern, member.config.principal)
+                if asked not in found:
                     try:
-                        found[member.pattern] = _found(member.pattern, state)
+                        found[asked] = self._found(*asked)
                     except InvalidRequest as error:  # it finds too many by now
                         log.warning("group %s keeps its topics: %s", group.group_id, error)
                         continue
-                names = found[member.pattern]
+                names = found[asked]
                 if names != member.topics:
                     action = Subscribe(group.group_id, member.member_id, names, member.pattern)
                     with contextlib.suppress(UnknownMember):
                         await self._coordinator.submit(action)
 
     # -- small things
+
+    def _found(self, pattern: str, principal: str) -> list[str]:
+        names = patterns.matching(pattern, self._log.state.topics)
+        names = [name for name in names if self.may_see(principal, name)]
+        if len(names) > TOPICS_MAX:
+            raise InvalidRequest(f"{len(names)} topics match the pattern: {TOPICS_MAX} at most")
+        return names
 
     def _known(self, where: TopicPartition) -> Owned | None:
         topic = self._log.state.topics.get(where.topic)
@@ -466,13 +474,6 @@ class Consumers:
         await self._log.wal.refresh()
         self._log.state.partition(where.topic, where.partition)
         return Owned(self._log.state.topic(where.topic).topic_id, where.partition)
-
-
-def _found(pattern: str, state: ClusterState) -> list[str]:
-    names = patterns.matching(pattern, state.topics)
-    if len(names) > TOPICS_MAX:
-        raise InvalidRequest(f"{len(names)} topics match the pattern: {TOPICS_MAX} at most")
-    return names
 
 
 def _unknown(heard: Heard) -> list[Owned]:

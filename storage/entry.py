@@ -115,7 +115,8 @@ class CommitOffsets(Action, frozen=True, array_like=True, tag="commit-offsets", 
 
 class MemberConfig(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an instance was created with. The log itself acts on none of it: it is kept so that any
-    broker serves the instance alike. `format` and `dialect` are words of the service."""
+    broker serves the instance alike. `format` and `dialect` are words of the service; `principal`
+    is who made it, where that is asked."""
 
     format: str = "binary"
     auto_offset_reset: str = "latest"
@@ -126,6 +127,7 @@ class MemberConfig(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_poll_interval_ms: int = 300_000
     dialect: str = ""
     client_id: str = ""
+    principal: str = ""
 
 
 class JoinGroup(Action, frozen=True, array_like=True, tag="join-group", gc=False):

@@ -214,7 +214,7 @@ async def test_an_instance_needs_its_group_and_its_topics(
     assert_denied(read)
 
 
-async def test_what_a_pattern_finds_is_neither_read_nor_named(
+async def test_a_pattern_finds_what_its_owner_may_see(
     broker: Broker, alice: dict[str, str]
 ) -> None:
     await produce(broker, "u", ADMIN)
@@ -223,11 +223,21 @@ async def test_what_a_pattern_finds_is_neither_read_nor_named(
     body = {"topic_pattern": "u.*"}
     answer = await broker.http.post(f"{at}/subscription", json=body, headers=V2 | alice)
     assert answer.status_code == 204
-    read = await broker.http.get(f"{at}/records?timeout=0", headers=alice | {"accept": JSON})
-    assert "'u'" not in assert_denied(read)
+
+    async def read() -> httpx.Response:
+        await broker.consumers._look_at_patterns()  # as each second
+        return await broker.http.get(f"{at}/records?timeout=0", headers=alice | {"accept": JSON})
+
+    assert (await read()).json() == []
+    await allow(broker.log, "User:alice", "DESCRIBE", "TOPIC", "u")
+    assert "READ topic 'u'" in assert_denied(await read())
     await allow(broker.log, "User:alice", "READ", "TOPIC", "u")
-    read = await broker.http.get(f"{at}/records?timeout=0", headers=alice | {"accept": JSON})
-    assert [each["topic"] for each in read.json()] == ["u"]
+    assert [each["topic"] for each in (await read()).json()] == ["u"]
+    await produce(broker, "u", ADMIN)
+    await allow(broker.log, "User:alice", "ALL", "TOPIC", "u", permission="DENY")
+    denied = await broker.http.get(f"{at}/records?timeout=0", headers=alice | {"accept": JSON})
+    assert "'u'" not in assert_denied(denied)  # before the next look
+    assert (await read()).json() == []
 
 
 async def test_groups_are_seen_and_reset_by_whom_they_may(

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from storage import access
@@ -167,3 +168,30 @@ def test_i4_two_brokers_hold_the_same_to_the_byte() -> None:
         if number % 20 == 0:
             two = reloaded(two)
         assert one.encode() == two.encode()
+
+
+def test_actions_and_checkpoint_are_what_format_md_says() -> None:
+    state = ClusterState("c")
+    made = key(expires_ms=9, note="n")
+    actions: list[AccessAction] = [
+        made,
+        DeleteKey("k0"),
+        CreateAcls([READ]),
+        DeleteAcls([WRITE]),
+        SetQuotas("User:alice", {"producer_byte_rate": 7, "consumer_byte_rate": None}),
+    ]
+    acl = ["TOPIC", "t", "LITERAL", "User:alice", "*", "READ", "ALLOW"]
+    said = msgspec.msgpack.decode(msgspec.msgpack.encode(actions))
+    assert said == [
+        ["create-key", "k1", "User:alice", digest(b"s"), 9, "n"],
+        ["delete-key", "k0"],
+        ["create-acls", [acl]],
+        ["delete-acls", [["TOPIC", "t", "PREFIXED", "User:bob", "*", "WRITE", "DENY"]]],
+        ["set-quotas", "User:alice", {"producer_byte_rate": 7, "consumer_byte_rate": None}],
+    ]
+    apply(state, *([action] for action in actions), at_ms=500)
+    assert msgspec.msgpack.decode(state.encode())[13] == [
+        [["k1", "User:alice", digest(b"s"), 500, 9, "n"]],
+        [acl],
+        {"User:alice": {"producer_byte_rate": 7}},
+    ]

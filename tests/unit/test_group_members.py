@@ -387,7 +387,7 @@ def test_whatever_happens_a_partition_has_one_owner_and_generations_grow(
 
 
 def test_actions_and_checkpoint_are_what_format_md_says() -> None:
-    config = ["binary", "latest", True, -1, 1000, 300_000, 300_000, "", ""]
+    config = ["binary", "latest", True, -1, 1000, 300_000, 300_000, "", "", ""]
     actions = [
         join("x", instance_id="pod", assignor="range"),
         subscribe("x", "alpha"),
