@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 
 from storage.objectstore import MemoryStore
 from tests.service.conftest import (
@@ -166,8 +167,11 @@ async def test_a_seek_wakes_a_read_that_waits(consumer: Instance, broker: Broker
 # -- several brokers
 
 
-async def test_any_broker_serves_an_instance(store: MemoryStore) -> None:
+async def test_any_broker_serves_an_instance(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever is asked takes the group: nothing that was committed or sought is lost."""
+    monkeypatch.setattr("storage.coordinator.HANDOVER_S", 0.0)  # each knows of the other
     async with broker_on(store, "a") as a, broker_on(store, "b") as b:
         await a.log.create_topic("t", 1, {})
         consumer = await subscribed(a, auto_commit_enable=False)

@@ -222,7 +222,7 @@ async def test_patterns_find_topics_that_come(broker: Broker, topic: str) -> Non
     await broker.log.create_topic("other", 1, {})
     answer = await produce(broker.http, [{"value": "late"}], path="/topics/t1")
     assert answer.status_code == 200
-    assert await consumer.read(timeout=5000) == ["late"]
+    assert await consumer.read(timeout=20_000) == ["late"]
     assert await consumer.ok("GET", "/subscription") == {"topics": ["t", "t1"]}
 
 
@@ -280,19 +280,19 @@ async def test_a_read_waits_for_the_first_record_and_no_longer(
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await put(broker, "now", partition=2)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(15):
         assert await waiting == ["now"]
     started = asyncio.get_running_loop().time()
     assert await consumer.read(timeout=100) == []
-    assert 0.09 <= asyncio.get_running_loop().time() - started < 2
+    assert 0.09 <= asyncio.get_running_loop().time() - started < 15
 
 
 async def test_the_instances_own_timeout_is_the_default(broker: Broker, topic: str) -> None:
-    consumer = await subscribed(broker, consumer_request_timeout_ms=50)
-    started = asyncio.get_running_loop().time()
-    assert await consumer.read() == []
-    assert await consumer.read(timeout=-1, max_bytes=-1) == []
-    assert asyncio.get_running_loop().time() - started < 0.9
+    consumer = await subscribed(broker, consumer_request_timeout_ms=1400)
+    for query in ({}, {"timeout": -1, "max_bytes": -1}):
+        started = asyncio.get_running_loop().time()
+        assert await consumer.read(**query) == []
+        assert asyncio.get_running_loop().time() - started > 1.3  # 1 s where nothing is said
 
 
 async def test_fetch_min_bytes_waits_for_more(broker: Broker, topic: str) -> None:

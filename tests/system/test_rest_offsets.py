@@ -89,7 +89,7 @@ def test_a_commit_of_what_another_member_owns_now(world: World) -> None:
 def test_who_slept_beyond_its_session_commits_nothing(world: World) -> None:
     """Another member has its partitions by then. The woken one is told so in the codes of
     UNKNOWN_MEMBER_ID and ILLEGAL_GENERATION, whichever way it commits."""
-    path = world.instance(CONFLUENT | {"name": "sleeper", "session.timeout.ms": 1500}, group="nap")
+    path = world.instance(CONFLUENT | {"name": "sleeper", "session.timeout.ms": 3000}, group="nap")
     read = world("GET", f"{path}/records?timeout=2000")
     assert len(read.body) == 3
     other = world.instance(group="nap")
