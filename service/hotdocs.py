@@ -369,7 +369,9 @@ async def _transact(
 
     A consumer instance commits as `consumer_id`, its instance id, with the `generation` that its
     read was answered with (`Tidelog-Generation`): 409/40903 when the partition is another's since
-    then, or the instance is gone. Without both the committer is no member, which a group with
-    subscribed members refuses; it keeps others off its partitions by itself.
+    then, or the instance is gone. Who is refused deletes its instance and makes another, which goes
+    on from what is committed: it has itself read beyond that. Without both the committer is no
+    member, which a group with subscribed members refuses; it keeps others off its partitions by
+    itself.
     """
     raise AssertionError("served by hotpath")

@@ -32,6 +32,7 @@ from tests.sim.history import (
     INVOCATIONS,
     Acked,
     Append,
+    Deletion,
     Drained,
     Event,
     Fetch,
@@ -101,6 +102,8 @@ class Story:
     finals: dict[Where, Final] = field(default_factory=dict)
     owned: list[tuple[int, Owns]] = field(default_factory=list)
     drained: list[Drained] = field(default_factory=list)
+    deletions: dict[str, int] = field(default_factory=dict)
+    """Topics that somebody wanted gone, and since when."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Story":
@@ -115,6 +118,8 @@ class Story:
                     story.owned.append((at, event))
                 case Drained():
                     story.drained.append(event)
+                case Deletion():
+                    story.deletions[event.topic] = at
                 case _ if isinstance(event, INVOCATIONS):
                     assert event.op not in story.calls, f"op {event.op} was begun twice"
                     story.calls[event.op] = Call(event, at)

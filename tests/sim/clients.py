@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 from storage.chunk import Rows
-from storage.entry import CommitOffsets, GroupOffset, IdempotencyKey, MemberConfig, ProducerBatch
-from storage.errors import CommitUnknown, LogError, OffsetOutOfRange, StaleCommit, UnknownMember
+from storage.entry import IdempotencyKey, ProducerBatch
+from storage.errors import CommitUnknown, LogError, OffsetOutOfRange, StaleCommit
 from storage.log import Fetched as Answer
 from storage.model import Placement
 from storage.writer import Acks
 from tests.sim import history
-from tests.sim.history import Place, Portion, Read, Written
+from tests.sim.history import Place, Read, Written
 from tests.sim.world import Broker, Refusal, Silence, World
 from tests.support.records import TIME_MS
 
@@ -127,13 +127,14 @@ class Producer(Client):
                 await self.once(self._records(values), is_local=is_local)
 
     def _records(self, values: list[str]) -> list[Written]:
-        draws = self.world.draws
-        first, is_spread = draws.randrange(self.load.partitions), draws.random() < self.load.spread
+        draws, topics = self.world.draws, self.world.inputs()
+        topic = TOPIC if len(topics) == 1 or draws.random() < 0.5 else draws.choice(list(topics))
+        first, is_spread = draws.randrange(topics[topic]), draws.random() < self.load.spread
         return [
             Written(
-                TOPIC,
+                topic,
                 value,
-                (first + i * is_spread) % self.load.partitions,
+                (first + i * is_spread) % topics[topic],
                 f"k{draws.randrange(5)}" if self.load.is_compacted else None,
                 self.load.is_compacted and draws.random() < 0.2,
             )
@@ -174,8 +175,11 @@ class Producer(Client):
             parts = [(number, rows_of(part)) for number, part in parted.items()]
             size = sum(len(record.value) for record in ordered)
             acks = Acks.LOCAL if is_local else Acks.ALL
+            name = records[0].topic
+            for number in parted:
+                _ = log.state.partition(name, number)
             return await log.append(
-                log.state.topic(TOPIC), parts, size=size, is_json=False, acks=acks, key=claim
+                log.state.topic(name), parts, size=size, is_json=False, acks=acks, key=claim
             )
 
         placed = await self.ask(op, broker, lambda broker: _wrapped(append(broker)))
@@ -199,13 +203,14 @@ class Producer(Client):
                 self._sequences = {}
         if self._epoch is None:
             return
-        number = draws.randrange(self.load.partitions)
+        number = draws.randrange(self.world.inputs()[TOPIC])
         first = self._sequences.get(number, 0)
         batch = ProducerBatch(*self._epoch, first)
         records = [Written(TOPIC, value, number, "p") for value in values]
 
         async def append(broker: Broker) -> Placement:
             log = broker.log
+            _ = log.state.partition(TOPIC, number)
             return await log.exactly_once.append_batch(
                 log.state.topic(TOPIC), number, rows_of(records), batch, size=10
             )
@@ -281,18 +286,18 @@ class Reader(Client):
             else:
                 offset = offset if after is None else after
 
-    async def fetch(self, number: int, offset: int, stream: str) -> int | None:
+    async def fetch(self, number: int, offset: int, stream: str, topic: str = TOPIC) -> int | None:
         """Where to go on; None when there was no answer."""
         draws, broker = self.world.draws, self.world.anyone()
         if broker is None:
             return None
         bytes_max, wait_s = draws.choice([1, 30, 1 << 20]), draws.choice([0.0, 0.0, 1.0])
         op = self.begin(
-            history.Fetch, self.name, TOPIC, number, offset, broker=broker.name, stream=stream
+            history.Fetch, self.name, topic, number, offset, broker=broker.name, stream=stream
         )
 
         async def fetch(broker: Broker) -> Answer:
-            return await broker.log.fetch(TOPIC, number, offset, bytes_max=bytes_max, wait_s=wait_s)
+            return await broker.log.fetch(topic, number, offset, bytes_max=bytes_max, wait_s=wait_s)
 
         try:
             fetched = await self.ask(op, broker, fetch)
@@ -335,139 +340,4 @@ class Witness(Client):
             if acked and acked[-1].places:
                 place = acked[-1].places[-1]
                 with contextlib.suppress(OffsetOutOfRange):
-                    await reader.fetch(place.partition, place.offset, "")
-
-
-class Member(Client):
-    """A consumer instance after the other, in one group: joins, reads, commits what it has."""
-
-    def __init__(self, world: World, name: str, load: Load, group: str, *, is_auto: bool) -> None:
-        super().__init__(world, name, load)
-        self.group = group
-        self.is_auto = is_auto
-        self.idle_s = 0.0
-
-    async def run(self) -> None:
-        life = 0
-        while not self.is_over:
-            await self.pause()
-            life += 1
-            with contextlib.suppress(LogError, Refusal, Silence):
-                await self._live(f"{self.name}.{life}")
-
-    async def _live(self, member: str) -> None:
-        config = MemberConfig(
-            auto_offset_reset="earliest",
-            auto_commit=self.is_auto,
-            session_timeout_ms=3000,
-            max_poll_interval_ms=6000,
-        )
-        await self._call(lambda b: b.consumers.join(self.group, member, config))
-        await self._call(lambda b: b.consumers.subscribe(self.group, member, [TOPIC]))
-        draws = self.world.draws
-        while not self.is_over:
-            await self.pause()
-            polled = await self._poll(member)
-            if polled is None:
-                # What was on the way to it nobody can give back to this member: it ends.
-                return
-            if not self.is_auto:
-                await self._commit(member, *polled)
-            if draws.random() < 0.03:
-                await self._call(lambda b: b.consumers.leave(self.group, member))
-                return
-            if draws.random() < 0.02:
-                return  # silently
-
-    async def _call(self, call: Callable[[Broker], Awaitable[T]]) -> T:
-        """Of the group's coordinator, whoever is asked. Raises LogError, Refusal, Silence."""
-        broker = self.world.anyone()
-        if broker is None:
-            raise Refusal("nobody is there")
-        return await self.world.ask(
-            broker.address, lambda b: self._forward(b, call), timeout_s=self.load.patience_s
-        )
-
-    async def _forward(self, broker: Broker, call: Callable[[Broker], Awaitable[T]]) -> T:
-        group = broker.log.state.members.get(self.group)
-        coordinators = broker.consumers.coordinators
-        to = coordinators.of(self.group, "" if group is None else group.coordinator)
-        for peer in broker.log.membership.others:
-            if peer.id == to:
-                with contextlib.suppress(Refusal):  # it has not got it: this broker takes over
-                    return await self.world.ask(peer.address, call)
-        return await call(broker)
-
-    async def _poll(self, member: str) -> tuple[int, list[Portion]] | None:
-        op = self.begin(history.Poll, self.group, member)
-        bytes_max = self.world.draws.choice([20, 1 << 20])
-
-        async def poll(broker: Broker) -> tuple[int, list[Portion]]:
-            reading = broker.consumers.reading(self.group, member, bytes_max=bytes_max, wait_s=1.0)
-            async with reading as read:
-                portions = [
-                    Portion(
-                        each.topic,
-                        each.where.partition,
-                        reads_of(each.fetched),
-                        each.fetched.next_offset,
-                    )
-                    for each in read.portions
-                ]
-                return read.generation, portions
-
-        try:
-            polled = await self._call(poll)
-        except (LogError, Refusal) as error:
-            self.end(history.Refused, op, repr(error))
-            if isinstance(error, UnknownMember):
-                return None
-            return -1, []  # nothing was given
-        except Silence as error:
-            self.end(history.Unknown, op, repr(error))
-            return None
-        self.end(history.Polled, op, *polled)
-        return polled
-
-    async def _commit(self, member: str, generation: int, portions: list[Portion]) -> None:
-        places = [Place(each.topic, each.partition, each.next_offset) for each in portions]
-        broker = self.world.anyone()
-        if not places or broker is None:
-            return
-        op = self.begin(history.Commit, self.group, member, generation, places, broker.name)
-
-        async def commit(broker: Broker) -> bool:
-            topic = broker.log.state.topic(TOPIC)
-            rows = [GroupOffset(topic.topic_id, at.partition, at.offset) for at in places]
-            action = CommitOffsets(self.group, generation, rows, member)
-            await broker.log.exactly_once.transact([], [action], size=1, is_json=False)
-            return True
-
-        with contextlib.suppress(StaleCommit):
-            if await self.ask(op, broker, commit):
-                self.end(history.Committed, op)
-
-
-class Asker(Client):
-    """Asks where a group is."""
-
-    def __init__(self, world: World, name: str, load: Load, group: str) -> None:
-        super().__init__(world, name, load)
-        self.group = group
-
-    async def run(self) -> None:
-        while not self.is_over:
-            await self.pause(1.0)
-            broker = self.world.anyone()
-            if broker is None:
-                continue
-            op = self.begin(history.Ask, self.group, broker.name)
-
-            async def ask(broker: Broker) -> list[Place]:
-                await broker.log.wal.refresh()
-                held = broker.log.committed_offsets(self.group)
-                return [Place(*where, each.offset) for where, each in held.items()]
-
-            told = await self.ask(op, broker, ask)
-            if told is not None:
-                self.end(history.Told, op, told)
+                    await reader.fetch(place.partition, place.offset, "", place.topic)

@@ -21,9 +21,10 @@ from storage.sequencer import SequencerSettings
 from storage.wal import WalSettings
 from storage.writer import WriterSettings
 from tests.sim import machine
-from tests.sim.clients import TOPIC, Load, Member, Producer, Reader
+from tests.sim.clients import TOPIC, Load, Producer, Reader
 from tests.sim.finish import finish
 from tests.sim.history import Written
+from tests.sim.members import Member
 from tests.sim.runs import Plan, Result, Run, simulated
 from tests.sim.stores import Weather
 from tests.sim.world import Air, Broker, Refusal, Silence, World
@@ -227,7 +228,7 @@ async def _care(run: CrashRun) -> None:
 async def _coordinator(run: CrashRun) -> None:
     brokers = run.world.ready()
     await run.write(*brokers)
-    member = Member(run.world, "m", _LOAD, "g", is_auto=False)
+    member = Member(run.world, "m", _LOAD, "g")
     victim = brokers[0]
     done = run.condemn_broker(victim)
     run.clients.append(member)

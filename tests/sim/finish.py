@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 from compaction.scrub import scrub
 from storage.errors import LogError
 from tests.sim import history
-from tests.sim.clients import TOPIC, Member, Producer, reads_of
+from tests.sim.clients import TOPIC, Client, Producer, reads_of
 from tests.sim.history import Read, Written
+from tests.sim.members import Member, Worker, ask_for
 from tests.sim.stores import Weather, files_at
 from tests.sim.world import Air, Broker, Refusal, Silence, World
 
@@ -69,33 +70,54 @@ async def _everyone_serves(run: "Run") -> None:
 
 async def _groups_are_read(run: "Run") -> None:
     members = [client for client in run.clients if isinstance(client, Member)]
-    groups = {member.group for member in members}
+    workers = {member.group for member in members if isinstance(member, Worker)}
+    groups = {member.group: member.habits.pattern for member in members}
+    topics = {
+        group: sorted(run.world.inputs()) if pattern else [TOPIC]
+        for group, pattern in groups.items()
+    }
     deadline_s = run.world.now_s + SETTLE_S
-    while groups and not all(_is_read(run.world, group) for group in groups):
+    while groups and not all(
+        _is_committed(run.world, group) if group in workers else _is_read(run.world, group, names)
+        for group, names in topics.items()
+    ):
         await asyncio.sleep(0.5)
         if run.world.now_s > deadline_s:
             break  # the checker will say what was not
     for member in members:
         member.is_over = True
+    while not all(member.is_done for member in members):  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
     for group in sorted(groups):
-        run.world.record(history.Drained(run.world.now_s, group))
+        run.world.record(history.Drained(run.world.now_s, group, topics[group]))
 
 
-def _is_read(world: World, group: str) -> bool:
+def _is_committed(world: World, group: str) -> bool:
+    topic = world.truth.topic(TOPIC)
+    committed = world.truth.groups.offsets(group).get(topic.topic_id, {})
+    return all(
+        not held.high_watermark
+        or (number in committed and committed[number].offset == held.high_watermark)
+        for number, held in enumerate(topic.partitions)
+    )
+
+
+def _is_read(world: World, group: str, topics: list[str]) -> bool:
     ops = {
         event.op
         for event in world.recorder.events
         if isinstance(event, history.Poll) and event.group == group
     }
-    reached: dict[int, int] = {}
+    reached: dict[tuple[str, int], int] = {}
     for event in world.recorder.events:
         if isinstance(event, history.Polled) and event.op in ops:
             for portion in event.portions:
-                at = reached.get(portion.partition, 0)
-                reached[portion.partition] = max(at, portion.next_offset)
+                where = (portion.topic, portion.partition)
+                reached[where] = max(reached.get(where, 0), portion.next_offset)
     return all(
-        reached.get(number, 0) >= held.high_watermark
-        for number, held in enumerate(world.truth.topic(TOPIC).partitions)
+        reached.get((topic, number), 0) >= held.high_watermark
+        for topic in topics
+        for number, held in enumerate(world.truth.topic(topic).partitions)
     )
 
 
@@ -143,8 +165,11 @@ async def _final(run: "Run") -> None:
         if broker.log.state.seq < newest:
             world.bug(f"I3: {broker.name} has read up to {broker.log.state.seq}, not to {newest}")
     world.check_states()
-    for number in range(run.plan.load.partitions):
-        await _read_all(world, fresh, number)
+    for topic in world.truth.topics.values():
+        for number in range(len(topic.partitions)):
+            await _read_all(world, fresh, topic.name, number)
+    for group in sorted({client.group for client in run.clients if isinstance(client, Member)}):
+        _ = await ask_for(Client(world, "last", run.plan.load), group, fresh)
     try:
         cluster = await world.cluster(60.0)
         report = await scrub(cluster, None, run.plan.grace)
@@ -154,12 +179,12 @@ async def _final(run: "Run") -> None:
         world.bug(f"scrub fails: {error!r}")
 
 
-async def _read_all(world: World, fresh: Broker, number: int) -> None:
+async def _read_all(world: World, fresh: Broker, topic: str, number: int) -> None:
     async def read(broker: Broker) -> tuple[int, list[Read]]:
-        start = offset = (await broker.log.offsets(TOPIC, number)).log_start_offset
+        start = offset = (await broker.log.offsets(topic, number)).log_start_offset
         found: list[Read] = []
         while True:
-            fetched = await broker.log.fetch(TOPIC, number, offset, bytes_max=1 << 20)
+            fetched = await broker.log.fetch(topic, number, offset, bytes_max=1 << 20)
             if not fetched.pieces and fetched.next_offset == offset:
                 return start, found
             found += reads_of(fetched)
@@ -168,6 +193,6 @@ async def _read_all(world: World, fresh: Broker, number: int) -> None:
     try:
         start, found = await world.ask(fresh.address, read)
     except (LogError, Refusal, Silence) as error:
-        world.bug(f"I1: partition {number} cannot be read in the end: {error!r}")
+        world.bug(f"I1: {topic}-{number} cannot be read in the end: {error!r}")
     else:
-        world.record(history.Final(world.now_s, TOPIC, number, start, found))
+        world.record(history.Final(world.now_s, topic, number, start, found))

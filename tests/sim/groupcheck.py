@@ -4,6 +4,9 @@ owners            two members have one partition in one generation (I8)
 old generation    a commit was taken though a later generation had been seen before it (I8)
 committed offset  a group's offset is none that it can have (I1, I3)
 went back         a member was given records below what its group had committed
+sought            a member goes on elsewhere than where it said that it would
+once              of a record that was consumed there is no result, or more than one: they were
+                  committed together
 passed over       the group was given later records of a partition, and never these
 unread            the group was read to the end, and never got these
 """
@@ -13,12 +16,18 @@ from collections.abc import Iterable, Iterator
 
 from tests.sim.checker import Call, Known, Story, Violation, Where, check
 from tests.sim.history import (
+    Acked,
+    Append,
     Ask,
     Commit,
     Committed,
     Event,
+    Offsets,
+    Place,
     Poll,
     Polled,
+    Seek,
+    Sought,
     Told,
 )
 
@@ -29,7 +38,7 @@ def check_all(events: Iterable[Event]) -> list[Violation]:
     """Everything that is wrong with the history."""
     events = list(events)
     story = Story.of(events)
-    rules = (_owners, _generations, _offsets, _reads)
+    rules = (_owners, _generations, _offsets, _reads, _seeks, _once)
     return [*check(events), *(Violation(*each) for rule in rules for each in rule(story))]
 
 
@@ -43,8 +52,38 @@ def _polls(story: Story) -> list[tuple[Call, Poll, Polled]]:
     return sorted(found, key=lambda each: each[0].answered_at)
 
 
-def _commits(story: Story) -> list[tuple[Call, Commit]]:
-    return [(call, call.asked) for call in story.calls.values() if isinstance(call.asked, Commit)]
+def _commits(story: Story) -> list[tuple[Call, int, Offsets]]:
+    """With the number of the request: of its own, or one that had records, too."""
+    found = []
+    tried: dict[str, list[Call]] = defaultdict(list)
+    for call in story.calls.values():
+        asked = call.asked
+        if isinstance(asked, Commit):
+            said = Offsets(asked.group, asked.member, asked.generation, asked.offsets)
+            found.append((call, asked.op, said))
+        elif isinstance(asked, Append) and asked.commit is not None:
+            tried[asked.key or f"op {asked.op}"].append(call)
+    for calls in tried.values():
+        asked = calls[0].asked
+        assert isinstance(asked, Append), "as was asked above"
+        assert asked.commit is not None, "as was asked above"
+        found.append((_as_one(calls), asked.op, asked.commit))
+    return found
+
+
+def _as_one(calls: list[Call]) -> Call:
+    """Attempts with one key: done as soon as one of them is said to be, refused if all are."""
+    first = min(calls, key=lambda call: call.asked_at)
+    done = [call for call in calls if _is_done(call)]
+    if done:
+        told = min(done, key=lambda call: call.answered_at)
+    else:
+        told = next((call for call in calls if not call.is_refused), first)
+    return Call(first.asked, first.asked_at, told.answer, told.answered_at)
+
+
+def _is_done(call: Call) -> bool:
+    return isinstance(call.answer, Committed | Acked)
 
 
 def _owners(story: Story) -> Iterator[tuple[str, str]]:
@@ -67,25 +106,25 @@ def _generations(story: Story) -> Iterator[tuple[str, str]]:
     seen += [(c.answered_at, (asked.group, 0), p.generation + 1) for c, asked, p in _polls(story)]
     seen += [
         (call.answered_at, (commit.group, 0), commit.generation + 1)
-        for call, commit in _commits(story)
-        if isinstance(call.answer, Committed)
+        for call, _, commit in _commits(story)
+        if _is_done(call)
     ]
     newest = Known(seen)
-    for call, commit in _commits(story):
-        if not isinstance(call.answer, Committed) or commit.generation == NO_GENERATION:
+    for call, op, commit in _commits(story):
+        if not _is_done(call) or commit.generation == NO_GENERATION:
             continue
         before = newest.before(call.asked_at, (commit.group, 0)) - 1
         if commit.generation < before:
-            text = f"commit {commit.op} of generation {commit.generation}, {before} had begun"
+            text = f"commit {op} of generation {commit.generation}, {before} had begun"
             yield "old generation", text
 
 
 def _writes(story: Story) -> dict[tuple[str, Where], list[tuple[Call, int]]]:
     """What may have been committed, by group and partition."""
     writes: dict[tuple[str, Where], list[tuple[Call, int]]] = defaultdict(list)
-    for call, commit in _commits(story):
+    for call, _, commit in _commits(story):
         if not call.is_refused:
-            for place in commit.offsets:
+            for place in commit.places:
                 writes[commit.group, place[:2]].append((call, place.offset))
     return writes
 
@@ -101,6 +140,8 @@ def _offsets(story: Story) -> Iterator[tuple[str, str]]:
         for (group, where), written in writes.items():
             if group == call.asked.group:
                 possible = _possible(written, call)
+                if story.deletions.get(where[0], call.answered_at) < call.answered_at:
+                    possible.append(None)
                 if told.get(where) not in possible:
                     text = f"ask {call.asked.op}: {group} is at {told.get(where)} of {where}"
                     yield "committed offset", f"{text}, not at one of {possible}"
@@ -110,12 +151,12 @@ def _possible(written: list[tuple[Call, int]], ask: Call) -> list[int | None]:
     done = [
         (call, offset)
         for call, offset in written
-        if isinstance(call.answer, Committed) and call.answered_at < ask.asked_at
+        if _is_done(call) and call.answered_at < ask.asked_at
     ]
     begun = max((call.asked_at for call, _ in done), default=-1)
     found: list[int | None] = [] if done else [None]
     for call, offset in written:
-        is_over = isinstance(call.answer, Committed) and call.answered_at < begun
+        is_over = _is_done(call) and call.answered_at < begun
         if call.asked_at < ask.answered_at and not is_over:
             found.append(offset)
     return found
@@ -127,17 +168,19 @@ def _reads(story: Story) -> Iterator[tuple[str, str]]:
     for call, asked, polled in _polls(story):
         for topic, partition, records, _ in polled.portions:
             got[asked.group, (topic, partition)].update(read.offset for read in records)
-            possible = _possible(writes[asked.group, (topic, partition)], call)
+            written = writes[asked.group, (topic, partition)]
+            possible = _possible(written, call)
             least = min(0 if each is None else each for each in possible)
+            least = min([least, *_sought(story, asked, (topic, partition), written, call)])
             if records and records[0].offset < least:
                 text = f"poll {asked.op} gives {records[0].offset} of {topic}-{partition}"
                 yield "went back", f"{text}, {asked.group} had committed {least}"
-    drained = {each.group for each in story.drained}
+    drained = {each.group: each.topics for each in story.drained}
     for group, where in sorted({(group, where) for group, where in got}):
         yield from _covered(story, group, where, got[group, where], is_drained=group in drained)
     polled_groups = {group for group, _ in got}
-    for group in drained & polled_groups:
-        topics = {where[0] for of, where in got if of == group}
+    for group in sorted(drained.keys() & polled_groups):
+        topics = drained[group] or {where[0] for of, where in got if of == group}
         for where, final in story.finals.items():
             if where[0] in topics and (group, where) not in got and final.records:
                 yield "unread", f"{group} got nothing of {where}, which has {len(final.records)}"
@@ -155,3 +198,93 @@ def _covered(
         yield "passed over", f"{group} never got {passed[:20]} of {where}"
     elif missed and is_drained:
         yield "unread", f"{group} never got {missed[:20]} of {where}"
+
+
+def _sought(
+    story: Story, poll: Poll, where: Where, written: list[tuple[Call, int]], call: Call
+) -> list[int]:
+    """Where the member may have said to go on: until it has committed something else."""
+    found = []
+    for seek, place in _seeks_of(story, poll, where):
+        is_over = isinstance(seek.answer, Sought) and any(
+            _is_done(commit)
+            and seek.answered_at < commit.asked_at
+            and commit.answered_at < call.asked_at
+            for commit, _ in written
+        )
+        if seek.asked_at < call.answered_at and not is_over:
+            found.append(place.offset)
+    return found
+
+
+def _seeks_of(story: Story, poll: Poll, where: Where) -> list[tuple[Call, Place]]:
+    """Of the member that polls, in that partition."""
+    return [
+        (call, place)
+        for call in story.calls.values()
+        if isinstance(call.asked, Seek) and not call.is_refused
+        if (call.asked.group, call.asked.member) == (poll.group, poll.member)
+        for place in call.asked.positions
+        if place[:2] == where
+    ]
+
+
+def _seeks(story: Story) -> Iterator[tuple[str, str]]:
+    """Who said where to go on is given that next, as long as its group stays in the generation in
+    which it had read before."""
+    calls = sorted(story.calls.values(), key=lambda call: call.asked_at)
+    generation: dict[tuple[str, str], int] = {}
+    expected: dict[tuple[str, str], dict[Where, tuple[int, int]]] = defaultdict(dict)
+    for call in calls:
+        asked, answer = call.asked, call.answer
+        if not isinstance(asked, Seek | Poll):
+            continue
+        member = (asked.group, asked.member)
+        held = expected[member]
+        if isinstance(asked, Seek):
+            for place in asked.positions:
+                held.pop(place[:2], None)
+                if isinstance(answer, Sought) and member in generation:
+                    held[place[:2]] = (place.offset, generation[member])
+        elif not isinstance(answer, Polled):
+            held.clear()  # what it was to be given nobody knows
+        else:
+            for portion in answer.portions:
+                to, since = held.pop((portion.topic, portion.partition), (None, 0))
+                first = portion.records[0].offset if portion.records else to
+                if to is not None and since == answer.generation and first != to:
+                    text = f"poll {asked.op} gives {first} of {portion.topic}-{portion.partition}"
+                    yield "sought", f"{text}, {asked.member} had gone to {to}"
+            generation[member] = answer.generation
+
+
+def _once(story: Story) -> Iterator[tuple[str, str]]:
+    """Of groups whose commits carry what was made of the records: the results in the end are those
+    of the records up to what is committed in the end, each once."""
+    read = {topic for topic, _ in story.finals}
+    sources = {
+        record.value: (append.commit.group, record.source)
+        for _, append in story.appends()
+        if append.commit is not None
+        for record in append.records
+        if record.source is not None and record.topic in read
+    }
+    made: dict[tuple[str, Where], list[int]] = defaultdict(list)
+    for final in story.finals.values():
+        for each in final.records:
+            if each.value in sources:
+                group, source = sources[each.value]
+                made[group, source[:2]].append(source.offset)
+    committed: dict[str, dict[Where, int]] = {}
+    for call in sorted(story.calls.values(), key=lambda call: call.answered_at):
+        if isinstance(call.asked, Ask) and isinstance(call.answer, Told):
+            committed[call.asked.group] = {at[:2]: at.offset for at in call.answer.offsets}
+    for group in sorted({group for group, _ in sources.values()} & committed.keys()):
+        for where in sorted({*committed[group], *(at for of, at in made if of == group)}):
+            offsets = sorted(made[group, where])
+            end = committed[group].get(where, 0)
+            if offsets != list(range(end)):
+                twice = sorted({each for each in offsets if offsets.count(each) > 1})
+                missing = sorted(set(range(end)) - set(offsets))
+                text = f"{group} has committed {end} of {where}: twice there are {twice[:20]}"
+                yield "once", f"{text}, not there {missing[:20]}, beyond {offsets[end:][:5]}"

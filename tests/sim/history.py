@@ -37,13 +37,14 @@ class Read(NamedTuple):
 
 class Written(msgspec.Struct, frozen=True, omit_defaults=True):
     """A record of a request. Without a partition the broker chooses one. `record_key` matters where
-    the topic is compacted."""
+    the topic is compacted; `source` is the record that it was made from."""
 
     topic: str
     value: str
     partition: int | None = None
     record_key: str | None = None
     is_tombstone: bool = False
+    source: Place | None = None
 
 
 class Portion(NamedTuple):
@@ -53,6 +54,15 @@ class Portion(NamedTuple):
     partition: int
     records: list[Read]
     next_offset: int
+
+
+class Offsets(NamedTuple):
+    """What a member of a group commits in a generation."""
+
+    group: str
+    member: str
+    generation: int
+    places: list[Place]
 
 
 class _Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, omit_defaults=True):
@@ -72,13 +82,15 @@ class _Outcome(_Event, frozen=True):
 
 class Append(_Invocation, frozen=True):
     """A produce request: `acked`. `key` is its idempotency key; `producer` says that it is once in
-    the log however often it is sent, by ids and sequences of a Kafka producer."""
+    the log however often it is sent, by ids and sequences of a Kafka producer. `commit`, if any, is
+    what the same request commits of a group."""
 
     client: str
     records: list[Written]
     key: str | None = None
     broker: str = ""
     is_producer: bool = False
+    commit: Offsets | None = None
 
 
 class Acked(_Outcome, frozen=True):
@@ -175,6 +187,18 @@ class Committed(_Outcome, frozen=True):
     """They are the group's."""
 
 
+class Seek(_Invocation, frozen=True):
+    """A member of a group wants to go on there: `sought`."""
+
+    group: str
+    member: str
+    positions: list[Place]
+
+
+class Sought(_Outcome, frozen=True):
+    """Its next records are those, wherever it asks for them."""
+
+
 class Ask(_Invocation, frozen=True):
     """Where a group goes on reading, as of now on every broker: `told`."""
 
@@ -232,17 +256,27 @@ class Final(_Event, frozen=True):
 
 
 class Drained(_Event, frozen=True):
-    """The group, which began where the log does, has been read to the end."""
+    """The group, which began where the log does, has been read to the end: these topics, or all
+    those of which it got anything."""
 
     group: str
+    topics: list[str] = []
 
 
-Yes: TypeAlias = Acked | Fetched | OutOfRange | Looked | Scanned | Polled | Committed | Told
-Invocation: TypeAlias = Append | Fetch | Look | Scan | Poll | Commit | Ask
+class Deletion(_Event, frozen=True):
+    """Somebody asks for the topic's deletion: from now on it may be gone."""
+
+    topic: str
+
+
+Yes: TypeAlias = (
+    Acked | Fetched | OutOfRange | Looked | Scanned | Polled | Committed | Sought | Told
+)
+Invocation: TypeAlias = Append | Fetch | Look | Scan | Poll | Commit | Seek | Ask
 Outcome: TypeAlias = Yes | Refused | Unknown
-Event: TypeAlias = Invocation | Outcome | Topic | Owns | Final | Drained
+Event: TypeAlias = Invocation | Outcome | Topic | Owns | Final | Drained | Deletion
 
-INVOCATIONS = (Append, Fetch, Look, Scan, Poll, Commit, Ask)
+INVOCATIONS = (Append, Fetch, Look, Scan, Poll, Commit, Seek, Ask)
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Event).decode

@@ -8,6 +8,7 @@ seeds of the named kinds find it.
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 
 import compaction.garbage
 import compaction.retain
+import storage.coordinator
 import storage.manifest
 import storage.sequencer
 import storage.table
@@ -23,8 +25,11 @@ from compaction.cluster import Cluster
 from compaction.latest import Latest
 from storage import entry as entries
 from storage import keys
+from storage.consumers import Consumers
+from storage.coordinator import Coordinator, Heard
 from storage.entry import Draft, Entry, Sealed
 from storage.errors import Unavailable
+from storage.exactly_once import ExactlyOnce
 from storage.group_members import GroupMembers
 from storage.handover import refer
 from storage.hot import Request
@@ -381,6 +386,7 @@ def _sent_is_delivered() -> list[Patch]:
         held = self._held.get(where)
         if held is not None and held.next == before:
             held.next = held.delivered = after
+            self.is_due = True
 
     return [(Positions, "advance", advance)]
 
@@ -397,6 +403,49 @@ def _everybody_owns() -> list[Patch]:
                     member.owned = list(shared)
 
     return [(GroupMembers, "settle", settle)]
+
+
+def _replaced_serves_on() -> list[Patch]:
+    async def alone(self: Coordinator, heard: Heard) -> Heard:
+        return self.still(heard)
+
+    return [
+        (Coordinator, "alone", alone),
+        (storage.coordinator, "VIEW_AGE_MAX_S", math.inf),
+        (storage.coordinator, "HANDOVER_S", 0.0),
+    ]
+
+
+def _seeks_are_lost() -> list[Patch]:
+    async def seek(self: Consumers, heard: Heard, positions: Any) -> None:
+        heard.instance.wake()
+
+    return [(Consumers, "_seek", seek)]
+
+
+def _results_before_offsets() -> list[Patch]:
+    real = ExactlyOnce.transact
+
+    async def transact(self: ExactlyOnce, parts: Any, offsets: Any, **more: Any) -> Any:
+        if not parts:
+            return await real(self, parts, offsets, **more)
+        placements = await real(self, parts, [], **more)
+        _ = await real(self, [], offsets, size=1, is_json=False)
+        return placements
+
+    return [(ExactlyOnce, "transact", transact)]
+
+
+def _checkpoints_forget_seeks() -> list[Patch]:
+    real = GroupMembers.load
+
+    def load(self: GroupMembers, kept: Any) -> None:
+        real(self, kept)
+        for group in self:
+            for member in group.members.values():
+                member.sought = []
+
+    return [(GroupMembers, "load", load)]
 
 
 MUTATIONS = (
@@ -435,4 +484,8 @@ MUTATIONS = (
     Mutation("commits of any generation", _no_generations, ("groups",), 80),
     Mutation("what is sent counts as delivered", _sent_is_delivered, ("groups",), 60),
     Mutation("every member owns everything", _everybody_owns, ("groups",), 5),
+    Mutation("a coordinator that was replaced serves on", _replaced_serves_on, ("groups",), 200),
+    Mutation("seeks are acked and lost", _seeks_are_lost, ("groups",), 5),
+    Mutation("results before their offsets", _results_before_offsets, ("groups",), 5),
+    Mutation("checkpoints forget seeks", _checkpoints_forget_seeks, ("groups",), 60),
 )

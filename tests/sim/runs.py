@@ -29,14 +29,19 @@ from storage.wal import WalSettings
 from storage.writer import WriterSettings
 from tests.sim import history, machine
 from tests.sim.checker import Violation
-from tests.sim.clients import TOPIC, Asker, Client, Load, Member, Producer, Reader, Witness
+from tests.sim.clients import TOPIC, Client, Load, Producer, Reader, Witness
 from tests.sim.finish import finish, scan
 from tests.sim.groupcheck import check_all
+from tests.sim.members import RESULTS, Asker, Gardener, Habits, Member, Worker
 from tests.sim.stores import Weather
 from tests.sim.world import Air, Broker, World
 
 SKEW_MS_MAX = 1_000_000
 """A broker that is an hour ahead makes all forget idempotency keys an hour sooner."""
+
+FEATURES = ("static", "seeks", "workers", "garden")
+"""Of worlds of groups: members that come again in their own place; that read again what they have
+read; that produce what they make of records; topics that come, grow and go."""
 
 KINDS = ("brokers", "sleepers", "tables", "groups", "disks")
 
@@ -63,6 +68,8 @@ class Plan(NamedTuple):
     stop_s: float
     """Mean length of a stop."""
     troubles: tuple[str, ...]
+    features: frozenset[str] = frozenset()
+    """Of groups."""
 
 
 class Result(NamedTuple):
@@ -125,7 +132,7 @@ def plan_of(seed: int) -> Plan:
     troubles = ("kill", "end", "stop", "kill", "skew", "weather", "air", "carer", "full")
     if is_sleepy:
         troubles = ("half sent", "half sent", "stop", "kill", "carer", "weather", "air", "end")
-    return Plan(
+    plan = Plan(
         kind,
         brokers=1 if kind == "disks" else draws.choice([2, 3] if is_sleepy else [1, 2, 3, 3, 4]),
         run_s=draws.uniform(25.0, 40.0) if is_sleepy else draws.uniform(6.0, 18.0),
@@ -150,6 +157,9 @@ def plan_of(seed: int) -> Plan:
         stop_s=draws.choice([3.0, 10.0, 15.0]) if is_sleepy else draws.choice([0.3, 2.0]),
         troubles=troubles[: draws.choice([4, 9])],
     )
+    if kind != "groups":
+        return plan
+    return plan._replace(features=frozenset(each for each in FEATURES if draws.random() < 0.4))
 
 
 class Run:
@@ -176,12 +186,8 @@ class Run:
         for number in range(plan.readers):
             self._client(Reader(world, f"r{number}", plan.load))
         self._client(Witness(world, "w", plan.load))
-        for number in range(plan.members):
-            self._client(Member(world, f"m{number}", plan.load, "g", is_auto=False))
         if plan.members:
-            self._client(Asker(world, "a", plan.load, "g"))
-            for number in range(2):
-                self._client(Member(world, f"n{number}", plan.load, "auto", is_auto=True))
+            self._groups()
         for _ in range(plan.carers):
             self._care()
         while world.now_s < plan.run_s:
@@ -192,6 +198,23 @@ class Run:
                 scan(world)
         self.is_over = True
         await finish(self)
+
+    def _groups(self) -> None:
+        world, load, features = self.world, self.plan.load, self.plan.features
+        habits = Habits(is_static="static" in features, is_seeking="seeks" in features)
+        for number in range(self.plan.members):
+            self._client(Member(world, f"m{number}", load, "g", habits))
+        self._client(Asker(world, "a", load, "g"))
+        auto = habits._replace(is_auto=True)
+        if "garden" in features:
+            self._client(Gardener(world, "gardener", load))
+            auto = auto._replace(pattern=f"{TOPIC}[0-9]*")
+        for number in range(2):
+            self._client(Member(world, f"n{number}", load, "auto", auto))
+        if "workers" in features:
+            for number in range(2):
+                steady = habits._replace(is_seeking=False)
+                self._client(Worker(world, f"w{number}", load, "once", steady))
 
     def _settings(self) -> LogSettings:
         return self.plan.settings
@@ -205,12 +228,17 @@ class Run:
             await broker.log.create_topic(TOPIC, partitions, self.plan.configs)
 
         await world.ask(world.ready()[0].address, make)
+        if "workers" in self.plan.features:
+            await world.ask(
+                world.ready()[0].address, lambda broker: broker.log.create_topic(RESULTS, 1, {})
+            )
+            world.record(history.Topic(world.now_s, RESULTS, 1))
         is_compacted = self.plan.load.is_compacted
         world.record(history.Topic(world.now_s, TOPIC, partitions, is_compacted))
         for broker in world.ready():
             await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
 
-    def _client(self, client: Producer | Reader | Witness | Member | Asker) -> None:
+    def _client(self, client: Client) -> None:
         self.clients.append(client)
         self.world.spawn(client.name, client.live())
 

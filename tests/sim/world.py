@@ -42,6 +42,8 @@ from tests.support.clock import ManualClock
 T = TypeVar("T")
 
 CLUSTER_ID = "c0ffee"
+INPUTS = "t"
+"""What the names of topics begin with that producers produce to."""
 
 
 class Air(NamedTuple):
@@ -173,6 +175,14 @@ class World:
                 self.bug(f"I5: {error}")
         else:
             self.count("voids")
+
+    def inputs(self) -> dict[str, int]:
+        """The topics that there are for producers, and how many partitions each has."""
+        return {
+            name: len(topic.partitions)
+            for name, topic in self.truth.topics.items()
+            if name.startswith(INPUTS)
+        }
 
     def check_states(self) -> None:
         """Each broker's state is what the chain was after the same entry (I4). How far it has come

@@ -1,0 +1,327 @@
+"""Members of consumer groups in a simulated cluster, and who asks where the groups are.
+
+A member does what clients of consumer instances do: it joins, reads, commits, and begins anew where
+nobody can tell it what became of what it asked.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
+
+from storage.entry import CommitOffsets, GroupOffset, IdempotencyKey, MemberConfig
+from storage.errors import LogError, StaleCommit, UnknownMember
+from storage.model import Placement, TopicPartition
+from tests.sim import history
+from tests.sim.clients import TOPIC, Client, Load, places_of, reads_of, rows_of
+from tests.sim.history import Place, Portion, Written
+from tests.sim.world import Broker, Refusal, Silence, World
+
+T = TypeVar("T")
+
+RESULTS = "results"
+"""Where workers produce to."""
+
+
+SEEKING = 0.05
+"""How often who seeks does it after a read."""
+TOPICS_MAX = 3
+PARTITIONS_MAX = 5
+
+
+class Habits(NamedTuple):
+    """What the members of a group are like."""
+
+    is_auto: bool = False
+    """They commit by themselves."""
+    is_static: bool = False
+    """They come again in their own place."""
+    is_seeking: bool = False
+    """They read again what they have read, now and then."""
+    pattern: str = ""
+    """What they subscribe to, if not the topic of all."""
+
+
+PLAIN = Habits()
+
+
+class Member(Client):
+    """A consumer instance after the other, in one group: joins, reads, commits what it has."""
+
+    def __init__(
+        self, world: World, name: str, load: Load, group: str, habits: Habits = PLAIN
+    ) -> None:
+        super().__init__(world, name, load)
+        self.group = group
+        self.habits = habits
+        self.reached: dict[tuple[str, int], int] = {}
+
+    async def run(self) -> None:
+        life = 0
+        while not self.is_over:
+            await self.pause()
+            life += 1
+            with contextlib.suppress(LogError, Refusal, Silence):
+                await self._live(f"{self.name}.{life}")
+
+    def known_as(self, member: str) -> str:
+        """What the history calls it: a static member stays the same whenever it comes again."""
+        return self.name if self.habits.is_static else member
+
+    async def _live(self, member: str) -> None:
+        await self._join(member)
+        draws = self.world.draws
+        while not self.is_over:
+            await self.pause()
+            polled = await self._poll(member)
+            # What was on the way to it nobody can give back to this member: it ends. And so does
+            # who does not know what became of its work.
+            if polled is None or not await self._work(member, *polled):
+                return
+            if self.habits.is_seeking and draws.random() < SEEKING:
+                await self._seek_back(member)
+            if draws.random() < 0.03:
+                await self._call(lambda b: b.consumers.leave(self.group, member))
+                return
+            if draws.random() < 0.02:
+                return  # silently
+
+    async def _join(self, member: str) -> None:
+        self.reached.clear()
+        config = MemberConfig(
+            auto_offset_reset="earliest",
+            auto_commit=self.habits.is_auto,
+            session_timeout_ms=3000,
+            max_poll_interval_ms=6000,
+        )
+        instance = self.name if self.habits.is_static else ""
+        pattern = self.habits.pattern
+        topics = [] if pattern else [TOPIC]
+        await self._call(
+            lambda b: b.consumers.join(self.group, member, config, instance_id=instance)
+        )
+        await self._call(lambda b: b.consumers.subscribe(self.group, member, topics, pattern))
+
+    async def _work(self, member: str, generation: int, portions: list[Portion]) -> bool:
+        """What it does with records; whether it knows what became of that."""
+        if not self.habits.is_auto:
+            await self._commit(member, generation, portions)
+        return True
+
+    async def _seek_back(self, member: str) -> None:
+        if self.reached:
+            where = self.world.draws.choice(list(self.reached))
+            offset = self.world.draws.randrange(self.reached[where] + 1)
+            await self._seek(member, Place(*where, offset))
+
+    async def _seek(self, member: str, to: Place) -> None:
+        op = self.begin(history.Seek, self.group, self.known_as(member), [to])
+        at = {TopicPartition(to.topic, to.partition): to.offset}
+        try:
+            await self._call(lambda b: b.consumers.seek(self.group, member, at))
+        except (LogError, Refusal) as error:
+            self.end(history.Refused, op, repr(error))
+        except Silence as error:
+            self.end(history.Unknown, op, repr(error))
+        else:
+            self.end(history.Sought, op)
+
+    async def _call(self, call: Callable[[Broker], Awaitable[T]]) -> T:
+        """Of the group's coordinator, whoever is asked. Raises LogError, Refusal, Silence."""
+        broker = self.world.anyone()
+        if broker is None:
+            raise Refusal("nobody is there")
+        return await self.world.ask(
+            broker.address, lambda b: self._forward(b, call), timeout_s=self.load.patience_s
+        )
+
+    async def _forward(self, broker: Broker, call: Callable[[Broker], Awaitable[T]]) -> T:
+        group = broker.log.state.members.get(self.group)
+        coordinators = broker.consumers.coordinators
+        to = coordinators.of(self.group, "" if group is None else group.coordinator)
+        for peer in broker.log.membership.others:
+            if peer.id == to:
+                with contextlib.suppress(Refusal):  # it has not got it: this broker takes over
+                    return await self.world.ask(peer.address, call)
+        return await call(broker)
+
+    async def _poll(self, member: str) -> tuple[int, list[Portion]] | None:
+        op = self.begin(history.Poll, self.group, self.known_as(member))
+        bytes_max = self.world.draws.choice([20, 1 << 20])
+
+        async def poll(broker: Broker) -> tuple[int, list[Portion]]:
+            reading = broker.consumers.reading(self.group, member, bytes_max=bytes_max, wait_s=1.0)
+            async with reading as read:
+                portions = [
+                    Portion(
+                        each.topic,
+                        each.where.partition,
+                        reads_of(each.fetched),
+                        each.fetched.next_offset,
+                    )
+                    for each in read.portions
+                ]
+                return read.generation, portions
+
+        try:
+            polled = await self._call(poll)
+        except (LogError, Refusal) as error:
+            self.end(history.Refused, op, repr(error))
+            if isinstance(error, UnknownMember):
+                return None
+            return -1, []  # nothing was given
+        except Silence as error:
+            self.end(history.Unknown, op, repr(error))
+            return None
+        self.end(history.Polled, op, *polled)
+        for each in polled[1]:
+            self.reached[each.topic, each.partition] = each.next_offset
+        return polled
+
+    async def _commit(self, member: str, generation: int, portions: list[Portion]) -> None:
+        places = ends_of(portions)
+        broker = self.world.anyone()
+        if not places or broker is None:
+            return
+        name = self.known_as(member)
+        op = self.begin(history.Commit, self.group, name, generation, places, broker.name)
+
+        async def commit(broker: Broker) -> bool:
+            action = self._offsets(broker, member, generation, places)
+            await broker.log.exactly_once.transact([], [action], size=1, is_json=False)
+            return True
+
+        with contextlib.suppress(StaleCommit):
+            if await self.ask(op, broker, commit):
+                self.end(history.Committed, op)
+
+    def _offsets(
+        self, broker: Broker, member: str, generation: int, places: list[Place]
+    ) -> CommitOffsets:
+        """As of what the broker knows of topics."""
+        state = broker.log.state
+        rows = [
+            GroupOffset(state.topic(at.topic).topic_id, at.partition, at.offset) for at in places
+        ]
+        return CommitOffsets(self.group, generation, rows, member)
+
+
+class Worker(Member):
+    """Consumes, transforms and produces: what it makes of records and how far it has read them are
+    one request. It tries the same until it is told. Who is told no goes, and comes again: it has
+    read beyond what is committed, and to go back to that might be to go back behind another."""
+
+    def __init__(
+        self, world: World, name: str, load: Load, group: str, habits: Habits = PLAIN
+    ) -> None:
+        super().__init__(world, name, load, group, habits)
+        self._requests = 0
+
+    async def _work(self, member: str, generation: int, portions: list[Portion]) -> bool:
+        places = ends_of(portions)
+        if not places:
+            return True
+        self._requests += 1
+        key = f"{self.name}/{self._requests}"
+        sources = [
+            Place(each.topic, each.partition, read.offset)
+            for each in portions
+            for read in each.records
+        ]
+        records = [
+            Written(RESULTS, f"{key}.{number}", 0, source=source)
+            for number, source in enumerate(sources)
+        ]
+        said = history.Offsets(self.group, self.known_as(member), generation, places)
+
+        async def transact(broker: Broker) -> list[Placement]:
+            log = broker.log
+            digest = hashlib.blake2b(repr((records, said)).encode()).digest()[:16]
+            return await log.exactly_once.transact(
+                [(log.state.topic(RESULTS), 0, rows_of(records))],
+                [self._offsets(broker, member, generation, places)],
+                size=10 * len(records),
+                is_json=False,
+                key=IdempotencyKey(key, digest, [1]),
+            )
+
+        for _ in range(8):
+            broker = self.world.anyone()
+            if broker is not None:
+                op = self.begin(history.Append, self.name, records, key, broker.name, commit=said)
+                try:
+                    placed = await self.ask(op, broker, transact)
+                except StaleCommit:
+                    await self._call(lambda b: b.consumers.leave(self.group, member))
+                    return False
+                if placed is not None:
+                    self.end(history.Acked, op, places_of(placed))
+                    return True
+            await self.pause()
+        return False
+
+
+def ends_of(portions: list[Portion]) -> list[Place]:
+    return [Place(each.topic, each.partition, each.next_offset) for each in portions]
+
+
+async def ask_for(client: Client, group: str, broker: Broker | None = None) -> list[Place] | None:
+    """What the group has committed, as any broker knows it; None: nobody says."""
+    broker = broker or client.world.anyone()
+    if broker is None:
+        return None
+    op = client.begin(history.Ask, group, broker.name)
+
+    async def ask(broker: Broker) -> list[Place]:
+        await broker.log.wal.refresh()
+        held = broker.log.committed_offsets(group)
+        return [Place(*where, each.offset) for where, each in held.items()]
+
+    told = await client.ask(op, broker, ask)
+    if told is not None:
+        client.end(history.Told, op, told)
+    return told
+
+
+class Asker(Client):
+    """Asks where a group is."""
+
+    def __init__(self, world: World, name: str, load: Load, group: str) -> None:
+        super().__init__(world, name, load)
+        self.group = group
+
+    async def run(self) -> None:
+        while not self.is_over:
+            await self.pause(1.0)
+            _ = await ask_for(self, self.group)
+
+
+class Gardener(Client):
+    """Adds partitions, and makes and deletes topics: others than the first."""
+
+    async def run(self) -> None:
+        made = 0
+        while not self.is_over:
+            await self.pause(2.5)
+            draws, topics = self.world.draws, self.world.inputs()
+            others = [name for name in topics if name != TOPIC]
+            match draws.choice(["make", "make", "grow", "delete"]):
+                case "make" if len(others) < TOPICS_MAX:
+                    made += 1
+                    name, count = f"{TOPIC}{made}", draws.choice([1, 2])
+                    await self._tend(lambda b, n=name, c=count: b.log.create_topic(n, c, {}))
+                case "grow" if topics[name := draws.choice(list(topics))] < PARTITIONS_MAX:
+                    more = topics[name] + 1
+                    await self._tend(lambda b, n=name, c=more: b.log.add_partitions(n, c))
+                case "delete" if others:
+                    name = draws.choice(others)
+                    self.world.record(history.Deletion(self.world.now_s, name))
+                    await self._tend(lambda b, n=name: b.log.delete_topic(n))
+                case _:
+                    pass
+
+    async def _tend(self, call: Callable[[Broker], Awaitable[object]]) -> None:
+        broker = self.world.anyone()
+        if broker is not None:
+            with contextlib.suppress(LogError, Refusal, Silence):
+                await self.world.ask(broker.address, call, timeout_s=self.load.patience_s)
