@@ -260,6 +260,7 @@ def quietly() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             yield
+            asyncio.set_event_loop(None)  # a `finally` of the dead that asks for a loop gets none
             gc.collect()
     finally:
         sys.unraisablehook = hook
