@@ -4,6 +4,7 @@ Where security is off the answer is that of a cluster without an authorizer, whi
 nobody takes an empty list for "nothing is allowed", or a 404 for another version of the API.
 """
 
+import logging
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
@@ -11,14 +12,17 @@ from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from service.admin_v3 import Made, known_cluster
+from service.caller import Rights
 from service.errors import documented
 from service.keys_api import switched_on
 from service.resources_v3 import ListMetadata, Metadata, Resources
-from service.topics import CHANGE_ERRORS, ERRORS, FreshLog, decided
+from service.topics import CHANGE_ERRORS, ERRORS, Asking, FreshLog, decided
 from storage import acls
 from storage.acls import ANY, Acl, AclFilter
 from storage.entry import CreateAcls, DeleteAcls
 from storage.errors import InvalidRequest
+
+log = logging.getLogger("tidelog.access")
 
 Upper = BeforeValidator(lambda word: word.upper() if isinstance(word, str) else word)
 """Clients write `topic` and `TOPIC`."""
@@ -125,34 +129,43 @@ router = APIRouter(
 
 
 @router.get("/acls")
-async def list_acls(asked: Asked, log: FreshLog, make: Made) -> AclList:
+async def list_acls(asked: Asked, broker: FreshLog, make: Made) -> AclList:
     """The ACLs that a filter finds. 400/40002 where security is off."""
-    found = [acl for acl in log.state.access.acls if asked.matches(acl)]
+    found = [acl for acl in broker.state.access.acls if asked.matches(acl)]
     return AclList(metadata=make.listed("acls"), data=_data(make, found))
 
 
 @router.post("/acls", status_code=201, response_class=Response, responses=CHANGE_ERRORS)
-async def create_acl(body: NewAcl, log: FreshLog, make: Made) -> Response:
+async def create_acl(body: NewAcl, broker: FreshLog, make: Made, asking: Asking) -> Response:
     """Let a principal do something, or forbid it."""
     acl = body.acl()
-    await decided(log.access.submit(CreateAcls([acl])))
+    await decided(broker.access.submit(CreateAcls([acl])))
+    _tell(asking, "added", [acl])
     return Response(status_code=201, headers={"Location": _url(make, acl)})
 
 
 @router.post("/acls:batch", status_code=201, response_class=Response, responses=CHANGE_ERRORS)
-async def create_acls(body: NewAcls, log: FreshLog) -> Response:
+async def create_acls(body: NewAcls, broker: FreshLog, asking: Asking) -> Response:
     """The same for several, all or none."""
-    await decided(log.access.submit(CreateAcls([each.acl() for each in body.data])))
+    made = [each.acl() for each in body.data]
+    await decided(broker.access.submit(CreateAcls(made)))
+    _tell(asking, "added", made)
     return Response(status_code=201)
 
 
 @router.delete("/acls", responses=CHANGE_ERRORS)
-async def delete_acls(asked: Asked, log: FreshLog, make: Made) -> DeletedAcls:
+async def delete_acls(asked: Asked, broker: FreshLog, make: Made, asking: Asking) -> DeletedAcls:
     """Delete the ACLs that a filter finds; without any, all."""
-    found = [acl for acl in log.state.access.acls if asked.matches(acl)]
+    found = [acl for acl in broker.state.access.acls if asked.matches(acl)]
     if found:
-        await decided(log.access.submit(DeleteAcls(found)))
+        await decided(broker.access.submit(DeleteAcls(found)))
+        _tell(asking, "removed", found)
     return DeletedAcls(data=_data(make, found))
+
+
+def _tell(asking: Rights, deed: str, changed: list[Acl]) -> None:
+    for acl in changed:
+        log.info("%s %s ACL %s", asking.principal, deed, " ".join(_fields(acl).values()))
 
 
 def _data(make: Resources, found: list[Acl]) -> list[AclData]:

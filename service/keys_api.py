@@ -4,6 +4,7 @@ A key's secret is in one answer, that of its creation, and never again anywhere.
 off the answer is that of a cluster without an authorizer, as for ACLs.
 """
 
+import logging
 from http.cookies import Morsel
 from typing import Annotated, Any, Literal
 
@@ -14,11 +15,13 @@ from service.caller import rights_of
 from service.errors import NoSuchResource, documented
 from service.paths import origin
 from service.security import Caller, Security
-from service.topics import CHANGE_ERRORS, ERRORS, FreshLog, decided
+from service.topics import CHANGE_ERRORS, ERRORS, Asking, FreshLog, decided
 from storage.access import DEFAULT, QUOTAS, Key
 from storage.acls import CLUSTER, CLUSTER_NAME
 from storage.entry import DeleteKey, SetQuotas
 from storage.errors import InvalidRequest
+
+log = logging.getLogger("tidelog.access")
 
 PREFIX = "/tidelog/v1"
 SWITCHED_OFF = "SecurityDisabledException: No Authorizer is configured on the broker."
@@ -144,33 +147,36 @@ class CreatedKey(KeyData):
 
 
 @router.get("/keys")
-async def list_keys(log: FreshLog, security: SwitchedOn) -> list[KeyData]:
+async def list_keys(broker: FreshLog, security: SwitchedOn) -> list[KeyData]:
     """All keys, the oldest first."""
     now_ms = security.now_ms()
-    return [KeyData(**_shown(key, now_ms)) for key in log.state.access.keys.values()]
+    return [KeyData(**_shown(key, now_ms)) for key in broker.state.access.keys.values()]
 
 
 @router.post("/keys", status_code=201, responses=CHANGE_ERRORS)
 async def create_key(
-    response: Response, body: NewKey, log: FreshLog, security: SwitchedOn
+    response: Response, body: NewKey, broker: FreshLog, security: SwitchedOn, asking: Asking
 ) -> CreatedKey:
     """Make a key for a principal. The answer has its secret, once."""
     now_ms = security.now_ms()
     expires_ms = 0 if body.ttl_s is None else now_ms + body.ttl_s * 1000
     key, secret = await decided(
-        log.access.create_key(body.principal, expires_ms=expires_ms, note=body.note)
+        broker.access.create_key(body.principal, expires_ms=expires_ms, note=body.note)
     )
+    log.info("%s created key %s of %s", asking.principal, key.key_id, key.principal)
     response.headers["Cache-Control"] = "no-store"
     return CreatedKey(**_shown(key, now_ms), secret=secret)
 
 
 @router.delete("/keys/{key_id}", status_code=204, responses=CHANGE_ERRORS | {404: ERRORS[404]})
-async def delete_key(key_id: str, log: FreshLog, _: SwitchedOn) -> Response:
+async def delete_key(key_id: str, broker: FreshLog, _: SwitchedOn, asking: Asking) -> Response:
     """From now on nobody is known by it, and its sessions are over: here at once, on other brokers
     as soon as they hear of it, which is a moment, and `poll_interval_ms` at most."""
-    if key_id not in log.state.access.keys:
+    key = broker.state.access.keys.get(key_id)
+    if key is None:
         raise NoSuchResource(f"Key {key_id} cannot be found.")
-    await decided(log.access.submit(DeleteKey(key_id)))
+    await decided(broker.access.submit(DeleteKey(key_id)))
+    log.info("%s deleted key %s of %s", asking.principal, key_id, key.principal)
     return Response(status_code=204)
 
 
@@ -203,24 +209,30 @@ class QuotaData(Rates):
 
 
 @router.get("/quotas")
-async def list_quotas(log: FreshLog, _: SwitchedOn) -> list[QuotaData]:
+async def list_quotas(broker: FreshLog, _: SwitchedOn) -> list[QuotaData]:
     """All quotas, by principal."""
-    held = sorted(log.state.access.quotas.items())
+    held = sorted(broker.state.access.quotas.items())
     return [QuotaData(principal=principal, **rates) for principal, rates in held]
 
 
 @router.put("/quotas/{principal}", responses=CHANGE_ERRORS)
-async def set_quotas(principal: str, body: Rates, log: FreshLog, _: SwitchedOn) -> QuotaData:
+async def set_quotas(
+    principal: str, body: Rates, broker: FreshLog, _: SwitchedOn, asking: Asking
+) -> QuotaData:
     """Set a principal's quotas: what is not given stays, null is none of its own."""
     rates: dict[str, int | None] = body.model_dump(exclude_unset=True)
-    await decided(log.access.submit(SetQuotas(principal, rates)))
-    return QuotaData(principal=principal, **log.state.access.quotas.get(principal, {}))
+    await decided(broker.access.submit(SetQuotas(principal, rates)))
+    log.info("%s set quotas of %s: %s", asking.principal, principal, rates)
+    return QuotaData(principal=principal, **broker.state.access.quotas.get(principal, {}))
 
 
 @router.delete("/quotas/{principal}", status_code=204, responses=CHANGE_ERRORS | {404: ERRORS[404]})
-async def delete_quotas(principal: str, log: FreshLog, _: SwitchedOn) -> Response:
+async def delete_quotas(
+    principal: str, broker: FreshLog, _: SwitchedOn, asking: Asking
+) -> Response:
     """The principal has the default ones again."""
-    if principal not in log.state.access.quotas:
+    if principal not in broker.state.access.quotas:
         raise NoSuchResource(f"Quotas of {principal} cannot be found.")
-    await decided(log.access.submit(SetQuotas(principal, dict.fromkeys(QUOTAS))))
+    await decided(broker.access.submit(SetQuotas(principal, dict.fromkeys(QUOTAS))))
+    log.info("%s removed the quotas of %s", asking.principal, principal)
     return Response(status_code=204)

@@ -152,6 +152,7 @@ async def test_no_secret_is_in_the_store_or_in_a_log_line(
     secret = (await made(broker, principal="User:alice"))["secret"]
     await me(broker, basic("alice", secret))
     assert_unknown(await broker.http.get("/topics", headers=basic("bob", secret)))
+    assert "User:admin created key" in caplog.text
     await broker.log.wal.checkpoint()
     bodies = [await store.get(info.key) async for info in store.list("")]
     assert len(bodies) > 3
