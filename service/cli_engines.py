@@ -16,7 +16,6 @@ import typer
 from service.cli_replay import MasterOption, spark_session
 from service.cli_results import CommandError, warn
 from service.settings import Settings
-from storage.malloc import keep_freed_columns
 
 if TYPE_CHECKING:
     from compaction.cluster import Cluster
@@ -64,6 +63,7 @@ class Choice(NamedTuple):
 async def started(choice: Choice, size: int, cluster: "Cluster") -> AsyncIterator["Engine"]:
     """The engine for so many bytes, until the end of the block."""
     from compaction.engine import InProcess
+    from storage.malloc import keep_freed_columns
 
     keep_freed_columns()
     keys_bytes_max = choice.settings.compact_memory_bytes // KEYS_PART

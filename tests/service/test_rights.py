@@ -103,6 +103,7 @@ async def test_without_a_key_only_what_is_public_answers(broker: Broker) -> None
             assert_unknown(answer)
     assert {route for (_, route), rule in RULES.items() if rule is Open.PUBLIC} == {
         "/_health",
+        "/docs",
         "/healthy",
         "/ready",
         "/startup",
