@@ -15,12 +15,11 @@ import numpy as np
 
 from compaction.latest import UNLIMITED, Kept, Latest, Seen, TooManyKeys, of_shares
 from compaction.rewrite import Rewrite, pieces, pump, rewrite
-from storage.chunk import concat
 from storage.clock import Clock
 from storage.model import SegmentFile
 from storage.objectstore import ObjectStore
 from storage.scan import SegmentSlice
-from storage.slices import Fetched, decode
+from storage.slices import Fetched, decode_whole
 
 OnRows = Callable[[int], None]
 
@@ -96,7 +95,7 @@ class InProcess:
         latest = Latest(scan.expires, bytes_max=bytes_max, share=share, shares=shares)
 
         def seen(piece: SegmentSlice, block: Fetched) -> Seen:
-            return latest.see(concat([*decode(piece, block, latest.columns(piece.start))]))
+            return latest.see(decode_whole(piece, block, latest.columns(piece.start)))
 
         await pump(self._store, pieces(scan.prefix, scan.files), seen, latest.add, on_rows)
         return await asyncio.to_thread(latest.kept)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -29,7 +30,7 @@ from storage.model import SegmentFile
 from storage.objectstore import Created, ObjectStore
 from storage.readonly import ReadOnlyFolder
 from storage.scan import SegmentSlice
-from storage.slices import Fetched, decode, fetch_footer, fetch_groups, groups_of
+from storage.slices import Fetched, decode_whole, fetch_footer, fetch_groups, groups_of
 
 PIECE_BYTES = 32 * 1024 * 1024
 """Inputs are read in pieces of about so much: a segment may have 4 GiB."""
@@ -41,6 +42,8 @@ BLOCK_BYTES = 8 * 1024 * 1024
 """Of records that go from one thread to the other at once; and a record may be larger."""
 DECODERS = 2
 """Blocks that are decoded at once: one thread encodes what two decode."""
+BLOCKS = 6
+"""Blocks between reading and encoding: nobody waits for a thread that waits for its turn."""
 _RETRY_S = 0.05
 
 T = TypeVar("T")
@@ -115,38 +118,42 @@ async def pump(
 
 
 class _Line(Generic[T]):
-    """DECODERS blocks are decoded at once, while what became of the one before is consumed."""
+    """DECODERS threads for blocks, and one that consumes in order what became of them. They hand
+    on to each other; the loop only bounds what is between them."""
 
     def __init__(
         self, decoded: Callable[[SegmentSlice, Fetched], T], consume: Callable[[T], None]
     ) -> None:
         self._decoded = decoded
         self._consume = consume
-        self._decoding: deque[asyncio.Task[T]] = deque()
-        self._consuming: asyncio.Task[None] | None = None
+        self._decoders = ThreadPoolExecutor(DECODERS, "tidelog-decode")
+        self._consumer = ThreadPoolExecutor(1, "tidelog-encode")
+        self._left: deque[asyncio.Future[None]] = deque()
 
     async def add(self, piece: SegmentSlice, block: Fetched) -> None:
-        while len(self._decoding) >= DECODERS:
-            await self._pass_on()
-        self._decoding.append(asyncio.create_task(asyncio.to_thread(self._decoded, piece, block)))
+        if len(self._left) >= BLOCKS:
+            await self._first()
+        found = self._decoders.submit(self._decoded, piece, block)
+        loop = asyncio.get_running_loop()
+        self._left.append(loop.run_in_executor(self._consumer, self._take, found))
 
     async def finish(self) -> None:
-        while self._decoding:
-            await self._pass_on()
-        if self._consuming is not None:
-            await self._consuming
+        while self._left:
+            await self._first()
 
     async def stop(self) -> None:
         """Nothing of it runs any more: a thread ends what it has begun."""
-        tasks = [*self._decoding, *([self._consuming] if self._consuming else [])]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for pool in (self._decoders, self._consumer):
+            pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.gather(*self._left, return_exceptions=True)
+        await asyncio.to_thread(self._decoders.shutdown)
 
-    async def _pass_on(self) -> None:
-        found = await self._decoding[0]
-        if self._consuming is not None:
-            await self._consuming
-        del self._decoding[0]
-        self._consuming = asyncio.create_task(asyncio.to_thread(self._consume, found))
+    async def _first(self) -> None:
+        await self._left[0]
+        del self._left[0]
+
+    def _take(self, found: "Future[T]") -> None:
+        self._consume(found.result())
 
 
 def _blocks(fetched: Fetched) -> Iterator[Fetched]:
@@ -275,19 +282,18 @@ class _Copy:
     def decoded(self, piece: SegmentSlice, fetched: Fetched) -> "_Rows":
         """Those of a part of an input."""
         assert fetched.footer is not None, "an input is a segment"
-        batches = decode(piece, fetched, chunks.RECORD_SCHEMA.names)
+        batch = decode_whole(piece, fetched, chunks.RECORD_SCHEMA.names)
         if self._task.kept is not None:
-            batches = (keep(batch, self._task.kept) for batch in batches)
-        return _Rows(fetched.footer, [batch for batch in batches if batch.num_rows])
+            batch = keep(batch, self._task.kept)
+        return _Rows(fetched.footer, batch)
 
     def encode(self, rows: "_Rows") -> None:
         """The next ones."""
         self._is_json &= rows.footer.is_json
         if self._task.cleaned is None and len(rows.footer.cleaned) > len(self._cleaned):
             self._cleaned = rows.footer.cleaned
-        for batch in rows.batches:
-            self._digest = self._digest.of(batch)
-            self._writer.add(batch)
+        self._digest = self._digest.of(rows.batch)
+        self._writer.add(rows.batch)
 
     def finish(self, key: str) -> segments.Written:
         """The output, read back."""
@@ -299,7 +305,7 @@ class _Copy:
 
 class _Rows(NamedTuple):
     footer: segments.Footer
-    batches: Sequence[pa.RecordBatch]
+    batch: pa.RecordBatch
 
 
 def keep(batch: pa.RecordBatch, kept: np.ndarray) -> pa.RecordBatch:

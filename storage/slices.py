@@ -167,20 +167,25 @@ def decode(one: Slice, fetched: Fetched, columns: Sequence[str]) -> Iterator[pa.
     yield chunks.with_offsets(batch, one.start).select(list(columns))
 
 
+def decode_whole(one: SegmentSlice, fetched: Fetched, columns: Sequence[str]) -> pa.RecordBatch:
+    """All fetched row groups of a slice that is not cut as one batch: one call of Parquet, which
+    needs the interpreter once. For a few megabytes; verifies before it decodes."""
+    with _decoding(one, fetched) as file:
+        indexes = [group.index for group in fetched.groups]
+        table = file.read_row_groups(indexes, list(columns), use_threads=False)
+        (batch,) = table.combine_chunks().to_batches()
+    return batch
+
+
 def _decode_segment(
     one: SegmentSlice, fetched: Fetched, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     groups = fetched.groups
     if not groups:
         return
-    for group in groups:
-        if chunks.crc32c(fetched.body.slice(group.start, group.length)) != group.crc32c:  # type: ignore[arg-type]
-            raise Corrupt(one.key, f"checksum of row group {group.index} differs")
     is_cut = groups[0].base_offset < one.start or groups[-1].end_offset > one.end
     names = [*columns, "offset"] if is_cut and "offset" not in columns else list(columns)
-    assert fetched.footer is not None, "groups were found in it"
-    try:
-        file = pq.ParquetFile(pa.BufferReader(fetched.body), metadata=fetched.footer.metadata)
+    with _decoding(one, fetched) as file:
         indexes = [group.index for group in groups]
         # A batch a row group, as long as those are full: anything else is one copy more.
         for batch in file.iter_batches(segments.GROUP_ROWS, indexes, names, use_threads=False):
@@ -190,6 +195,17 @@ def _decode_segment(
                 batch = batch.slice(first, last - first)
             if batch.num_rows:
                 yield batch.select(list(columns))
+
+
+@contextlib.contextmanager
+def _decoding(one: SegmentSlice, fetched: Fetched) -> Iterator[pq.ParquetFile]:
+    """The segment, once the fetched groups are verified."""
+    for group in fetched.groups:
+        if chunks.crc32c(fetched.body.slice(group.start, group.length)) != group.crc32c:  # type: ignore[arg-type]
+            raise Corrupt(one.key, f"checksum of row group {group.index} differs")
+    assert fetched.footer is not None, "groups were found in it"
+    try:
+        yield pq.ParquetFile(pa.BufferReader(fetched.body), metadata=fetched.footer.metadata)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Corrupt(one.key, f"row groups do not decode: {error}") from error
 
