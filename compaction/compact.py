@@ -25,7 +25,7 @@ from compaction.cluster import Cluster
 from compaction.engine import Engine, InProcess, KeyScan, OnRows
 from compaction.plan import clean_app_id
 from compaction.rewrite import Rewrite, whole
-from storage.errors import LogError, NotFound, Unavailable
+from storage.errors import Corrupt, LogError, NotFound, Unavailable
 from storage.manifest import ManifestConflict, SegmentIndex, Table, care_app_id
 from storage.model import SegmentFile
 from storage.segment import Cleaned
@@ -45,11 +45,13 @@ HISTORY_MAX = 1000
 
 MERGE = "merge"
 COMPACT = "compact"
+SKIP = "skip"
 
 
 class Compacted(NamedTuple):
     """What is done to one partition. `rows_after` and `size_after` are -1 in a plan that would have
-    to read records to know; `is_lost`: somebody else was faster, and what they did counts."""
+    to read records to know; `is_lost`: somebody else was faster, and what they did counts;
+    `is_damaged`: `why` says which object, and nothing more was done to the partition."""
 
     topic: str
     partition: int
@@ -62,6 +64,7 @@ class Compacted(NamedTuple):
     rows_after: int = -1
     size_after: int = -1
     is_lost: bool = False
+    is_damaged: bool = False
 
 
 class _Work(NamedTuple):
@@ -86,7 +89,8 @@ async def compact(
 ) -> list[Compacted]:
     """Merge and compact the topics (all when None). `is_forced`: whatever the dirty ratio.
 
-    Raises UnknownTopic, Unavailable, Corrupt, CommitUnknown: run it again.
+    A partition with damage keeps no other from its turn: it is told of. Raises UnknownTopic,
+    Unavailable, CommitUnknown: run it again; Corrupt where it is the WAL that is damaged.
     """
     await cluster.refresh()
     now_ms = await cluster.store_now_ms()
@@ -97,7 +101,12 @@ async def compact(
 
     async def in_turn(topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
         async with turns:
-            return await run.partition(topic, number, config)
+            try:
+                return await run.partition(topic, number, config)
+            except Corrupt as error:
+                log.error("%s-%d is left as it is: %s", topic.name, number, error)
+                why = f"{error}: see tidelog scrub"
+                return [Compacted(topic.name, number, SKIP, why, 0, 0, 0, is_damaged=True)]
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -24,7 +24,7 @@ from storage.slices import Fetched, decode_whole
 OnRows = Callable[[int], None]
 
 KEYS_BYTES_MAX = 256 * 1024 * 1024
-"""Keys and offsets that are known at once; folding more into them takes about three times that."""
+"""Keys and offsets that are known at once; folding more into them takes about four times that."""
 MORE_SHARES = 4
 SHARES_MAX = 256
 """Keys that are no fewer in so small a share are somebody's who knows murmur2."""

@@ -71,6 +71,8 @@ class _Done(NamedTuple):
 
     told: dict[str, Any]
     show: Callable[[], None]
+    is_failed: bool = False
+    """In part: the rest was done, and the exit status says so."""
 
 
 def retain(
@@ -201,7 +203,8 @@ def maintain(
             for step in steps:
                 step.show()
 
-        return _Done({name: told for step in steps for name, told in step.told.items()}, show)
+        told = {name: told for step in steps for name, told in step.told.items()}
+        return _Done(told, show, any(step.is_failed for step in steps))
 
     _finish(_run(store, "maintaining", work), yes=yes, as_json=as_json)
 
@@ -258,10 +261,13 @@ async def _compact(
         if found:
             show_line(f"engine: {name}")
 
-    return _Done({"compacted": [each._asdict() for each in found], "engine": name}, show)
+    told = {"compacted": [each._asdict() for each in found], "engine": name}
+    return _Done(told, show, any(each.is_damaged for each in found))
 
 
 def _becomes(each: "Compacted") -> str:
+    if each.is_damaged:
+        return "DAMAGED: left as it is"
     if each.is_lost:
         return "another was faster: left as it is"
     if each.segments_after < 0:
@@ -432,10 +438,12 @@ async def _with_cluster(
 def _finish(done: _Done, *, yes: bool, as_json: bool) -> None:
     if as_json:
         show_json({"is_dry": not yes, **done.told})
-        return
-    done.show()
-    if not yes:
-        show_line("dry run: nothing was done; --yes does it")
+    else:
+        done.show()
+        if not yes:
+            show_line("dry run: nothing was done; --yes does it")
+    if done.is_failed:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _table(nothing: str, columns: Sequence[str], rows: Sequence[Row]) -> None:

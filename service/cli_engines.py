@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from compaction.engine import Engine
 
 NO_SPARK = "no Spark here: pip install 'tidelog[spark]'"
-KEYS_PART = 3
-"""Of the memory for keys: what is known, what is new, and the union of both."""
+KEYS_PART = 4
+"""Of the memory for keys: what is known, what is new, and the union that is as large as both."""
 
 
 class EngineName(StrEnum):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from compaction.cluster import Cluster
-from compaction.compact import compact
+from compaction.compact import MERGE, SKIP, compact
 from compaction.engine import InProcess
 from compaction.retain import delete_records
 from storage.model import SegmentFile
@@ -46,6 +46,30 @@ def test_more_keys_than_memory_are_looked_at_share_by_share(keys_bytes_max: int)
                 await compact(cluster, None, is_dry=False, engine=engine)
             assert await records(log) == latest_of(everything)
             await assert_clean(inner)
+
+    run(main)
+
+
+def test_a_partition_with_damage_keeps_no_other_from_its_turn() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, [[f"{i}a", f"{i}b"] for i in range(6)], partitions=3)
+        async with closing(log), caring(inner) as cluster:
+            topic = log.state.topic("t")
+            table = await cluster.table(topic)
+            damaged = (await table.segments(1))[2]
+            body = bytearray(await inner.get(f"{topic.prefix}/{damaged.path}"))
+            body[40] ^= 1
+            await inner.put(f"{topic.prefix}/{damaged.path}", [bytes(body)])
+            told = await compact(cluster, None, is_dry=False)
+            assert [(each.what, each.is_damaged) for each in told] == [
+                (MERGE, False),
+                (SKIP, True),
+                (MERGE, False),
+            ]
+            assert damaged.path in told[1].why
+            await table.refresh()
+            assert [len(await table.segments(number)) for number in range(3)] == [1, 6, 1]
 
     run(main)
 
