@@ -104,7 +104,6 @@ async def compact(
             try:
                 return await run.partition(topic, number, config)
             except Corrupt as error:
-                log.error("%s-%d is left as it is: %s", topic.name, number, error)
                 why = f"{error}: see tidelog scrub"
                 return [Compacted(topic.name, number, SKIP, why, 0, 0, 0, is_damaged=True)]
 
