@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,11 @@ log = logging.getLogger("tidelog.hotlog")
 
 MAGIC = b"TIDEHOT1"
 _FRAME = struct.Struct("<IIQ")  # payload length, CRC-32C of number and payload, number
+_UPPER_HALF = bytes(4)
+_ZEROS = 512
+_FRAME_BYTES_MIN = 64
+_EFFORT_MAX = 4 * 1024**3
+"""Bytes that are checksummed in looking for a frame: seconds."""
 ROTATE_BYTES = 64 * 1024 * 1024
 
 
@@ -313,22 +319,75 @@ def _read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
             f"hot log {path} belongs to cluster {head.cluster_id}, not to {cluster_id}: "
             "start a broker of that cluster here first, or give this one another --hot-dir"
         )
-    requests = []
-    while len(body) - at >= _FRAME.size:
-        size, crc, number = _FRAME.unpack_from(body, at)
-        payload = body[at + _FRAME.size : at + _FRAME.size + size]
-        # Torn, so never answered; zeros are what some file systems leave of it.
-        if size == 0 or len(payload) < size or _checksum(number, payload) != crc:
-            break
+    requests: list[Request] = []
+    last, damaged = 0, 0
+    while at < len(body):
+        found = _frame_at(body, at)
+        if found is None:
+            # Torn, so never answered; zeros are what some file systems leave of it. Unless there
+            # are whole frames behind it: those were promised, and the disk has lost some before.
+            try:
+                further = _next_frame(body, at + 1, last)
+            except StoreUnfit as error:
+                raise StoreUnfit(
+                    f"hot log {path} {error}: move it away to start without it"
+                ) from error
+            if further is None:
+                break
+            damaged += further - at
+            at = further
+            continue
+        number, payload = found
         try:
             frame = _frames.decode(payload)
             requests.append(_request(frame, HotMark(head.log_id, number), str(path)))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Corrupt) as error:
             raise StoreUnfit(f"hot log {path} has a frame that is none: {error}") from error
-        at += _FRAME.size + size
+        at += _FRAME.size + len(payload)
+        last = number
+    if damaged:
+        kept = path.with_suffix(".damaged")
+        shutil.copyfile(path, kept)
+        why = "requests that were answered with acks=1 are lost, those behind them are not"
+        log.error(
+            "hot log %s: %d bytes are damaged: %s; it is kept as %s", path, damaged, why, kept
+        )
     if at < len(body):
         log.warning("hot log %s: cut off %d torn bytes", path, len(body) - at)
     return Recovered(path, head.log_id, requests, fd)
+
+
+def _frame_at(body: bytes, at: int) -> tuple[int, bytes] | None:
+    """Number and payload of the frame that is there; None when none is, or not a whole one."""
+    if len(body) - at < _FRAME.size:
+        return None
+    size, crc, number = _FRAME.unpack_from(body, at)
+    if not 0 < size <= len(body) - at - _FRAME.size:
+        return None
+    payload = body[at + _FRAME.size : at + _FRAME.size + size]
+    return (number, payload) if _checksum(number, payload) == crc else None
+
+
+def _next_frame(body: bytes, start: int, last: int) -> int | None:
+    """Where the next whole frame begins, of a number above `last` by no more than could be between;
+    0: nobody knows where this file's numbers begin. Looked for by the upper half of its number, which is zero, so that little else is looked at.
+
+    Raises StoreUnfit when too much looks like one: it may be there, and a person has to say."""
+    place, effort = start - 1, 0
+    while (place := body.find(_UPPER_HALF, place + 1)) >= 0:
+        at = place - (_FRAME.size - len(_UPPER_HALF))
+        if at >= start:
+            size, _, number = _FRAME.unpack_from(body, at)
+            between = (at - start) // _FRAME_BYTES_MIN
+            if last < number and (not last or number <= last + 1 + between):
+                if _frame_at(body, at) is not None:
+                    return at
+                effort += min(size, len(body) - at)
+                if effort > _EFFORT_MAX:
+                    raise StoreUnfit(f"is damaged at byte {start}")
+        if not body[place : place + _ZEROS].strip(b"\0"):
+            place += _ZEROS - _FRAME.size  # a page that was never written
+    return None
 
 
 def _checksum(number: int, payload: bytes) -> int:

@@ -109,6 +109,39 @@ def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> None:
     run(main)
 
 
+def test_frames_behind_a_damaged_one_are_recovered_and_the_file_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk has lost something that was promised, and nothing else goes with it."""
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("a")
+        (path,) = names(tmp_path)
+        begin = path.stat().st_size
+        await hot.append("b" * 1000)
+        end = path.stat().st_size
+        await hot.append("c")
+        await hot.append("d")
+        await hot.crash()
+        body = path.read_bytes()
+        for first, count in [(begin + 3, 1), (begin + 30, 1), (begin, 700), (end - 1, 1)]:
+            path.write_bytes(body[:first] + b"\xff" * count + body[first + count :])
+            assert values(requests_in(tmp_path)) == ["a", "c", "d"]
+            assert path.with_suffix(".damaged").read_bytes() == path.read_bytes()
+            assert "bytes are damaged" in caplog.text
+        zeros = bytes(end - begin)  # a page that came back empty
+        path.write_bytes(body[:begin] + zeros + body[end:])
+        assert values(requests_in(tmp_path)) == ["a", "c", "d"]
+        path.write_bytes(body[: begin - 9] + b"!" + body[begin - 8 :])  # the very first
+        assert values(requests_in(tmp_path)) == ["b" * 1000, "c", "d"]
+        discard(recover(tmp_path, CLUSTER_ID))
+        assert names(tmp_path, "*.hot") == []
+        assert len(names(tmp_path, "*.damaged")) == 1
+
+    run(main)
+
+
 def test_a_recovery_that_crashes_is_repeated(tmp_path: Path) -> None:
     async def main() -> None:
         hot = Opened(tmp_path)
