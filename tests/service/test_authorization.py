@@ -328,12 +328,12 @@ async def test_a_producer_over_its_quota_waits_before_anything_is_accepted(
     broker: Broker, alice: dict[str, str], who: str
 ) -> None:
     await allow(broker.log, "User:alice", "WRITE")
-    await set_quota(broker, who, producer_byte_rate=10)
-    assert (await produce(broker, "t", alice)).status_code == 200  # 25 of 10, and owes 15
+    await set_quota(broker, who, producer_byte_rate=1)
+    assert (await produce(broker, "t", alice)).status_code == 200  # 25 bytes: 24 seconds
     before = broker.log.state.encode()
     answer = await produce(broker, "t", alice)
     assert (answer.status_code, answer.json()["error_code"]) == (429, 42901), answer.text
-    assert int(answer.headers["retry-after"]) == 2
+    assert 1 <= int(answer.headers["retry-after"]) <= 24
     assert broker.log.state.encode() == before
     cluster = broker.log.wal.cluster.cluster_id
     record = json.dumps({"value": {"type": "JSON", "data": 1}})
@@ -351,7 +351,7 @@ async def test_a_producer_over_its_quota_waits_before_anything_is_accepted(
 async def test_a_reader_over_its_quota_waits(broker: Broker, alice: dict[str, str]) -> None:
     await allow(broker.log, "User:alice", "READ")
     await allow(broker.log, "User:alice", "READ", "GROUP", "g")
-    await set_quota(broker, "User:alice", consumer_byte_rate=5)
+    await set_quota(broker, "User:alice", consumer_byte_rate=1)
     at = await created(broker, alice)
     assert (await broker.http.get(READ_T, headers=alice)).status_code == 200
     for path in (READ_T, f"{at}/records"):

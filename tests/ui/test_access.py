@@ -149,7 +149,7 @@ def test_a_session_ends_while_a_page_is_open(console: Console, broker: Broker) -
     keys = httpx.get(url, headers=headers).json()
     (key_id,) = [each["key_id"] for each in keys if each["principal"] == "User:leaving"]
     httpx.delete(f"{url}/{key_id}", headers=headers).raise_for_status()
-    console.page.get_by_label("Key", exact=True).wait_for()  # its next look at the topics
+    console.page.get_by_label("Key", exact=True).wait_for(timeout=45_000)  # its next look
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
