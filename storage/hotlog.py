@@ -369,10 +369,12 @@ def _frame_at(body: bytes, at: int) -> tuple[int, bytes] | None:
 
 
 def _next_frame(body: bytes, start: int, last: int) -> int | None:
-    """Where the next whole frame begins, of a number above `last` by no more than could be between;
-    0: nobody knows where this file's numbers begin. Looked for by the upper half of its number, which is zero, so that little else is looked at.
+    """Where the next whole frame begins, of a number above `last` by no more than could be between
+    (0: nobody knows where the numbers begin). Looked for by the upper half of its number, which is
+    zero, so that little else is looked at.
 
-    Raises StoreUnfit when too much looks like one: it may be there, and a person has to say."""
+    Raises StoreUnfit when too much looks like one: it may be there, and a person has to say.
+    """
     place, effort = start - 1, 0
     while (place := body.find(_UPPER_HALF, place + 1)) >= 0:
         at = place - (_FRAME.size - len(_UPPER_HALF))
