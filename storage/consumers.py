@@ -60,6 +60,10 @@ AUTO_COMMITS_MAX = 2000
 """In one tick, ~25 us each: who is not among them is among the first of the next. 10,000 instances
 that read all the time commit every five seconds, as Kafka's do by default."""
 
+ARRIVAL_S = 10.0
+"""So long a read waits to hear what became of the answer before it (I10): longer than brokers take
+to tell each other (service.group_forwarding)."""
+
 
 class Portion(NamedTuple):
     """Records of one partition."""
@@ -482,9 +486,9 @@ def _unknown(heard: Heard) -> list[Owned]:
 
 
 async def _until_sent(instance: Instance) -> None:
-    """Wait for what is on the way, which is soon there or lost."""
+    """Wait for what is on the way, which is soon there or lost, unless its client takes nothing."""
     if instance.sending is not None:
-        await asyncio.wait([instance.sending])
+        await asyncio.wait([instance.sending], timeout=ARRIVAL_S)
 
 
 def portion_bytes(portion: Portion) -> int:

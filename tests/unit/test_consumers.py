@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from storage.consumers import TICK_S, Consumers
+from storage.consumers import ARRIVAL_S, TICK_S, Consumers
 from storage.entry import CommitOffsets, GroupOffset
 from storage.errors import (
     GroupNotEmpty,
@@ -147,6 +147,23 @@ async def test_the_last_records_are_committed_though_the_next_read_waits_for_not
         assert await reading_on == []
         await asyncio.sleep(2 * TICK_S)
         assert log.committed_offsets("g")[TopicPartition("t", 0)].offset == 2
+        await consumers.close()
+
+
+@virtual
+async def test_i10_a_client_that_takes_nothing_is_not_waited_for_for_ever() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 1, {})
+        consumers = await started(log)
+        await joined(consumers, "x")
+        await append(log, "a")
+        async with consumers.reading("g", "x", bytes_max=100, wait_s=0):
+            began_s = asyncio.get_running_loop().time()
+            assert await read(consumers, "x", wait_s=2) == []
+            await consumers.commit(await consumers.hear("g", "x"))
+            assert asyncio.get_running_loop().time() - began_s < 2 * ARRIVAL_S + 1
+            assert log.committed_offsets("g") == {}
         await consumers.close()
 
 
