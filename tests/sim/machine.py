@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
@@ -175,6 +176,10 @@ class _Selector(selectors.BaseSelector):
         self._map.clear()
 
 
+_MOMENT_S = 1e-6
+"""From the end of one work of a thread to that of the next."""
+
+
 class Loop(asyncio.SelectorEventLoop):
     """Use `run`. `thread_s` says how long a thread takes for its work."""
 
@@ -184,6 +189,7 @@ class Loop(asyncio.SelectorEventLoop):
         self._thread_s = thread_s
         self._end_s = end_s
         self._turns = 0
+        self._busy_s: WeakKeyDictionary[object, float] = WeakKeyDictionary()
         self.complaints: list[str] = []
         self.set_task_factory(_task)
         self.set_exception_handler(self._complain)
@@ -223,7 +229,11 @@ class Loop(asyncio.SelectorEventLoop):
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
-        self.call_later(self._thread_s(), _work, future, func, args)
+        at_s = self.time() + self._thread_s()
+        if getattr(executor, "_max_workers", 0) == 1:  # whose work is done in order
+            at_s = max(at_s, self._busy_s.get(executor, 0.0) + _MOMENT_S)
+            self._busy_s[executor] = at_s
+        self.call_at(at_s, _work, future, func, args)
         return future
 
     def _complain(self, _: object, context: dict[str, Any]) -> None:
