@@ -112,11 +112,12 @@ def _serve(**given: Any) -> None:
         raise BadUsage(str(error)) from None
 
     if settings.workers > 1:
-        from service.workers import supervise as run
-    else:
-        from service.main import run
+        from service.workers import supervise
 
-    raise typer.Exit(run(settings))
+        raise typer.Exit(supervise(settings))
+    from service.main import leave, run
+
+    leave(run(settings))
 
 
 def _setting_option(field: "dataclasses.Field[Any]") -> inspect.Parameter:

@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -59,6 +59,9 @@ CLOSE_S = 12.0
 """For the last flush, after the 10 s that uvicorn gives to open requests: 22 s together, of the
 30 s after which Kubernetes kills."""
 
+LEFT_S = 1.0
+"""For what may die at any moment, and at the lowest priority may take long to notice its end."""
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_UNREACHABLE = 3
@@ -89,6 +92,15 @@ def run(
         last_words(str(error), settings.log_format)
         return EXIT_UNREACHABLE if isinstance(error, Unavailable) else EXIT_FAILED
     return EXIT_OK
+
+
+def leave(status: int) -> NoReturn:
+    """End the process of `run`, whose work is done: without waiting for threads at the lowest
+    priority, which on a busy machine do not get their turn to end for a minute."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 async def serve(settings: Settings, on_listening: Callable[[], object], worker: int = 0) -> None:
@@ -164,8 +176,8 @@ async def _serve_cluster(
             await _serve_http(settings, serving, listener, counters, on_listening)
         finally:
             care.cancel()
-            await asyncio.gather(care, return_exceptions=True)
             await _close(broker, serving.consumers)
+            await asyncio.wait([care], timeout=LEFT_S)
     finally:
         await listener.close()
 

@@ -21,7 +21,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 
 from service.logs import log_to_stderr
-from service.main import EXIT_FAILED, EXIT_OK, run
+from service.main import EXIT_FAILED, EXIT_OK, leave, run
 from service.settings import Settings
 
 log = logging.getLogger("tidelog.workers")
@@ -168,7 +168,7 @@ def _work(settings: Settings, number: int, is_up: Event, parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit(EXIT_FAILED)
-    sys.exit(run(settings, on_listening=is_up.set, worker=number))
+    leave(run(settings, on_listening=is_up.set, worker=number))
 
 
 def _now_s() -> float:

@@ -51,7 +51,7 @@ from storage.objectstore import ObjectStore
 from storage.partition import Partition
 from storage.partitioner import Places
 from storage.reader import Piece, Reader, ReaderSettings, read_awake
-from storage.sealer import Sealer, SealerSettings
+from storage.sealer import DUTIES_END_S, Sealer, SealerSettings
 from storage.sequencer import Sequencer, SequencerSettings
 from storage.state import PARTITIONS_MAX, ClusterState, Outcome, Topic
 from storage.table import open_table
@@ -188,7 +188,8 @@ class Log:
         """Flush, stop, release. Acked records are safe whether or not this is ever called."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ended = asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.wait([ended], timeout=DUTIES_END_S)
         await self.writer.close()
         await self.sequencer.close()
         if self.membership.me.address:

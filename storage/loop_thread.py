@@ -28,9 +28,8 @@ class LoopThread(Generic[T]):
     ) -> None:
         self._resource = resource
         self._live: concurrent.futures.Future[_Live[T]] = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._main()), name=name, daemon=True
-        )
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     async def open(self) -> None:
         self._thread.start()
@@ -44,12 +43,20 @@ class LoopThread(Generic[T]):
         )
 
     async def close(self) -> None:
-        """Idempotent. What still runs there is cancelled."""
+        """Idempotent. What still runs there is cancelled. Whoever is cancelled in here leaves the
+        thread to its end, and no other one waiting for it."""
         if self._thread.is_alive():
             with contextlib.suppress(Exception):  # that it never opened was told to its opener
                 live = await asyncio.wrap_future(self._live)
                 live.loop.call_soon_threadsafe(live.closing.set)
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.wrap_future(self._ended)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        finally:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # nobody waits
+                self._ended.set_result(None)
 
     async def _main(self) -> None:
         try:
