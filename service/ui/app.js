@@ -98,10 +98,11 @@ function App() {
     whoAmI().then(setMe);
     return () => window.removeEventListener("tidelog-login", asked);
   }, []);
+  // The overview is for whoever may look at the cluster: others are not shown it for a moment either.
+  const isLed = me?.security === "keys" && !location.hash && !me.operations.includes("DESCRIBE");
   useEffect(() => {
-    // The overview is for whoever may look at the cluster.
-    if (me?.security === "keys" && !location.hash && !me.operations.includes("DESCRIBE")) location.hash = "#/topics";
-  }, [me]);
+    if (isLed) location.hash = "#/topics";
+  }, [isLed]);
   useEffect(() => {
     const moved = () => setAt(place());
     window.addEventListener("hashchange", moved);
@@ -114,6 +115,7 @@ function App() {
   }, [at.page, at.parts[0]]);
   if (me === null) return null;
   if (me.security === "login") return html`<${Login} onDone=${setMe} /><${Messages} />`;
+  if (isLed) return null;
   return html`
     <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>To the content</a>
     <nav class="side" aria-label="Pages">

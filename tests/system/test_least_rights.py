@@ -25,6 +25,8 @@ from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
+pytestmark = pytest.mark.xdist_group("rights")  # what is looked at takes half a minute to make
+
 JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
 WAL_RETENTION_MS = 4000
 QUICK = {
