@@ -47,6 +47,7 @@ from storage.members import Member
 from storage.membership import Membership
 from storage.metered import MeteredStore
 from storage.objectstore import MemoryStore, ObjectStore
+from storage.sealer import DUTIES_END_S
 from storage.secret import cluster_secret
 from storage.stores import open_store, probe
 
@@ -58,9 +59,6 @@ log = logging.getLogger("tidelog")
 CLOSE_S = 12.0
 """For the last flush, after the 10 s that uvicorn gives to open requests: 22 s together, of the
 30 s after which Kubernetes kills."""
-
-LEFT_S = 1.0
-"""For what may die at any moment, and at the lowest priority may take long to notice its end."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -177,7 +175,7 @@ async def _serve_cluster(
         finally:
             care.cancel()
             await _close(broker, serving.consumers)
-            await asyncio.wait([care], timeout=LEFT_S)
+            await asyncio.wait([care], timeout=DUTIES_END_S)
     finally:
         await listener.close()
 

@@ -46,8 +46,8 @@ PATIENCE = 2
 """Tails so many times as large or old as they should be are sealed by whoever sees them: whose they
 are does not. Until then all the brokers but one would encode and upload in vain."""
 DUTIES_END_S = 1.0
-"""How long a broker's end waits for a seal: its thread, of the lowest priority, may not get its
-turn on a busy machine, and it may be cut off anywhere."""
+"""How long a broker's end waits for a seal, or for retention and collection: their threads, of the
+lowest priority, may not get a turn on a busy machine, and they may be cut off anywhere."""
 UPLOAD_AGE_MAX_S = 3600.0
 """From a segment's upload to its commit; collection waits several times as long."""
 

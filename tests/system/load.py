@@ -15,16 +15,12 @@ from tests.sim.history import Event
 from tests.support.history import Request, Written
 from tests.system.client import (
     PATIENCE_S,
-    AnswerLost,
     Client,
     Form,
-    NotSent,
-    NotServed,
     wait_until,
 )
-from tests.system.recorded import Recorded
+from tests.system.recorded import RETRY_S, Recorded, Watching
 
-RETRY_S = 0.02
 GIVE_UP_SHARE = 0.2
 MANY_RECORDS_SHARE = 0.1
 RECORDS_MANY = 100
@@ -150,40 +146,18 @@ class Load:
         return records
 
 
-class Reading:
+class Reading(Watching):
     """Reads a partition from its begin to its end, again and again, in pages of a few records; any
-    offset that is not the next one is a failure. Runs from `with` to the end of the block."""
+    offset that is not the next one is a failure."""
 
     def __init__(self, base_url: str, topic: str, partition: int) -> None:
-        self._base_url = base_url
+        super().__init__(Client(base_url))
         self._where = (topic, partition)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.failures: list[str] = []
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with Client(self._base_url) as client:
-            while not self._stop.is_set():
-                try:
-                    self._read_all(client)
-                except (NotSent, AnswerLost, NotServed):
-                    time.sleep(RETRY_S)
-                except BaseException as error:  # noqa: BLE001 - told to whoever looks
-                    self.failures.append(repr(error))
-                    return
-
-    def _read_all(self, client: Client) -> None:
+    def _read(self) -> None:
         at = 0
         while not self._stop.is_set():
-            page, next_offset = client.read_page(*self._where, at, bytes_max=20_000)
+            page, next_offset = self._client.read_page(*self._where, at, bytes_max=20_000)
             found = [read.offset for read in page]
             if found != list(range(at, next_offset)):
                 self.failures.append(f"asked for {at}, got {found}, then to go on at {next_offset}")

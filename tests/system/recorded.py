@@ -1,6 +1,7 @@
 """Clients that write down what they ask and are told, as clients of the simulator do: one checker
 serves both (tests.sim.checker)."""
 
+import abc
 import random
 import threading
 import time
@@ -9,11 +10,12 @@ from typing import Self
 
 from tests.sim import history
 from tests.support.history import Log, Request
-from tests.system.client import AnswerLost, Balanced, Form, NotSent, NotServed
+from tests.system.client import AnswerLost, Balanced, Client, Form, NotSent, NotServed
 
 OPS_OF_ONE = 10**9
 """Numbers of requests: no two clients have the same."""
 ANSWER_S = 5.0
+RETRY_S = 0.02
 BACK = 500
 """How many records a witness goes back at most, before it follows again."""
 
@@ -77,21 +79,14 @@ class Recorded(Balanced):
         return answer
 
 
-class Witness:
-    """Follows a partition at any broker, now and then again from a bit before; runs from `with` to
-    the end of the block."""
+class Watching(abc.ABC):
+    """Reads in a thread, from `with` to the end of the block; `failures` is what was wrong."""
 
-    def __init__(self, base_urls: Sequence[str], topic: str, partition: int, number: int) -> None:
-        self._client = Recorded(base_urls, number)
-        self._where = (topic, partition)
-        self._random = random.Random(number)
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.failures: list[str] = []
-
-    @property
-    def events(self) -> list[history.Event]:
-        return self._client.history.events
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -101,24 +96,47 @@ class Witness:
         self._stop.set()
         self._thread.join()
 
+    @abc.abstractmethod
+    def _read(self) -> None:
+        """The next of it; may raise NotSent, AnswerLost, NotServed, and is called again then."""
+
     def _run(self) -> None:
-        offset = streams = 0
-        with self._client as client:
+        with self._client:
             while not self._stop.is_set():
-                client.turn()
-                if self._random.random() < 0.02:
-                    offset, streams = max(0, offset - self._random.randrange(BACK)), streams + 1
                 try:
-                    told = client.follow(*self._where, offset, stream=f"{client.name}/{streams}")
+                    self._read()
                 except (NotSent, AnswerLost, NotServed):
-                    self._stop.wait(0.02)
+                    self._stop.wait(RETRY_S)
                 except BaseException as error:  # noqa: BLE001 - told to whoever looks
                     self.failures.append(repr(error))
                     return
-                else:
-                    offset = told.next_offset
-                    if not told.records:
-                        self._stop.wait(0.05)
+
+
+class Witness(Watching):
+    """Follows a partition at any broker, now and then again from a bit before."""
+
+    def __init__(self, base_urls: Sequence[str], topic: str, partition: int, number: int) -> None:
+        self._recorded = Recorded(base_urls, number)
+        super().__init__(self._recorded)
+        self._where = (topic, partition)
+        self._random = random.Random(number)
+        self._offset = self._streams = 0
+
+    @property
+    def events(self) -> list[history.Event]:
+        return self._recorded.history.events
+
+    def _read(self) -> None:
+        client = self._recorded
+        client.turn()
+        if self._random.random() < 0.02:
+            self._offset = max(0, self._offset - self._random.randrange(BACK))
+            self._streams += 1
+        stream = f"{client.name}/{self._streams}"
+        told = client.follow(*self._where, self._offset, stream=stream)
+        self._offset = told.next_offset
+        if not told.records:
+            self._stop.wait(0.05)
 
 
 def history_of(
