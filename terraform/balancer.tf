@@ -1,4 +1,4 @@
-# An internal balancer. It forwards streams as they come, and waits as long as the longest poll.
+# An internal balancer. It forwards streams without buffering; its timeout is above the longest long poll.
 
 locals {
   has_tls       = var.certificate_arn != ""
@@ -23,7 +23,7 @@ resource "aws_lb_target_group" "brokers" {
   protocol    = "HTTP"
   target_type = "ip"
   vpc_id      = local.vpc_id
-  # ECS sends SIGTERM after it; then a broker has its own patience.
+  # ECS sends SIGTERM after this delay; then the broker waits for open requests by itself.
   deregistration_delay          = 10
   load_balancing_algorithm_type = "least_outstanding_requests"
   tags                          = local.tags

@@ -1,4 +1,4 @@
-# Brokers on Fargate. They keep nothing, so the service may start and end them as it likes.
+# Brokers on Fargate. They have no durable state, so the service may start and stop them at any time.
 
 resource "aws_ecs_cluster" "log" {
   name = var.name
@@ -50,7 +50,7 @@ resource "aws_ecs_task_definition" "broker" {
   task_role_arn            = aws_iam_role.task["broker"].arn
   tags                     = local.tags
 
-  # Both go with the task: acks=1 outlives the process, not the task.
+  # Both volumes end with the task: records of acks=1 survive a crash of the process, not the end of the task.
   volume {
     name = "hot"
   }
@@ -63,7 +63,7 @@ resource "aws_ecs_task_definition" "broker" {
     name             = "broker"
     command          = ["serve"]
     logConfiguration = local.log_configuration["broker"]
-    # Requests have 10 s to end, the last flush has 12.
+    # A broker needs at most 22 s to stop: 10 s for open requests, 12 s for the last flush.
     stopTimeout = 30
     portMappings = [
       { containerPort = local.http_port, protocol = "tcp" },
@@ -112,7 +112,7 @@ resource "aws_ecs_service" "brokers" {
   }
 
   lifecycle {
-    ignore_changes = [desired_count] # the scaling below decides
+    ignore_changes = [desired_count] # the scaling below sets it
   }
 
   depends_on = [aws_lb_listener.brokers, aws_iam_role_policy_attachment.store]
@@ -136,7 +136,7 @@ resource "aws_appautoscaling_policy" "brokers" {
   target_tracking_scaling_policy_configuration {
     target_value       = 60
     scale_out_cooldown = 60
-    scale_in_cooldown  = 600 # a broker that goes takes its caches along
+    scale_in_cooldown  = 600 # slow, because the caches of a stopped broker are lost
 
     predefined_metric_specification {
       predefined_metric_type = "ECSServiceAverageCPUUtilization"

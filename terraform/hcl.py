@@ -1,4 +1,4 @@
-"""The module's files as Python values, for the README, the tests and the schema's check."""
+"""Parses the .tf files into Python values, for README.md, the tests and the schema's check."""
 
 import re
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import hcl2
 
-ROOT = Path(__file__).parent
-EXAMPLES = ROOT / "examples"
+MODULE = Path(__file__).parent
+EXAMPLES = MODULE / "examples"
 IS_BLOCK = "__is_block__"
 
 
 class Block(NamedTuple):
-    """A block with labels, as `resource "aws_s3_bucket" "log"`; `kind` is its first word."""
+    """A block with labels, such as `resource "aws_s3_bucket" "log"`; `kind` is its first word."""
 
     kind: str
     labels: tuple[str, ...]
@@ -30,8 +30,8 @@ LABELS = {"resource": 2, "data": 2, "variable": 1, "output": 1, "module": 1, "pr
 
 
 @cache
-def blocks(folder: Path = ROOT) -> tuple[Block, ...]:
-    """All of a folder's files, in the order of their names."""
+def blocks(folder: Path = MODULE) -> tuple[Block, ...]:
+    """Return the blocks of all files of a folder, in the order of the files' names."""
     return tuple(
         block
         for path in sorted(folder.glob("*.tf"))
@@ -39,17 +39,17 @@ def blocks(folder: Path = ROOT) -> tuple[Block, ...]:
     )
 
 
-def of_kind(kind: str, folder: Path = ROOT) -> list[Block]:
+def of_kind(kind: str, folder: Path = MODULE) -> list[Block]:
     return [block for block in blocks(folder) if block.kind == kind]
 
 
 def resources(kind: str) -> list[Block]:
-    """Those of one type, as aws_s3_bucket."""
+    """Return the resources of one type, such as aws_s3_bucket."""
     return [block for block in of_kind("resource") if block.labels[0] == kind]
 
 
 def text(value: object) -> str:
-    """A literal string without its quotes; anything else as it is written."""
+    """Return a literal string without its quotes; any other expression unchanged."""
     written = str(value)
     if len(written) > 1 and written[0] == written[-1] == '"':
         return written[1:-1].replace('\\"', '"')
@@ -57,20 +57,22 @@ def text(value: object) -> str:
 
 
 def members(body: dict[str, Any]) -> dict[str, Any]:
-    """Attributes and inner blocks, without what the parser adds."""
+    """Return the attributes and inner blocks of a body, without the keys that the parser adds."""
     return {key: value for key, value in body.items() if not key.startswith("__")}
 
 
 def inner(value: object) -> list[dict[str, Any]]:
-    """The blocks that an attribute stands for; none where it is a value."""
+    """Return the blocks in a member of a body; empty if the member is an attribute."""
     if not isinstance(value, list):
         return []
     return [each for each in value if isinstance(each, dict) and IS_BLOCK in each]
 
 
 def template(name: str, **words: str | bool) -> str:
-    """A file of policies/ as `templatefile` makes it: words, and `if` without `else`."""
-    source = (ROOT / "policies" / f"{name}.json.tftpl").read_text(encoding="utf-8")
+    """Render a file of policies/ as Terraform's `templatefile` does.
+
+    Only `${name}` and `if` without `else` are supported."""
+    source = (MODULE / "policies" / f"{name}.json.tftpl").read_text(encoding="utf-8")
     chosen = re.sub(
         r"%\{ if (\w+) \}(.*?)%\{ endif \}",
         lambda found: found[2] if words[found[1]] else "",
@@ -80,8 +82,8 @@ def template(name: str, **words: str | bool) -> str:
     return re.sub(r"\$\{(\w+)\}", lambda found: str(words[found[1]]), chosen)
 
 
-def source(folder: Path = ROOT) -> str:
-    """All that is written, without comments."""
+def source(folder: Path = MODULE) -> str:
+    """Return the text of a folder's files without comments."""
     written = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.tf")))
     return re.sub(r"(^|\s)#.*$", "", written, flags=re.MULTILINE)
 

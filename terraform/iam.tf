@@ -1,8 +1,8 @@
-# Who may do what on the prefix: brokers create and read, maintenance deletes as well, readers read.
-# What makes a broker of its reader (tokens in brokers/*, secret.json) brokers alone can read.
-# The statements are in policies/*.json.tftpl: a test holds them to the calls that a broker and
-# maintenance were seen to make. A condition on s3:prefix must let pass a request that has none
-# (IfExists): S3 asks for ListBucket when a key is missing, and would answer 403 instead of 404.
+# Rights on the prefix: brokers create and read, maintenance also deletes, readers read. Only brokers can
+# read brokers/* and secret.json: a process that has these tokens can act as a broker. The statements are
+# in policies/*.json.tftpl; a test compares them with the calls that it records of a broker and of
+# maintenance. A condition on s3:prefix must allow requests that have no prefix (IfExists): if a key does
+# not exist, S3 checks ListBucket, and without the right answers 403 instead of 404.
 
 locals {
   policy_words = { bucket_arn = aws_s3_bucket.log.arn, prefix = var.prefix }
@@ -10,7 +10,7 @@ locals {
     for role in ["broker", "maintain", "reader"] :
     role => templatefile("${path.module}/policies/${role}.json.tftpl", local.policy_words)
   }
-  # Tasks and jobs that run with these rights, and who lends them.
+  # Tasks and jobs that run with these rights, and the AWS service that assumes the role.
   roles = merge(
     { broker = "ecs-tasks.amazonaws.com", maintain = "ecs-tasks.amazonaws.com" },
     var.has_spark ? { spark = "emr-serverless.amazonaws.com" } : {},
@@ -74,7 +74,7 @@ resource "aws_iam_role_policy" "key" {
   policy   = data.aws_iam_policy_document.key[0].json
 }
 
-# -- what starts the tasks: pulls the image, writes the log, reads the secrets
+# -- the role that starts tasks: it pulls the image, writes the log, reads the secrets
 
 data "aws_iam_policy_document" "execution_assume" {
   statement {

@@ -1,5 +1,5 @@
-# A tidelog cluster on AWS: a bucket, brokers on Fargate behind a balancer, maintenance by the clock.
-# The parts are in files of their own: storage, iam, network, balancer, brokers, maintain, spark, alarms.
+# A tidelog cluster on AWS: a bucket, brokers on Fargate behind a balancer, scheduled maintenance. Each part
+# has a file: storage, iam, network, balancer, brokers, maintain, spark, alarms.
 
 data "aws_caller_identity" "current" {}
 
@@ -27,7 +27,7 @@ locals {
       TIDELOG_PEER_PORT         = tostring(local.peer_port)
       TIDELOG_HOT_DIR           = "/var/lib/tidelog"
       TIDELOG_FLUSH_INTERVAL_MS = tostring(var.flush_interval_ms)
-      # The schedule does it, with rights that brokers do not have.
+      # 0: the schedule runs retention, with rights that brokers do not have.
       TIDELOG_RETENTION_CHECK_INTERVAL_MS = "0"
     },
   )

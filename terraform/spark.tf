@@ -1,5 +1,5 @@
-# Compaction of tables that are too large for one task: an EMR Serverless application that costs nothing
-# while nothing runs, and a job by the clock. What the job runs is in the image, as is tidelog.
+# Compaction of tables that are too large for one task: an EMR Serverless application, which costs nothing
+# while no job runs, and a schedule. The image has the job's program and tidelog.
 
 resource "aws_emrserverless_application" "spark" {
   count         = var.has_spark ? 1 : 0
@@ -60,7 +60,7 @@ resource "aws_iam_role_policy" "spark_scheduler" {
   policy = data.aws_iam_policy_document.spark_scheduler[0].json
 }
 
-# EMR writes the job's log here; nothing of the store is needed for it.
+# The job's role also writes the job's log to CloudWatch.
 data "aws_iam_policy_document" "spark_log" {
   count = var.has_spark ? 1 : 0
 

@@ -1,6 +1,6 @@
-# The bucket. Versioning stays off: every object is written once, and what is collected is garbage by
-# proof; old versions would be paid for and read by nobody, and a version put back by hand would be a
-# WAL number that means two things. Against the wrong command there is the backup of deploy/README.md.
+# The bucket. Versioning stays off: objects are written once, and collection deletes only proven garbage, so
+# old versions would cost money without use. An old version restored by hand could make two WAL entries of
+# one sequence number. Against mistakes of operators, deploy/README.md has a backup.
 
 resource "aws_s3_bucket" "log" {
   bucket        = local.bucket
@@ -37,8 +37,8 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "log" {
   }
 }
 
-# Nothing here expires or moves an object: what may be deleted is known to the log alone, and a WAL entry
-# that a rule has taken is a hole. Uploads that were never completed are nobody's.
+# No rule expires or moves an object: only the log can prove that an object is garbage, and a WAL entry that
+# a rule deletes leaves a gap. The only rule ends multipart uploads that were never completed.
 resource "aws_s3_bucket_lifecycle_configuration" "log" {
   bucket = aws_s3_bucket.log.id
 

@@ -1,24 +1,24 @@
-# -- what it is called, and where the log lives
+# -- names and the bucket
 
 variable "name" {
-  description = "Name of the cluster: of every resource, and of the bucket where `bucket_name` is empty."
+  description = "Name of the cluster. Names of resources begin with it."
   type        = string
   default     = "tidelog"
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]{1,20}[a-z0-9]$", var.name))
-    error_message = "The name has 3 to 22 lower-case letters, digits and hyphens: load balancers take 32 characters in all."
+    error_message = "The name must have 3 to 22 lower-case letters, digits and hyphens: a load balancer's name has at most 32."
   }
 }
 
 variable "bucket_name" {
-  description = "Name of the bucket. Empty: the name of the cluster, and the account's number."
+  description = "Name of the bucket. Empty: the name of the cluster, a hyphen and the account id."
   type        = string
   default     = ""
 
   validation {
     condition     = var.bucket_name == "" || can(regex("^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$", var.bucket_name))
-    error_message = "A bucket's name has 3 to 63 lower-case letters, digits and hyphens (dots break TLS)."
+    error_message = "The bucket's name must have 3 to 63 lower-case letters, digits and hyphens (dots break TLS)."
   }
 }
 
@@ -29,30 +29,30 @@ variable "prefix" {
 
   validation {
     condition     = can(regex("^[A-Za-z0-9][A-Za-z0-9_-]*$", var.prefix))
-    error_message = "The prefix is one word of letters, digits, hyphens and underscores."
+    error_message = "The prefix must be one word of letters, digits, hyphens and underscores."
   }
 }
 
 variable "is_wal_write_once" {
-  description = "Whether the bucket itself refuses to overwrite WAL entries. Off only while a backup is copied back."
+  description = "Whether the bucket policy denies overwriting WAL entries. Set it to false only while you restore a backup."
   type        = bool
   default     = true
 }
 
 variable "is_protected" {
-  description = "Whether a bucket that holds objects, and the balancer, are kept from being destroyed. Off where the log may go."
+  description = "Whether Terraform refuses to destroy the balancer and a bucket with objects. Set it to false for a trial."
   type        = bool
   default     = true
 }
 
 variable "kms_key_arn" {
-  description = "Key that encrypts the bucket. Empty: S3's own keys (SSE-S3), which cost nothing a request."
+  description = "ARN of the KMS key of the bucket. Empty: S3's own keys (SSE-S3), which cost nothing per request."
   type        = string
   default     = ""
 
   validation {
     condition     = var.kms_key_arn == "" || can(regex("^arn:[a-z-]+:kms:", var.kms_key_arn))
-    error_message = "This is not the ARN of a KMS key."
+    error_message = "kms_key_arn must be the ARN of a KMS key."
   }
 }
 
@@ -65,19 +65,19 @@ variable "tags" {
 # -- network
 
 variable "vpc_id" {
-  description = "VPC to run in. Empty: one of its own, with endpoints instead of a NAT gateway."
+  description = "VPC of the cluster. Empty: a new VPC, with endpoints instead of a NAT gateway."
   type        = string
   default     = ""
 }
 
 variable "subnet_ids" {
-  description = "Private subnets of `vpc_id` for brokers and the balancer, in two zones at least; with a way to S3 and ECR."
+  description = "Private subnets of `vpc_id` for brokers and balancer, in at least two zones, with routes to S3 and ECR."
   type        = list(string)
   default     = []
 
   validation {
     condition     = length(var.subnet_ids) == 0 || length(var.subnet_ids) >= 2
-    error_message = "A balancer takes subnets in two zones at least."
+    error_message = "A balancer needs subnets in at least two zones."
   }
 
   validation {
@@ -87,13 +87,13 @@ variable "subnet_ids" {
 }
 
 variable "vpc_cidr" {
-  description = "Addresses of the VPC that is made."
+  description = "Addresses of the new VPC, if `vpc_id` is empty."
   type        = string
   default     = "10.42.0.0/16"
 
   validation {
     condition     = can(cidrsubnet(var.vpc_cidr, 4, 2))
-    error_message = "This is no CIDR block with room for three subnets."
+    error_message = "vpc_cidr must be a CIDR block with room for three subnets."
   }
 }
 
@@ -103,7 +103,7 @@ variable "client_cidrs" {
 
   validation {
     condition     = alltrue([for cidr in var.client_cidrs : can(cidrhost(cidr, 0))])
-    error_message = "Each is a CIDR block, as 10.0.0.0/8."
+    error_message = "Each element must be a CIDR block, such as 10.0.0.0/8."
   }
 
   validation {
@@ -113,7 +113,7 @@ variable "client_cidrs" {
 }
 
 variable "certificate_arn" {
-  description = "Certificate of the balancer. Empty: plain HTTP, for a network that encrypts by itself."
+  description = "ARN of the balancer's certificate. Empty: plain HTTP, for a network with its own encryption."
   type        = string
   default     = ""
 }
@@ -121,108 +121,108 @@ variable "certificate_arn" {
 # -- brokers
 
 variable "image" {
-  description = "Image of deploy/Dockerfile, in a registry that the tasks reach."
+  description = "Image built from deploy/Dockerfile, in a registry that the tasks can reach."
   type        = string
 }
 
 variable "broker_cpu" {
-  description = "CPU units of a broker: 1024 is one core. A process uses about one and a half."
+  description = "CPU units of a broker; 1024 is one core. A broker uses about one and a half cores."
   type        = number
   default     = 2048
 
   validation {
     condition     = contains([512, 1024, 2048, 4096], var.broker_cpu)
-    error_message = "Fargate has 512, 1024, 2048 or 4096 for one broker."
+    error_message = "broker_cpu must be 512, 1024, 2048 or 4096 (Fargate)."
   }
 }
 
 variable "broker_memory" {
-  description = "MiB of a broker: the caches and buffers of the settings, and 500."
+  description = "Memory of a broker in MiB: the sum of its caches and buffers, and 500."
   type        = number
   default     = 4096
 
   validation {
     condition     = var.broker_memory >= 2048 && var.broker_memory % 1024 == 0
-    error_message = "With the default caches a broker takes 2048 at least, in steps of 1024."
+    error_message = "broker_memory must be at least 2048 (the default caches need it), in steps of 1024."
   }
 }
 
 variable "brokers_min" {
-  description = "Brokers at least."
+  description = "Minimum number of brokers."
   type        = number
   default     = 2
 
   validation {
     condition     = var.brokers_min >= 1
-    error_message = "One broker at least."
+    error_message = "brokers_min must be at least 1."
   }
 }
 
 variable "brokers_max" {
-  description = "Brokers at most; between the two the CPU decides."
+  description = "Maximum number of brokers. The scaling between minimum and maximum follows the CPU load."
   type        = number
   default     = 8
 
   validation {
     condition     = var.brokers_max >= var.brokers_min && var.brokers_max <= 40
-    error_message = "At least brokers_min, and 40 at most: what one WAL was measured with."
+    error_message = "brokers_max must be at least brokers_min and at most 40, the largest measured cluster."
   }
 }
 
 variable "settings" {
-  description = "Settings of the brokers by variable, as `TIDELOG_FLUSH_BYTES`; those of the module win."
+  description = "Settings of the brokers by variable, such as `TIDELOG_FLUSH_BYTES`. The module's own settings override them."
   type        = map(string)
   default     = {}
 
   validation {
     condition     = alltrue([for name in keys(var.settings) : can(regex("^TIDELOG_[A-Z0-9_]+$", name))])
-    error_message = "Settings are variables, as TIDELOG_FLUSH_INTERVAL_MS."
+    error_message = "Each key must be the variable of a setting, such as TIDELOG_FLUSH_INTERVAL_MS."
   }
 }
 
 variable "secret_settings" {
-  description = "Settings that nobody should read in the task definition: variable to ARN in Secrets Manager."
+  description = "Settings whose values must not be in the task definition: ARN in Secrets Manager, by variable."
   type        = map(string)
   default     = {}
 
   validation {
     condition     = alltrue([for arn in values(var.secret_settings) : can(regex("^arn:[a-z-]+:secretsmanager:", arn))])
-    error_message = "Each value is the ARN of a secret."
+    error_message = "Each value must be the ARN of a secret."
   }
 }
 
 variable "flush_interval_ms" {
-  description = "Least time between two commits of a broker: 250 costs about $52 a month and broker in PUTs, under load."
+  description = "Minimum time between two flushes of a broker. With 250, the PUTs of a broker under load cost about $52 a month."
   type        = number
   default     = 250
 
   validation {
     condition     = var.flush_interval_ms >= 0 && var.flush_interval_ms <= 60000
-    error_message = "From 0 to 60000."
+    error_message = "flush_interval_ms must be from 0 to 60000."
   }
 }
 
 # -- maintenance, Spark, alarms
 
 variable "maintain_schedule" {
-  description = "When retention, merging and collection run."
+  description = "Schedule of retention, merging, compaction and collection."
   type        = string
   default     = "rate(1 hour)"
 
   validation {
     condition     = can(regex("^(rate|cron)\\(.+\\)$", var.maintain_schedule))
-    error_message = "rate(...) or cron(...), as EventBridge Scheduler has them."
+    error_message = "The schedule must be rate(...) or cron(...), as in EventBridge Scheduler."
   }
 }
 
 variable "has_spark" {
-  description = "Whether there is an EMR Serverless application for compaction of large tables, and its schedule."
+  description = "Whether to create an EMR Serverless application for the compaction of large tables, and its schedule."
   type        = bool
   default     = false
 }
 
 variable "spark_image" {
-  description = "Image for EMR Serverless: one of EMR's own, with tidelog and deploy/jobs installed."
+  description = "Image for EMR Serverless: an image of EMR, with tidelog and deploy/jobs installed."
   type        = string
   default     = ""
 
@@ -233,35 +233,35 @@ variable "spark_image" {
 }
 
 variable "spark_entry_point" {
-  description = "What spark-submit runs: a file in the image, or an object that the job may read."
+  description = "Program that spark-submit runs: a file in the image, or an object that the job may read."
   type        = string
   default     = "local:///opt/tidelog/jobs/spark_command.py"
 }
 
 variable "spark_schedule" {
-  description = "When Spark compacts."
+  description = "Schedule of the compaction with Spark."
   type        = string
   default     = "cron(47 2 * * ? *)"
 
   validation {
     condition     = can(regex("^(rate|cron)\\(.+\\)$", var.spark_schedule))
-    error_message = "rate(...) or cron(...), as EventBridge Scheduler has them."
+    error_message = "The schedule must be rate(...) or cron(...), as in EventBridge Scheduler."
   }
 }
 
 variable "alarm_topic_arns" {
-  description = "SNS topics that alarms tell."
+  description = "SNS topics that receive the alarms."
   type        = list(string)
   default     = []
 }
 
 variable "log_retention_days" {
-  description = "Days that logs of brokers and jobs are kept."
+  description = "Retention of the logs of brokers and jobs, in days."
   type        = number
   default     = 30
 
   validation {
     condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731], var.log_retention_days)
-    error_message = "CloudWatch knows 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731."
+    error_message = "log_retention_days must be a value of CloudWatch: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731."
   }
 }

@@ -1,6 +1,6 @@
-"""Make the bucket of `TIDELOG_STORE` where there is none: what docker-compose.yml starts first.
+"""Create the bucket of `TIDELOG_STORE` if it does not exist; docker-compose.yml starts this first.
 
-Waits for the S3 server to answer, because compose starts both at once.
+Compose starts the S3 server at the same time, so this retries once a second for a minute.
 """
 
 import os
@@ -12,8 +12,8 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-TRIES = 60
-THERE = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
+CREATE_TRIES = 60
+CODES_OF_EXISTING = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 
 
 def main() -> int:
@@ -26,20 +26,20 @@ def main() -> int:
             s3={"addressing_style": "path"}, connect_timeout=2, retries={"total_max_attempts": 1}
         ),
     )
-    why = ""
-    for _ in range(TRIES):
+    failure = ""
+    for _ in range(CREATE_TRIES):
         try:
             client.create_bucket(Bucket=bucket)
         except ClientError as error:
-            if error.response["Error"]["Code"] in THERE:
+            if error.response["Error"]["Code"] in CODES_OF_EXISTING:
                 return 0
-            why = str(error)
+            failure = str(error)
         except BotoCoreError as error:
-            why = str(error)
+            failure = str(error)
         else:
             return 0
         time.sleep(1)
-    sys.stderr.write(f"bucket {bucket} cannot be made: {why}\n")
+    sys.stderr.write(f"cannot create bucket {bucket}: {failure}\n")
     return 1
 
 

@@ -1,8 +1,8 @@
-"""`tidelog` as the application that spark-submit runs: a command's arguments follow."""
+"""The command line `tidelog` as an application of spark-submit: the arguments are the command's."""
 
 import sys
 
-from service.cli import main
+from tidelog.service.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

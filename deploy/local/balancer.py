@@ -1,7 +1,7 @@
-"""nginx or haproxy in front of brokers: their configuration from one template each, and a process.
+"""nginx or haproxy in front of brokers: the configuration from a template, and the process.
 
-The templates beside this file serve this machine and docker-compose.yml alike; the file that
-compose mounts is what `compose_config` gives (a test compares them):
+The templates are the .conf files of this folder. The file that docker-compose.yml mounts is made
+from the same template, and a test compares the two:
 
     python -m deploy.local.balancer > deploy/compose/nginx.conf
 """
@@ -26,25 +26,25 @@ ARGUMENTS: Mapping[str, Sequence[str]] = {
     "nginx": ("-c", "{config}", "-p", "{folder}", "-e", "{folder}/log"),
     "haproxy": ("-f", "{config}"),
 }
-"""Either is free, in every distribution, and forwards a stream as it comes."""
+"""Both are free software, in every distribution, and forward a stream without buffering it."""
 SERVERS: Mapping[str, str] = {
     "nginx": "server {target} max_fails=1 fail_timeout=1s;",
     "haproxy": "server {name} {target} check inter 500ms fall 1 rise 1",
 }
 COMPOSE_BROKERS = ("broker-1:8082", "broker-2:8082", "broker-3:8082")
-START_S = 10.0
+BALANCER_START_S = 10.0
 
 
 class Program(NamedTuple):
-    """An installed balancer, and how it is started."""
+    """An installed balancer and the command that starts it."""
 
     name: str
     command: Sequence[str]
 
 
 def installed_balancer() -> Program | None:
-    """One, if there is one: that of the distribution, or nginx from its wheel."""
-    # Debian keeps them where only root's shell looks.
+    """Return the balancer of the distribution, else nginx from its wheel, else None."""
+    # Debian installs them into folders that only root's PATH has.
     places = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
     for name in ARGUMENTS:
         if path := shutil.which(name, path=places):
@@ -55,7 +55,7 @@ def installed_balancer() -> Program | None:
 
 
 def filled(name: str, listen: str, folder: str, servers: Sequence[str]) -> str:
-    """The template of this balancer with what depends on the place."""
+    """Return the template of this balancer, filled with address, folder and lines of servers."""
     template = (TEMPLATES / f"{name}.conf").read_text(encoding="utf-8")
     lines = "\n        ".join(servers)
     return (
@@ -64,7 +64,7 @@ def filled(name: str, listen: str, folder: str, servers: Sequence[str]) -> str:
 
 
 def servers(name: str, targets: Sequence[str]) -> list[str]:
-    """A line for each broker, from host:port."""
+    """Return a line of configuration for each broker; a target is host:port."""
     return [
         SERVERS[name].format(target=target, name=f"broker-{number}")
         for number, target in enumerate(targets, 1)
@@ -72,8 +72,8 @@ def servers(name: str, targets: Sequence[str]) -> list[str]:
 
 
 def compose_config() -> str:
-    """nginx inside of docker-compose.yml: names come from Docker's resolver, again and again, since
-    a container that was made anew has another address."""
+    """Return the nginx configuration of docker-compose.yml. nginx resolves the names of the brokers
+    every 5 s with Docker's resolver, because a recreated container has a new address."""
     lines = [line.replace(";", " resolve;") for line in servers("nginx", COMPOSE_BROKERS)]
     dns = ["zone tidelog 64k;", "resolver 127.0.0.11 valid=5s ipv6=off;"]
     config = filled("nginx", "0.0.0.0:8080", "/tmp", [*dns, *lines])
@@ -82,10 +82,10 @@ def compose_config() -> str:
 
 @contextlib.contextmanager
 def balancer(folder: Path, targets: Sequence[int], port: int = 0) -> Iterator[int]:
-    """One in front of the brokers on these ports of 127.0.0.1; its own port.
+    """Run a balancer for the brokers on these ports of 127.0.0.1; yield its port.
 
-    A request that a broker has seen is not sent to another: whether to is its sender's to decide,
-    who knows whether it has an Idempotency-Key.
+    The balancer does not send a request that one broker has received to another broker. The client
+    decides about a retry: it knows whether the request has an Idempotency-Key.
     """
     program = installed_balancer()
     if program is None:
@@ -99,7 +99,7 @@ def balancer(folder: Path, targets: Sequence[int], port: int = 0) -> Iterator[in
 
 @contextlib.contextmanager
 def running(program: Program, config: str, folder: Path, port: int) -> Iterator[None]:
-    """This configuration as a process, ended by its id."""
+    """Run a process with this configuration; end it by its id."""
     path, out = folder / f"{program.name}.conf", folder / f"{program.name}.out"
     path.write_text(config, encoding="utf-8")
     options = (part.format(config=path, folder=folder) for part in ARGUMENTS[program.name])
@@ -116,12 +116,12 @@ def running(program: Program, config: str, folder: Path, port: int) -> Iterator[
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes], out: Path) -> None:
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + BALANCER_START_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
             return
         time.sleep(0.02)
-    raise RuntimeError(f"the balancer does not start:\n{out.read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(f"the balancer did not start:\n{out.read_text(errors='replace')[-2000:]}")
 
 
 if __name__ == "__main__":

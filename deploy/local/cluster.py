@@ -2,9 +2,9 @@
 
     python -m deploy.local.cluster [--brokers 3] [--store URL] [--port 8080]
 
-SeaweedFS holds the log, unless `--store` says where; nginx or haproxy, whichever is installed,
-stands in front. Each part is a child process that is ended by its process id, in the reverse order,
-whatever happens; what SeaweedFS held is gone then. Nobody but this machine reaches any of it.
+The log is in SeaweedFS, or in the store of `--store`. The balancer is nginx or haproxy: one of them
+must be installed. Each part is a child process. At the end, also after an error, this process ends
+them by their ids, in reverse order. Then the data in SeaweedFS is gone. All ports are on 127.0.0.1.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from deploy.demo.broker_process import BrokerProcess
 from deploy.local.balancer import balancer
-from service.broker_process import BrokerProcess
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, running_seaweed
 
 
 class Store(NamedTuple):
-    """Where the log lives, and what a broker needs to be told to reach it."""
+    """Location of the log, with the settings and the environment that reach it."""
 
     url: str
     settings: Mapping[str, object] = {}
@@ -36,7 +36,7 @@ class Store(NamedTuple):
 
 @contextlib.contextmanager
 def s3_store() -> Iterator[Store]:
-    """A SeaweedFS of our own with a bucket."""
+    """Run a SeaweedFS server with a bucket; yield the store in it."""
     with running_seaweed() as server:
         yield Store(
             f"s3://{server.bucket}/cluster",
@@ -49,9 +49,11 @@ def s3_store() -> Iterator[Store]:
 def brokers(
     count: int, store: Store, folder: Path, **settings: object
 ) -> Iterator[list[BrokerProcess]]:
-    """So many brokers of one cluster, ready; killed at the end unless somebody stopped them."""
+    """Start `count` brokers of one cluster; yield them when all are ready.
+
+    Those that still run at the end are killed."""
     with contextlib.ExitStack() as stack:
-        made = [
+        processes = [
             BrokerProcess(
                 store.url,
                 folder / f"{name}.log",
@@ -60,18 +62,18 @@ def brokers(
             )
             for name in (f"broker-{number}" for number in range(1, count + 1))
         ]
-        for broker in made:
+        for broker in processes:
             stack.callback(broker.kill)
         with ThreadPoolExecutor(count) as pool:
-            list(pool.map(BrokerProcess.start, made))
-        yield made
+            list(pool.map(BrokerProcess.start, processes))
+        yield processes
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make cluster", description=__doc__)
-    parser.add_argument("--brokers", type=int, default=3, help="how many (3)")
-    parser.add_argument("--store", default="", help="a store's URL; empty: a SeaweedFS of its own")
-    parser.add_argument("--port", type=int, default=8080, help="the balancer's port (8080)")
+    parser.add_argument("--brokers", type=int, default=3, help="number of brokers (3)")
+    parser.add_argument("--store", default="", help="URL of a store; empty: start SeaweedFS")
+    parser.add_argument("--port", type=int, default=8080, help="port of the balancer (8080)")
     arguments = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
     ended = threading.Event()
@@ -93,8 +95,8 @@ def main() -> int:
             port = stack.enter_context(balancer(folder, ports, arguments.port))
             console.print(f"balancer   http://127.0.0.1:{port}   docs at /docs")
         except FileNotFoundError as error:
-            console.print(f"no balancer: {error} (apt install nginx-light); use the brokers' own")
-        console.print("Ctrl-C stops all of it")
+            console.print(f"no balancer: {error} (apt install nginx-light); use the brokers' ports")
+        console.print("Ctrl-C stops the cluster")
         ended.wait()
         console.print("stopping ...")
         for broker in running:

@@ -1,8 +1,7 @@
-"""The brokers of a compose file as processes on this machine: what Docker would run, without it.
+"""The services of a compose file as processes on this machine, without Docker.
 
-Commands and environment are taken as they stand in the file. What differs is what Docker itself
-would add: a service's name is no host name here, so each `name:port` of another service becomes
-127.0.0.1 and a port of its own; a volume is a folder; a port inside of a container is a free one.
+Commands and environment are those of the file. Replaced is only what Docker provides: `name:port`
+of a service becomes 127.0.0.1 with a free port, a volume becomes a folder.
 """
 
 import os
@@ -14,12 +13,12 @@ from typing import Any
 
 import yaml
 
-from service.broker_process import BrokerProcess
+from deploy.demo.broker_process import BrokerProcess
 from tests.support.ports import free_port_pairs
+from tidelog.service.settings import PREFIX
 
 COMPOSE_FILE = Path(__file__).parents[1] / "docker-compose.yml"
 IMAGE = "tidelog"
-PREFIX = "TIDELOG_"
 PEER_PORT = f"{PREFIX}PEER_PORT"
 
 _VARIABLE = re.compile(r"\$(?:\$|\{(\w+):-([^}]*)\})")
@@ -29,9 +28,9 @@ Service = Mapping[str, Any]
 
 
 class Translation:
-    """From names, ports and folders inside of containers to those of this machine.
+    """Translates names, ports and folders inside of containers to those of this machine.
 
-    `known` has the addresses of services that run elsewhere, as `s3:9000`.
+    `known` maps an address in the file, such as `s3:9000`, to that of a running service.
     """
 
     def __init__(self, folder: Path, known: Mapping[str, str]) -> None:
@@ -39,19 +38,19 @@ class Translation:
         self._addresses = dict(known)
 
     def address(self, name: str, port: str) -> str:
-        """host:port of a service; the first question decides on a free port."""
+        """Return host:port of a service; the first call for it reserves a free port."""
         if f"{name}:{port}" not in self._addresses:
             self._addresses[f"{name}:{port}"] = f"127.0.0.1:{free_port_pairs(1)[0]}"
         return self._addresses[f"{name}:{port}"]
 
     def volume(self, name: str) -> Path:
-        """The folder that stands for a volume."""
+        """Return the folder that replaces a volume."""
         path = self._folder / name
         path.mkdir(exist_ok=True)
         return path
 
     def environment(self, name: str, service: Service) -> dict[str, str]:
-        """What the service's process is given, beside what any process has."""
+        """Return the variables that the file sets for a service, with addresses translated."""
         volumes = dict(reversed(text.split(":")[:2]) for text in service.get("volumes", ()))
         given: dict[str, str] = {}
         for key, value in service.get("environment", {}).items():
@@ -63,14 +62,14 @@ class Translation:
 
 
 def services(path: Path = COMPOSE_FILE) -> dict[str, Service]:
-    """The services of a compose file, with the defaults of its variables."""
+    """Return the services of a compose file, with the defaults of its variables."""
     loaded = yaml.safe_load(_with_defaults(path.read_text(encoding="utf-8")))
     found: dict[str, Service] = loaded["services"]
     return found
 
 
 def brokers(found: Mapping[str, Service]) -> dict[str, Service]:
-    """Those of our image that serve."""
+    """Return the services that run our image with the command `serve`."""
     return {
         name: service
         for name, service in found.items()
@@ -81,20 +80,21 @@ def brokers(found: Mapping[str, Service]) -> dict[str, Service]:
 def broker_process(
     name: str, service: Service, translation: Translation, folder: Path
 ) -> BrokerProcess:
-    """The broker, not started: the file's variables, on a port of this machine."""
+    """Return a broker that is not started, with the file's variables and a port of this machine."""
     given = translation.environment(name, service)
     flags = {flag: given.pop(PREFIX + flag.upper()) for flag in ("store", "host", "port")}
-    assert flags["host"] == "0.0.0.0", f"{name} would not be reached from other containers"
+    assert flags["host"] == "0.0.0.0", f"other containers cannot reach {name}"
     given[f"{PREFIX}PEER_HOST"] = "127.0.0.1"
     return BrokerProcess(flags["store"], folder / f"{name}.log", {}, {**_clean(), **given})
 
 
 def command(service: Service, *, source: Path = COMPOSE_FILE) -> list[str]:
-    """Entry point and command of a job, with mounted files where they lie in the repository."""
+    """Return entry point and command of a job, with the repository's paths of mounted files."""
     entry = list(service.get("entrypoint", ["tidelog"]))
     mounts = dict(reversed(text.split(":")[:2]) for text in service.get("volumes", ()))
     words = [str(word).replace("$$", "$") for word in [*entry, *service.get("command", ())]]
-    programs = {"tidelog": [sys.executable, "-m", "service.cli"], "python": [sys.executable]}
+    command = [sys.executable, "-m", "tidelog.service.cli.main"]
+    programs = {"tidelog": command, "python": [sys.executable]}
     return [
         *programs.get(words[0], [words[0]]),
         *(str(source.parent / mounts[word]) if word in mounts else word for word in words[1:]),
@@ -102,7 +102,7 @@ def command(service: Service, *, source: Path = COMPOSE_FILE) -> list[str]:
 
 
 def job_environment(name: str, service: Service, translation: Translation) -> dict[str, str]:
-    """What a job's process is given."""
+    """Return the environment of a job's process."""
     return {**_clean(), **translation.environment(name, service)}
 
 

@@ -1,8 +1,8 @@
-"""The Grafana dashboard, from a table of rows and panels: JSON of a thousand lines is not read.
+"""The Grafana dashboard: writes its 1,700 lines of JSON from a table of rows and panels.
 
     python -m deploy.monitoring.dashboard > deploy/monitoring/dashboard.json
 
-A test compares the file with what this writes, and every metric in it with what brokers export.
+Tests compare the file with the output, and each metric in it with those that brokers export.
 """
 
 import json
@@ -18,14 +18,14 @@ BROKER = '{instance=~"$instance"}'
 
 
 class Query(NamedTuple):
-    """An expression of PromQL, and what its lines are called."""
+    """An expression of PromQL, and the legend of its lines."""
 
     expr: str
     legend: str = "{{instance}}"
 
 
 class Panel(NamedTuple):
-    """A plot, or a number where `is_stat`."""
+    """A plot, or a number if `is_stat`."""
 
     title: str
     queries: Sequence[Query]
@@ -52,7 +52,7 @@ def latency(title: str, route: str) -> Panel:
 
 
 def spread(title: str, name: str, unit: str = "short", about: str = "") -> Panel:
-    """The quantiles of a histogram over all brokers."""
+    """Return a panel with the quantiles of a histogram over all brokers."""
     buckets = f"sum by (le) (rate(tidelog_{name}_bucket{BROKER}[$__rate_interval]))"
     queries = [
         Query(f"histogram_quantile({share}, {buckets})", f"p{share * 100:g}") for share in SHARES
@@ -98,14 +98,14 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                         "/ sum(rate(tidelog_wal_entries_committed_total[15m]))"
                     )
                 ],
-                about="1 is ideal; more are lost races and unknown outcomes",
+                about="1 is ideal; lost races and unknown outcomes take more",
                 is_stat=True,
             ),
             Panel(
                 "Requests, cost a day",
                 [Query(f"{DAY_S} * ({PUTS} * ${{put_price}} + {GETS} * ${{get_price}}) / 1e6")],
                 "currencyUSD",
-                "of the last hour, at the prices above; without Delta's own and storage",
+                "rate of the last hour, at the prices above; without storage and Delta's requests",
                 is_stat=True,
             ),
         ),
@@ -136,7 +136,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
         "Commits",
         (
-            spread("Commit, latency", "commit_latency_seconds", "s", "one PUT, and the way there"),
+            spread("Commit, latency", "commit_latency_seconds", "s", "forward and PUT of a draft"),
             spread("Queue, wait", "queue_wait_seconds", "s", "of the oldest request of a flush"),
             Panel(
                 "Flushes",
@@ -147,36 +147,36 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "ops",
             ),
             spread("Bytes of a flush", "batch_bytes", "bytes"),
-            spread("Requests of a flush", "batch_requests", about="what batching saves"),
+            spread("Requests of a flush", "batch_requests", about="requests that share a flush"),
             Panel(
                 "Buffer",
                 [
                     Query(gauge("buffered_bytes")),
-                    Query(f"max({gauge('buffered_bytes_max')})", "bound: 429"),
+                    Query(f"max({gauge('buffered_bytes_max')})", "limit: 429"),
                 ],
                 "bytes",
             ),
-            Panel("Refused at the bound", [Query(rate("append_throttled_total"))], "reqps"),
+            Panel("Refused with 429", [Query(rate("append_throttled_total"))], "reqps"),
             Panel(
-                "Races lost, outcomes unknown, views void",
+                "Lost races, unknown outcomes, expired views",
                 [
                     Query(rate("wal_lost_total", "job"), "lost"),
                     Query(rate("wal_unknown_total", "job"), "unknown"),
-                    Query(rate("wal_void_total", "job"), "void"),
+                    Query(rate("wal_void_total", "job"), "expired"),
                 ],
                 "ops",
             ),
             Panel(
-                "Hand-overs to the sequencer",
+                "Forwards to the sequencer",
                 [
-                    Query(rate("handovers_total", "job"), "handed over"),
+                    Query(rate("handovers_total", "job"), "forwarded"),
                     Query(rate("handovers_refused_total", "job"), "refused"),
                     Query(rate("handovers_unanswered_total", "job"), "unanswered"),
-                    Query(rate("own_commits_total", "job"), "committed here"),
+                    Query(rate("own_commits_total", "job"), "committed by the broker"),
                 ],
                 "ops",
             ),
-            Panel("Sequencer", [Query(gauge("is_sequencer"))], about="1 commits for all"),
+            Panel("Sequencer", [Query(gauge("is_sequencer"))], about="1: commits for all brokers"),
         ),
     ),
     (
@@ -201,7 +201,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Age of the view",
                 [Query(gauge("wal_view_age_seconds"))],
                 "s",
-                "so long ago nothing was beyond what the broker knows",
+                "time since the broker last read the end of the WAL",
             ),
             Panel("Collected", [Query(rate("garbage_objects_total", "job"), "objects")], "ops"),
         ),
@@ -210,13 +210,13 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
         "Tables",
         (
             Panel(
-                "Not in a table yet",
+                "Unsealed",
                 [Query("max by (topic) (tidelog_unsealed_bytes)", "{{topic}}")],
                 "bytes",
-                "what Kafka's operators know as under-replicated: committed, and not at its place",
+                "committed, not yet in a table; watch it as Kafka's under-replicated partitions",
             ),
             Panel(
-                "Age of the oldest of it",
+                "Age of the oldest unsealed record",
                 [Query("max by (topic) (tidelog_unsealed_age_seconds)", "{{topic}}")],
                 "s",
             ),
@@ -235,7 +235,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
         "Reading",
         (
             Panel(
-                "Hits of caches",
+                "Cache hits",
                 [
                     Query(
                         f"{HITS} / ({HITS} + {rate('cache_misses_total', 'cache')})",
@@ -253,7 +253,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Cold reads",
                 [Query(rate("cold_reads_total"))],
                 "ops",
-                "row groups that came from the store",
+                "row groups read from the store",
             ),
         ),
     ),
@@ -291,7 +291,7 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 [Query('process_resident_memory_bytes{job="tidelog",instance=~"$instance"}')],
                 "bytes",
             ),
-            Panel("Brokers seen", [Query(gauge("live_brokers"))]),
+            Panel("Live brokers, by broker", [Query(gauge("live_brokers"))]),
         ),
     ),
 )
@@ -338,7 +338,7 @@ def _textbox(name: str, label: str, value: str) -> dict[str, Any]:
 
 
 def dashboard() -> dict[str, Any]:
-    """As Grafana imports it."""
+    """Return the dashboard in the form that Grafana imports."""
     source = {"type": "datasource", "name": "datasource", "query": "prometheus"}
     instance = {
         "type": "query",
@@ -369,7 +369,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The file."""
+    """Return the content of the file."""
     return json.dumps(dashboard(), indent=1) + "\n"
 
 

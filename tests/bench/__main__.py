@@ -1,4 +1,4 @@
-"""`make bench`: every number of the README's table, in one run, with its target beside it.
+"""`make bench`: every number of deploy/BENCHMARKS.md, in one run, with its target beside it.
 
     python -m tests.bench [--quick]
                           [--only produce,fetch,latency,brokers,groups,replay,failover,care]
@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import brokers, care, failover, fetch, groups, latency, produce, replay
+from tests.bench import brokers, failover, fetch, groups, latency, maintenance, produce, replay
 from tests.bench.report import Row
 
 PARTS = {
@@ -28,7 +28,7 @@ PARTS = {
     "brokers": brokers,
     "replay": replay,
     "failover": failover,
-    "care": care,
+    "care": maintenance,
 }
 
 

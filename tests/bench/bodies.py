@@ -1,5 +1,5 @@
-"""Produce bodies of the benchmarks: 12-byte keys, 100-byte values, as NUMBERS' prototype had
-them."""
+"""Produce bodies of the benchmarks: 12-byte keys, 100-byte values, as those of the
+prototype in DESIGN 12.2."""
 
 import base64
 import json

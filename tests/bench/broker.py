@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 
+from deploy.demo.broker_process import BrokerProcess
 from deploy.local.cluster import Store
-from service.broker_process import BrokerProcess
 
 ADMIN_KEY = "an-administrators-key-of-many-characters"
 ACL = {
@@ -47,7 +47,7 @@ class Broker(BrokerProcess):
         httpx.post(url, json=body, headers=self.headers).raise_for_status()
 
     def key_of_producer(self) -> dict[str, str]:
-        """The header of somebody who may write all topics, by one of a thousand ACLs."""
+        """The header of a principal that may write all topics, by one of a thousand ACLs."""
         with httpx.Client(base_url=self.base_url, headers=self.headers) as client:
             made = client.post("/tidelog/v1/keys", json={"principal": "User:p"})
             cluster = client.get("/v3/clusters").json()["data"][0]["cluster_id"]

@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from storage import keys
-from storage.log import Log
 from tests.bench.report import Row
 from tests.support import logs
 from tests.support.cluster import SETTINGS, Cluster
 from tests.support.faults import Call
 from tests.support.vloop import run
+from tidelog.storage.core import keys
+from tidelog.storage.log import Log
 
 BROKERS = 40
 APPENDS_PER_S = 10.0

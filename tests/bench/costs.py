@@ -1,4 +1,4 @@
-"""What a cluster asks of its store, and what S3 Standard charges for it: README's cost table.
+"""Requests of a cluster to its store, and their price on S3 Standard: BENCHMARKS.
 
     python -m tests.bench.costs [--seconds 60]
 
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import httpx
 
+from deploy.demo.broker_process import BrokerProcess
 from deploy.local.cluster import Store, brokers
-from service.broker_process import BrokerProcess
 from tests.support.broker import until
 
 SECONDS_A_MONTH = 2_628_000
@@ -30,7 +30,7 @@ JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
 
 
 class Case(NamedTuple):
-    """A cluster, and whether anybody produces."""
+    """A cluster, and whether a client produces."""
 
     title: str
     brokers: int
@@ -98,7 +98,7 @@ def measured(case: Case, seconds: float) -> Rates:
 
 
 def row(case: Case, rates: Rates) -> str:
-    """Of README's table."""
+    """Of the cost table in deploy/BENCHMARKS.md."""
     return f"| {case.title} | {rates.puts:.2f} | {rates.gets:.2f} | ${rates.dollars:,.2f} |"
 
 

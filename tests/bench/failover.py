@@ -20,9 +20,9 @@ from pathlib import Path
 
 import httpx
 
+from deploy.demo.broker_process import BrokerProcess
 from deploy.local.balancer import balancer, installed_balancer
 from deploy.local.cluster import Store, brokers, s3_store
-from service.broker_process import BrokerProcess
 from tests.bench.broker import environment, metric
 from tests.bench.latency import bare_put
 from tests.bench.report import Row

@@ -40,7 +40,7 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
             paths = _pages(0, cold_records)
             rows.append(_row(f"cold, in order, {name}", broker, accept, paths, None, target))
     draw = random.Random(1)
-    with Broker(url, segment_cache_bytes=0) as broker:
+    with Broker(url, read_cache_bytes=11 * 2**18) as broker:
         starts = [draw.randrange(cold_records - 1000) for _ in range(200)]
         paths = [_path(start) for start in starts]
         rows.append(_row("cold, at random, JSON", broker, JSON, paths, seconds, 0.5e6))

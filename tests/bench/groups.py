@@ -1,5 +1,5 @@
 """Consumer groups: what 1,000 groups x 10 members that commit every 5 s cost a broker, and how
-long a group is disturbed by who comes and who dies (tests.bench.rebalance).
+long a group is disturbed if a member joins or crashes (tests.bench.rebalance).
 
 Commits come in an open loop, as they would from ten thousand members: 2,000 a second, evenly. Next
 to it the same requests to a handler that does nothing, on the same server: what is left is ours.

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.local.cluster import REGION, Store, s3_store
-from storage.s3_options import S3Options
-from storage.stores import open_store
 from tests.bench import bodies
 from tests.bench.broker import Broker, environment
 from tests.bench.load import request, run
 from tests.bench.report import Row
+from tidelog.storage.io.open import open_store
+from tidelog.storage.io.s3_options import S3Options
 
 RUNS = 3
 SLACK_MS = 2.0

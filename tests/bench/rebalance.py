@@ -1,4 +1,4 @@
-"""A group of 100 members on 1,000 partitions, over REST, under load: one more comes, one dies.
+"""A group of 100 members on 1,000 partitions, over REST, under load: one more joins, one crashes.
 
 Disturbed until every partition was read by its owner in the new generation: the producer goes on
 all the time, so each partition always has something new.

@@ -32,11 +32,11 @@ def _compare(url: str, root: str, records: int) -> list[Row]:
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as fn
 
-    from storage import spark_source
-    from storage.spark_native import read_topic
+    from tidelog.storage.spark import source
+    from tidelog.storage.spark.native import read_topic
 
     with session() as spark:
-        spark_source.register(spark)
+        source.register(spark)
         ways: dict[str, Callable[[], DataFrame]] = {
             "spark.read.parquet": lambda: spark.read.parquet(f"{root}/topics"),
             "read_topic": lambda: read_topic(spark, url, "bench"),

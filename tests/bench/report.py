@@ -1,4 +1,4 @@
-"""What a benchmark reports."""
+"""The report of a benchmark."""
 
 import statistics
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What only the manifest on Delta has: a log that others read, checkpoints, syncs, lost answers."""
+"""Delta's own part of the manifest: a log for other engines, checkpoints, syncs, lost answers."""
 
 import http.client
 import json
@@ -13,15 +13,18 @@ from pathlib import Path
 import deltalake
 import pytest
 
-from storage import keys, table
-from storage.errors import CommitUnknown, StoreUnfit, Unavailable
-from storage.folder import FolderStore
-from storage.s3 import S3Store
-from storage.s3_options import S3Options
-from storage.table import DeltaManifest, ManifestConflict, Table, open_table, seal_app_id
 from tests.contract.test_table import PREFIX, file, files_of, fresh, seal
 from tests.support.moto import Moto
 from tests.support.seaweed import REGION
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import CommitUnknown, StoreUnfit, TableInDoubt, Unavailable
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.io.s3 import S3Store
+from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.tables import delta as table
+from tidelog.storage.tables import delta_log
+from tidelog.storage.tables.delta import DeltaManifest, open_table
+from tidelog.storage.tables.manifest import ManifestConflict, Table, seal_app_id
 
 # --- Delta on a folder
 
@@ -92,7 +95,7 @@ async def test_checkpoints_are_made_and_expired_versions_go(
         os.utime(path, (1_000_000_000, 1_000_000_000))
     await seal_often(one, range(12, 14))
     assert not (log / "00000000000000000001.json").exists()
-    # Who was asleep meanwhile goes on, from the checkpoint.
+    # A view from before that continues from the checkpoint.
     await stale.refresh()
     assert await files_of(stale) == await files_of(one)
     assert await stale.transaction_version(seal_app_id(0)) == 140
@@ -136,14 +139,14 @@ async def test_every_version_is_synced_before_it_counts(
     folder: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    sync = table._sync
-    monkeypatch.setattr(table, "_sync", lambda path: (synced.append(path.name), sync(path)))
+    sync = delta_log._sync
+    monkeypatch.setattr(delta_log, "_sync", lambda path: (synced.append(path.name), sync(path)))
     one, other = delta(folder), delta(folder)
     await seal_often(one, [0])
     assert {"00000000000000000001.json", "_delta_log"} <= set(synced)
     await seal_often(one, [1])
     synced.clear()
-    # Somebody else's commit may not be on the disk yet: a hole below ours would cost the table.
+    # Another process's commit may not be on the disk yet: a hole below ours would cost the table.
     await other.refresh()
     assert {f"{version:020d}.json" for version in range(3)} <= set(synced)
     synced.clear()
@@ -151,14 +154,14 @@ async def test_every_version_is_synced_before_it_counts(
     assert synced == []
 
 
-async def test_a_log_that_cannot_be_read_is_unavailable_until_it_can(folder: FolderStore) -> None:
+async def test_a_damaged_log_is_in_doubt_until_it_can_be_read(folder: FolderStore) -> None:
     one = delta(folder)
     await seal_often(one, range(2))
     last = log_of(folder) / "00000000000000000002.json"
     good = last.read_bytes()
     last.write_bytes(good[:300])
     other = delta(folder)
-    with pytest.raises(Unavailable):
+    with pytest.raises(TableInDoubt, match=last.name):
         await other.segments(0)
     last.write_bytes(good)
     assert len(await files_of(other)) == 2
@@ -187,7 +190,7 @@ async def test_a_path_that_delta_cannot_open_is_refused(tmp_path: Path) -> None:
 
 class LossyProxy:
     """Stands before an S3 and loses the answer to a PUT of a Delta version, once: the object is
-    stored, the client hears of a failure and asks again."""
+    stored, the client gets an error and retries."""
 
     def __init__(self, endpoint_url: str, how: str) -> None:
         self.lost: list[str] = []
@@ -251,7 +254,7 @@ async def test_a_lost_answer_is_not_a_lost_commit(moto_server: Moto, how: str) -
     with LossyProxy(moto_server.endpoint_url, how) as proxy:
         options = S3Options(endpoint_url=proxy.endpoint_url, region=REGION)
         store = await S3Store.open(moto_server.bucket, prefix, options)
-        one = await open_table(store, PREFIX, "orders")
+        one = open_table(store, PREFIX, "orders")
         await one.add([file(0, 0, 10)], seal(10))
         assert len(proxy.lost) == 1
         assert await fresh(lambda: open_table(store, PREFIX, "orders")) == [file(0, 0, 10)]
@@ -266,7 +269,7 @@ async def test_a_store_that_is_away_is_unavailable_and_its_commits_unknown(
     with LossyProxy(moto_server.endpoint_url, "500") as proxy:
         options = S3Options(endpoint_url=proxy.endpoint_url, region=REGION)
         store = await S3Store.open(moto_server.bucket, "away", options)
-        one, other = [await open_table(store, PREFIX, "orders") for _ in range(2)]
+        one, other = [open_table(store, PREFIX, "orders") for _ in range(2)]
         await one.add([file(0, 0, 10)], seal(10))
         proxy.is_away = True
         with pytest.raises(CommitUnknown):

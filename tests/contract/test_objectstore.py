@@ -1,13 +1,18 @@
-"""What `ObjectStore` promises, on every implementation."""
+"""The guarantees of `ObjectStore`, on every implementation."""
 
 import asyncio
+import threading
 from collections.abc import Iterable
 
 import pytest
 
-from storage.errors import NotFound
-from storage.objectstore import Created, ObjectInfo, ObjectStore
+from tidelog.storage.core.errors import NotFound
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.metered import MeteredStore
+from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
 
+CLOCK_STEP_MS = 2000
+"""Dates of answers are in seconds; the answer and the object may have two of them."""
 LARGE_PARTS = [bytes([number]) * 4_000_000 for number in range(5)]
 
 
@@ -156,7 +161,7 @@ async def test_a_listing_may_be_left_early(store: ObjectStore) -> None:
     assert await store.get("wal/4") == b"wal/4"
 
 
-async def test_a_listing_tells_size_and_age(store: ObjectStore) -> None:
+async def test_a_listing_has_size_and_age(store: ObjectStore) -> None:
     await store.create("wal/1", [b"12345"])
     await store.create("wal/2", [b""])
     infos: list[ObjectInfo] = [info async for info in store.list("wal/")]
@@ -227,10 +232,36 @@ async def test_a_cancelled_create_leaves_the_store_usable(store: ObjectStore, si
             continue
 
 
-async def test_close_is_idempotent(store: ObjectStore) -> None:
+def threads() -> set[threading.Thread]:
+    """Threads but those of asyncio's own executor, which `asyncio.to_thread` starts, and those of
+    moto's server, which ends them a moment after their connection."""
+    return {
+        one
+        for one in threading.enumerate()
+        if not one.name.startswith("asyncio") and "process_request_thread" not in one.name
+    }
+
+
+async def test_close_is_idempotent_and_leaves_no_thread(store: ObjectStore) -> None:
+    before = threads()
     await store.create("a", [b"1"])
     await store.close()
     await store.close()
+    assert threads() <= before
+
+
+async def test_the_stores_time_is_that_of_its_last_answer(store: ObjectStore) -> None:
+    """Of the clock that stamps objects."""
+    await store.create("o", [b"1"])
+    first_ms = store.seen_ms
+    (info,) = [info async for info in store.list("o")]
+    assert abs(first_ms - info.modified_ms) <= CLOCK_STEP_MS
+    assert await store.create("o", [b"1"]) is Created.EXISTS
+    assert first_ms <= store.seen_ms
+    assert MeteredStore(store, SystemClock()).seen_ms == store.seen_ms
+    with pytest.raises(NotFound):
+        await store.get("nothing")
+    assert first_ms <= store.seen_ms <= info.modified_ms + 60_000
 
 
 async def test_the_url_says_where_it_is(store: ObjectStore) -> None:

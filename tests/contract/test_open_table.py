@@ -10,12 +10,14 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from storage import keys, segment
-from storage.chunk import RECORD_SCHEMA, Headers, Rows, batch_of_rows
-from storage.folder import FolderStore
-from storage.model import SegmentFile
-from storage.objectstore import Created
-from storage.table import TABLE_SCHEMA, open_table, seal_app_id
+from tidelog.storage.core import keys
+from tidelog.storage.core.chunk import RECORD_SCHEMA, Headers, Rows, batch_of_rows
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.io.object_store import Created
+from tidelog.storage.tables import segment
+from tidelog.storage.tables.delta import TABLE_SCHEMA, open_table
+from tidelog.storage.tables.manifest import seal_app_id
 
 PREFIX = keys.topic("orders", "0af3")
 START_MS = 1_700_000_000_000
@@ -52,7 +54,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 async def written(root: Path, codec: str) -> str:
     """The URI of a table of two partitions, sealed in two commits."""
     store = FolderStore(root)
-    table = await open_table(store, PREFIX, "orders")
+    table = open_table(store, PREFIX, "orders")
     for base, end in ((0, COUNT), (COUNT, COUNT + 10)):
         files = []
         for partition in (0, 1):

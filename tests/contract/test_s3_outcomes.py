@@ -1,4 +1,4 @@
-"""The three outcomes of a conditional PUT (DESIGN 4), against a server that answers as it is told.
+"""The three outcomes of a conditional PUT (DESIGN 4), against a server with scripted answers.
 
 Seen, and held here by counting requests: below all retries of the SDK, aiohttp sends a PUT a second
 time when its connection is dropped before an answer, kept or new. With `_OnceSession` every create
@@ -14,12 +14,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from aiobotocore.httpsession import AIOHTTPSession
 
-import storage.s3
-from storage.errors import Corrupt, NotFound, StoreRefused, StoreUnfit, Unavailable
-from storage.objectstore import Created
-from storage.s3 import S3Store
-from storage.s3_options import S3Options
+import tidelog.storage.io.s3
 from tests.support.seaweed import REGION
+from tidelog.storage.core.errors import Corrupt, NotFound, StoreRefused, StoreUnfit, Unavailable
+from tidelog.storage.io.object_store import Created
+from tidelog.storage.io.s3 import S3Store
+from tidelog.storage.io.s3_options import S3Options
 
 LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
 
@@ -190,7 +190,7 @@ async def test_every_answer_has_its_outcome_and_is_asked_for_once(
         (request,) = stub.puts(answer)
         assert request.headers["if-none-match"] == "*"
         assert request.headers["x-amz-checksum-crc32c"]
-        assert "expect" not in request.headers  # aiohttp would wait for a 100 for ever
+        assert "expect" not in request.headers  # aiohttp would wait for a 100 without end
         assert request.body == body
 
 
@@ -205,14 +205,14 @@ async def test_every_answer_has_its_outcome_and_is_asked_for_once(
         ("403 RequestTimeTooSkewed", "set the machine's clock"),
         ("404 NoSuchBucket", "create the bucket"),
         ("405 MethodNotAllowed", ""),
-        ("501 NotImplemented", "no conditional PUT"),
+        ("501 NotImplemented", "does not support conditional PUT"),
     ],
 )
 @pytest.mark.parametrize("size", [100, 2_000_000], ids=["small", "large"])
 async def test_a_definite_no_is_refused_with_advice(
     aws_credentials: None, stub: Stub, answer: str, advice: str, size: int
 ) -> None:
-    """I6: a definite failure, and the operator is told which and what to do."""
+    """I6: a definite failure; the error names the cause and the remedy."""
     status, code = answer.split(" ")
     stub.answers["wal/1"] = [answer]
     async with opened(stub) as store:
@@ -252,7 +252,7 @@ async def test_aiohttp_alone_repeats_a_dropped_put(
     aws_credentials: None, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Why there is a session of our own: the repetition of one's own success says 412."""
-    monkeypatch.setattr(storage.s3, "_OnceSession", AIOHTTPSession)
+    monkeypatch.setattr(tidelog.storage.io.s3, "_OnceSession", AIOHTTPSession)
     stub.answers = {"new": ["reset", "412"], "kept": ["reset", "412"]}
     async with opened(stub) as store:
         assert await store.create("new", [b"x"]) is Created.EXISTS

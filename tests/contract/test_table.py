@@ -1,23 +1,30 @@
-"""What `Table` promises, on every implementation and every store: I7 rests on it."""
+"""The guarantees of `Table`, on every implementation and every store: I7 depends on them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from storage import keys
-from storage.errors import Corrupt
-from storage.folder import FolderStore
-from storage.manifest import MemoryManifest
-from storage.model import SegmentFile
-from storage.objectstore import MemoryStore, ObjectStore
-from storage.table import ManifestConflict, Table, care_app_id, open_table, seal_app_id
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.tables.delta import open_table
+from tidelog.storage.tables.manifest import (
+    ManifestConflict,
+    Table,
+    maintenance_app_id,
+    seal_app_id,
+)
+from tidelog.storage.tables.memory import MemoryManifest
 
 PREFIX = keys.topic("orders", "0af3")
 START_MS = 1_700_000_000_000
 
-Open = Callable[[], Awaitable[Table]]
+Open = Callable[[], Table]
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -56,15 +63,15 @@ async def files_of(table: Table, partition: int = 0) -> list[SegmentFile]:
 
 
 async def fresh(opened: Open, partition: int = 0) -> list[SegmentFile]:
-    """The partition's files as somebody sees them who opens the table now."""
-    return await files_of(await opened(), partition)
+    """The partition's files in a table that is opened now."""
+    return await files_of(opened(), partition)
 
 
 # --- reading
 
 
-async def test_a_table_that_nobody_wrote_is_empty(opened: Open) -> None:
-    one = await opened()
+async def test_a_table_without_commits_is_empty(opened: Open) -> None:
+    one = opened()
     assert one.version == -1
     index = await one.segments(3)
     assert list(index) == []
@@ -74,12 +81,10 @@ async def test_a_table_that_nobody_wrote_is_empty(opened: Open) -> None:
     assert await one.transaction_version(seal_app_id(0)) is None
     await one.refresh()
     assert one.version == -1
-    one.close()
-    one.close()
 
 
-async def test_what_is_added_is_found_by_everybody(opened_anywhere: Open) -> None:
-    one, other = await opened_anywhere(), await opened_anywhere()
+async def test_added_files_are_found_by_every_table_object(opened_anywhere: Open) -> None:
+    one, other = opened_anywhere(), opened_anywhere()
     assert await files_of(other) == []
     added = [file(0, 0, 100), file(0, 100, 250), file(1, 0, 7, stamps=(-5, 2**41))]
     await one.add(added, seal(250, 7))
@@ -87,7 +92,7 @@ async def test_what_is_added_is_found_by_everybody(opened_anywhere: Open) -> Non
     assert await files_of(one, 1) == added[2:]
     assert await files_of(one, 2) == []
     assert (await one.segments(0)).end_offset == 250
-    assert await files_of(other) == [], "a view moves when it is told to"
+    assert await files_of(other) == [], "a view moves on refresh only"
     before = other.version
     await other.refresh()
     assert await files_of(other) == added[:2]
@@ -96,8 +101,8 @@ async def test_what_is_added_is_found_by_everybody(opened_anywhere: Open) -> Non
 
 
 async def test_segments_are_found_by_offset(opened: Open) -> None:
-    one = await opened()
-    # What key compaction leaves: gaps between files and inside of them.
+    one = opened()
+    # As key compaction leaves it: gaps between files and inside of them.
     files = [file(0, 0, 10), file(0, 10, 20), file(0, 50, 60), file(1, 0, 1000)]
     await one.add(list(reversed(files)), {"compact": 1})
     index = await one.segments(0)
@@ -109,7 +114,7 @@ async def test_segments_are_found_by_offset(opened: Open) -> None:
 
 
 async def test_segments_are_found_by_timestamp(opened: Open) -> None:
-    one = await opened()
+    one = opened()
     stamps = [(0, 100), (300, 500), (150, 200), (200, 500), (700, 800)]
     files = [
         file(0, 10 * i, 10 * i + 10, stamps=(START_MS + low, START_MS + high))
@@ -131,17 +136,17 @@ async def test_segments_are_found_by_timestamp(opened: Open) -> None:
 
 
 async def test_a_file_of_strange_times_is_searched_for_any(opened: Open) -> None:
-    one = await opened()
+    one = opened()
     await one.add([file(0, 0, 10, stamps=(-(2**50), 2**50))], seal(10))
     for timestamp in (-(2**50), 0, START_MS, 2**50):
         assert [found.base_offset for found in (await one.segments(0)).since(timestamp)] == [0]
 
 
 async def test_a_thousand_files_come_in_one_commit(opened: Open) -> None:
-    one = await opened()
+    one = opened()
     files = [file(p, 10 * i, 10 * i + 10) for i in range(250) for p in range(4)]
     await one.add(files, seal(2500, 2500, 2500, 2500))
-    other = await opened()
+    other = opened()
     for partition in range(4):
         expected = [each for each in files if each.partition == partition]
         assert await files_of(other, partition) == expected
@@ -149,7 +154,7 @@ async def test_a_thousand_files_come_in_one_commit(opened: Open) -> None:
 
 
 async def test_a_bad_file_fails_its_own_partition(opened: Open) -> None:
-    one = await opened()
+    one = opened()
     overlapping = [file(0, 0, 100), file(0, 50, 150)]
     foreign = file(1, 0, 10)._replace(path="partition=1/part-00000-c0ffee.snappy.parquet")
     good = file(2, 0, 10)
@@ -166,7 +171,7 @@ async def test_a_bad_file_fails_its_own_partition(opened: Open) -> None:
 
 
 async def test_transactions_are_remembered(opened_anywhere: Open) -> None:
-    one, other = await opened_anywhere(), await opened_anywhere()
+    one, other = opened_anywhere(), opened_anywhere()
     assert await other.transaction_version(seal_app_id(0)) is None
     end = 0
     for step in range(1, 16):  # more than a reader follows one by one
@@ -179,12 +184,12 @@ async def test_transactions_are_remembered(opened_anywhere: Open) -> None:
     assert await other.transaction_version(seal_app_id(0)) == end
     assert await one.transaction_version(seal_app_id(0)) == end
     assert await one.transaction_version(seal_app_id(1)) is None
-    assert await (await opened_anywhere()).transaction_version(seal_app_id(0)) == end
+    assert await opened_anywhere().transaction_version(seal_app_id(0)) == end
 
 
 @pytest.mark.parametrize("base", [50, 150])
 async def test_a_seal_goes_on_where_the_table_ends(opened: Open, base: int) -> None:
-    one = await opened()
+    one = opened()
     await one.add([file(0, 0, 100)], seal(100))
     with pytest.raises(ManifestConflict):
         await one.add([file(0, base, 200)], seal(200))
@@ -194,7 +199,7 @@ async def test_a_seal_goes_on_where_the_table_ends(opened: Open, base: int) -> N
 
 
 async def test_files_of_a_seal_leave_no_hole(opened: Open) -> None:
-    one = await opened()
+    one = opened()
     for files in ([file(0, 0, 10), file(0, 11, 20)], [file(0, 0, 19)]):
         with pytest.raises(AssertionError):
             await one.add(files, seal(20))
@@ -203,7 +208,7 @@ async def test_files_of_a_seal_leave_no_hole(opened: Open) -> None:
 
 
 async def test_the_slower_of_two_sealers_starts_again(opened_anywhere: Open) -> None:
-    fast, slow = await opened_anywhere(), await opened_anywhere()
+    fast, slow = opened_anywhere(), opened_anywhere()
     for each in (fast, slow):
         assert await each.transaction_version(seal_app_id(0)) is None
     await fast.add([file(0, 0, 100, unique="fa57")], seal(100))
@@ -217,7 +222,7 @@ async def test_the_slower_of_two_sealers_starts_again(opened_anywhere: Open) -> 
 
 
 async def test_a_refresh_between_looking_and_adding_lets_no_sealer_pass(opened: Open) -> None:
-    fast, slow = await opened(), await opened()
+    fast, slow = opened(), opened()
     assert await slow.transaction_version(seal_app_id(0)) is None
     await fast.add([file(0, 0, 100, unique="fa57")], seal(100))
     await slow.refresh()  # by a reader of the same broker
@@ -227,7 +232,7 @@ async def test_a_refresh_between_looking_and_adding_lets_no_sealer_pass(opened: 
 
 
 async def test_sealers_of_other_partitions_do_not_meet(opened: Open) -> None:
-    one, other = await opened(), await opened()
+    one, other = opened(), opened()
     await one.add([file(0, 0, 10)], {seal_app_id(0): 10})
     assert await files_of(other, 1) == []
     await one.add([file(1, 0, 10)], {seal_app_id(1): 10})
@@ -237,7 +242,7 @@ async def test_sealers_of_other_partitions_do_not_meet(opened: Open) -> None:
 
 
 async def test_any_other_transaction_must_grow(opened: Open) -> None:
-    one = await opened()
+    one = opened()
     await one.add([file(0, 0, 10)], {"compact-0": 7})
     for version in (6, 7):
         with pytest.raises(ManifestConflict):
@@ -247,7 +252,7 @@ async def test_any_other_transaction_must_grow(opened: Open) -> None:
 
 
 async def test_what_was_done_once_is_done(opened: Open) -> None:
-    one, other = await opened(), await opened()
+    one, other = opened(), opened()
     await other.refresh()
     files = [file(0, 0, 10), file(0, 10, 20)]
     for each in (one, one, other):
@@ -262,12 +267,12 @@ async def test_what_was_done_once_is_done(opened: Open) -> None:
 
 async def planned(one: Table, partition: int = 0) -> dict[str, int]:
     """The care of a partition's next commit, as of the loaded version."""
-    app_id = care_app_id(partition)
+    app_id = maintenance_app_id(partition)
     return {app_id: (await one.transaction_version(app_id) or 0) + 1}
 
 
 async def test_files_are_replaced_in_one_commit(opened_anywhere: Open) -> None:
-    one, other = await opened_anywhere(), await opened_anywhere()
+    one, other = opened_anywhere(), opened_anywhere()
     old = [file(0, 0, 10), file(0, 10, 20)]
     await one.add([*old, file(1, 0, 5)], seal(20, 5))
     new = file(0, 0, 20, unique="3e3e")
@@ -277,8 +282,11 @@ async def test_files_are_replaced_in_one_commit(opened_anywhere: Open) -> None:
     assert await fresh(opened_anywhere, 1) == [file(1, 0, 5)]
     await other.refresh()
     assert await other.paths() == {new.path, file(1, 0, 5).path}
-    assert await other.removed_since(0) == {each.path for each in old}
-    assert await other.removed_since(2**50) == set()
+    (removal,) = await other.removed_since(0)
+    assert removal.removed == {each.path for each in old}
+    assert removal.added == {new.path}
+    assert await other.removed_since(removal.at_ms) == [removal]
+    assert await other.removed_since(removal.at_ms + 1) == []
     # Sealers go on where the table ended, whatever is left in it.
     await other.replace([new], [], await planned(other), data_change=True)
     assert await fresh(opened_anywhere) == []
@@ -289,7 +297,7 @@ async def test_files_are_replaced_in_one_commit(opened_anywhere: Open) -> None:
 
 
 async def test_of_two_that_remove_a_file_one_starts_again(opened_anywhere: Open) -> None:
-    fast, slow = await opened_anywhere(), await opened_anywhere()
+    fast, slow = opened_anywhere(), opened_anywhere()
     old = file(0, 0, 10)
     await fast.add([old], seal(10))
     await slow.refresh()
@@ -303,7 +311,7 @@ async def test_of_two_that_remove_a_file_one_starts_again(opened_anywhere: Open)
 
 
 async def test_a_seal_does_not_meet_a_replace(opened_anywhere: Open) -> None:
-    sealer, carer = await opened_anywhere(), await opened_anywhere()
+    sealer, carer = opened_anywhere(), opened_anywhere()
     await sealer.add([file(0, 0, 10)], seal(10))
     await carer.refresh()
     next_care = await planned(carer)
@@ -315,13 +323,13 @@ async def test_a_seal_does_not_meet_a_replace(opened_anywhere: Open) -> None:
 
 
 async def test_what_was_replaced_once_is_replaced(opened: Open) -> None:
-    one, other = await opened(), await opened()
+    one, other = opened(), opened()
     old, new = file(0, 0, 10), file(0, 0, 10, unique="3e3e")
     await one.add([old], seal(10))
     for each in (one, one, other):
-        await each.replace([old], [new], {care_app_id(0): 1}, data_change=False)
-    await other.replace([new], [], {care_app_id(0): 2}, data_change=True)
-    await one.replace([new], [], {care_app_id(0): 2}, data_change=True)
+        await each.replace([old], [new], {maintenance_app_id(0): 1}, data_change=False)
+    await other.replace([new], [], {maintenance_app_id(0): 2}, data_change=True)
+    await one.replace([new], [], {maintenance_app_id(0): 2}, data_change=True)
     assert await fresh(opened) == []
 
 
@@ -330,7 +338,7 @@ async def test_what_was_replaced_once_is_replaced(opened: Open) -> None:
 
 async def test_writers_at_once_lose_nothing(opened_anywhere: Open) -> None:
     async def write(partition: int) -> None:
-        one = await opened_anywhere()
+        one = opened_anywhere()
         for step in range(3):
             end = 10 * step + 10
             await one.add([file(partition, end - 10, end)], {seal_app_id(partition): end})
@@ -344,7 +352,7 @@ async def test_writers_at_once_lose_nothing(opened_anywhere: Open) -> None:
 
 
 async def test_of_sealers_at_once_one_wins(opened_anywhere: Open) -> None:
-    tables = [await opened_anywhere() for _ in range(5)]
+    tables = [opened_anywhere() for _ in range(5)]
     await tables[0].add([file(0, 0, 100)], seal(100))
     for each in tables:
         await each.refresh()
@@ -367,18 +375,18 @@ async def test_of_sealers_at_once_one_wins(opened_anywhere: Open) -> None:
 
 
 async def test_of_creators_at_once_all_go_on(opened_anywhere: Open) -> None:
-    tables = [await opened_anywhere() for _ in range(5)]
+    tables = [opened_anywhere() for _ in range(5)]
     async with asyncio.TaskGroup() as group:
         for number, each in enumerate(tables):
             group.create_task(each.add([file(number, 0, 10)], {seal_app_id(number): 10}))
-    last = await opened_anywhere()
+    last = opened_anywhere()
     for number in range(5):
         assert await files_of(last, number) == [file(number, 0, 10)]
     assert last.version == 5  # one creation, five commits
 
 
 async def test_tasks_share_one_table(opened: Open) -> None:
-    one = await opened()
+    one = opened()
 
     async def write(partition: int) -> None:
         await one.add([file(partition, 0, 10)], {seal_app_id(partition): 10})
@@ -392,7 +400,7 @@ async def test_tasks_share_one_table(opened: Open) -> None:
 
 
 async def test_a_cancelled_add_leaves_a_table_that_works(opened: Open) -> None:
-    one = await opened()
+    one = opened()
     await one.add([file(0, 0, 10)], seal(10))
     for turns in range(12):
         task = asyncio.ensure_future(one.add([file(0, 10, 20)], seal(20)))
@@ -418,10 +426,10 @@ async def test_wrappers_that_show_its_tables_share_a_memory_store() -> None:
             self.tables = tables
 
     tables: dict = {}
-    one = await open_table(Wrapper(tables), PREFIX, "orders")
+    one = open_table(Wrapper(tables), PREFIX, "orders")
     assert isinstance(one, MemoryManifest)
     await one.add([file(0, 0, 10)], seal(10))
-    other = await open_table(Wrapper(tables), PREFIX, "orders")
+    other = open_table(Wrapper(tables), PREFIX, "orders")
     assert await files_of(other) == [file(0, 0, 10)]
-    apart = await open_table(MemoryStore(), PREFIX, "orders")
+    apart = open_table(MemoryStore(), PREFIX, "orders")
     assert await files_of(apart) == []

@@ -13,10 +13,11 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from service import wire_arrow, wire_in, wire_transactions, wire_v3
-from service.produce import UNPACKED_FACTOR_MAX, schema_error
-from storage.errors import InvalidRequest
 from tests.service.conftest import arrow, arrow_of
+from tidelog.service.formats import arrow as wire_arrow
+from tidelog.service.formats import json_in, transactions, v3_records
+from tidelog.service.routes.produce import UNPACKED_FACTOR_MAX, schema_error
+from tidelog.storage.core.errors import InvalidRequest
 
 BODY_BYTES = 8 * 1024 * 1024
 NOW_MS = 1_700_000_000_000
@@ -29,14 +30,14 @@ def _filled(before: bytes, piece: bytes, after: bytes, count: int = sys.maxsize)
     return before + b",".join([piece] * count) + after
 
 
-def _v2(fmt: wire_in.Format, piece: bytes, count: int = sys.maxsize) -> Callable[[], object]:
+def _v2(fmt: json_in.Format, piece: bytes, count: int = sys.maxsize) -> Callable[[], object]:
     body = _filled(b'{"records":[', piece, b"]}", count)
-    return lambda: wire_in.decode_json(body, fmt, NOW_MS).count
+    return lambda: json_in.decode_json(body, fmt, NOW_MS).count
 
 
 def _headers() -> Callable[[], object]:
     body = _filled(b'{"records":[{"headers":[', b'{"key":""}', b"]}]}")
-    return lambda: wire_in.decode_json(body, "json", NOW_MS).count
+    return lambda: json_in.decode_json(body, "json", NOW_MS).count
 
 
 def _keys() -> Callable[[], object]:
@@ -47,22 +48,22 @@ def _keys() -> Callable[[], object]:
 
 def _transaction(piece: bytes) -> Callable[[], object]:
     body = _filled(b'{"topics":[{"topic_name":"t","records":[', piece, b"]}]}")
-    return lambda: wire_transactions.decode_transaction(body, NOW_MS).records
+    return lambda: transactions.decode_transaction(body, NOW_MS).records
 
 
 def _batch(piece: bytes) -> Callable[[], object]:
     body = _filled(b'{"entries":[', piece, b"]}")
-    return lambda: len(wire_v3.decode_v3_batch(body))
+    return lambda: len(v3_records.decode_v3_batch(body))
 
 
 def _v3_headers() -> Callable[[], object]:
     body = _filled(b'{"headers":[', b'{"name":""}', b"]}")
-    return lambda: len(wire_v3.decode_v3_record(body, NOW_MS).rows)
+    return lambda: len(v3_records.decode_v3_record(body, NOW_MS).rows)
 
 
 def _nested() -> Callable[[], object]:
     body = b'{"records":' + b"[" * BODY_BYTES
-    return lambda: wire_in.decode_json(body, "json", NOW_MS)
+    return lambda: json_in.decode_json(body, "json", NOW_MS)
 
 
 def _arrow(body: bytes) -> Callable[[], object]:
@@ -95,7 +96,9 @@ def _nothing() -> bytes:
 BOMBS: dict[str, Callable[[], Callable[[], object]]] = {
     "v2 records of nothing": lambda: _v2("json", b"{}"),
     "v2 as many records as may be": lambda: _v2("json", b'{"value":1}', 690_000),
-    "v2 records of nothing, as many as may be": lambda: _v2("json", b"{}", wire_in.OBJECTS_MAX - 1),
+    "v2 records of nothing, as many as may be": lambda: _v2(
+        "json", b"{}", json_in.JSON_OBJECTS_MAX - 1
+    ),
     "v2 text": lambda: _v2("text", b'{"value":""}'),
     "v2 one record of headers": _headers,
     "v2 keys of a body with a schema": _keys,
@@ -118,7 +121,7 @@ def main() -> None:
 
 
 def _make(name: str, make: Callable[[], Callable[[], object]]) -> None:
-    """What making the body took is not what decoding it takes."""
+    """Make the body first: memory for making it does not count as memory for decoding it."""
     call = make()
     _in_a_fork(lambda: _explode(name, call))
 

@@ -1,8 +1,8 @@
-"""Decoders of storage/: entries, checkpoints, chunks, segments, hot logs, tables, what peers say.
+"""Decoders of storage/: entries, checkpoints, chunks, segments, hot logs, tables, messages of
+peers.
 
-Everything in the store has a checksum, and behind it a decoder that trusts nobody all the same:
-each target feeds the bytes as they are, and once more with the checksums made right.
-"""
+Everything in the store has a checksum, and behind it a decoder that verifies its input all the
+same: each target feeds the bytes as they are, and once more with the checksums made right."""
 
 import functools
 import os
@@ -14,21 +14,33 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage import chain, handover, keys, manifest
-from storage import chunk as chunks
-from storage import entry as entries
-from storage import hotlog as hotlogs
-from storage import segment as segments
-from storage.entry import Chunk, Decoded, Entry
-from storage.errors import Corrupt, StoreUnfit
-from storage.handover import HandOver, Told
-from storage.manifest import View
-from storage.members import Member
-from storage.offers import Offers
-from storage.state import ClusterState
-from storage.told import ToldBodies
 from tests.fuzz.target import Target, u32
-from tests.golden.make import CLUSTER_ID, FOLDER, HOT, large_rows, rows_of_flights, rows_of_json
+from tests.golden.make import (
+    CLUSTER_ID,
+    HERE,
+    HOT,
+    folder_of,
+    large_rows,
+    rows_of_flights,
+    rows_of_json,
+)
+from tidelog.storage.cluster import messages
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardDraft
+from tidelog.storage.core import actions, checksum, keys, levels
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core.actions import Chunk
+from tidelog.storage.core.entry import Decoded, Entry
+from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreUnfit
+from tidelog.storage.core.model import TopicIdPartition
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.tables import delta_json, manifest
+from tidelog.storage.tables import segment as segments
+from tidelog.storage.tables.manifest import ManifestVersion
+from tidelog.storage.wal import chain
+from tidelog.storage.wal.announced import AnnouncedChunks, AnnouncedEntries
+from tidelog.storage.write import hot_log_file
 
 KEY = "the/object"
 PREFIX_BYTES = 16
@@ -36,7 +48,8 @@ SEQ = 7
 
 
 def _files(pattern: str) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(FOLDER.glob(pattern)) if path.is_file()]
+    """Of every level."""
+    return [path.read_bytes() for path in sorted(HERE.glob(f"*/{pattern}")) if path.is_file()]
 
 
 # -- entries
@@ -53,18 +66,18 @@ def _entry_bytes(entry: Entry) -> bytes:
 def _groups_and_producers() -> list[Entry]:
     """Entries with what the golden ones lack: members, offsets, producers, origins."""
     flights = _golden_state().topic("flights").topic_id
-    config = entries.MemberConfig()
-    kinds: list[list[entries.AnyAction]] = [
-        [entries.JoinGroup("g", "m", "b", config, "i", "range"), entries.TakeGroup("g", "c")],
-        [entries.Subscribe("g", "m", ["flights"], "f.*")],
-        [entries.CommitOffsets("g", 1, [entries.GroupOffset(flights, 0, 3, 0, "x")], "m")],
-        [entries.AssignByHand("h", "n", [entries.Owned(flights, 1)])],
-        [entries.Seek("g", "m", [entries.Sought(flights, 0, 1)])],
-        [entries.ExpireMember("g", "m", 1), entries.LeaveGroup("g", "m")],
-        [entries.DeleteGroup("h"), entries.MoveLogStart(flights, 0, 2)],
-        [entries.InitProducer()],
-        [entries.ProducerAppend(0, 0, 2, 0, 0, 0), entries.Append(0, 2, 1)],
-        [entries.ForgetTopic("c" * 32)],
+    config = actions.MemberConfig()
+    kinds: list[list[actions.AnyAction]] = [
+        [actions.JoinGroup("g", "m", "b", config, "i", "range"), actions.TakeGroup("g", "c")],
+        [actions.Subscribe("g", "m", ["flights"], "f.*")],
+        [actions.CommitOffsets("g", 1, [actions.GroupOffset(flights, 0, 3, 0, "x")], "m")],
+        [actions.AssignByHand("h", "n", [TopicIdPartition(flights, 1)])],
+        [actions.Seek("g", "m", [actions.SeekPosition(flights, 0, 1)])],
+        [actions.ExpireMember("g", "m", 1), actions.LeaveGroup("g", "m")],
+        [actions.DeleteGroup("h"), actions.MoveLogStart(flights, 0, 2)],
+        [actions.InitProducer()],
+        [actions.ProducerAppend(0, 0, 2, 0, 0, 0), actions.Append(0, 2, 1)],
+        [actions.ForgetTopic("c" * 32)],
     ]
     commits = [
         entries.Commit(bytes([number]) * 16, actions, entries.IdempotencyKey(f"k{number}", b"f"))
@@ -72,8 +85,8 @@ def _groups_and_producers() -> list[Entry]:
     ]
     body = chunks.encode(chunks.batch_of_rows([rows_of_json("1", "2", "3")]))
     chunk = Chunk(flights, 1, 0, body.body.nbytes, body.crc32c, 3, 1, 3, True, "", body.raw_size)
-    origins = [entries.Origin("o1", 1, 2), entries.Origin("o2", 9, 1)]
-    head = (entries.FORMAT, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000, [chunk])
+    origins = [entries.DraftId("o1", 1, 2), entries.DraftId("o2", 9, 1)]
+    head = (levels.NEWEST, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000, [chunk])
     return [
         Entry(*head, commits, origins),
         Entry(*head, commits[:3]),
@@ -83,7 +96,8 @@ def _groups_and_producers() -> list[Entry]:
 
 @functools.cache
 def _golden_checkpoint() -> bytes:
-    return _files("checkpoints/*")[0]
+    (path,) = folder_of(levels.NEWEST).glob("checkpoints/*")
+    return path.read_bytes()
 
 
 def _golden_state() -> ClusterState:
@@ -101,14 +115,14 @@ def _busy_checkpoint() -> bytes:
 
 def check_entry(data: bytes) -> None:
     """A header survives; and no entry that decodes can break `apply`, which would end the cluster:
-    every broker would fail at that entry for ever."""
+    every broker would fail at that entry after each start."""
     header = data[PREFIX_BYTES:]
     seq = _seq_of(header)
-    right = entries.MAGIC + u32(len(header)) + u32(chunks.crc32c(header)) + header
+    right = entries.MAGIC + u32(len(header)) + u32(checksum.crc32c(header)) + header
     for body in (data, right):
         try:
             decoded = entries.decode(body, KEY, seq=seq, previous=None)
-        except Corrupt:
+        except (Corrupt, NewerLevel):
             continue
         again = entries.decode(_entry_bytes(decoded.entry), KEY, seq=seq, previous=None)
         assert again.entry == decoded.entry
@@ -125,10 +139,12 @@ def _seq_of(header: bytes) -> int:
 
 
 def _apply(state: ClusterState, entry: Entry) -> None:
-    """Fold it in as the next one of this chain."""
-    fitting = msgspec.structs.replace(entry, seq=state.seq + 1, previous=state.hash)
+    """Fold it in as the next one of this chain, at its level."""
+    fitting = msgspec.structs.replace(
+        entry, level=state.level, seq=state.seq + 1, previous=state.hash
+    )
     decoded = Decoded(fitting, bytes(32), PREFIX_BYTES)
-    outcomes = state.apply(decoded, keys.wal(fitting.seq))
+    outcomes = state.apply(decoded, keys.wal(fitting.seq)).outcomes
     assert len(outcomes) == len(entry.commits)
 
 
@@ -142,17 +158,17 @@ def _check_state(state: ClusterState) -> None:
 
 def _checkpoints() -> list[bytes]:
     busy = _busy_checkpoint()
-    head = chain.CHECKPOINT_MAGIC + u32(chunks.crc32c(busy))
-    return [_golden_checkpoint(), head + busy]
+    head = chain.CHECKPOINT_MAGIC + u32(checksum.crc32c(busy))
+    return [*_files("checkpoints/*"), head + busy]
 
 
 def check_checkpoint(data: bytes) -> None:
     payload = data[12:]
-    right = chain.CHECKPOINT_MAGIC + u32(chunks.crc32c(payload)) + payload
+    right = chain.CHECKPOINT_MAGIC + u32(checksum.crc32c(payload)) + payload
     for body in (data, right):
         try:
             state = chain.decode_checkpoint(body, KEY, CLUSTER_ID)
-        except Corrupt:
+        except (Corrupt, NewerLevel):
             continue
         _check_state(state)
 
@@ -182,7 +198,7 @@ def check_chunk(data: bytes) -> None:
         return
     codec, rows, raw_size = _SAID.unpack_from(data)
     body = data[_SAID.size :]
-    crc = chunks.crc32c(body)
+    crc = checksum.crc32c(body)
     if body:
         said = {"rows": rows, "codec": "", "raw_size": len(body), "key": KEY}
         _expect_corrupt(lambda: chunks.decode(body, crc=crc ^ 1, **said))
@@ -297,7 +313,7 @@ def check_hotlog(data: bytes) -> None:
             path = Path(folder) / f"{'e' * 32}-000000.hot"
             path.write_bytes(body)
             try:
-                found = hotlogs.recover(Path(folder), CLUSTER_ID)
+                found = hot_log_file.recover(Path(folder), CLUSTER_ID)
             except StoreUnfit:
                 continue
             for recovered in found:
@@ -310,13 +326,13 @@ def check_hotlog(data: bytes) -> None:
 
 def _with_right_frames(data: bytes) -> bytes:
     body = bytearray(data)
-    at = len(hotlogs.MAGIC) + 4 + int.from_bytes(body[8:12], "little")
-    while len(body) - at >= hotlogs._FRAME.size:
-        size, _, number = hotlogs._FRAME.unpack_from(body, at)
-        payload = bytes(body[at + hotlogs._FRAME.size : at + hotlogs._FRAME.size + size])
-        checksum = hotlogs._checksum(number, payload)
-        hotlogs._FRAME.pack_into(body, at, size, checksum, number)
-        at += hotlogs._FRAME.size + size
+    at = len(hot_log_file.MAGIC) + 4 + int.from_bytes(body[8:12], "little")
+    while len(body) - at >= hot_log_file.FRAME.size:
+        size, _, number = hot_log_file.FRAME.unpack_from(body, at)
+        payload = bytes(body[at + hot_log_file.FRAME.size : at + hot_log_file.FRAME.size + size])
+        checksum = hot_log_file.frame_checksum(number, payload)
+        hot_log_file.FRAME.pack_into(body, at, size, checksum, number)
+        at += hot_log_file.FRAME.size + size
     return bytes(body)
 
 
@@ -327,8 +343,8 @@ def _hand_overs() -> list[bytes]:
     found = []
     for entry in _groups_and_producers():
         body = bytes(chunks.encode(chunks.batch_of_rows([rows_of_json("1", "2", "3")])).body)
-        origin = entries.Origin("peer", 4, len(entry.commits))
-        made = HandOver(origin, entry.commits, entry.chunks, body)
+        origin = entries.DraftId("peer", 4, len(entry.commits))
+        made = ForwardDraft(origin, entry.commits, entry.chunks, body)
         found.append(msgspec.msgpack.encode(made))
     return found
 
@@ -337,12 +353,12 @@ def check_hand_over(data: bytes) -> None:
     """A draft that is taken fits into an entry with others, and that entry is applied."""
     for message in (data, _with_right_chunks(data)):
         try:
-            draft = handover.decode_hand_over(message)
+            draft = messages.decode_forwarded(message)
         except Corrupt:
             continue
-        assert handover.decode_hand_over(handover.encode_hand_over(draft)) == draft
-        merged = handover.merge([draft, draft])
-        head = (entries.FORMAT, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000)
+        assert messages.decode_forwarded(messages.encode_forwarded(draft)) == draft
+        merged = messages.merge([draft, draft])
+        head = (levels.NEWEST, SEQ, entries.GENESIS, bytes(16), "b", 1_700_000_000_000)
         entry = Entry(*head, merged.chunks, merged.commits, list(merged.origins))
         decoded = entries.decode(_entry_bytes(entry), KEY, seq=SEQ, previous=None)
         state = ClusterState.decode(_busy_checkpoint(), KEY)
@@ -352,37 +368,39 @@ def check_hand_over(data: bytes) -> None:
 
 def _with_right_chunks(data: bytes) -> bytes:
     try:
-        made = msgspec.msgpack.decode(data, type=HandOver)
+        made = msgspec.msgpack.decode(data, type=ForwardDraft)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return data
     at, right = 0, []
     for chunk in made.chunks:
         part = made.body[at : at + max(chunk.size, 0)]
         fits = msgspec.structs.replace(
-            chunk, position=at, size=len(part), crc32c=chunks.crc32c(part)
+            chunk, position=at, size=len(part), crc32c=checksum.crc32c(part)
         )
         right.append(chunk if chunk.data else fits)
         at += 0 if chunk.data else len(part)
     origin = msgspec.structs.replace(made.origin, commits=len(made.commits))
     try:
-        return msgspec.msgpack.encode(HandOver(origin, made.commits, right, made.body[:at]))
+        return msgspec.msgpack.encode(ForwardDraft(origin, made.commits, right, made.body[:at]))
     except OverflowError:
         return data
 
 
 def _tellings() -> list[bytes]:
     headers = [body[: PREFIX_BYTES + int.from_bytes(body[8:12], "little")] for body in _entries()]
-    told = [Told(number + 1, header, b"chunks") for number, header in enumerate(headers)]
-    return [handover.encode_told(told[:2]), handover.encode_told([Told(9)])]
+    told = [
+        EntryAnnouncement(number + 1, header, b"chunks") for number, header in enumerate(headers)
+    ]
+    return [messages.encode_announcements(some) for some in (told[:2], [EntryAnnouncement(9)])]
 
 
 def check_told(data: bytes) -> None:
     try:
-        tellings = handover.decode_told(data)
+        tellings = messages.decode_announcements(data)
     except Corrupt:
         return
-    assert handover.decode_told(handover.encode_told(tellings)) == tellings
-    offers, bodies = Offers(), ToldBodies(1024)
+    assert messages.decode_announcements(messages.encode_announcements(tellings)) == tellings
+    offers, bodies = AnnouncedEntries(), AnnouncedChunks(1024)
     for told in tellings:
         offers.add(told.seq, told.header)
         bodies.add(KEY + str(told.seq), len(told.header), told.body)
@@ -401,7 +419,7 @@ def _commits() -> list[bytes]:
 
 def check_delta_commit(data: bytes) -> None:
     """As `DeltaManifest` reads commits by itself; the rest of Delta's log is read by deltalake."""
-    for read in (manifest.transactions_of, manifest.removed_of):
+    for read in (delta_json.transactions_of, delta_json.removed_of, delta_json.added_of):
         try:
             read(data)
         except (msgspec.DecodeError, Corrupt):
@@ -414,7 +432,7 @@ def _members() -> list[bytes]:
 
 
 def check_member(data: bytes) -> None:
-    for kind in (Member, chain.Cluster):
+    for kind in (Member, chain.ClusterIdentity):
         try:
             found = msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -441,7 +459,7 @@ def check_name(data: bytes) -> None:
     assert end_ms is None or 0 <= end_ms < 10**16
     name = keys.parse_segment(text)
     file = manifest.SegmentFile(text, 0, 0, 1, 1, 1, 0, 0)
-    view = View(1, "t", manifest.SegmentColumns.of([file]))
+    view = ManifestVersion(1, "t", manifest.SegmentColumns.of([file]))
     try:
         index = view.segments(0)
     except Corrupt:

@@ -1,4 +1,4 @@
-"""What is fuzzed: a decoder, valid bytes to begin with, and what must hold of whatever it is fed.
+"""A fuzz target: a decoder, valid bytes to begin with, and a check that holds for any input.
 
 `check` returns when the bytes were refused by one of our errors or came to a value that holds; all
 else it lets through is a finding. The same targets serve pytest (tests/fuzz/test_targets.py) and

@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service.wire_in import OBJECTS_MAX
 from tests.fuzz.bombs import BODY_BYTES, BOMBS, MIB
+from tidelog.service.formats.json_in import JSON_OBJECTS_MAX
 
 OBJECT_BYTES_MAX = 200
-MIB_MAX = 4 * BODY_BYTES // MIB + OBJECTS_MAX * OBJECT_BYTES_MAX // MIB
+MIB_MAX = 4 * BODY_BYTES // MIB + JSON_OBJECTS_MAX * OBJECT_BYTES_MAX // MIB
 
 
 def test_no_body_takes_more_than_its_bound() -> None:

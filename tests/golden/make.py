@@ -1,46 +1,51 @@
-"""Writes the golden objects of the current format version: `python -m tests.golden.make`.
+"""Writes the golden objects of levels that no release has yet: `python -m tests.golden.make`.
 
-A small cluster, made by the code of its day with a clock and ids that repeat: everything but the
-table's files comes out the same to the byte, today as then, or the format has changed. What is
-written once stays: a new format gets a folder of its own.
+For each level of the format, a small cluster that began at it, made with a clock and ids that
+repeat: everything but the table's files comes out the same to the byte, today as then, or the
+format has changed. `raised` is a smaller one that began at level 1 and was raised to 2. Files of
+a released level stay: a new level gets a folder of its own.
 """
 
 import asyncio
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
-from storage import chunk as chunks
-from storage import keys
-from storage import segment as segments
-from storage.chunk import Rows
-from storage.entry import (
-    FORMAT,
+from tests.support.clock import ManualClock
+from tidelog.compaction.upgrade import raise_level
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.actions import (
     AddPartitions,
     AlterTopic,
     AnyAction,
     Chunk,
     CreateTopic,
     DeleteTopic,
-    Draft,
-    HotMark,
-    IdempotencyKey,
     RetireHotLog,
     Sealed,
 )
-from storage.folder import FolderStore
-from storage.hot import ClosedSegment, PartRows, Request
-from storage.hotlog import HotLog
-from storage.manifest import seal_app_id
-from storage.model import SegmentFile
-from storage.table import DeltaManifest
-from storage.wal import Wal
-from tests.support.clock import ManualClock
+from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.entry import Draft, Entry, HotMark, IdempotencyKey
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.tables import segment as segments
+from tidelog.storage.tables.delta import DeltaManifest
+from tidelog.storage.tables.manifest import seal_app_id
+from tidelog.storage.wal.chain import DEFAULT_BOUNDS, ClusterIdentity
+from tidelog.storage.wal.view import WalView
+from tidelog.storage.write.hot_log import HotLog
+from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
 
-FOLDER = Path(__file__).parent / f"v{FORMAT}"
+HERE = Path(__file__).parent
+RELEASED = 1
+"""The newest level of a release: its files are never written again."""
+RAISED = "raised"
 HOT = "hot"
 """The local hot log lies beside the store's objects here."""
 
@@ -52,6 +57,7 @@ START_MS = 1_700_000_000_000
 SEALED_END = 3
 LARGE = 400
 """Rows of a chunk that is worth packing."""
+ALICE = "User:alice"
 
 
 def rows_of_flights() -> Rows:
@@ -76,17 +82,38 @@ def large_rows() -> Rows:
     return rows_of_json(*(f'{{"row":{number},"pad":"{"x" * 60}"}}' for number in range(LARGE)))
 
 
+def folder_of(level: int) -> Path:
+    """The golden objects of a cluster that began at the level."""
+    return HERE / f"v{level}"
+
+
+class TimedFolder(FolderStore):
+    """Its clock stands still."""
+
+    @property
+    def seen_ms(self) -> int:
+        return START_MS + 77
+
+
 class Making:
     """A broker's hand, step by step."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, level: int) -> None:
         self.clock = ManualClock(7, start_ms=START_MS)
         self.folder = folder
-        self.store = FolderStore(folder)
-        self.wal = Wal(self.store, self.clock, "golden-broker")
+        self.level = level
+        self.store = TimedFolder(folder)
+
+    async def open(self) -> None:
+        bounds = Bounds(300_000, 7_200_000) if self.level > levels.FIRST else DEFAULT_BOUNDS
+        identity = ClusterIdentity(self.level, CLUSTER_ID, self.clock.now_ms(), bounds)
+        await self.store.create(keys.CLUSTER, [msgspec.json.encode(identity)])
+        self.wal = await WalView.open(
+            self.store, self.clock, "golden-broker", cluster_id=CLUSTER_ID
+        )
 
     async def make(self) -> None:
-        await self.wal.open(CLUSTER_ID)
+        await self.open()
         await self.commit(
             self.request(actions=[CreateTopic("flights", FLIGHTS, 2, {"retention.ms": "1000"})]),
             self.request(actions=[CreateTopic("audit.log", AUDIT, 1, LOG_APPEND_TIME)]),
@@ -94,7 +121,7 @@ class Making:
             self.request(actions=[CreateTopic("gone", "9" * 32, 1, {})]),  # refused
             self.request(actions=[AddPartitions(FLIGHTS, 3)]),
         )
-        await self.commit(*self.requests_of_several_commits())
+        await self.commit(*self.requests_of_several_commits(), principal=ALICE)
         await self.commit(self.large_request(), codec="lz4")
         await self.commit(self.large_request(), codec="zstd")
         await self.refer()
@@ -111,9 +138,26 @@ class Making:
         )
         await self.wal.checkpoint()
         await self.commit(self.request({1: rows_of_json('"after the checkpoint"')}))
+        await self.keep_locally()
+        if self.level > levels.FIRST:
+            await self.commit_with_store_time()
         await self.wal.close()
         await self.store.close()
-        await self.keep_locally()
+
+    async def make_raised(self) -> None:
+        """A commit and a checkpoint at level 1, the entry that raises it, and both at level 2."""
+        await self.open()
+        await self.commit(
+            self.request(actions=[CreateTopic("flights", FLIGHTS, 1, {})]),
+            self.request({0: rows_of_json("1")}, hot=HotMark(LIVING_LOG, 0)),
+        )
+        await self.wal.checkpoint()
+        self.clock.advance(1.5)
+        await raise_level(self.wal, 2)
+        await self.commit(self.request({0: rows_of_json("2")}), principal=ALICE)
+        await self.wal.checkpoint()
+        await self.wal.close()
+        await self.store.close()
 
     def request(
         self,
@@ -124,10 +168,10 @@ class Making:
         key: IdempotencyKey | None = None,
         hot: HotMark | None = None,
         is_json: bool = True,
-    ) -> Request:
-        return Request(
+    ) -> AppendRequest:
+        return AppendRequest(
             self.clock.new_id(),
-            [PartRows(topic_id, partition, rows) for partition, rows in (parts or {}).items()],
+            [TopicRecords(topic_id, partition, rows) for partition, rows in (parts or {}).items()],
             0,
             is_json=is_json,
             actions=actions or [],
@@ -136,7 +180,7 @@ class Making:
             topic_id=None if actions else topic_id,
         )
 
-    def requests_of_several_commits(self) -> list[Request]:
+    def requests_of_several_commits(self) -> list[AppendRequest]:
         """Two that share a commit, one with a key, a retry of it, two of hot logs, a refused."""
         key = IdempotencyKey("order-17", bytes(range(16)), 3)
         stamped = rows_of_json('"stamped by the log"', at_ms=5)
@@ -150,12 +194,36 @@ class Making:
             self.request({0: rows_of_json('"refused"')}, topic_id="f" * 32),
         ]
 
-    def large_request(self) -> Request:
+    def large_request(self) -> AppendRequest:
         return self.request({2: large_rows(), 1: rows_of_json('"small"')})
 
-    async def commit(self, *requests: Request, codec: str = "") -> None:
+    async def commit(self, *requests: AppendRequest, codec: str = "", principal: str = "") -> None:
+        """An entry. `principal` is that of the first commit; level 1 does not store it."""
         self.clock.advance(1.5)
-        await self.wal.commit(ClosedSegment(requests).encode(codec).draft)
+        draft = ClosedSegment(requests).encode(codec).draft
+        first, *others = draft.commits
+        first = msgspec.structs.replace(first, principal=principal)
+        await self.wal.commit(draft._replace(commits=[first, *others]))
+
+    async def commit_with_store_time(self) -> None:
+        """An entry of a writer that knows the time of the store's clock."""
+        self.clock.advance(1.5)
+        draft = ClosedSegment([self.request({0: rows_of_json('"store time"')})]).encode("").draft
+        state = self.wal.state
+        entry = Entry(
+            self.level,
+            state.seq + 1,
+            state.hash,
+            self.clock.new_id(),
+            "another-broker",
+            self.clock.now_ms(),
+            draft.chunks,
+            draft.commits,
+            store_ms=START_MS + 77,
+        )
+        header, _ = entries.encode_header(entry)
+        await self.store.create(keys.wal(entry.seq), [header, *draft.bodies])
+        await self.wal.refresh()
 
     async def refer(self) -> None:
         """An entry whose chunk lies in an object of its own, after eight bytes of another's."""
@@ -184,12 +252,11 @@ class Making:
         file = SegmentFile(path, 0, 0, SEALED_END, written.size, written.rows, *stamps)
         table = DeltaManifest(self.store, prefix, "flights", self.clock)
         await table.add([file], {seal_app_id(0): SEALED_END})
-        table.close()
 
     async def keep_locally(self) -> None:
         """A hot log of three requests, as a killed process leaves it, a torn frame at its end."""
 
-        def ignore(_: Request) -> None:
+        def ignore(_: AppendRequest) -> None:
             pass
 
         hot = HotLog(self.folder / HOT, CLUSTER_ID, LIVING_LOG, ignore, ignore)
@@ -197,28 +264,33 @@ class Making:
         batch: pa.RecordBatch = chunks.batch_of_rows([rows_of_flights()])
         await hot.append(self.request({0: rows_of_json('"hot"')}, topic_id=AUDIT))  # is in the WAL
         await hot.append(self.request({0: rows_of_json('"acked"', '"both"')}, key=key))
-        parts = [PartRows(FLIGHTS, 1, batch), PartRows(AUDIT, 0, rows_of_json('"two topics"'))]
-        await hot.append(Request(self.clock.new_id(), parts, 0))
+        parts = [
+            TopicRecords(FLIGHTS, 1, batch),
+            TopicRecords(AUDIT, 0, rows_of_json('"two topics"')),
+        ]
+        await hot.append(AppendRequest(self.clock.new_id(), parts, 0))
         await hot.close(is_drained=False)
         (path,) = (self.folder / HOT).glob("*.hot")
         path.write_bytes(path.read_bytes() + b"\x10\x00\x00\x00torn")
 
 
-def make(folder: Path) -> None:
-    """Make the cluster there."""
-    asyncio.run(Making(folder).make())
+def make(folder: Path, name: str) -> None:
+    """Make the cluster of this name there."""
+    if name == RAISED:
+        asyncio.run(Making(folder, levels.FIRST).make_raised())
+    else:
+        asyncio.run(Making(folder, int(name.removeprefix("v"))).make())
     shutil.rmtree(folder / ".tmp")
 
 
-def main() -> int:
-    if FOLDER.exists():
-        sys.stderr.write(f"{FOLDER} is there already, and golden: it is never written again\n")
-        return 1
-    with tempfile.TemporaryDirectory() as folder:
-        make(Path(folder) / FOLDER.name)
-        shutil.copytree(Path(folder) / FOLDER.name, FOLDER)
-    return 0
+def main() -> None:
+    names = [folder_of(level).name for level in range(RELEASED + 1, levels.NEWEST + 1)]
+    for name in [*names, RAISED] if names else []:
+        with tempfile.TemporaryDirectory() as folder:
+            make(Path(folder) / name, name)
+            shutil.rmtree(HERE / name, ignore_errors=True)
+            shutil.copytree(Path(folder) / name, HERE / name)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

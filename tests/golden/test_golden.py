@@ -1,7 +1,9 @@
-"""Format 1 as it was written down once: what it means stays, and today's code writes the same.
+"""Each level of the format as it was stored once: its meaning stays, and today's code writes the
+same bytes in a cluster that began at the level.
 
-What fails here on purpose of nobody is a change of the format, which every cluster out there would
-meet: a reader of old objects must go on, and new ones need a new version (FORMAT.md).
+An unintended failure here is a change of the format, which would break existing clusters: code must
+still read old objects, and new ones need a new level (FORMAT.md). Level 2 is not released: until it
+is, its bytes may change, and `tests/golden/make.py` writes them again.
 """
 
 import asyncio
@@ -17,18 +19,19 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from storage import chunk as chunks
-from storage import entry as entries
-from storage import hotlog
-from storage import segment as segments
-from storage.chain import CHECKPOINT_MAGIC
-from storage.clock import SystemClock
-from storage.entry import HotMark, IdempotencyKey
-from storage.folder import FolderStore
-from storage.log import Log, LogSettings
-from storage.state import ClusterState
-from tests.golden.make import FOLDER, HOT, make
+from tests.golden.make import HERE, HOT, RAISED, folder_of, make
 from tests.support.records import fold
+from tidelog.storage.broker import Broker
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core.entry import HotMark, IdempotencyKey
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.log import LogSettings
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.tables import segment as segments
+from tidelog.storage.wal.chain import CHECKPOINT_MAGIC
+from tidelog.storage.write import hot_log_file
 
 CLUSTER_ID = "0123456789abcdef0123456789abcdef"
 A, B = "a" * 32, "b" * 32
@@ -36,12 +39,33 @@ ENTRIES = [f"wal/{seq:020}" for seq in range(1, 8)]
 CHECKPOINT = f"checkpoints/{6:020}"
 DATA = "data/00/00000000000000070000000000000013"
 HOT_FILE = f"{HOT}/{'e' * 32}-000000.hot"
+FOLDER = folder_of(1)
+STORE_TIME = f"wal/{8:020}"
+"""Of level 2 alone."""
 SEGMENT = f"topics/flights-{A}/partition=0/{0:020}-{3:020}-00000000000000070000000000000016.parquet"
 START = datetime.fromtimestamp(1_700_000_000, UTC)
 
 
-def golden(name: str) -> bytes:
-    return (FOLDER / name).read_bytes()
+def golden(name: str, folder: Path = FOLDER) -> bytes:
+    return (folder / name).read_bytes()
+
+
+def header_of(name: str, folder: Path) -> list[Any]:
+    """The elements of an entry's header, without our own code."""
+    body = golden(name, folder)
+    _, length, _ = struct.unpack_from("<8sII", body)
+    header: list[Any] = msgspec.msgpack.decode(body[16 : 16 + length])
+    return header
+
+
+def state_in(name: str, folder: Path) -> list[Any]:
+    """The elements of a checkpoint's state, without our own code."""
+    state: list[Any] = msgspec.msgpack.decode(golden(name, folder)[12:])
+    return state
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def number(value: int) -> bytes:
@@ -56,23 +80,13 @@ def after_ms(value: int) -> datetime:
 # -- today's code writes what was written then
 
 
-@pytest.fixture(scope="module")
-def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("golden") / "made"
-    make(folder)
-    return folder
-
-
-@pytest.mark.parametrize("name", ["cluster.json", *ENTRIES, DATA, CHECKPOINT, HOT_FILE])
-def test_the_same_input_gives_the_same_bytes(today: Path, name: str) -> None:
-    assert (today / name).read_bytes() == golden(name)
-
-
-def test_the_same_objects_are_made(today: Path) -> None:
-    def names(folder: Path) -> set[str]:
-        return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-
-    assert names(today) == names(FOLDER)
+@pytest.mark.parametrize("cluster", ["v1", "v2", RAISED])
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path, cluster: str) -> None:
+    make(tmp_path / cluster, cluster)
+    assert files_in(tmp_path / cluster) == files_in(HERE / cluster)
+    for name in sorted(files_in(HERE / cluster)):
+        if not name.startswith("topics/"):
+            assert golden(name, tmp_path / cluster) == golden(name, HERE / cluster), name
 
 
 # -- entries
@@ -187,14 +201,19 @@ def test_a_packed_chunk(name: str, codec: str, size: int, crc: int) -> None:
 # -- checkpoints
 
 
-def test_a_checkpoint_is_the_fold_of_its_entries(tmp_path: Path) -> None:
-    body = golden(CHECKPOINT)
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_checkpoint_is_the_fold_of_its_entries(tmp_path: Path, level: int) -> None:
+    folder = folder_of(level)
+    body = golden(CHECKPOINT, folder)
     assert body[:8] == CHECKPOINT_MAGIC == b"TIDECKP1"
     assert int.from_bytes(body[8:12], "little") == google_crc32c.value(body[12:])
     state = ClusterState.decode(body[12:], CHECKPOINT)
     assert state.encode() == body[12:]
-    shutil.copytree(FOLDER / "wal", tmp_path / "wal")
-    (tmp_path / ENTRIES[-1]).unlink()  # it came after the checkpoint
+    shutil.copytree(folder / "wal", tmp_path / "wal")
+    shutil.copy(folder / "cluster.json", tmp_path)
+    for path in (tmp_path / "wal").iterdir():
+        if path.name > Path(CHECKPOINT).name:
+            path.unlink()
     store = FolderStore(tmp_path)
     folded, outcomes = asyncio.run(fold(store, CLUSTER_ID))
     asyncio.run(store.close())
@@ -225,6 +244,61 @@ def test_the_state_of_a_checkpoint() -> None:
     key = ["order-17", bytes(range(16)), 3]
     assert keys == [[key, 1700000003000, [["flights", 1, 0, 1]]]]
     assert hot_logs == {"e" * 32: 0}
+
+
+# -- level 2
+
+
+def test_level_2_adds_elements_at_the_ends() -> None:
+    """All else is as at level 1: positions in the WAL are after longer headers."""
+    first, second = folder_of(1), folder_of(2)
+    identity = msgspec.json.decode(golden("cluster.json", second))
+    assert identity.pop("bounds") == {"view_age_ms": 300_000, "wal_retention_ms": 7_200_000}
+    assert identity == msgspec.json.decode(golden("cluster.json")) | {"format": 2}
+    for name in ENTRIES:
+        old, new = header_of(name, first), header_of(name, second)
+        assert (new[0], len(new), new[8:]) == (2, 10, [[], 1_700_000_000_077])
+        principals = [commit.pop() for commit in new[7]]
+        wanted = ["User:alice"] if name == ENTRIES[1] else [""]
+        assert principals == [*wanted, *[""] * (len(principals) - 1)]
+        old[0], old[2], new[0], new[2] = 0, b"", 0, b""  # the level, the hash of the one before
+        assert new[:8] == old
+    for name in (DATA, HOT_FILE):
+        assert golden(name, second) == golden(name, first)
+    old, new = state_in(CHECKPOINT, first), state_in(CHECKPOINT, second)
+    last_ms = 1_700_000_000_000 + 6 * 1500
+    elapsed = [5 * 1500, [["golden-broker", last_ms, 5 * 1500]]]  # its first entry adds nothing
+    assert (new[0], new[9:]) == (2, [None, None, None, [], None, elapsed])
+    assert (len(old), new[6], new[8]) == (9, old[6], old[8])
+    ((key, at_ms, placements),) = new[7]  # remembered by elapsed time
+    assert [[key, 1_700_000_001_500 + at_ms, placements]] == old[7]
+    assert [topic[:4] for topic in new[5]] == [topic[:4] for topic in old[5]]
+
+
+def test_an_entry_with_the_stores_time() -> None:
+    folder = folder_of(2)
+    level, seq, previous, *_, origins, store_ms = header_of(STORE_TIME, folder)
+    assert (level, seq, origins, store_ms) == (2, 8, [], 1_700_000_000_077)
+    body = golden(STORE_TIME, folder)
+    decoded = entries.decode(body, STORE_TIME, seq=8, previous=previous)
+    assert (decoded.entry.writer, decoded.entry.store_ms) == ("another-broker", store_ms)
+
+
+def test_a_cluster_that_was_raised(tmp_path: Path) -> None:
+    """Level 1, an entry that has nothing but the new level, level 2."""
+    folder = HERE / RAISED
+    assert msgspec.json.decode(golden("cluster.json", folder))["format"] == 1
+    first, raising, second = (header_of(name, folder) for name in ENTRIES[:3])
+    assert (first[0], len(first), [len(commit) for commit in first[7]]) == (1, 8, [4, 4])
+    assert (raising[0], raising[4], raising[6:9]) == (2, "golden-broker", [[], [], []])
+    assert (second[0], len(second), [commit[4] for commit in second[7]]) == (2, 10, ["User:alice"])
+    before, after = (state_in(f"checkpoints/{seq:020}", folder) for seq in (1, 3))
+    assert (before[0], len(before), after[0], len(after)) == (1, 9, 2, 15)
+    shutil.copytree(folder, tmp_path / "store")
+    store = FolderStore(tmp_path / "store")
+    folded, _ = asyncio.run(fold(store, CLUSTER_ID))
+    asyncio.run(store.close())
+    assert folded.encode() == golden(f"checkpoints/{3:020}", folder)[12:]
 
 
 # -- segments
@@ -265,7 +339,7 @@ def test_a_segment() -> None:
 
 def test_a_hot_log(tmp_path: Path) -> None:
     (tmp_path / Path(HOT_FILE).name).write_bytes(golden(HOT_FILE))
-    (found,) = hotlog.recover(tmp_path, CLUSTER_ID)
+    (found,) = hot_log_file.recover(tmp_path, CLUSTER_ID)
     assert found.log_id == "e" * 32
     assert [request.hot for request in found.requests] == [HotMark("e" * 32, n) for n in range(3)]
     committed, keyed, wide = found.requests
@@ -278,16 +352,19 @@ def test_a_hot_log(tmp_path: Path) -> None:
     assert values[:2] == [[[b'"hot"']], [[b'"acked"', b'"both"']]]
     assert rows[2][0] == FLIGHTS
     assert values[2][1] == [b'"two topics"']
-    hotlog.discard([found])
+    hot_log_file.discard([found])
 
 
 # -- all of it
 
 
-def test_a_broker_of_today_goes_on_from_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_broker_of_today_goes_on_from_there(tmp_path: Path, level: int) -> None:
     """The whole cluster with what its hot log holds, over both tiers, and one record more."""
-    shutil.copytree(FOLDER, tmp_path / "store")
+    shutil.copytree(folder_of(level), tmp_path / "store")
     found = asyncio.run(_read_all(tmp_path / "store"))
+    if level == 2:
+        assert found["flights", 0].pop(6)["value"] == b'"store time"'
     assert [len(found["flights", number]) for number in range(3)] == [9, 8, 803]
     assert found["flights", 0][:4] == FLIGHTS
     values = {partition: [row["value"] for row in rows] for partition, rows in found.items()}
@@ -307,8 +384,14 @@ def test_a_broker_of_today_goes_on_from_there(tmp_path: Path) -> None:
 
 async def _read_all(folder: Path) -> dict[tuple[str, int], list[Any]]:
     store = FolderStore(folder)
-    log = Log(store, SystemClock(), "today", LogSettings(is_sealing=False), folder / HOT)
-    await log.open(CLUSTER_ID)
+    log = await Broker.open(
+        store,
+        LogSettings(is_sealing=False),
+        clock=SystemClock(),
+        name="today",
+        cluster_id=CLUSTER_ID,
+        hot_dir=folder / HOT,
+    )
     record = chunks.Rows([1], [None], [b'"today"'])
     await log.append(log.state.topic("flights"), [(0, record)], size=7, is_json=True)
     found = {}

@@ -10,25 +10,21 @@ from typing import Any, NamedTuple
 import httpx
 import pyarrow as pa
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
-from service.app import build_app
-from service.consumer_docs import documented_consumers
-from service.hotdocs import documented_routes
-from service.hotpath import HotPath
-from service.main import _Server
-from service.protocol import Protocol
-from service.security import Security
-from service.settings import Settings
-from service.telemetry import HttpCounters
-from storage.chunk import Rows
-from storage.clock import SystemClock
-from storage.consumers import Consumers
-from storage.coordinator import Alone
-from storage.log import Log, LogSettings
-from storage.objectstore import MemoryStore, ObjectStore
-from storage.secret import cluster_secret
+from tidelog.service.http.protocol import Server
+from tidelog.service.security.authenticator import Security, topic_filter
+from tidelog.service.server.app import build_app
+from tidelog.service.server.router import Router
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker as LogBroker
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.groups.instances import Instances
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.log import Log, LogSettings
 
 QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
 """Nothing happens by itself: what a test sees follows from what it asked."""
@@ -43,8 +39,7 @@ async def store() -> AsyncIterator[MemoryStore]:
 
 @pytest.fixture
 async def log(store: MemoryStore) -> AsyncIterator[Log]:
-    log = Log(store, SystemClock(), "broker-1", QUIET, None)
-    await log.open()
+    log = await LogBroker.open(store, QUIET, clock=SystemClock(), name="broker-1")
     yield log
     await log.close()
 
@@ -64,7 +59,7 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 def v3(log: Log) -> str:
     """The cluster's path in the v3 dialect."""
-    return f"/v3/clusters/{log.wal.cluster.cluster_id}"
+    return f"/v3/clusters/{log.identity.cluster_id}"
 
 
 # -- with the hot routes in front, as a broker serves it
@@ -73,42 +68,46 @@ def v3(log: Log) -> str:
 class Broker(NamedTuple):
     """A log, its whole application, and a client of that."""
 
-    log: Log
-    app: HotPath
+    log: LogBroker
+    app: Router
     http: httpx.AsyncClient
-    consumers: Consumers
+    consumers: Instances
 
 
 @asynccontextmanager
-async def serving(log: Log, settings: Settings) -> AsyncIterator[Broker]:
+async def serving(log: LogBroker, settings: Settings) -> AsyncIterator[Broker]:
     """The application on an open log."""
     counters = HttpCounters()
-    consumers = Consumers(log, Alone(log.clock.new_id().hex()))
-    consumers.start()
     security = None
     if settings.security == "keys":
-        secret = await cluster_secret(log.store, log.clock)
-        security = Security(log, settings, secret, counters)
-    extra = [documented_routes(), documented_consumers()]
-    inner = build_app(log, http=counters, extra=extra, security=security)
-    app = HotPath(inner, log, settings, counters, consumers, security=security)
+        security = Security(log, settings, await log.secret(), counters)
+    inner = build_app(log, http=counters, security=security)
+    app = Router(inner, log, settings, counters, log.groups, security=security)
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
-    try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:
-            yield Broker(log, app, client, consumers)
-    finally:
-        await consumers.close()
+    async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:
+        yield Broker(log, app, client, log.groups)
 
 
 @asynccontextmanager
 async def broker_on(
-    store: ObjectStore, name: str = "broker-1", hot_dir: Path | None = None, **settings: Any
+    store: ObjectStore,
+    name: str = "broker-1",
+    hot_dir: Path | None = None,
+    *,
+    kind: type[Settings] = Settings,
+    **settings: Any,
 ) -> AsyncIterator[Broker]:
-    """A quiet broker of its own with these settings; closed at the end."""
-    quiet = {"store": "memory://", "sealing": False, "poll_interval_ms": 60_000}
-    chosen = Settings(**{**quiet, **settings})
-    log = Log(store, SystemClock(), name, chosen.log_settings(), hot_dir)
-    await log.open()
+    """A quiet broker with these settings, closed at the end; another `kind` has other limits."""
+    quiet = {"store": "memory://", "seal_enabled": False, "poll_interval_ms": 60_000}
+    chosen = kind(**{**quiet, **settings})
+    log = await LogBroker.open(
+        store,
+        chosen.log_settings(),
+        clock=SystemClock(),
+        name=name,
+        hot_dir=hot_dir,
+        may_describe=topic_filter(chosen),
+    )
     try:
         async with serving(log, chosen) as broker:
             yield broker
@@ -130,20 +129,9 @@ async def topic(broker: Broker) -> str:
 
 
 @asynccontextmanager
-async def listening(app: HotPath) -> AsyncIterator[int]:
+async def listening(app: Router) -> AsyncIterator[int]:
     """The application on a port of 127.0.0.1: for what an ASGI transport cannot do, streams."""
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        host="127.0.0.1",
-        port=0,
-        http=Protocol,
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        timeout_graceful_shutdown=5,
-    )
-    server = _Server(config)
+    server = Server(app, "127.0.0.1", 0, lifespan="off", timeout_graceful_shutdown=5)
     running = asyncio.create_task(server.serve())
     while not server.started:
         assert not running.done()

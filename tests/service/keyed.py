@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 
-from storage.acls import Acl
-from storage.entry import CreateAcls
-from storage.log import Log
-from storage.objectstore import MemoryStore
 from tests.service.conftest import JSON, Broker, broker_on
+from tidelog.storage.core.acls import Acl
+from tidelog.storage.core.actions import CreateAcls
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
 
 ADMIN_KEY = "an-administrators-key-of-many-characters"
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -28,7 +28,7 @@ async def secured(store: MemoryStore, name: str = "broker-1", **more: Any) -> As
 
 async def key_of(log: Log, principal: str, **more: Any) -> dict[str, str]:
     """A new key's header."""
-    _, secret = await log.access.create_key(principal, **more)
+    _, secret = await log.create_key(principal, **more)
     return {"authorization": f"Bearer {secret}"}
 
 
@@ -46,7 +46,7 @@ async def allow(
     permission: str = "ALLOW",
 ) -> None:
     acl = Acl(resource_type, name, pattern, principal, "*", operation, permission)
-    await log.access.submit(CreateAcls([acl]))
+    await log.change_access(CreateAcls([acl]))
 
 
 def assert_denied(answer: httpx.Response) -> str:
@@ -57,7 +57,7 @@ def assert_denied(answer: httpx.Response) -> str:
 
 
 def assert_unknown(answer: httpx.Response) -> str:
-    """Nobody; the message."""
+    """Assert that no principal was found; return the message."""
     said = answer.json()
     assert (answer.status_code, said["error_code"]) == (401, 40101), said
     assert answer.headers["www-authenticate"].startswith(("Basic", "Bearer"))

@@ -6,13 +6,15 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from hypothesis import HealthCheck, given, settings
+from fastapi.routing import APIRoute
+from hypothesis import given
 from hypothesis import strategies as st
 
-from service.paths import clean_path, origin
-from storage.log import Log
-from storage.members import Member
-from storage.topics import CONFIGS
+from tests.support.properties import examples
+from tidelog.service.http.urls import clean_path, origin
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.core.topic_configs import CONFIGS
+from tidelog.storage.log import Log
 
 NOT_HOSTED = {
     "error_code": 40403,
@@ -48,7 +50,7 @@ async def test_links_lead_to_what_they_name(
         assert said["metadata"]["self"] == url
         follow += _links(said)
     below = {url.removeprefix(f"http://tide:8082{mount}/clusters") for url in seen}
-    cluster_id = log.wal.cluster.cluster_id
+    cluster_id = log.identity.cluster_id
     assert f"/{cluster_id}/topics/t/partitions/1/replicas/1" in below
     assert f"/{cluster_id}/topics/t/configs/segment.ms" in below
     assert f"/{cluster_id}/brokers/1/configs" in below
@@ -64,7 +66,7 @@ def _links(said: Any) -> list[str]:
 
 
 async def test_the_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
-    cluster_id = log.wal.cluster.cluster_id
+    cluster_id = log.identity.cluster_id
     (cluster,) = data_of(await client.get("/v3/clusters"))
     assert cluster == (await client.get(v3)).json()
     assert cluster["kind"] == "KafkaCluster"
@@ -177,9 +179,9 @@ async def test_a_topic_is_created(client: httpx.AsyncClient, log: Log, v3: str) 
         "kind": "KafkaTopic",
         "metadata": {
             "self": url,
-            "resource_name": f"crn:///kafka={log.wal.cluster.cluster_id}/topic=t",
+            "resource_name": f"crn:///kafka={log.identity.cluster_id}/topic=t",
         },
-        "cluster_id": log.wal.cluster.cluster_id,
+        "cluster_id": log.identity.cluster_id,
         "topic_name": "t",
         "is_internal": False,
         "replication_factor": 1,
@@ -405,7 +407,7 @@ async def test_offsets_of_a_partition(
     assert said.pop("metadata")["self"].endswith("/topics/t/partitions/0/offset")
     assert said == {
         "kind": "KafkaPartitionWithOffsets",
-        "cluster_id": log.wal.cluster.cluster_id,
+        "cluster_id": log.identity.cluster_id,
         "topic_name": "t",
         "partition_id": 0,
         **offsets,
@@ -447,9 +449,7 @@ types = st.sampled_from(
 )
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(60, is_fixture_shared=True)
 @given(
     st.lists(st.tuples(bodies | st.binary(max_size=40), types), min_size=13, max_size=13),
     st.sampled_from(["segment.ms", "no.such"]),
@@ -464,16 +464,16 @@ async def test_no_body_is_answered_with_500(
     if "t" not in log.state.topics:
         await log.create_topic("t", 1, {})
     names_in_path = {
-        "{cluster_id}": log.wal.cluster.cluster_id,
+        "{cluster_id}": log.identity.cluster_id,
         "{topic_name}": "t",
         "{consumer_group_id}": "g",
         "{name}": config,
     }
     routes = [
-        (method.upper(), path)
-        for path, methods in app.openapi()["paths"].items()
-        for method in methods
-        if method in {"post", "put", "patch"}
+        (method, route.path)
+        for route in app.routes
+        if isinstance(route, APIRoute) and route.include_in_schema
+        for method in route.methods & {"POST", "PUT", "PATCH"}
     ]
     for (method, path), (body, content_type) in zip(routes, sent, strict=True):
         for name, value in names_in_path.items():

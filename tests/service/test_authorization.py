@@ -1,4 +1,4 @@
-"""What a principal may: topics, groups, transactions, creation; and how much of it a second."""
+"""Permissions of a principal: topics, groups, transactions, creation; and quotas."""
 
 import json
 from collections.abc import AsyncIterator
@@ -8,12 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from service.group_forwarding import Forwarder
-from service.quotas import BURST_S, Bucket
-from storage.access import DEFAULT
-from storage.coordinator import Rendezvous
-from storage.entry import SetQuotas
-from storage.objectstore import MemoryStore
 from tests.service.conftest import JSON, Broker, append
 from tests.service.keyed import (
     ADMIN,
@@ -25,6 +19,12 @@ from tests.service.keyed import (
     key_of,
     secured,
 )
+from tidelog.service.peers.forwarding import Forwarder
+from tidelog.service.security.quotas import BURST_S, Bucket
+from tidelog.storage.core.acls import DEFAULT
+from tidelog.storage.core.actions import SetQuotas
+from tidelog.storage.groups.coordinator import Rendezvous
+from tidelog.storage.io.memory import MemoryStore
 
 READ_T = "/topics/t/partitions/0/records"
 V2 = {"content-type": "application/vnd.kafka.v2+json"}
@@ -54,23 +54,23 @@ async def test_produce_and_fetch_each_need_their_own(broker: Broker, alice: dict
     await allow(broker.log, "User:alice", "WRITE")
     assert (await produce(broker, "t", alice)).status_code == 200
     assert_denied(await produce(broker, "u", alice))
-    assert_denied(await produce(broker, "not-there", alice))  # nor is that told
+    assert_denied(await produce(broker, "not-there", alice))  # its absence is not revealed
     assert_denied(await broker.http.get(READ_T, headers=alice))
     await allow(broker.log, "User:alice", "READ", name="*")
     assert len((await broker.http.get(READ_T, headers=alice)).json()) == 2
     await allow(broker.log, "User:*", "ALL", permission="DENY")
     assert_denied(await produce(broker, "t", alice))
-    assert (await produce(broker, "t", ADMIN)).status_code == 200  # whom no ACL binds
+    assert (await produce(broker, "t", ADMIN)).status_code == 200  # no ACL applies to it
     text = (await broker.http.get("/metrics", headers=ADMIN)).text
     assert 'tidelog_denied_total{resource="TOPIC"} 5.0' in text
     assert 'tidelog_errors_total{kind="Forbidden"} 5.0' in text
 
 
-async def test_refused_before_anything_is_written_or_told(
+async def test_denied_request_writes_and_reveals_nothing(
     broker: Broker, alice: dict[str, str]
 ) -> None:
     before = broker.log.state.encode()
-    cluster = broker.log.wal.cluster.cluster_id
+    cluster = broker.log.identity.cluster_id
     body = json.dumps({"value": {"type": "JSON", "data": 1}})
     for path in (f"/v3/clusters/{cluster}/topics/t/records", "/topics/t/partitions/0"):
         answer = await broker.http.post(path, content=body, headers=JSON_TYPE | alice)
@@ -82,7 +82,7 @@ async def test_refused_before_anything_is_written_or_told(
 
 async def test_listings_show_what_may_be_described(broker: Broker, alice: dict[str, str]) -> None:
     await allow(broker.log, "User:alice", "WRITE", name="t")
-    cluster = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}"
+    cluster = f"/v3/clusters/{broker.log.identity.cluster_id}"
 
     async def names(path: str, field: str) -> list[str]:
         said = (await broker.http.get(path, headers=alice)).json()
@@ -109,7 +109,7 @@ async def test_listings_show_what_may_be_described(broker: Broker, alice: dict[s
 async def test_who_may_create(
     broker: Broker, alice: dict[str, str], right: tuple[str, str, str]
 ) -> None:
-    cluster = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}"
+    cluster = f"/v3/clusters/{broker.log.identity.cluster_id}"
     routes = [("/admin/topics", "new-1"), (f"{cluster}/topics", "new-2")]
     for path, name in routes:
         answer = await broker.http.post(path, json={"topic_name": name}, headers=alice)
@@ -132,7 +132,7 @@ async def test_what_a_produce_creates_must_be_allowed_to_be_created(store: Memor
 
 
 async def test_a_transaction_needs_all_of_it(broker: Broker, alice: dict[str, str]) -> None:
-    path = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/transactions"
+    path = f"/v3/clusters/{broker.log.identity.cluster_id}/transactions"
     body = {
         "topics": [{"topic_name": "u", "records": [{"value": {"type": "JSON", "data": 1}}]}],
         "consumer_groups": [
@@ -156,7 +156,7 @@ async def test_a_stream_of_records_ends_with_the_right_to_write_them(
     broker: Broker, alice: dict[str, str]
 ) -> None:
     await allow(broker.log, "User:alice", "WRITE")
-    path = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/topics/t/records"
+    path = f"/v3/clusters/{broker.log.identity.cluster_id}/topics/t/records"
     record = json.dumps({"value": {"type": "JSON", "data": 1}}).encode()
     sent = 0
 
@@ -243,7 +243,7 @@ async def test_a_pattern_finds_what_its_owner_may_see(
 async def test_groups_are_seen_and_reset_by_whom_they_may(
     broker: Broker, alice: dict[str, str]
 ) -> None:
-    cluster = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/consumer-groups"
+    cluster = f"/v3/clusters/{broker.log.identity.cluster_id}/consumer-groups"
     for topic in "tu":
         body = {"to": "EARLIEST", "topic_name": topic}
         reset = await broker.http.post(f"{cluster}/g/offsets:reset", json=body, headers=ADMIN)
@@ -278,10 +278,10 @@ class Between:
 
     async def request(self, coordinator: str, message: bytes) -> bytes:
         self.said.append(message)
-        return await self.coordinator.app.consumers.forwarded.take(message, b"%d" % len(self.said))
+        return await self.coordinator.app.forwarded.take(message, b"%d" % len(self.said))
 
     async def confirm(self, coordinator: str, ticket: bytes) -> None:
-        self.coordinator.app.consumers.forwarded.confirm(ticket)
+        self.coordinator.app.forwarded.confirm(ticket)
 
 
 async def test_a_request_that_is_handed_over_keeps_its_rights_and_not_its_secret(
@@ -320,7 +320,7 @@ async def test_a_request_that_is_handed_over_keeps_its_rights_and_not_its_secret
 
 
 async def set_quota(broker: Broker, who: str, **rates: Any) -> None:
-    await broker.log.access.submit(SetQuotas(who, rates))
+    await broker.log.change_access(SetQuotas(who, rates))
 
 
 @pytest.mark.parametrize("who", ["User:alice", DEFAULT])
@@ -335,7 +335,7 @@ async def test_a_producer_over_its_quota_waits_before_anything_is_accepted(
     assert (answer.status_code, answer.json()["error_code"]) == (429, 42901), answer.text
     assert 1 <= int(answer.headers["retry-after"]) <= 24
     assert broker.log.state.encode() == before
-    cluster = broker.log.wal.cluster.cluster_id
+    cluster = broker.log.identity.cluster_id
     record = json.dumps({"value": {"type": "JSON", "data": 1}})
     path = f"/v3/clusters/{cluster}/topics/t/records"
     assert (await broker.http.post(path, content=record, headers=alice)).status_code == 429
@@ -386,22 +386,22 @@ def test_a_bucket_lets_through_its_rate_whatever_the_pieces() -> None:
     bucket = Bucket(1000, now_s)
     for step in range(10_000):
         now_s += 0.01
-        if bucket.owes_s(now_s) == 0:
+        if bucket.throttle_s(now_s) == 0:
             size = (step * 7919) % 400
-            bucket.pay(size)
+            bucket.charge(size)
             sent += size
     assert sent == pytest.approx(1000 * (100 + BURST_S), rel=0.02)
 
 
 def test_a_bucket_says_how_long_it_takes() -> None:
     bucket = Bucket(100, 0.0)
-    bucket.pay(350)
-    assert bucket.owes_s(0.0) == pytest.approx(2.5)
-    assert bucket.owes_s(1.0) == pytest.approx(1.5)
-    assert bucket.owes_s(0.5) == pytest.approx(1.5)  # a clock that goes back gives nothing
-    assert bucket.owes_s(2.5) == 0
-    assert bucket.owes_s(1000.0) == 0
-    bucket.pay(100)
-    assert bucket.owes_s(1000.0) == 0
-    bucket.pay(1)
-    assert bucket.owes_s(1000.0) > 0
+    bucket.charge(350)
+    assert bucket.throttle_s(0.0) == pytest.approx(2.5)
+    assert bucket.throttle_s(1.0) == pytest.approx(1.5)
+    assert bucket.throttle_s(0.5) == pytest.approx(1.5)  # a clock that goes back gives nothing
+    assert bucket.throttle_s(2.5) == 0
+    assert bucket.throttle_s(1000.0) == 0
+    bucket.charge(100)
+    assert bucket.throttle_s(1000.0) == 0
+    bucket.charge(1)
+    assert bucket.throttle_s(1000.0) > 0

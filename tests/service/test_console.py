@@ -5,10 +5,10 @@ import re
 import httpx
 import pytest
 
-from service.console import FILES, POLICY, load
-from service.topic_picture import SEGMENTS_MAX
-from storage.log import Log
 from tests.service.conftest import Broker, append, post
+from tidelog.service.console.files import CONTENT_SECURITY_POLICY, FILES, load
+from tidelog.service.console.topic_layout import SEGMENTS_MAX
+from tidelog.storage.log import Log
 
 # -- its files
 
@@ -17,7 +17,7 @@ async def test_every_file_comes_with_the_policy(client: httpx.AsyncClient) -> No
     for name in load():
         answer = await client.get(f"/ui/{name}")
         assert answer.status_code == 200
-        assert answer.headers["content-security-policy"] == POLICY
+        assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["content-encoding"] == "gzip"
         assert answer.content == (FILES / name).read_bytes()
@@ -60,7 +60,7 @@ async def test_the_overview_of_one_broker(broker: Broker, topic: str) -> None:
     await post(broker.http, [{"value": 1}, {"value": 2}])
     answer = await broker.http.get("/tidelog/v1/overview", params={"history": "true"})
     said = answer.json()
-    assert said["cluster_id"] == broker.log.wal.cluster.cluster_id
+    assert said["cluster_id"] == broker.log.identity.cluster_id
     assert (said["topics"], said["partitions"], said["groups"]) == (1, 3, 0)
     assert said["wal_seq"] == broker.log.state.seq
     (only,) = said["brokers"]
@@ -117,6 +117,16 @@ async def test_compaction_that_is_due_shows(broker: Broker) -> None:
     assert only["compaction"]["merges"] == 1
 
 
+async def test_a_dirty_ratio_that_equals_the_config_is_not_due(broker: Broker) -> None:
+    """The same as `tidelog compact` does."""
+    configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
+    await broker.log.create_topic("t", 1, configs)
+    await append(broker.log, b"a")
+    await broker.log.seal("t")
+    (only,) = (await broker.http.get("/tidelog/v1/topics/t")).json()["partitions"]
+    assert (only["compaction"]["dirty_ratio"], only["compaction"]["is_due"]) == (1.0, False)
+
+
 async def test_very_many_segments_are_shown_as_fewer(broker: Broker) -> None:
     await broker.log.create_topic("t", 1, {})
     count = SEGMENTS_MAX + 7
@@ -158,7 +168,7 @@ async def test_the_end_of_the_wal(client: httpx.AsyncClient, log: Log) -> None:
     newest, _, first = said["entries"]
     assert (newest["records"], newest["chunks"], newest["actions"]) == (1, 1, {"append": 1})
     assert first["actions"] == {"create-topic": 1}
-    assert newest["writer"] == "broker-1"
+    assert newest["writer"].startswith("broker-1-")  # and the id of the process
     assert newest["bytes"] > 0
     assert [one["seq"] for one in said["checkpoints"]] == [3]
     assert said["counts"]["topics"] == 1

@@ -1,4 +1,4 @@
-"""Consumer instances, v2: commits and positions, on one broker and on several (REST.md 1.4)."""
+"""Consumer instances (DIALECTS, v2 consumers): commits, positions, on one broker and several."""
 
 import asyncio
 import json
@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from storage.objectstore import MemoryStore
 from tests.service.conftest import (
     V2,
     Broker,
@@ -17,6 +16,7 @@ from tests.service.conftest import (
     listening,
 )
 from tests.service.instances import STRIMZI, Instance, created, put, subscribed
+from tidelog.storage.io.memory import MemoryStore
 
 # -- offsets
 
@@ -92,7 +92,7 @@ async def test_a_member_commits_results_and_offsets_in_one_request(
     answer = await consumer("GET", "/records?max_bytes=1")
     assert len(answer.json()) == 1
     name = consumer.path.rpartition("/")[2]
-    path = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/transactions"
+    path = f"/v3/clusters/{broker.log.identity.cluster_id}/transactions"
 
     async def transact(**more: Any) -> httpx.Response:
         offset = {"topic_name": "t", "partition_id": 0, "offset": 1}
@@ -170,8 +170,10 @@ async def test_a_seek_wakes_a_read_that_waits(consumer: Instance, broker: Broker
 async def test_any_broker_serves_an_instance(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is asked takes the group: nothing that was committed or sought is lost."""
-    monkeypatch.setattr("storage.coordinator.HANDOVER_S", 0.0)  # each knows of the other
+    """Any broker that gets a request adopts the group: commits and seeks are kept."""
+    monkeypatch.setattr(
+        "tidelog.storage.groups.coordinator.HANDOVER_S", 0.0
+    )  # each knows of the other
     async with broker_on(store, "a") as a, broker_on(store, "b") as b:
         await a.log.create_topic("t", 1, {})
         consumer = await subscribed(a, auto_commit_enable=False)

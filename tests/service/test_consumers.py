@@ -1,4 +1,4 @@
-"""Consumer instances, v2: creation, subscriptions, records; every code of REST.md 1.4."""
+"""Consumer instances, v2: creation, subscriptions, records; every code (DIALECTS)."""
 
 import asyncio
 import json
@@ -146,7 +146,7 @@ async def test_an_instance_that_is_not_there(
         ("/positions/end", []),
     ],
 )
-async def test_bodies_that_say_nothing_useful(consumer: Instance, what: str, bad: Any) -> None:
+async def test_useless_bodies_are_refused(consumer: Instance, what: str, bad: Any) -> None:
     assert_refused(await consumer("POST", what, bad), 422, 422)
     answer = await consumer.http.post(
         consumer.path + what, content=b"{", headers={"content-type": V2}
@@ -244,7 +244,7 @@ async def test_two_members_share_and_the_third_idles_until_one_leaves(
     assert await waiting
 
 
-async def test_a_pod_that_comes_again_takes_its_place(broker: Broker, topic: str) -> None:
+async def test_a_static_member_that_joins_again_takes_its_place(broker: Broker, topic: str) -> None:
     first = await subscribed(broker, group_instance_id="pod-0")
     other = await subscribed(broker)
     owned = await first.ok("GET", "/assignments")

@@ -22,7 +22,7 @@ FOREIGN = {"sec-fetch-site": "cross-site"}
 async def test_a_page_of_another_site_changes_nothing(
     broker: Broker, topic: str, method: str, path: str, body: bytes
 ) -> None:
-    where = path.format(topic=topic, cluster=broker.log.wal.cluster.cluster_id)
+    where = path.format(topic=topic, cluster=broker.log.identity.cluster_id)
     before = broker.log.state.encode()
     answer = await broker.http.request(method, where, content=body, headers=FOREIGN)
     assert (answer.status_code, answer.json()["error_code"]) == (403, 40301)
@@ -30,7 +30,7 @@ async def test_a_page_of_another_site_changes_nothing(
 
 
 @pytest.mark.parametrize("site", ["same-origin", "same-site", "none", None])
-async def test_everybody_else_may(broker: Broker, topic: str, site: str | None) -> None:
+async def test_other_requests_are_allowed(broker: Broker, topic: str, site: str | None) -> None:
     headers = {"content-type": JSON} | ({"sec-fetch-site": site} if site else {})
     answer = await broker.http.post(f"/topics/{topic}", content=RECORDS, headers=headers)
     assert answer.status_code == 200

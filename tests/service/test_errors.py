@@ -1,4 +1,4 @@
-"""Each error class has its status and code; nothing that is not ours is told."""
+"""Each error class has its status and code; no text of other libraries is sent."""
 
 import json
 import logging
@@ -6,26 +6,36 @@ from collections.abc import Sequence
 
 import httpx
 import pytest
-from fastapi import APIRouter, Request
+from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from service import topics
-from service.app import BODY_BYTES_MAX, build_app
-from service.errors import MESSAGE_CHARS_MAX, TopicNotHosted, error_body, error_response
-from storage.clock import SystemClock
-from storage.errors import (
+from tests.service.conftest import QUIET
+from tidelog.service.http.errors import (
+    MESSAGE_CHARS_MAX,
+    TopicNotHosted,
+    error_body,
+    error_response,
+)
+from tidelog.service.http.route import HIDDEN, PLAIN, V2, V3, Route, RouteAccess
+from tidelog.service.routes import dependencies
+from tidelog.service.server.app import BODY_BYTES_MAX, build_app
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.errors import (
     AssignedOtherwise,
     CommitUnknown,
     Corrupt,
+    Fenced,
     GroupNotEmpty,
     IdempotencyMismatch,
     IllegalGeneration,
     InvalidConfig,
     InvalidRequest,
+    InvalidTimestamp,
     LogError,
     MemberExists,
+    NewerLevel,
     NotAssigned,
     NotFound,
     OffsetMetadataTooLarge,
@@ -33,9 +43,11 @@ from storage.errors import (
     OutOfOrderSequence,
     ProducerFenced,
     RecordTooLarge,
+    SetAside,
     StaleCommit,
     StoreRefused,
     StoreUnfit,
+    TableInDoubt,
     Throttled,
     TopicExists,
     Unavailable,
@@ -43,9 +55,11 @@ from storage.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from storage.log import Log
-from storage.objectstore import Created, MemoryStore, Part
-from tests.service.conftest import QUIET
+from tidelog.storage.core.model import Part
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.object_store import Created
+from tidelog.storage.log import Log
 
 
 class Dialect(InvalidRequest):
@@ -64,6 +78,7 @@ TABLE = [
     (InvalidRequest("r"), 400, 40002),
     (OffsetOutOfRange("t", 0, 9, log_start_offset=3, high_watermark=7), 400, 40002),
     (RecordTooLarge("l"), 413, 413),
+    (InvalidTimestamp("i"), 422, 422),
     (IdempotencyMismatch("i"), 422, 422),
     (OffsetMetadataTooLarge("m"), 422, 422),
     (StaleCommit("s"), 409, 40903),
@@ -79,9 +94,13 @@ TABLE = [
     (Unavailable("u"), 503, 50302),
     (StoreRefused("u"), 503, 50302),
     (CommitUnknown("c"), 504, 50003),
+    (SetAside("s"), 504, 50003),
     (Corrupt("wal/7", "crc"), 500, 50002),
+    (TableInDoubt("topics/t-ab", 3, "a hole"), 500, 50002),
     (NotFound("wal/7"), 500, 50002),
     (StoreUnfit("s"), 500, 50002),
+    (Fenced("b", 3), 500, 50002),
+    (NewerLevel("wal/7", 3, 2), 500, 50002),
     (LogError("l"), 500, 50002),
     (Dialect("d"), 406, 40601),
 ]
@@ -96,7 +115,7 @@ def test_every_error_class_is_in_the_table() -> None:
     def below(kind: type[LogError]) -> set[type[LogError]]:
         return {kind}.union(*(below(each) for each in kind.__subclasses__()))
 
-    ours = {kind for kind in below(LogError) if kind.__module__ == "storage.errors"}
+    ours = {kind for kind in below(LogError) if kind.__module__ == "tidelog.storage.core.errors"}
     assert ours <= {type(error) for error, _, _ in TABLE}
 
 
@@ -129,37 +148,42 @@ def test_a_message_is_bounded() -> None:
 
 # -- as HTTP
 
-raising = APIRouter()
-
 
 class Body(BaseModel):
     numbers: dict[str, int]
 
 
-@raising.get("/topics/raise/{number}")
 async def raise_one(number: int) -> None:
     raise TABLE[number][0]
 
 
-@raising.get("/v3/bug")
-@raising.get("/topics/a/bug")
 async def bug() -> None:
     raise ValueError("the secret")
 
 
-@raising.post("/body")
 async def take(body: Body) -> None:
     return None
 
 
-@raising.post("/raw")
 async def take_raw(request: Request) -> int:
     return len(await request.body())
 
 
+RAISING = tuple(
+    Route(method, path, serve, RouteAccess.PUBLIC, "test", dialect, HIDDEN)
+    for method, path, serve, dialect in (
+        ("GET", "/topics/raise/{number}", raise_one, V2),
+        ("GET", "/bug", bug, V3),
+        ("GET", "/topics/a/bug", bug, V2),
+        ("POST", "/body", take, PLAIN),
+        ("POST", "/raw", take_raw, PLAIN),
+    )
+)
+
+
 @pytest.fixture
 def app(log: Log) -> object:
-    return build_app(log, extra=[raising])
+    return build_app(log, routes=RAISING)
 
 
 @pytest.mark.parametrize("number", range(len(TABLE)))
@@ -176,7 +200,7 @@ async def test_errors_are_answered_in_our_form(client: httpx.AsyncClient, number
     ("path", "media_type"),
     [("/v3/bug", "application/json"), ("/topics/a/bug", "application/vnd.kafka.v2+json")],
 )
-async def test_a_bug_is_logged_and_not_told(
+async def test_a_bug_is_logged_and_its_text_is_not_sent(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, path: str, media_type: str
 ) -> None:
     with caplog.at_level(logging.ERROR, "tidelog.http"):
@@ -212,7 +236,7 @@ async def test_bare_http_errors_have_the_form_too(client: httpx.AsyncClient) -> 
         (b'{"numbers": {}}', {"content-type": "application/vnd.kafka.v2+json; q=1"}, 200, ""),
     ],
 )
-async def test_bodies_are_judged(
+async def test_bodies_are_validated(
     client: httpx.AsyncClient, content: bytes, headers: dict[str, str], status: int, message: str
 ) -> None:
     answer = await client.post("/body", content=content, headers=headers)
@@ -228,7 +252,7 @@ async def test_a_body_is_bounded(client: httpx.AsyncClient) -> None:
     assert (answer.status_code, answer.json()["error_code"]) == (413, 413)
 
 
-# -- an outcome that nobody knows
+# -- an unknown outcome
 
 
 class SilentStore(MemoryStore):
@@ -241,10 +265,9 @@ class SilentStore(MemoryStore):
 
 
 async def test_a_change_that_does_not_end_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics, "DECISION_S_MAX", 0.05)
+    monkeypatch.setattr(dependencies, "DECISION_S_MAX", 0.05)
     store = SilentStore()
-    log = Log(store, SystemClock(), "broker-1", QUIET, None)
-    await log.open()
+    log = await Broker.open(store, QUIET, clock=SystemClock(), name="broker-1")
     transport = httpx.ASGITransport(app=build_app(log))
     async with httpx.AsyncClient(transport=transport, base_url="http://tide") as client:
         store.is_silent = True

@@ -6,7 +6,6 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from storage.objectstore import MemoryStore
 from tests.service.conftest import (
     ARROW,
     FIRST_MS,
@@ -18,6 +17,7 @@ from tests.service.conftest import (
     post,
 )
 from tests.support.views import flip
+from tidelog.storage.io.memory import MemoryStore
 
 PATH = "/topics/t/partitions/0/records"
 
@@ -82,7 +82,7 @@ async def test_a_damaged_chunk_fails_its_partition_alone(
     assert run.object_key in caplog.text
     other = await broker.http.get("/topics/t/partitions/1/records")
     assert len(other.json()) == 10
-    # What was written since is whole; the offset before it is not skipped in silence.
+    # Records written since are whole; the offset before it is not skipped in silence.
     await post(broker.http, [{"value": 1, "partition": 0}])
     assert len((await get(broker, offset=10)).json()) == 1
     assert_refused(await get(broker, offset=9), 500, 50002)
@@ -115,16 +115,16 @@ async def test_a_damaged_segment_fails_its_partition_alone(
     assert len(segments) == 2
     for at in (10, len(store._objects[segments[0]][0]) - 20):
         damage(store, segments[0], at)
-        broker.log.reader.group_cache._values.clear()
-        broker.log.reader.footer_cache._values.clear()
+        broker.log.reader.segments.groups._values.clear()
+        broker.log.reader.segments.footers._values.clear()
         assert segments[0] in assert_refused(await get(broker), 500, 50002)
         other = await broker.http.get("/topics/t/partitions/1/records")
         assert len(other.json()) == 10
         assert len((await get(broker, offset=10)).json()) == 1
         damage(store, segments[0], at)
-    broker.log.reader.group_cache._values.clear()
+    broker.log.reader.segments.groups._values.clear()
     assert len((await get(broker)).json()) == 11
     del store._objects[segments[0]]
-    broker.log.reader.group_cache._values.clear()
-    broker.log.reader.footer_cache._values.clear()
+    broker.log.reader.segments.groups._values.clear()
+    broker.log.reader.segments.footers._values.clear()
     assert segments[0] in assert_refused(await get(broker), 500, 50002)

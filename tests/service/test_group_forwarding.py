@@ -12,28 +12,29 @@ from typing import Any
 import httpx
 import pytest
 
-from service.app import build_app
-from service.group_forwarding import Forwarder, Unreached
-from service.hotpath import HotPath
-from service.settings import Settings
-from service.telemetry import HttpCounters
-from storage.clock import SystemClock
-from storage.consumers import Consumers
-from storage.coordinator import Rendezvous
-from storage.errors import Unavailable
-from storage.log import Log
-from storage.objectstore import MemoryStore
 from tests.service.conftest import FIRST_MS, QUIET, V2, append, assert_refused
+from tidelog.service.peers.forwarding import Forwarder, Unreached
+from tidelog.service.server.app import build_app
+from tidelog.service.server.router import Router
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.errors import Unavailable
+from tidelog.storage.groups.coordinator import Rendezvous
+from tidelog.storage.groups.instances import Instances
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
 
-POLLING = QUIET._replace(poll_interval_s=0.02)
+POLLING = QUIET._replace(poll_interval_s=0.02, is_coordinating=False)
 
 
 class Network:
-    """Brokers by id; a dead one is not reached. `lose_confirms`: the broker in between dies after
-    its client was served."""
+    """Brokers by id; a killed one is not reached. `lose_confirms`: the broker in between crashes
+    after its client was served."""
 
     def __init__(self) -> None:
-        self.apps: dict[str, HotPath] = {}
+        self.apps: dict[str, Router] = {}
         self.handed_over = 0
         self.lose_confirms = False
         self._tickets = itertools.count()
@@ -43,13 +44,13 @@ class Network:
             raise Unreached(coordinator)
         self.handed_over += 1
         ticket = b"%d" % next(self._tickets)
-        return await self.apps[coordinator].consumers.forwarded.take(message, ticket)
+        return await self.apps[coordinator].forwarded.take(message, ticket)
 
     async def confirm(self, coordinator: str, ticket: bytes) -> None:
         if self.lose_confirms:
             raise Unavailable("lost")
         if coordinator in self.apps:
-            self.apps[coordinator].consumers.forwarded.confirm(ticket)
+            self.apps[coordinator].forwarded.confirm(ticket)
 
 
 class Cluster:
@@ -60,16 +61,15 @@ class Cluster:
         self.logs: dict[str, Log] = {}
         self.draw = random.Random(seed)
         self._clients: dict[str, httpx.AsyncClient] = {}
-        self._consumers: dict[str, Consumers] = {}
+        self._consumers: dict[str, Instances] = {}
 
     @asynccontextmanager
     async def broker(self, store: MemoryStore, name: str) -> AsyncIterator[None]:
-        log = Log(store, SystemClock(), name, POLLING, None)
-        await log.open()
-        consumers = Consumers(log, Rendezvous(name, lambda: self.network.apps))
+        log = await Broker.open(store, POLLING, clock=SystemClock(), name=name)
+        consumers = Instances(log, Rendezvous(name, lambda: self.network.apps))
         consumers.start()
         counters = HttpCounters()
-        app = HotPath(
+        app = Router(
             build_app(log, http=counters),
             log,
             Settings(store="memory://"),
@@ -89,7 +89,7 @@ class Cluster:
             await log.close()
 
     def kill(self, name: str) -> None:
-        """Nobody reaches it any more, and what it knew softly is gone."""
+        """Requests do not reach it any more, and its soft state is lost."""
         del self.network.apps[name], self._clients[name], self.logs[name]
         task = self._consumers.pop(name).task
         assert task is not None
@@ -156,7 +156,7 @@ async def test_an_instances_whole_life_on_whichever_broker(cluster: Cluster) -> 
     assert cluster.network.handed_over > 5
     group = cluster.logs["a"].state.members.get("g")
     assert group is not None
-    assert group.term == 1  # nobody took it from another
+    assert group.term == 1  # no broker took it from another
 
 
 async def test_an_answer_that_did_not_arrive_is_returned_again(
@@ -170,7 +170,7 @@ async def test_an_answer_that_did_not_arrive_is_returned_again(
     there = cluster._clients[other]
     cluster.network.lose_confirms = True
     with monkeypatch.context() as impatient:
-        impatient.setattr("service.group_forwarding.CONFIRM_S", 0.1)
+        impatient.setattr("tidelog.service.peers.forwarding.CONFIRM_S", 0.1)
         for _ in range(3):
             answer = await there.get(f"{path}/records?max_bytes=1&timeout=3000")
             assert [each["value"] for each in answer.json()] == [1]
@@ -181,7 +181,7 @@ async def test_an_answer_that_did_not_arrive_is_returned_again(
 
 
 @pytest.mark.parametrize("victim", ["holder", "other"])
-async def test_a_broker_that_dies_goes_unnoticed(cluster: Cluster, victim: str) -> None:
+async def test_clients_do_not_notice_a_crashed_broker(cluster: Cluster, victim: str) -> None:
     path = await cluster.created()
     await cluster.ok("POST", f"{path}/subscription", {"topics": ["t"]})
     for n in range(30):

@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from service import log_metrics
 from tests.service.conftest import Broker, append, assert_refused
 from tests.service.instances import Instance, created, put, subscribed
+from tidelog.service.telemetry import log_metrics
 
 V3_JSON = "application/json"
 
@@ -18,7 +18,7 @@ class Groups:
 
     def __init__(self, broker: Broker, mount: str = "/v3") -> None:
         self.http = broker.http
-        self.base = f"{mount}/clusters/{broker.log.wal.cluster.cluster_id}/consumer-groups"
+        self.base = f"{mount}/clusters/{broker.log.identity.cluster_id}/consumer-groups"
 
     async def get(self, path: str = "") -> Any:
         answer = await self.http.get(self.base + path)
@@ -66,7 +66,7 @@ async def test_groups_and_their_members(broker: Broker, topic: str, groups: Grou
     assert listed | {"metadata": None} == {
         "kind": "KafkaConsumerGroup",
         "metadata": None,
-        "cluster_id": broker.log.wal.cluster.cluster_id,
+        "cluster_id": broker.log.identity.cluster_id,
         "consumer_group_id": "g",
         "is_simple": False,
         "partition_assignor": "sticky",

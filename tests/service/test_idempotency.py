@@ -1,4 +1,4 @@
-"""Idempotency-Key: a retry is told what the first request was told, and writes nothing."""
+"""Idempotency-Key: a retry gets the answer of the first request, and writes nothing."""
 
 import asyncio
 import json
@@ -8,10 +8,6 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from storage import keys
-from storage.log import Log
-from storage.objectstore import MemoryStore
-from storage.partitioner import partition_of
 from tests.service.conftest import (
     ARROW,
     BINARY,
@@ -27,6 +23,10 @@ from tests.service.conftest import (
     stored,
 )
 from tests.support.faults import FaultyStore
+from tidelog.storage.core import keys
+from tidelog.storage.core.partitioner import partition_of
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
 
 KEYLESS = [{"value": n} for n in range(10)]
 KEYED = [{"key": f"k{n}", "value": n} for n in range(10)]
@@ -151,7 +151,9 @@ async def test_duplicates_at_once_are_one(store: MemoryStore, name: str) -> None
         assert sum(ends(one.log)) == len(BODIES[name])
 
 
-async def test_others_at_once_are_told_apart(broker: Broker, topic: str) -> None:
+async def test_concurrent_requests_with_one_key_and_other_bodies_are_refused(
+    broker: Broker, topic: str
+) -> None:
     answers = await asyncio.gather(
         *(post(broker.http, [{"value": n, "partition": 0}], key="a") for n in range(5))
     )
@@ -214,7 +216,7 @@ async def test_acks_1_and_0_take_keys(broker: Broker, topic: str) -> None:
 async def test_a_bad_key_is_refused(broker: Broker, topic: str, key: bytes) -> None:
     headers = {"content-type": JSON, "idempotency-key": key}
     body = json.dumps({"records": KEYED})
-    cluster = broker.log.wal.cluster.cluster_id
+    cluster = broker.log.identity.cluster_id
     for path, media_type in (
         ("/topics/t", "application/vnd.kafka.v2+json"),
         (f"/v3/clusters/{cluster}/topics/t/records", "application/json"),
@@ -235,7 +237,7 @@ async def test_a_quoted_key_is_the_key(broker: Broker, topic: str) -> None:
 
 
 def v3(broker: Broker, last: str) -> str:
-    return f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/topics/t/{last}"
+    return f"/v3/clusters/{broker.log.identity.cluster_id}/topics/t/{last}"
 
 
 async def stream(broker: Broker, records: list[Any], key: str = "a") -> list[Any]:

@@ -13,12 +13,12 @@ import yaml
 from prometheus_client import Metric
 
 from deploy.monitoring import dashboard
-from service.telemetry import HttpCounters, Telemetry
-from storage.clock import SystemClock
-from storage.log import Log
-from storage.metered import MeteredStore
-from storage.objectstore import MemoryStore
 from tests.service.conftest import QUIET
+from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
+from tidelog.storage.broker import Broker
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.metered import MeteredStore
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES: list[dict[str, Any]] = [
@@ -58,8 +58,7 @@ async def exported() -> dict[str, set[str]]:
     """Names of samples, and the labels of each."""
     http, clock = HttpCounters(), SystemClock()
     http.observe("produce", 200, 0.1)
-    log = Log(MeteredStore(MemoryStore(), clock), clock, "broker-1", QUIET, None)
-    await log.open()
+    log = await Broker.open(MeteredStore(MemoryStore(), clock), QUIET, clock=clock, name="broker-1")
     found: dict[str, set[str]] = {}
     for family in Telemetry(log, http, "1")._registry.collect():
         for suffix in SUFFIXES.get(family.type, ("",)):
@@ -90,7 +89,7 @@ async def test_every_metric_that_is_looked_at_is_exported(exported: dict[str, se
         for selector in selectors(expr):
             if selector.name in BY_SCRAPE:
                 continue
-            assert selector.name in known, f"{where}: nobody exports {selector.name}"
+            assert selector.name in known, f"{where}: no broker exports {selector.name}"
             labels = {matcher.name for matcher in selector.matchers.matchers}
             assert labels <= known[selector.name] | LABELS_OF_SCRAPE, f"{where}: {labels}"
 

@@ -23,11 +23,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from service.app import build_app
-from service.consumer_docs import documented_consumers
-from service.hotdocs import documented_routes
 from tests.fuzz.http_target import Served
 from tests.service import keyed
+from tidelog.service.server.app import build_app
 
 CHECKS = [
     not_a_server_error,
@@ -36,7 +34,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-ANSWER_S_MAX = 10.0
+ANSWER_S_MAX = 240.0
 KNOWN = {
     "topic_name": "t",
     "partition_id": 0,
@@ -45,7 +43,7 @@ KNOWN = {
     "broker_id": 1,
     "name": "retention.ms",
 }
-"""What there is: names drawn from nothing would meet 404 alone."""
+"""Existing names: random names would only get 404."""
 KNOWN_SHARE = 0.8
 EXAMPLE_SHARE = 0.4
 """Of the requests have the documentation's own example as their body, and no parameters."""
@@ -59,9 +57,11 @@ class Documented:
         self._served = Served(**keyed.SETTINGS)
         self._served.broker.http.headers.update(keyed.ADMIN)
         log = self._served.broker.log
-        self.cluster_id = log.wal.cluster.cluster_id
-        app = build_app(log, extra=[documented_routes(), documented_consumers()])
+        self.cluster_id = log.identity.cluster_id
+        app = build_app(log)
         self.schema = schemathesis.openapi.from_dict(app.openapi())
+        # The client has a key; drawn ones would meet 401 alone.
+        self.schema.config.generation.update(with_security_parameters=False)
         self.operations = {one.ok().label: one.ok() for one in self.schema.get_all_operations()}
         self.close = self._served.close
 

@@ -1,4 +1,4 @@
-"""What a broker answers its peers over HTTP, and who is no peer."""
+"""Answers of a broker to its peers over HTTP, and refusals of other clients."""
 
 import asyncio
 import contextlib
@@ -9,16 +9,22 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.peer_client import HAND_OVER, TOLD, HttpPeers
-from service.peers import BODY_BYTES_MAX, PeerListener
-from storage.clock import SystemClock
-from storage.errors import LogError
-from storage.folder import FolderStore
-from storage.handover import NoAnswer, NotTaken, Told, encode_told
-from storage.log import Log, LogSettings
-from storage.members import Member
-from storage.sequencer import SequencerSettings
 from tests.support.logs import append, read_values
+from tidelog.service.peers.client import ANNOUNCE, HAND_OVER, HttpPeers
+from tidelog.service.peers.listener import PEER_BODY_BYTES_MAX, PeerApp, PeerListener
+from tidelog.storage.broker import Broker
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.cluster.messages import (
+    EntryAnnouncement,
+    ForwardOutcomeUnknown,
+    ForwardRefused,
+    encode_announcements,
+)
+from tidelog.storage.cluster.sequencer import SequencerSettings
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.log import Log, LogSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -29,11 +35,13 @@ class Process:
     def __init__(self, folder: Path, name: str) -> None:
         self.peers = HttpPeers()
         settings = LogSettings(is_sealing=False, sequencer=SequencerSettings(5.0))
-        self.log = Log(FolderStore(folder), SystemClock(), name, settings, None, peers=self.peers)
+        self.opening = Broker.open(
+            FolderStore(folder), settings, clock=SystemClock(), name=name, peers=self.peers
+        )
 
     async def start(self) -> None:
-        await self.log.open()
-        self.listener = PeerListener(self.log, "127.0.0.1", 0)
+        self.log = await self.opening
+        self.listener = PeerListener(PeerApp(self.log), "127.0.0.1", 0)
         await self.log.join(await self.listener.start(""))
 
     async def stop(self) -> None:
@@ -61,7 +69,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[list[Log]]:
         await process.stop()
 
 
-async def test_a_draft_goes_over_and_both_know_at_once(pair: list[Log]) -> None:
+async def test_a_forwarded_draft_is_known_to_both_at_once(pair: list[Log]) -> None:
     first, second = pair
     for number in range(20):
         await append(pair[number % 2], str(number))
@@ -73,22 +81,22 @@ async def test_a_draft_goes_over_and_both_know_at_once(pair: list[Log]) -> None:
     assert await read_values(second) == [str(number) for number in range(20)]
 
 
-async def test_who_does_not_show_the_token_is_no_peer(pair: list[Log]) -> None:
+async def test_a_request_without_the_token_is_refused(pair: list[Log]) -> None:
     me = pair[0].membership.me
     async with httpx.AsyncClient(base_url=me.address, trust_env=False) as client:
         right = {"authorization": f"Bearer {me.token}"}
         for headers in ({}, {"authorization": "Bearer x"}, {"authorization": f"Bearer {'0' * 32}"}):
-            for path in (HAND_OVER, TOLD, "/", "/metrics"):
+            for path in (HAND_OVER, ANNOUNCE, "/", "/metrics"):
                 answer = await client.post(path, content=b"", headers=headers)
                 assert answer.status_code == 401
                 assert me.token not in answer.text
-        assert (await client.get(TOLD, headers=right)).status_code == 404
+        assert (await client.get(ANNOUNCE, headers=right)).status_code == 404
         assert (await client.post("/metrics", headers=right)).status_code == 404
-        assert (await client.post(TOLD, content=b"x", headers=right)).status_code == 400
+        assert (await client.post(ANNOUNCE, content=b"x", headers=right)).status_code == 400
         assert (await client.post(HAND_OVER, content=b"x", headers=right)).status_code == 503
-        told = encode_told([Told(10**6, b"nonsense")])
-        assert (await client.post(TOLD, content=told, headers=right)).status_code == 200
-        large = await client.post(HAND_OVER, content=bytes(BODY_BYTES_MAX + 1), headers=right)
+        told = encode_announcements([EntryAnnouncement(10**6, b"nonsense")])
+        assert (await client.post(ANNOUNCE, content=told, headers=right)).status_code == 200
+        large = await client.post(HAND_OVER, content=bytes(PEER_BODY_BYTES_MAX + 1), headers=right)
         assert large.status_code == 413
     await append(pair[1], "it goes on")
 
@@ -115,45 +123,45 @@ async def answering(answer: bytes) -> AsyncIterator[Member]:
     await asyncio.gather(*closed)
 
 
-async def test_nobody_there_is_a_definite_no() -> None:
+async def test_refused_connection_is_a_definite_failure() -> None:
     async with answering(b"") as peer:
         pass
     peers = HttpPeers()
-    with pytest.raises(NotTaken):
-        await peers.hand_over(peer, b"draft")
+    with pytest.raises(ForwardRefused):
+        await peers.forward(peer, b"draft")
     await peers.close()
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (b"HTTP/1.1 503 No\r\ncontent-length: 4\r\n\r\nfull", NotTaken),
-        (b"HTTP/1.1 404 No\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", NotTaken),
-        (b"HTTP/1.1 504 Maybe\r\ncontent-length: 0\r\n\r\n", NoAnswer),
-        (b"HTTP/1.1 500 Bug\r\ncontent-length: 0\r\n\r\n", NoAnswer),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", NoAnswer),
-        (b"SSH-2.0-OpenSSH\r\n", NoAnswer),
-        (b"", NoAnswer),
+        (b"HTTP/1.1 503 No\r\ncontent-length: 4\r\n\r\nfull", ForwardRefused),
+        (b"HTTP/1.1 404 No\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", ForwardRefused),
+        (b"HTTP/1.1 504 Maybe\r\ncontent-length: 0\r\n\r\n", ForwardOutcomeUnknown),
+        (b"HTTP/1.1 500 Bug\r\ncontent-length: 0\r\n\r\n", ForwardOutcomeUnknown),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", ForwardOutcomeUnknown),
+        (b"SSH-2.0-OpenSSH\r\n", ForwardOutcomeUnknown),
+        (b"", ForwardOutcomeUnknown),
     ],
 )
 async def test_what_an_answer_means(answer: bytes, error: type[LogError]) -> None:
     peers = HttpPeers()
     async with answering(answer) as peer:
         with pytest.raises(error):
-            await peers.hand_over(peer, b"draft")
+            await peers.forward(peer, b"draft")
     await peers.close()
 
 
-async def test_a_caller_that_has_no_patience_leaves_no_connection_in_use(pair: list[Log]) -> None:
+async def test_a_caller_that_times_out_leaves_no_connection_in_use(pair: list[Log]) -> None:
     me = pair[0].membership.me
     peers = HttpPeers()
-    await peers.tell(me, encode_told([]))
+    await peers.announce(me, encode_announcements([]))
     (kept,) = peers._idle[me.address]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            await peers.tell(me, encode_told([]))
+            await peers.announce(me, encode_announcements([]))
     assert not kept.is_open
-    await peers.tell(me, encode_told([]))
+    await peers.announce(me, encode_announcements([]))
     (again,) = peers._idle[me.address]
     assert again is not kept
     await peers.close()
@@ -165,8 +173,8 @@ async def test_a_caller_cancelled_with_the_answer_there_leaves_no_connection(
 ) -> None:
     me = pair[0].membership.me
     peers = HttpPeers()
-    asking = asyncio.create_task(peers.tell(me, encode_told([])))
-    async with asyncio.timeout(5):
+    asking = asyncio.create_task(peers.announce(me, encode_announcements([])))
+    async with asyncio.timeout(240):
         while not peers._opened or next(iter(peers._opened))._answer is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
     (connection,) = peers._opened
@@ -181,7 +189,7 @@ async def test_a_caller_cancelled_with_the_answer_there_leaves_no_connection(
 
 async def test_a_port_that_is_taken_is_named(pair: list[Log]) -> None:
     port = int(pair[0].membership.me.address.rpartition(":")[2])
-    listener = PeerListener(pair[0], "127.0.0.1", port)
+    listener = PeerListener(PeerApp(pair[0]), "127.0.0.1", port)
     with pytest.raises(LogError, match=f"cannot listen for peers on 127.0.0.1:{port}"):
         await listener.start("")
     await listener.close()

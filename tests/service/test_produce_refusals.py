@@ -1,4 +1,4 @@
-"""What produce refuses, with which status and code, and that it has then written nothing (I6)."""
+"""Refusals of produce: status and code, and nothing is written (I6)."""
 
 import asyncio
 import json
@@ -9,11 +9,9 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import keys
-from storage.objectstore import MemoryStore
 from tests.service.conftest import (
     ARROW,
     BINARY,
@@ -30,6 +28,9 @@ from tests.service.conftest import (
     until,
 )
 from tests.support.faults import Fault, FaultyStore, Script
+from tests.support.properties import examples
+from tidelog.storage.core import keys
+from tidelog.storage.io.memory import MemoryStore
 
 VALUES = pa.array([b"a", None, b"", b"d"], pa.binary())
 
@@ -250,7 +251,7 @@ async def test_a_compressed_bomb_is_refused(store: MemoryStore) -> None:
 @pytest.mark.parametrize("acks", ["all", "1", "0"])
 async def test_a_full_buffer_says_when_to_come_back(store: MemoryStore, acks: str) -> None:
     faulty = FaultyStore(store)
-    bounds = {"buffer_bytes": 8192, "request_bytes_max": 8192}
+    bounds = {"buffer_bytes_max": 8192, "request_bytes_max": 8192}
     async with broker_on(faulty, **bounds) as broker:
         await broker.log.create_topic("t", 1, {})
         gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1))
@@ -297,7 +298,7 @@ def call(broker: Broker, messages: list[dict[str, Any]], content_type: str) -> A
         return messages.pop(0) if messages else {"type": "http.disconnect"}
 
     async def send(_: object) -> None:
-        """Nobody hears."""
+        """Drop the message: the client is gone."""
 
     return broker.app(scope, receive, send)  # type: ignore[arg-type]
 
@@ -380,16 +381,11 @@ TORN = st.builds(
     st.integers(0, len(STREAM)),
     st.binary(max_size=8),
 )
-anything = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=150,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+anything = examples(150, is_fixture_shared=True)
 
 
 def assert_answered(answer: httpx.Response) -> None:
-    """A success, or a refusal in our form that blames the request."""
+    """A success, or a refusal in our form with a status of 4xx."""
     assert answer.status_code < 500, answer.text
     if answer.status_code >= 400:
         assert answer.json().keys() == {"error_code", "message"}

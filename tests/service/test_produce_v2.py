@@ -1,5 +1,5 @@
-"""POST /topics/{t} and /topics/{t}/partitions/{p} through the whole application: what is taken,
-where it goes, when it is answered. What is refused: test_produce_refusals."""
+"""POST /topics/{t} and /topics/{t}/partitions/{p} through the whole application: accepted
+bodies, partitions, times of answers. Refusals are in test_produce_refusals."""
 
 import asyncio
 import base64
@@ -11,9 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.chunk import HEADERS_TYPE
-from storage.objectstore import MemoryStore
-from storage.partitioner import partition_of
 from tests.service.conftest import (
     ARROW,
     BINARY,
@@ -29,6 +26,9 @@ from tests.service.conftest import (
     stored,
     until,
 )
+from tidelog.storage.core.chunk import HEADERS_TYPE
+from tidelog.storage.core.partitioner import partition_of
+from tidelog.storage.io.memory import MemoryStore
 
 FORMATS = {"json": JSON, "binary": BINARY, "text": TEXT}
 
@@ -251,7 +251,7 @@ async def test_arrow_goes_in_and_comes_out(broker: Broker, topic: str) -> None:
     assert [row["timestamp"] for row in read[:3]] == instants
     assert (datetime.now(UTC) - read[3]["timestamp"]).total_seconds() < 60
     assert read[0]["headers"] == [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
-    # What was fetched can be produced.
+    # A fetched body can be produced.
     again = await broker.http.post(path, content=answer.content, headers={"content-type": ARROW})
     assert again.json() == {"partitions": [{"partition": 1, "base_offset": 4, "count": 4}]}
 

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import keys
-from storage.objectstore import MemoryStore
 from tests.service.conftest import (
     Broker,
     assert_refused,
@@ -25,12 +23,14 @@ from tests.service.conftest import (
 )
 from tests.service.test_produce_refusals import JSONISH, anything
 from tests.support.faults import FaultyStore
+from tidelog.storage.core import keys
+from tidelog.storage.io.memory import MemoryStore
 
 JSON = "application/json"
 
 
 def path(broker: Broker, last: str = "records", topic: str = "t", base: str = "/v3") -> str:
-    return f"{base}/clusters/{broker.log.wal.cluster.cluster_id}/topics/{topic}/{last}"
+    return f"{base}/clusters/{broker.log.identity.cluster_id}/topics/{topic}/{last}"
 
 
 async def stream(broker: Broker, body: Any) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ async def test_a_report_says_what_became_of_the_record(broker: Broker, topic: st
     (report,) = await stream(broker, json.dumps(record))
     assert report == {
         "error_code": 200,
-        "cluster_id": broker.log.wal.cluster.cluster_id,
+        "cluster_id": broker.log.identity.cluster_id,
         "topic_name": "t",
         "partition_id": 2,
         "offset": 0,
@@ -210,7 +210,7 @@ async def test_a_topic_may_go_and_grow_in_a_stream(store: MemoryStore) -> None:
 
 async def test_a_full_buffer_is_reported_in_place(store: MemoryStore) -> None:
     faulty = FaultyStore(store)
-    async with broker_on(faulty, buffer_bytes=8192, request_bytes_max=4096) as broker:
+    async with broker_on(faulty, buffer_bytes_max=8192, request_bytes_max=4096) as broker:
         await broker.log.create_topic("t", 1, {})
         gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1))
 
@@ -261,7 +261,7 @@ async def read_report(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 async def test_reports_come_while_records_go(broker: Broker, topic: str) -> None:
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(240),
         listening(broker.app) as port,
         open_stream(port, path(broker)) as (reader, writer),
     ):
@@ -284,7 +284,7 @@ async def test_reports_come_while_records_go(broker: Broker, topic: str) -> None
 async def test_reports_of_slow_commits_are_in_order(store: MemoryStore) -> None:
     faulty = FaultyStore(store)
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(240),
         broker_on(faulty) as broker,
         listening(broker.app) as port,
         open_stream(port, path(broker)) as (reader, writer),
@@ -305,7 +305,7 @@ async def test_reports_of_slow_commits_are_in_order(store: MemoryStore) -> None:
 async def test_a_client_that_leaves_an_open_stream_leaves_nothing(
     broker: Broker, topic: str
 ) -> None:
-    async with asyncio.timeout(10), listening(broker.app) as port:
+    async with asyncio.timeout(240), listening(broker.app) as port:
         before = asyncio.all_tasks()
         async with open_stream(port, path(broker)) as (reader, writer):
             writer.write(chunk(json.dumps(of(0)).encode() * 3 + b'{"value":'))

@@ -1,21 +1,22 @@
-"""Every route has a rule, and keeps it: a key alone opens nothing, and without one all is shut."""
+"""Every route keeps to its declared access: a key without permissions opens nothing, and a request
+without a key only what is public."""
 
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from service import rights
-from service.rights import RULES, Need, Open
-from storage.objectstore import MemoryStore
 from tests.service.conftest import Broker, append
 from tests.service.keyed import ADMIN, assert_denied, assert_unknown, key_of, secured
+from tidelog.service.http.route import V3, Permission, RouteAccess
+from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
+from tidelog.storage.io.memory import MemoryStore
 
 CONSUMES = {"content-type": "application/vnd.kafka.v2+json"}
-HOT = {"produce", "fetch", "records", "transactions", "consumers", "consume", "commit"}
+ROUTES = (*HOT_ROUTES, *APP_ROUTES)
 ABOUT_BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/admin/topics"): {"topic_name": "new", "partitions_count": 1},
     ("POST", "/clusters/{cluster_id}/topics"): {"topic_name": "new"},
@@ -24,16 +25,6 @@ ABOUT_BODIES: dict[tuple[str, str], Any] = {
     },
 }
 """Whose right is asked for by the handler, and what they would change."""
-
-
-def walked(routes: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    """Method and template of each route, of routers as they were written."""
-    for route in routes:
-        inner = getattr(route, "original_router", None)
-        if inner is not None:
-            yield from walked(inner.routes)
-        else:
-            yield from ((method, route.path) for method in route.methods if method != "HEAD")
 
 
 def inside(app: Any) -> FastAPI:
@@ -51,16 +42,21 @@ async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
 
 def address(route: str, broker: Broker) -> str:
     """A path that the template fits, of things that exist where they can."""
-    cluster = broker.log.wal.cluster.cluster_id
+    cluster = broker.log.identity.cluster_id
     known = {"topic_name": "t", "cluster_id": cluster, "partition_id": "0", "broker_id": "1"}
     path = re.sub(r"\{(\w+)(:\w+)?\}", lambda match: known.get(match[1], "g"), route)
     return f"/v3{path}" if route.startswith("/clusters") else path
 
 
+DECLARED = {
+    (route.method, route.path if route.dialect is V3 else route.paths[0]): route for route in ROUTES
+}
+"""By method and path, without the mount of the v3 dialect."""
+
+
 def routes(broker: Broker) -> list[tuple[str, str]]:
-    found = sorted({*walked(inside(broker.app).routes)})
-    assert len(found) > 80
-    return [each for each in found if not each[1].startswith("/kafka/v3")]
+    assert len(DECLARED) == len(ROUTES) > 80
+    return sorted(DECLARED)
 
 
 async def asked(broker: Broker, method: str, route: str, headers: dict[str, str]) -> httpx.Response:
@@ -71,37 +67,71 @@ async def asked(broker: Broker, method: str, route: str, headers: dict[str, str]
     return await broker.http.request(method, address(route, broker), headers=headers, **sent)
 
 
-async def test_every_route_has_a_rule_and_every_rule_a_route(broker: Broker) -> None:
-    found = {(method, re.sub("^(/kafka)?/v3", "", route)) for method, route in routes(broker)}
-    assert found == set(RULES)
-    for method, route in routes(broker):
-        assert rights.rule_of(method, route) is not None
+async def test_the_application_serves_the_declared_routes_and_no_others(broker: Broker) -> None:
+    """A route that is not declared has no access: it must not exist."""
+    served = {
+        (method, route.path) for route in inside(broker.app).routes for method in route.methods
+    }
+    assert served == {(route.method, path) for route in APP_ROUTES for path in route.paths}
 
 
-async def test_the_hot_path_asks_for_what_the_table_says(broker: Broker) -> None:
-    hot = 0
-    for method, route in routes(broker):
-        found = broker.app._route(method, address(route, broker))
-        if found is None:
-            continue
-        hot += 1
-        rule = rights.rule_of(method, route)
-        if isinstance(rule, Need):
-            assert (found[2], found[3]) == (rule, "g" if rule.resource_type == "GROUP" else "t")
-        else:
-            assert (found[2], rule) == (None, Open.INSIDE)
-    assert hot == 19
+async def test_every_path_leads_to_its_own_route(broker: Broker) -> None:
+    hot = {id(route) for route in HOT_ROUTES}
+    for (method, path), route in DECLARED.items():
+        node, segments = broker.app._root.find(address(path, broker))
+        assert node is not None, path
+        target = node.methods[method]
+        assert target.route is route
+        assert (target.serve is not None) == (id(route) in hot)
+        if isinstance(route.access, Permission) and route.access.parameter:
+            assert target.name_at is not None
+            assert segments[target.name_at] == (
+                "g" if route.access.resource_type == "GROUP" else "t"
+            )
+
+
+async def test_a_topic_may_have_the_name_of_a_word(broker: Broker) -> None:
+    """A word in a path is also a parameter of other routes: `-` is a topic's name."""
+    await broker.log.create_topic("-", 1, {})
+    cluster = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}"
+    record = {"value": {"type": "JSON", "data": 1}}
+    at = f"{cluster}/topics/-/records"
+    assert (await broker.http.post(at, json=record, headers=ADMIN)).status_code == 200
+    found = await broker.http.get(f"{cluster}/topics/-", headers=ADMIN)
+    assert found.json()["topic_name"] == "-"
+    assert (await broker.http.get(f"{cluster}/topics/-/configs", headers=ADMIN)).status_code == 200
+
+
+async def test_a_method_that_no_route_has(broker: Broker) -> None:
+    answer = await broker.http.put("/topics/t", headers=ADMIN, json={})
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
+    assert answer.json() == {"error_code": 405, "message": "HTTP 405 Method Not Allowed"}
+    assert_unknown(await broker.http.put("/topics/t", json={}))
+    assert (await broker.http.head("/healthy")).status_code == 405, "public: it needs no key"
+
+
+async def test_the_document_says_what_needs_a_key(broker: Broker) -> None:
+    document = (await broker.http.get("/openapi.json", headers=ADMIN)).json()
+    assert set(document["components"]["securitySchemes"]) == {"basic", "bearer", "session"}
+    keyed = [{"basic": []}, {"bearer": []}, {"session": []}]
+    for route in ROUTES:
+        if not route.doc.is_hidden:
+            operation = document["paths"][route.paths[0]][route.method.lower()]
+            if route.access is RouteAccess.PUBLIC:
+                assert operation["security"] == []
+            else:
+                assert operation["security"][:3] == keyed
 
 
 async def test_without_a_key_only_what_is_public_answers(broker: Broker) -> None:
     for method, route in routes(broker):
         answer = await asked(broker, method, route, {})
-        if rights.rule_of(method, route) is Open.PUBLIC:
+        if DECLARED[method, route].access is RouteAccess.PUBLIC:
             assert answer.status_code != 403, (method, route)
             assert answer.status_code != 401 or route.endswith("/login"), (method, route)
         else:
             assert_unknown(answer)
-    assert {route for (_, route), rule in RULES.items() if rule is Open.PUBLIC} == {
+    assert {route.paths[0] for route in ROUTES if route.access is RouteAccess.PUBLIC} == {
         "/_health",
         "/docs",
         "/healthy",
@@ -120,12 +150,12 @@ async def test_a_key_without_rights_opens_nothing_and_sees_nothing(broker: Broke
     before = broker.log.state.encode()
     for method, route in routes(broker):
         answer = await asked(broker, method, route, nobody)
-        match rights.rule_of(method, route):
-            case Need():
+        match DECLARED[method, route].access:
+            case Permission():
                 assert_denied(answer)
-            case Open.INSIDE if method != "GET":
+            case RouteAccess.CHECKED_BY_HANDLER if method != "GET":
                 assert_denied(answer)
-            case Open.INSIDE:
+            case RouteAccess.CHECKED_BY_HANDLER:
                 said = answer.json()
                 assert answer.status_code == 200, (method, route, answer.text)
                 assert (said["data"] if isinstance(said, dict) else said) == [], route
@@ -136,7 +166,7 @@ async def test_a_key_without_rights_opens_nothing_and_sees_nothing(broker: Broke
 
 async def test_what_is_mounted_twice_is_guarded_twice(broker: Broker) -> None:
     nobody = await key_of(broker.log, "User:nobody")
-    cluster = broker.log.wal.cluster.cluster_id
+    cluster = broker.log.identity.cluster_id
     for path in ("topics/t", "acls", "consumer-groups/g", "topics/t/configs"):
         answer = await broker.http.get(f"/kafka/v3/clusters/{cluster}/{path}", headers=nobody)
         assert_denied(answer)
@@ -159,9 +189,7 @@ async def test_no_spelling_of_a_path_is_a_way_around(broker: Broker, path: str) 
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/tidelog/v2/x", "/ui/../topics", "/healthy/x"])
-async def test_what_is_not_there_is_not_told_to_whoever_has_no_key(
-    broker: Broker, path: str
-) -> None:
+async def test_absence_is_not_revealed_without_a_key(broker: Broker, path: str) -> None:
     assert_unknown(await broker.http.get(path))
     assert (await broker.http.get(path, headers=ADMIN)).status_code in (200, 404)
 

@@ -1,4 +1,4 @@
-"""Who asks: keys in headers and cookies, on any broker, until they are no more."""
+"""Authentication: keys in headers and cookies, on any broker, until they are revoked."""
 
 import asyncio
 import json
@@ -8,14 +8,6 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from service import sessions
-from service.security import LOOKS_PER_S
-from service.settings import BadSettings, Settings, client_key, load
-from storage.clock import SystemClock
-from storage.entry import DeleteKey
-from storage.errors import StoreUnfit
-from storage.objectstore import MemoryStore
-from storage.secret import cluster_secret
 from tests.service.conftest import Broker, append, broker_on, listening
 from tests.service.keyed import (
     ADMIN,
@@ -29,6 +21,14 @@ from tests.service.keyed import (
     key_of,
     secured,
 )
+from tidelog.service.security import sessions
+from tidelog.service.security.authenticator import REFRESHES_PER_S
+from tidelog.service.settings import BadSettings, Settings, client_key, load
+from tidelog.storage.cluster.secret import cluster_secret
+from tidelog.storage.core.actions import DeleteKey
+from tidelog.storage.core.errors import StoreUnfit
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
 
 CONSOLE = {"tidelog-console": "1"}
 
@@ -107,9 +107,9 @@ async def test_a_key_that_has_expired_is_none(broker: Broker) -> None:
     assert await me(broker, header) == "User:alice"
     security = broker.app._security
     assert security is not None
-    for known in security._known.values():  # an hour later
-        assert known.by is not None
-        known.by = known.by._replace(expires_ms=now_ms - 1)
+    for known in security._callers.values():  # an hour later
+        assert known.credential is not None
+        known.credential = known.credential._replace(expires_ms=now_ms - 1)
         assert not known.is_valid
         assert not known.may("READ", "TOPIC", "t")
 
@@ -180,7 +180,7 @@ async def test_i3_what_one_broker_has_acked_the_others_know(store: MemoryStore) 
         await allow(one.log, "User:alice", "READ")
         assert (await two.http.get(records, headers=header)).status_code == 200
         (key_id,) = one.log.state.access.keys
-        await one.log.access.submit(DeleteKey(key_id))
+        await one.log.change_access(DeleteKey(key_id))
         await two.log.wal.refresh()  # by its poll, or a peer that tells of it
         assert_unknown(await two.http.get(records, headers=header))
 
@@ -189,30 +189,30 @@ async def test_bad_keys_cost_no_memory_and_few_looks_at_the_store(broker: Broker
     security = broker.app._security
     assert security is not None
     await me(broker, ADMIN)
-    before, remembered = broker.log.wal.counters.gets, len(security._known)
+    before, remembered = broker.log.wal.counters.gets, len(security._callers)
     began_s = broker.log.clock.boot_s()
     for number in range(200):
         header = {"authorization": f"Bearer guess-{number}"}
         assert (await broker.http.get("/topics", headers=header)).status_code == 401
     took_s = broker.log.clock.boot_s() - began_s
-    assert len(security._known) == remembered
-    assert broker.log.wal.counters.gets - before <= LOOKS_PER_S * (took_s + 2) * 2
+    assert len(security._callers) == remembered
+    assert broker.log.wal.counters.gets - before <= REFRESHES_PER_S * (took_s + 2) * 2
 
 
 async def test_what_is_remembered_has_a_bound(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.security.KNOWN_MAX", 3)
-    monkeypatch.setattr("service.security.DECISIONS_MAX", 3)
+    monkeypatch.setattr("tidelog.service.security.authenticator.CALLERS_MAX", 3)
+    monkeypatch.setattr("tidelog.service.security.authenticator.DECISIONS_MAX", 3)
     security = broker.app._security
     assert security is not None
     for number in range(10):
         header = await key_of(broker.log, f"User:u{number}")
         assert await me(broker, header) == f"User:u{number}"
-        assert len(security._known) <= 3
+        assert len(security._callers) <= 3
     for number in range(10):
         assert_denied(await broker.http.get(f"/topics/t{number}", headers=header))
-    assert all(len(known._decisions) <= 3 for known in security._known.values())
+    assert all(len(known._decisions) <= 3 for known in security._callers.values())
 
 
 async def test_a_follower_is_let_go_when_its_key_is_deleted(broker: Broker) -> None:
@@ -232,7 +232,7 @@ async def test_a_follower_is_let_go_when_its_key_is_deleted(broker: Broker) -> N
         async for line in lines:
             if line.startswith("data"):
                 break
-        await broker.log.access.submit(DeleteKey(key_id))
+        await broker.log.change_access(DeleteKey(key_id))
         await append(broker.log, b"2")
         await append(broker.log, b"3")
         rest = [line async for line in lines]
@@ -252,7 +252,7 @@ def cookie_of(answer: httpx.Response) -> str:
     return str(answer.headers["set-cookie"].partition(";")[0])
 
 
-async def test_a_login_gives_a_cookie_that_any_broker_believes(store: MemoryStore) -> None:
+async def test_any_broker_accepts_the_cookie_of_a_login(store: MemoryStore) -> None:
     async with secured(store, "one") as one, secured(store, "two") as two:
         await one.log.create_topic("t", 1, {})
         answer = await login(one, ADMIN_KEY)
@@ -301,7 +301,7 @@ async def test_a_session_ends_with_its_key_and_when_it_is_forged(broker: Broker)
     ):
         headers = [("cookie", forged.encode("latin-1"))]
         assert_unknown(await broker.http.get("/topics", headers=headers))  # type: ignore[arg-type]
-    await broker.log.access.submit(DeleteKey(key["key_id"]))
+    await broker.log.change_access(DeleteKey(key["key_id"]))
     answer = await broker.http.get("/topics", headers={"cookie": value} | CONSOLE)
     assert_unknown(answer)
     assert answer.headers["www-authenticate"].startswith("Bearer")  # no dialogue of the browser's
@@ -336,7 +336,7 @@ def test_a_session_is_over_at_its_end() -> None:
     assert not sessions.is_signed(b"t" * 32, session, digest)
 
 
-async def test_a_browser_is_led_to_the_login_and_everything_else_is_told_nothing(
+async def test_only_browsers_are_redirected_to_the_login(
     broker: Broker,
 ) -> None:
     browser = await broker.http.get("/", headers={"accept": "text/html,*/*"})
@@ -352,7 +352,7 @@ async def test_a_browser_is_led_to_the_login_and_everything_else_is_told_nothing
 async def test_off_is_as_it_always_was(store: MemoryStore) -> None:
     async with broker_on(store) as broker:
         await broker.log.create_topic("t", 1, {})
-        for header in ({}, {"authorization": "Basic nonsense"}):
+        for header in ({}, {"authorization": "Basic no-base64"}):
             assert (await broker.http.get("/topics", headers=header)).json() == ["t"]
             answer = await broker.http.post(
                 "/topics/t", content=RECORDS, headers=JSON_TYPE | header
@@ -382,11 +382,11 @@ async def test_the_clusters_secret_is_drawn_once(store: MemoryStore) -> None:
 @pytest.mark.parametrize(
     ("flags", "environment", "words"),
     [
-        ({"security": "keys", "admin_key": ADMIN_KEY}, {}, "flags are seen by everybody"),
+        ({"security": "keys", "admin_key": ADMIN_KEY}, {}, "flags are visible to all users"),
         ({"security": "keys", "admin_key": "@/nowhere"}, {}, "admin_key: cannot read /nowhere"),
         ({"security": "keys"}, {"TIDELOG_ADMIN_KEY": "short"}, "admin_key has 5 characters"),
-        ({"security": "keys", "super_users": "alice"}, {}, "super_users: 'alice' is not User:"),
-        ({"security": "keys", "super_users": "User:*"}, {}, "super_users: 'User:*' is not"),
+        ({"security": "keys", "super_users": "alice"}, {}, "super_users: 'alice' does not have"),
+        ({"security": "keys", "super_users": "User:*"}, {}, "super_users: 'User:*' does not have"),
         ({"super_users": "User:alice"}, {}, "need security=keys"),
         ({"security": "on"}, {}, "security: 'on' is none of off, keys"),
     ],

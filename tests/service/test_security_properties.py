@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service import sessions
-from service.caller import Unauthenticated
-from service.errors import CrossSite
-from service.security import Caller
 from tests.fuzz.http_target import Served
 from tests.service import keyed
 from tests.support.properties import examples
+from tidelog.service.http.errors import CrossSite
+from tidelog.service.security import sessions
+from tidelog.service.security.authenticator import Caller
+from tidelog.service.security.caller import Unauthenticated
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def admitted(served: Served, *headers: tuple[bytes, bytes]) -> Any:
 @example(base64.b64encode(b"admin\xff:" + keyed.ADMIN_KEY.encode()), b"Basic ")
 @example(b"\xff" * 80, b"Basic ")
 @example(b" \t", b"Bearer ")
-def test_no_header_of_nobody_is_let_in(served: Served, text: bytes, scheme: bytes) -> None:
+def test_random_headers_are_rejected(served: Served, text: bytes, scheme: bytes) -> None:
     refusal = admitted(served, (b"authorization", scheme + text))
     assert isinstance(refusal, Unauthenticated)
     assert keyed.ADMIN_KEY not in str(refusal)
@@ -58,7 +58,7 @@ def test_no_header_of_nobody_is_let_in(served: Served, text: bytes, scheme: byte
 @example(b"v1.admin.99999999999999." + b"0" * 64, True)
 @example("v1.admin.².".encode("latin-1"), True)
 @example(b"v1...", True)
-def test_no_cookie_of_nobody_is_let_in(served: Served, text: bytes, is_named: bool) -> None:
+def test_random_cookies_are_rejected(served: Served, text: bytes, is_named: bool) -> None:
     security = served.broker.app._security
     assert security is not None
     name = security.cookie.encode() + b"=" if is_named else b""

@@ -3,13 +3,14 @@
 import httpx
 import pytest
 
-from service.app import build_app
-from storage.chunk import Rows
-from storage.clock import SystemClock
-from storage.log import Log
-from storage.objectstore import MemoryStore
-from storage.topics import CONFIGS
 from tests.service.conftest import QUIET
+from tidelog.service.server.app import build_app
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.topic_configs import CONFIGS
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
 
 V2 = "application/vnd.kafka.v2+json"
 
@@ -176,8 +177,7 @@ async def test_a_bad_creation_is_refused(
 async def test_what_another_broker_created_is_seen_at_once(
     client: httpx.AsyncClient, store: MemoryStore
 ) -> None:
-    other = Log(store, SystemClock(), "broker-2", QUIET, None)
-    await other.open()
+    other = await Broker.open(store, QUIET, clock=SystemClock(), name="broker-2")
     await other.create_topic("t", 1, {})
     assert (await client.get("/topics")).json() == ["t"]
     await produce(other, "t", 0, [10])

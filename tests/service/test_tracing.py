@@ -9,25 +9,23 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from service.app import build_app
-from service.settings import Settings
-from service.telemetry import HttpCounters
-from service.tracing import TIERS, Traces
-from storage import keys
-from storage.clock import SystemClock
-from storage.consumers import Consumers
-from storage.coordinator import Alone
-from storage.log import Log
-from storage.metered import MeteredStore
-from storage.objectstore import MemoryStore
 from tests.service.conftest import QUIET, post
+from tidelog.service.server.app import build_app
+from tidelog.service.server.tracing import TIERS, Traces
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker
+from tidelog.storage.core import keys
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.metered import MeteredStore
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
 
 
 class Traced(NamedTuple):
-    log: Log
+    log: Broker
     http: httpx.AsyncClient
     traces: Traces
     exporter: InMemorySpanExporter
@@ -44,20 +42,16 @@ class Traced(NamedTuple):
 async def traced() -> AsyncIterator[Traced]:
     exporter, clock = InMemorySpanExporter(), SystemClock()
     traces = Traces("b", "1", exporter)
-    log = Log(MeteredStore(traces.store(MemoryStore()), clock), clock, "b", QUIET, None)
-    traces.watch(log)
-    await log.open()
+    store = MeteredStore(MemoryStore(), clock, traces)
+    log = await Broker.open(store, QUIET, clock=clock, name="b", observer=traces)
     await log.create_topic("t", 1, {})
     counters, settings = HttpCounters(), Settings(store="memory://")
-    consumers = Consumers(log, Alone("b"))
-    consumers.start()
-    app = traces.hot_routes()(build_app(log, http=counters), log, settings, counters, consumers)
+    app = traces.router()(build_app(log, http=counters), log, settings, counters, log.groups)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://tide") as http:
         made = Traced(log, http, traces, exporter)
         made.spans()
         yield made
-    await consumers.close()
     await log.close()
     traces.close()
 
@@ -117,7 +111,7 @@ async def test_a_fetch_says_where_its_records_lay(traced: Traced) -> None:
     assert spans["get table"].context.trace_id == spans["fetch"].context.trace_id
 
 
-async def test_what_nobody_asked_for_is_no_trace(traced: Traced) -> None:
+async def test_background_work_has_no_trace(traced: Traced) -> None:
     await traced.log.wal.refresh()
     await traced.log.wal.checkpoint()
     assert traced.spans() == {}

@@ -9,21 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.hotdocs import _TRANSACTION_EXAMPLE
-from service.wire_transactions import OFFSETS_MAX, RECORDS_MAX, TOPICS_MAX
-from storage import keys
-from storage.groups import METADATA_BYTES_MAX
-from storage.objectstore import MemoryStore
 from tests.service.conftest import Broker, assert_refused, broker_on, ends, stored
 from tests.service.test_produce_refusals import JSONISH, anything
 from tests.support.faults import FaultyStore
+from tidelog.service.formats.transactions import (
+    RECORDS_MAX,
+    TRANSACTION_OFFSETS_MAX,
+    TRANSACTION_TOPICS_MAX,
+)
+from tidelog.service.routes.transactions import EXAMPLE
+from tidelog.storage.core import keys
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.state.committed_offsets import METADATA_BYTES_MAX
 
 JSON = "application/json"
 LONG_AGO = "2021-02-05T19:14:42Z"
 
 
 def base(broker: Broker, mount: str = "/v3") -> str:
-    return f"{mount}/clusters/{broker.log.wal.cluster.cluster_id}"
+    return f"{mount}/clusters/{broker.log.identity.cluster_id}"
 
 
 async def transact(broker: Broker, body: Any, key: str | None = None) -> httpx.Response:
@@ -149,7 +153,7 @@ async def test_a_record_is_what_the_v3_route_makes_of_it(two: Broker) -> None:
 async def test_the_documented_example_works(broker: Broker) -> None:
     for name, partitions in (("flights", 1), ("delays", 3), ("audit", 1)):
         await broker.log.create_topic(name, partitions, {})
-    await assert_true(broker, _TRANSACTION_EXAMPLE, await transact(broker, _TRANSACTION_EXAMPLE))
+    await assert_true(broker, EXAMPLE, await transact(broker, EXAMPLE))
 
 
 @pytest.mark.parametrize("left_out", ["topics", "consumer_groups"])
@@ -174,7 +178,7 @@ async def test_both_mounts_are_served(two: Broker, mount: str) -> None:
             "self": f"http://tide:8082{base(two, mount)}/consumer-groups/g/offsets",
             "next": None,
         },
-        "cluster_id": two.log.wal.cluster.cluster_id,
+        "cluster_id": two.log.identity.cluster_id,
         "consumer_group_id": "g",
         "data": [{"topic_name": "t", "partition_id": 0, "offset": 5, "metadata": ""}],
     }
@@ -191,7 +195,7 @@ async def test_offsets_are_kept_with_what_was_noted_beside_them(two: Broker) -> 
         answer = await two.http.get(path)
         if answer.status_code == 200:  # a slash in a name is another path to most routers
             assert answer.json()["data"] == [{**offset, "metadata": metadata or ""}]
-    held = two.log.state.groups.offsets("a/b c")
+    held = two.log.state.committed_offsets.of_group("a/b c")
     assert [each.metadata for each in held[two.log.state.topic("t").topic_id].values()] == ["later"]
 
 
@@ -332,16 +336,16 @@ async def test_a_member_of_no_group_has_no_generation(two: Broker) -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"", "no transaction"),
-        (b"{", "no transaction"),
-        (b"[]", "no transaction"),
-        (b"\xff", "no transaction"),
-        (b'{"topics":[{"topic_name":"\xff"}]}', "no transaction"),
-        ({}, "records, or offsets"),
-        ({"topics": [], "consumer_groups": []}, "records, or offsets"),
+        (b"", "not a transaction"),
+        (b"{", "not a transaction"),
+        (b"[]", "not a transaction"),
+        (b"\xff", "not a transaction"),
+        (b'{"topics":[{"topic_name":"\xff"}]}', "not a transaction"),
+        ({}, "records or offsets"),
+        ({"topics": [], "consumer_groups": []}, "records or offsets"),
         ({"topics": {}}, "$.topics"),
         ({"topics": [records("t", 1)], "offsets": []}, "unknown field `offsets`"),
-        ({"topics": [records("t", 1), records("t", 2)]}, "topic 't' is there twice"),
+        ({"topics": [records("t", 1), records("t", 2)]}, "topic 't' occurs twice"),
         ({"topics": [records("t", 1), records("u")]}, "topic 'u' has no records"),
         ({"topics": [{"records": []}]}, "topic_name"),
         ({"topics": [{"topic_name": "t", "records": [1]}]}, "topics[0].records[0]"),
@@ -352,7 +356,7 @@ async def test_a_member_of_no_group_has_no_generation(two: Broker) -> None:
         ({"topics": [records("t", 1, headers=[{"name": "h", "value": "?"}])]}, "base64"),
         ({"topics": [records("t", 1)], "consumer_groups": [group()]}, "no offsets"),
         ({"consumer_groups": [group(("t", 0, 1)), group(("t", 1, 1))]}, "consumer group 'g'"),
-        ({"consumer_groups": [group(("t", 0, 1), ("t", 0, 2))]}, "there twice"),
+        ({"consumer_groups": [group(("t", 0, 1), ("t", 0, 2))]}, "occurs twice"),
         ({"consumer_groups": [group(("t", 0, 1), name="")]}, "1 to 255 bytes"),
         ({"consumer_groups": [group(("t", 0, 1), name="a\nb")]}, "printable"),
         ({"consumer_groups": [group(("t", 0, -1))]}, "offset"),
@@ -360,10 +364,17 @@ async def test_a_member_of_no_group_has_no_generation(two: Broker) -> None:
         ({"consumer_groups": [group(("t", -1, 1))]}, "partition_id"),
         ({"consumer_groups": [group(("t", 0, 1), generation=-2)]}, "generation"),
         ({"consumer_groups": [group(("t", 0, 1), generation=2**31)]}, "generation"),
-        ({"topics": [records(f"t{n}", 1) for n in range(TOPICS_MAX + 1)]}, "100 topics at most"),
+        (
+            {"topics": [records(f"t{n}", 1) for n in range(TRANSACTION_TOPICS_MAX + 1)]},
+            "100 topics at most",
+        ),
         ({"topics": [records("t", *range(RECORDS_MAX + 1))]}, "10000 records at most"),
         (
-            {"consumer_groups": [group(*(("t", n, 1) for n in range(OFFSETS_MAX + 1)))]},
+            {
+                "consumer_groups": [
+                    group(*(("t", n, 1) for n in range(TRANSACTION_OFFSETS_MAX + 1)))
+                ]
+            },
             "1000 offsets at most",
         ),
     ],

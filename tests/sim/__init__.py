@@ -1,4 +1,4 @@
-"""Whole clusters in one process and in virtual time, and the judge of what their clients were told.
+"""Whole clusters in one process, in virtual time, and the judge of the answers to their clients.
 
 history     what clients asked and were answered: events, and their JSON lines
 checker     what is wrong with a history: records, order, tables

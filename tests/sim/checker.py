@@ -1,6 +1,6 @@
-"""What is wrong with a history: records against what their producers and readers were told.
+"""Find violations in a history: compare records with the answers to producers and readers.
 
-Pure: events in (tests.sim.history), violations out; none is the proof that the run kept its word.
+Pure: events in (tests.sim.history), violations out; none means that the run kept every guarantee.
 An unknown outcome is right whatever became of it, as long as it is whole, and once where a key or a
 producer says so. Rules and the invariants that they stand for:
 
@@ -9,7 +9,7 @@ producer says so. Rules and the invariants that they stand for:
     doubled              one value lies at two offsets, of requests that may be there once (I4)
     half                 of a request some records are there and some are not (I4)
     refused              a record is there whose every request was refused (I6)
-    foreign, early       a record that nobody sent, or not yet
+    foreign, early       a record that no client sent, or not yet
     uncommitted          a reader saw a record that is not in the log (I3)
     stale                what was acked or seen before is not there for a later question (I3)
     overtaken            a request that began after another's answer lies before it (I3)
@@ -103,7 +103,7 @@ class Story:
     owned: list[tuple[int, Owns]] = field(default_factory=list)
     drained: list[Drained] = field(default_factory=list)
     deletions: dict[str, int] = field(default_factory=dict)
-    """Topics that somebody wanted gone, and since when."""
+    """Topics that a client asked to delete, and since when."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Story":
@@ -138,7 +138,7 @@ class Story:
                 yield call, call.asked
 
     def seen(self) -> Iterator[tuple[Where, Read, int, str]]:
-        """Every record that anybody saw: where, what, when, and how to name the sight."""
+        """Every record that any reader saw: where, what, when, and how to name the sight."""
         for op, call in self.calls.items():
             asked, answer, at = call.asked, call.answer, call.answered_at
             if isinstance(asked, Fetch) and isinstance(answer, Fetched):
@@ -176,7 +176,7 @@ class _Sent:
 
 
 def check(events: Iterable[Event]) -> list[Violation]:
-    """What is wrong, the records' rules alone; groupcheck.check_all has all of them."""
+    """Check the rules of records alone; groupcheck.check_all has all of them."""
     return _Records(Story.of(events)).violations()
 
 
@@ -233,7 +233,7 @@ class _Records:
     # -- what lies where
 
     def _values(self) -> Iterator[tuple[str, str]]:
-        """One value an offset, one offset a value; nobody's is there, nor refused ones."""
+        """One value an offset, one offset a value; each value has a sender, none was refused."""
         told = [
             (place[:2], Read(place.offset, record.value), f"the ack of {call.asked.op}")
             for call, append, places in self.acked
@@ -247,16 +247,16 @@ class _Records:
         for value, places in self.places.items():
             sent = self.sent.get(value)
             if sent is None:
-                yield "foreign", f"nobody sent {value!r}, at {sorted(places)}"
+                yield "foreign", f"no client sent {value!r}, at {sorted(places)}"
             elif sent.copies_max == 0:
                 yield "refused", f"{value!r} was refused, and is at {sorted(places)}"
             elif len(places) > sent.copies_max:
                 yield "doubled", f"{value!r} is at {sorted(places)}"
             else:
                 for place in places:
-                    before = self.acks.before(sent.first_asked, place[:2])
-                    if place.offset < before:
-                        yield "overtaken", f"{value!r}, {place}, began after {before - 1} was acked"
+                    end = self.acks.before(sent.first_asked, place[:2])
+                    if place.offset < end:
+                        yield "overtaken", f"{value!r}, {place}, began after {end - 1} was acked"
 
     def _sights(self) -> Iterator[tuple[str, str]]:
         for where, read, at, how in self.seen:
@@ -354,7 +354,7 @@ class _Records:
                 yield "skipped", f"fetch {asked.op} of {where} passes over {missed}"
 
     def _lives(self) -> Iterator[tuple[str, str]]:
-        """What one process of a broker says of a partition's ends never goes back."""
+        """The ends of a partition that one process of a broker reports never go back."""
         fetches = [
             (
                 call,
@@ -406,7 +406,7 @@ class _Records:
                 yield "log start", f"look {asked.op}: {answer.log_start_offset}, was {start}"
 
     def _streams(self) -> Iterator[tuple[str, str]]:
-        """Readers go on where they were told."""
+        """Readers continue at the offset of the last answer."""
         at: dict[tuple[str, Where], int] = {}
         for call in sorted(self.story.calls.values(), key=lambda call: call.asked_at):
             asked = call.asked
@@ -416,7 +416,7 @@ class _Records:
             expected = at.get(stream, asked.offset)
             if asked.offset != expected:
                 kind = "skipped" if asked.offset > expected else "backwards"
-                yield kind, f"{asked.stream} was told {expected}, goes on at {asked.offset}"
+                yield kind, f"{asked.stream} was sent to {expected}, continues at {asked.offset}"
             at[stream] = call.answer.next_offset
 
     def _tables(self) -> Iterator[tuple[str, str]]:
@@ -438,7 +438,7 @@ class _Records:
 
 
 def _gap(offsets: Sequence[int], first: int, is_compacted: bool) -> str:
-    """What is wrong with offsets that should go on from `first`; empty if nothing."""
+    """Say what is wrong with offsets that should continue at `first`; empty if nothing."""
     if is_compacted:
         ascends = all(a < b for a, b in itertools.pairwise(offsets))
         return "" if ascends and (not offsets or offsets[0] >= first) else f"not in order {offsets}"

@@ -1,6 +1,7 @@
-"""Clients of a simulated cluster: they ask any broker, and record what they ask and are told.
+"""Clients of a simulated cluster: they send requests to any broker, and record requests and
+answers.
 
-Each client is a process. What it is told decides nothing but what it does next: the judge is
+Each client is a process. An answer decides only the client's next step; the judge is
 tests.sim.checker.
 """
 
@@ -8,18 +9,19 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from storage.chunk import Rows
-from storage.entry import IdempotencyKey, ProducerBatch
-from storage.errors import CommitUnknown, LogError, OffsetOutOfRange, StaleCommit
-from storage.log import Fetched as Answer
-from storage.model import Placement
-from storage.writer import Acks
 from tests.sim import history
 from tests.sim.history import Place, Read, Written
-from tests.sim.world import Broker, Refusal, Silence, World
+from tests.sim.network import Refusal, Silence
+from tests.sim.world import Broker, World
 from tests.support.records import TIME_MS
+from tidelog.storage.core.actions import ProducerBatch
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.core.errors import CommitUnknown, LogError, OffsetOutOfRange, StaleCommit
+from tidelog.storage.core.model import Acks, AppendedRange
+from tidelog.storage.log import FetchResult as Answer
 
 T = TypeVar("T")
 
@@ -29,12 +31,12 @@ IDENTITY = "id"
 
 
 class Load(NamedTuple):
-    """What clients do. Rates are shares of requests."""
+    """The mix of requests. Rates are shares of requests."""
 
     partitions: int = 2
     pause_s: float = 0.3
     keyed: float = 0.4
-    """With an idempotency key, tried again elsewhere until it is told."""
+    """With an idempotency key, retried at other brokers until the outcome is known."""
     local: float = 0.0
     """acks=1."""
     producers: float = 0.2
@@ -47,7 +49,7 @@ class Load(NamedTuple):
 
 
 class Client:
-    """What clients have in common: a name, a world, and a broker for each question."""
+    """Base of all clients: a name, a world, and a broker for each request."""
 
     def __init__(self, world: World, name: str, load: Load) -> None:
         self.world = world
@@ -166,7 +168,7 @@ class Producer(Client):
         ordered = [record for part in parted.values() for record in part]
         op = self.begin(history.Append, self.name, ordered, key, broker.name)
 
-        async def append(broker: Broker) -> list[Placement] | None:
+        async def append(broker: Broker) -> list[AppendedRange] | None:
             log = broker.log
             claim = None
             if key is not None:
@@ -197,7 +199,7 @@ class Producer(Client):
             with contextlib.suppress(LogError, Refusal, Silence):
                 self._epoch = await self.world.ask(
                     broker.address,
-                    lambda b: b.log.exactly_once.init_producer(),
+                    lambda b: b.log.init_producer(),
                     timeout_s=self.load.patience_s,
                 )
                 self._sequences = {}
@@ -208,10 +210,10 @@ class Producer(Client):
         batch = ProducerBatch(*self._epoch, first)
         records = [Written(TOPIC, value, number, "p") for value in values]
 
-        async def append(broker: Broker) -> Placement:
+        async def append(broker: Broker) -> AppendedRange:
             log = broker.log
             _ = log.state.partition(TOPIC, number)
-            return await log.exactly_once.append_batch(
+            return await log.append_batch(
                 log.state.topic(TOPIC), number, rows_of(records), batch, size=10
             )
 
@@ -231,7 +233,7 @@ class Producer(Client):
                     self._sequences[number] = first + len(records)
                     return
             await self.pause()
-        self._epoch = None  # whether the last is there nobody knows: begin anew
+        self._epoch = None  # the outcome of the last is unknown: start a new epoch
 
 
 async def _wrapped(call: Awaitable[T]) -> list[T]:
@@ -248,7 +250,7 @@ def rows_of(records: list[Written]) -> Rows:
     )
 
 
-def places_of(placements: list[Placement]) -> list[Place]:
+def places_of(placements: list[AppendedRange]) -> list[Place]:
     return [
         Place(each.topic, each.partition, each.base_offset + i)
         for each in placements
@@ -260,8 +262,8 @@ def reads_of(fetched: Answer) -> list[Read]:
     """By the header that every record has."""
     found = []
     for piece in fetched.pieces:
-        offsets = piece.batch.column("offset").to_pylist()
-        headers = piece.batch.column("headers").to_pylist()
+        offsets: list[Any] = piece.batch.column("offset").to_pylist()
+        headers: list[Any] = piece.batch.column("headers").to_pylist()
         found += [
             Read(at, str(each[0]["value"], "ascii"))
             for at, each in zip(offsets, headers, strict=True)

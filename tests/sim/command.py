@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=400, help="how many")
     parser.add_argument("--from", dest="start", type=int, default=0, help="the first")
-    parser.add_argument("--seed", type=int, help="this one alone, told in full")
+    parser.add_argument("--seed", type=int, help="this one alone, with every event printed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--mutations", action="store_true", help="the guards instead")
     parser.add_argument("--at-most", type=int, default=1000, help="those found by so few seeds")

@@ -1,8 +1,9 @@
-"""Death at every await: a scenario runs again and again, its victim dies one step later each time.
+"""A crash at every await: a scenario runs again and again, its victim crashes a step later each
+time.
 
 A step is what a process does from one await to the next, so that every await of every path of the
-scenario is a point of death, with the store's calls among them. Nothing else goes wrong. After the
-death others go on, a new process starts in the place of the dead, and the history is judged.
+scenario is a crash point, with the store's calls among them. Nothing else goes wrong. After the
+crash the others continue, a new process replaces the victim, and the history is judged.
 """
 
 import asyncio
@@ -10,35 +11,35 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
-from compaction.collect import collect, plan
-from compaction.compact import compact
-from compaction.garbage import Grace
-from compaction.retain import delete_records
-from storage.errors import LogError
-from storage.log import LogSettings
-from storage.members import MembershipSettings
-from storage.sequencer import SequencerSettings
-from storage.wal import WalSettings
-from storage.writer import WriterSettings
 from tests.sim import machine
 from tests.sim.clients import TOPIC, Load, Producer, Reader
 from tests.sim.finish import finish
 from tests.sim.history import Written
 from tests.sim.members import Member
+from tests.sim.network import Air, Refusal, Silence
 from tests.sim.runs import Plan, Result, Run, simulated
 from tests.sim.stores import Weather
-from tests.sim.world import Air, Broker, Refusal, Silence, World
+from tests.sim.world import Broker, World
+from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.compact import compact
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.retention import delete_records
+from tidelog.storage.cluster.liveness import MembershipSettings
+from tidelog.storage.cluster.sequencer import SequencerSettings
+from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.log import LogSettings
+from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.write.writer import WriterSettings
 
 STEPS_MAX = 3000
 _LOAD = Load(partitions=2, pause_s=0.05, producers=0.0)
 _GRACE = Grace(wal_ms=8500, table_ms=10_000)
 _SETTINGS = LogSettings(
-    wal=WalSettings(view_age_max_s=2.0, checkpoint_entries=4, checkpoint_interval_s=0.0),
+    wal=WalSettings(Bounds(2000, _GRACE.wal_ms), checkpoint_entries=4, checkpoint_interval_s=0.0),
     writer=WriterSettings(answer_timeout_s=4.0),
     membership=MembershipSettings(heartbeat_interval_s=0.5, member_timeout_s=1.5),
-    sequencer=SequencerSettings(
-        handover_timeout_s=0.3, handover_bytes_max=200, upload_life_s=_GRACE.wal_ms / 2000
-    ),
+    sequencer=SequencerSettings(handover_timeout_s=0.3, handover_bytes_max=200),
     is_sealing=False,
 )
 
@@ -53,7 +54,7 @@ class Scenario(NamedTuple):
 
 
 class CrashRun(Run):
-    """A scenario whose victim dies at one step; never, where that is -1."""
+    """A scenario whose victim crashes at one step; never if that is -1."""
 
     def __init__(self, world: World, scenario: Scenario, at: int) -> None:
         super().__init__(0, _plan(scenario), world)
@@ -92,8 +93,8 @@ class CrashRun(Run):
         return Producer(self.world, f"p{self.world.recorder.next_op()}", _LOAD)
 
     async def write(self, *brokers: Broker) -> None:
-        """Two requests to each, one after the other, with a key and without; a key is tried again
-        with whoever lives."""
+        """Two requests to each, one after the other, with a key and without; a key is retried
+        at any live broker."""
         for turn in range(2):
             for broker in brokers:
                 producer = self.producer()
@@ -133,7 +134,7 @@ def _plan(scenario: Scenario) -> Plan:
     )
 
 
-# -- what dies
+# -- victims
 
 
 async def _sequencer_of_others(run: CrashRun) -> None:
@@ -216,7 +217,7 @@ async def _carer(run: CrashRun) -> None:
 
 
 async def _care(run: CrashRun) -> None:
-    cluster = await run.world.cluster(_SETTINGS.wal.view_age_max_s)
+    cluster = await run.world.cluster()
     held = cluster.state.topic(TOPIC).partitions[0]
     await delete_records(cluster, TOPIC, {0: held.log_start_offset + 2}, is_dry=False)
     compacted = await compact(cluster, None, is_dry=False)
@@ -251,20 +252,17 @@ SCENARIOS = (
 
 
 def crashed(scenario: Scenario, at: int, lines: list[str] | None = None) -> tuple[Result, int]:
-    """The run in which the victim dies at step `at`, judged; and how many steps it made."""
-    steps = 0
+    """Run with a crash of the victim at step `at`; return the judgement and the number of steps."""
+    runs: list[CrashRun] = []
 
     def made(seed: int, plan: Plan, world: World) -> Run:
-        nonlocal run
-        run = CrashRun(world, scenario, at)
-        return run
+        runs.append(CrashRun(world, scenario, at))
+        return runs[0]
 
-    run: CrashRun | None = None
     with machine.quietly():
         result = simulated(0, _plan(scenario), made, lines)
-        assert run is not None
-        steps = run.steps
-        run = None
+        steps = runs[0].steps
+        runs.clear()  # here, where what its destructors do is not logged
     return result, steps
 
 

@@ -2,18 +2,19 @@
 
 import asyncio
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from compaction.scrub import scrub
-from storage.errors import LogError
 from tests.sim import history
 from tests.sim.clients import TOPIC, Client, Producer, reads_of
 from tests.sim.history import Read, Written
 from tests.sim.members import Member, Worker, ask_for
+from tests.sim.network import Air, Refusal, Silence
 from tests.sim.stores import Weather, files_at
-from tests.sim.world import Air, Broker, Refusal, Silence, World
+from tests.sim.world import Broker, World
+from tidelog.compaction.scrub import scrub
+from tidelog.storage.core.errors import LogError
 
 if TYPE_CHECKING:
     from tests.sim.runs import Run
@@ -36,7 +37,7 @@ async def finish(run: "Run") -> None:
             client.is_over = True
     while not all(each.is_done or isinstance(each, Member) for each in run.clients):  # noqa: ASYNC110
         await asyncio.sleep(0.2)
-    await asyncio.sleep(2.0)  # what nobody waits for any more
+    await asyncio.sleep(2.0)  # work without a waiting client ends
     await _groups_are_read(run)
     for carer in run.carers:
         carer.kill()
@@ -94,7 +95,7 @@ async def _groups_are_read(run: "Run") -> None:
 
 def _is_committed(world: World, group: str) -> bool:
     topic = world.truth.topic(TOPIC)
-    committed = world.truth.groups.offsets(group).get(topic.topic_id, {})
+    committed = world.truth.committed_offsets.of_group(group).get(topic.topic_id, {})
     return all(
         not held.high_watermark
         or (number in committed and committed[number].offset == held.high_watermark)
@@ -133,11 +134,11 @@ def scan(world: World) -> None:
         except LogError as error:
             world.bug(f"I9: the table names {key}, which is gone: {error!r}")
             continue
+        offsets: list[Any] = table.column("offset").to_pylist()
+        headers: list[Any] = table.column("headers").to_pylist()
         rows.setdefault(file.partition, []).extend(
-            Read(at, str(headers[0]["value"], "ascii"))
-            for at, headers in zip(
-                table.column("offset").to_pylist(), table.column("headers").to_pylist(), strict=True
-            )
+            Read(at, str(each[0]["value"], "ascii"))
+            for at, each in zip(offsets, headers, strict=True)
         )
     for number, held in enumerate(topic.partitions):
         op = world.recorder.next_op()
@@ -171,7 +172,7 @@ async def _final(run: "Run") -> None:
     for group in sorted({client.group for client in run.clients if isinstance(client, Member)}):
         _ = await ask_for(Client(world, "last", run.plan.load), group, fresh)
     try:
-        cluster = await world.cluster(60.0)
+        cluster = await world.cluster()
         report = await scrub(cluster, None, run.plan.grace)
         if damage := [each for each in report.findings if each.is_damage]:
             world.bug(f"scrub finds {damage}")

@@ -1,4 +1,4 @@
-"""What is wrong with a history, consumer groups included: `check_all` is the whole judgement.
+"""Find violations in a history, consumer groups included: `check_all` checks all rules.
 
 owners            two members have one partition in one generation (I8)
 old generation    a commit was taken though a later generation had been seen before it (I8)
@@ -120,7 +120,7 @@ def _generations(story: Story) -> Iterator[tuple[str, str]]:
 
 
 def _writes(story: Story) -> dict[tuple[str, Where], list[tuple[Call, int]]]:
-    """What may have been committed, by group and partition."""
+    """Return possible commits by group and partition."""
     writes: dict[tuple[str, Where], list[tuple[Call, int]]] = defaultdict(list)
     for call, _, commit in _commits(story):
         if not call.is_refused:
@@ -230,8 +230,8 @@ def _seeks_of(story: Story, poll: Poll, where: Where) -> list[tuple[Call, Place]
 
 
 def _seeks(story: Story) -> Iterator[tuple[str, str]]:
-    """Who said where to go on is given that next, as long as its group stays in the generation in
-    which it had read before."""
+    """A member that seeks gets the records from there next, as long as its group stays in the
+    generation in which the member had read before."""
     calls = sorted(story.calls.values(), key=lambda call: call.asked_at)
     generation: dict[tuple[str, str], int] = {}
     expected: dict[tuple[str, str], dict[Where, tuple[int, int]]] = defaultdict(dict)
@@ -247,7 +247,7 @@ def _seeks(story: Story) -> Iterator[tuple[str, str]]:
                 if isinstance(answer, Sought) and member in generation:
                     held[place[:2]] = (place.offset, generation[member])
         elif not isinstance(answer, Polled):
-            held.clear()  # what it was to be given nobody knows
+            held.clear()  # its next offset is unknown
         else:
             for portion in answer.portions:
                 to, since = held.pop((portion.topic, portion.partition), (None, 0))

@@ -1,9 +1,10 @@
-"""What clients asked and were answered: the events of a history, as values and as JSON lines.
+"""Requests of clients and their answers: the events of a history, as values and as JSON lines.
 
-Whoever runs a cluster, simulated or real, records an invocation before it asks (`op` is a number of
-its own) and one outcome when the answer comes. An invocation without an outcome is one whose client
-died: its outcome is unknown. `at` are seconds of one clock, the harness's: that an answer came
-before another question is all that the checker takes from it, so the clock must not be a broker's.
+The harness of a cluster, simulated or real, records an invocation before each request (`op` is a
+number of its own) and one outcome when the answer comes. An invocation without an outcome means
+that its client crashed: the outcome is unknown. `at` are seconds of one clock, the harness's: that
+an answer came before another question is all that the checker takes from it, so the clock must not
+be a broker's.
 
 A record is known by its `value`, a text that no other request of the history has; a retry of a
 request has the same values and the same idempotency key, and is an invocation of its own.
@@ -48,7 +49,7 @@ class Written(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Portion(NamedTuple):
-    """What a member of a group was given of one partition; it goes on at `next_offset`."""
+    """Records of one partition that a group member read; it continues at `next_offset`."""
 
     topic: str
     partition: int
@@ -57,7 +58,7 @@ class Portion(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """What a member of a group commits in a generation."""
+    """Offsets that a group member commits in a generation."""
 
     group: str
     member: str
@@ -100,8 +101,8 @@ class Acked(_Outcome, frozen=True):
 
 
 class Fetch(_Invocation, frozen=True):
-    """Records from an offset on: `fetched`, or `outofrange`. `stream`, if any, names a reader that
-    goes on where it was told, from one fetch to the next."""
+    """Records from an offset on: `fetched`, or `outofrange`. `stream`, if any, names a reader
+    whose next fetch continues at `next_offset` of the last."""
 
     client: str
     topic: str
@@ -200,7 +201,7 @@ class Sought(_Outcome, frozen=True):
 
 
 class Ask(_Invocation, frozen=True):
-    """Where a group goes on reading, as of now on every broker: `told`."""
+    """The place where a group continues to read, as of now on every broker."""
 
     group: str
     broker: str = ""
@@ -237,7 +238,7 @@ class Topic(_Event, frozen=True):
 
 
 class Owns(_Event, frozen=True):
-    """Somebody saw that the member has these partitions in this generation."""
+    """A client saw that the member has these partitions in this generation."""
 
     group: str
     generation: int
@@ -264,7 +265,7 @@ class Drained(_Event, frozen=True):
 
 
 class Deletion(_Event, frozen=True):
-    """Somebody asks for the topic's deletion: from now on it may be gone."""
+    """A client asks for the topic's deletion: from now on it may be gone."""
 
     topic: str
 

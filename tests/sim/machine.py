@@ -2,8 +2,8 @@
 
 A process is a context: tasks, timers and callbacks belong to whichever process made them, and the
 loop runs none of a dead one and keeps those of a stopped one until it goes on. So a kill leaves
-nothing behind, no `finally` and no answer, as SIGKILL does; and a stop is SIGSTOP. What others do
-for a process (a store that has its request, a peer that was asked) is of the world, and goes on.
+nothing behind, no `finally` and no answer, as SIGKILL does; and a stop is SIGSTOP. Work that others
+do for a process (a store that has its request, a peer that was asked) is of the world, and goes on.
 
 Threads are simulated too: what is given to an executor runs on the loop, a while later. Nothing
 here reads a clock or draws by itself; futures and tasks hash by their number, so that sets of them
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import logging
 import selectors
 import sys
 import warnings
@@ -43,7 +44,7 @@ class Process:
         """How often it was run: from one await to the next, or a callback."""
         self.dies_at = -1
         self.on_death: Callable[[], None] = self.kill
-        """What happens instead of step `dies_at`."""
+        """Called instead of step `dies_at`."""
         self.context = copy_context()
         self.context.run(_process.set, self)
         self._held: list[asyncio.Handle] = []
@@ -52,8 +53,8 @@ class Process:
         return f"<process {self.name}>"
 
     def hold(self, handle: asyncio.Handle) -> None:
-        """Until it goes on; of a dead one for ever: to let go of a task would end it in Python's
-        way, by an exception."""
+        """Keep it until the process continues; of a killed process, always: Python would end a
+        task that is freed by an exception."""
         self._held.append(handle)
 
     def kill(self) -> None:
@@ -70,7 +71,7 @@ class Process:
         if self.is_dead:
             self._held = held
         else:
-            loop.take_back(held)
+            loop.truncate(held)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """A task of this process."""
@@ -80,9 +81,25 @@ class Process:
 _process: ContextVar[Process] = ContextVar("process")
 
 
+def current() -> str:
+    """The name of the process that runs now; empty for the world."""
+    process = _process.get(None)
+    return "" if process is None else process.name
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """The code in this block runs in no process: `current` is empty."""
+    token = _process.set(Process(""))
+    try:
+        yield
+    finally:
+        _process.reset(token)
+
+
 def _keeps(handle: asyncio.Handle) -> bool:
     """Whether the handle's process does not run now; then it has it."""
-    context: Context = handle._context
+    context: Context = getattr(handle, "_context")  # noqa: B009 - not in typeshed
     process = context.get(_process)
     if process is None:
         return False
@@ -157,7 +174,7 @@ class _Selector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise Stuck("nobody waits for anything that will happen")
+            raise Stuck("no task waits for an event that can occur")
         self.now_s += max(timeout, 0.0)
         return []
 
@@ -203,13 +220,13 @@ class Loop(asyncio.SelectorEventLoop):
             raise Stuck(f"it goes round and round: {TURNS_MAX} turns of the loop")
         super()._run_once()  # type: ignore[misc]
 
-    def take_back(self, handles: list[asyncio.Handle]) -> None:
+    def truncate(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)  # type: ignore[attr-defined]
 
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(loop=self)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         if when > self._end_s and self.time() > self._end_s:
@@ -251,7 +268,7 @@ def _task(loop: Any, work: Any, **named: Any) -> "asyncio.Task[Any]":
 def _work(future: asyncio.Future[T], func: Callable[..., T], args: Any) -> None:
     try:
         result = func(*args)
-    except Exception as error:  # noqa: BLE001 - as an executor does
+    except BaseException as error:  # noqa: BLE001 - as an executor does
         if not future.cancelled():
             future.set_exception(error)
     else:
@@ -262,7 +279,8 @@ def _work(future: asyncio.Future[T], func: Callable[..., T], args: Any) -> None:
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Around a run and all that it leaves. Garbage is collected when it is over and not before: it
-    would end forgotten tasks at any moment; and what the tasks of the dead say then is nobody's."""
+    would end forgotten tasks at any moment; and messages of tasks of killed processes are dropped
+    then."""
     gc.disable()
     gc.freeze()  # what is there already is not looked at: it would take longer than the run
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
@@ -270,8 +288,12 @@ def quietly() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             yield
-            asyncio.set_event_loop(None)  # a `finally` of the dead that asks for a loop gets none
+            # Cleanup code of a killed process must not create an event loop.
+            asyncio.set_event_loop(None)
+            level = logging.root.manager.disable
+            logging.disable(logging.CRITICAL)
             gc.collect()
+            logging.disable(level)
     finally:
         sys.unraisablehook = hook
         gc.unfreeze()
@@ -281,8 +303,8 @@ def quietly() -> Iterator[None]:
 def run(
     main: Callable[[], Coroutine[Any, Any, T]], *, thread_s: Callable[[], float], end_s: float
 ) -> T:
-    """`main()` in the world's own context; raises what it does, Stuck, or complaints of tasks that
-    failed and that nobody asked. Use it `quietly`."""
+    """`main()` in the world's own context; raises what it does, Stuck, or the
+    errors of failed tasks that no task awaited. Use it `quietly`."""
     _numbers.begin()
     loop = Loop(thread_s, end_s)
     try:

@@ -1,7 +1,7 @@
-"""Members of consumer groups in a simulated cluster, and who asks where the groups are.
+"""Members of consumer groups in a simulated cluster, and clients that ask for committed offsets.
 
-A member does what clients of consumer instances do: it joins, reads, commits, and begins anew where
-nobody can tell it what became of what it asked.
+A member does what clients of consumer instances do: it joins, reads, commits, and joins
+again after an unknown outcome.
 """
 
 import contextlib
@@ -9,13 +9,16 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
-from storage.entry import CommitOffsets, GroupOffset, IdempotencyKey, MemberConfig
-from storage.errors import LogError, StaleCommit, UnknownMember
-from storage.model import Placement, TopicPartition
 from tests.sim import history
 from tests.sim.clients import TOPIC, Client, Load, places_of, reads_of, rows_of
 from tests.sim.history import Place, Portion, Written
-from tests.sim.world import Broker, Refusal, Silence, World
+from tests.sim.network import Refusal, Silence
+from tests.sim.world import Broker, World
+from tidelog.storage.core.actions import CommitOffsets, GroupOffset, MemberConfig
+from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.core.errors import LogError, StaleCommit, UnknownMember
+from tidelog.storage.core.model import AppendedRange, TopicPartition
+from tidelog.storage.log import Log
 
 T = TypeVar("T")
 
@@ -30,7 +33,7 @@ PARTITIONS_MAX = 5
 
 
 class Habits(NamedTuple):
-    """What the members of a group are like."""
+    """Behaviour of the members of a group."""
 
     is_auto: bool = False
     """They commit by themselves."""
@@ -39,7 +42,7 @@ class Habits(NamedTuple):
     is_seeking: bool = False
     """They read again what they have read, now and then."""
     pattern: str = ""
-    """What they subscribe to, if not the topic of all."""
+    """The pattern they subscribe to, instead of the common topic."""
 
 
 PLAIN = Habits()
@@ -65,7 +68,7 @@ class Member(Client):
                 await self._live(f"{self.name}.{life}")
 
     def known_as(self, member: str) -> str:
-        """What the history calls it: a static member stays the same whenever it comes again."""
+        """Return the name in the history: a static member keeps its name when it joins again."""
         return self.name if self.habits.is_static else member
 
     async def _live(self, member: str) -> None:
@@ -74,8 +77,8 @@ class Member(Client):
         while not self.is_over:
             await self.pause()
             polled = await self._poll(member)
-            # What was on the way to it nobody can give back to this member: it ends. And so does
-            # who does not know what became of its work.
+            # Records of a lost answer cannot be given to this member again: it leaves. It also
+            # leaves after an unknown outcome of its work.
             if polled is None or not await self._work(member, *polled):
                 return
             if self.habits.is_seeking and draws.random() < SEEKING:
@@ -103,7 +106,7 @@ class Member(Client):
         await self._call(lambda b: b.consumers.subscribe(self.group, member, topics, pattern))
 
     async def _work(self, member: str, generation: int, portions: list[Portion]) -> bool:
-        """What it does with records; whether it knows what became of that."""
+        """Process records; return whether the outcome is known."""
         if not self.habits.is_auto:
             await self._commit(member, generation, portions)
         return True
@@ -127,10 +130,10 @@ class Member(Client):
             self.end(history.Sought, op)
 
     async def _call(self, call: Callable[[Broker], Awaitable[T]]) -> T:
-        """Of the group's coordinator, whoever is asked. Raises LogError, Refusal, Silence."""
+        """Call the group's coordinator through any broker. Raises LogError, Refusal, Silence."""
         broker = self.world.anyone()
         if broker is None:
-            raise Refusal("nobody is there")
+            raise Refusal("no broker is up")
         return await self.world.ask(
             broker.address, lambda b: self._forward(b, call), timeout_s=self.load.patience_s
         )
@@ -188,7 +191,7 @@ class Member(Client):
 
         async def commit(broker: Broker) -> bool:
             action = self._offsets(broker, member, generation, places)
-            await broker.log.exactly_once.transact([], [action], size=1, is_json=False)
+            await broker.log.transact([], [action], size=1, is_json=False)
             return True
 
         with contextlib.suppress(StaleCommit):
@@ -208,8 +211,9 @@ class Member(Client):
 
 class Worker(Member):
     """Consumes, transforms and produces: what it makes of records and how far it has read them are
-    one request. It tries the same until it is told. Who is told no goes, and comes again: it has
-    read beyond what is committed, and to go back to that might be to go back behind another."""
+    one request. It retries the same request until the outcome is known. A worker that is refused
+    leaves and joins again: it has read beyond the committed offset, and another member may own
+    it."""
 
     def __init__(
         self, world: World, name: str, load: Load, group: str, habits: Habits = PLAIN
@@ -234,10 +238,10 @@ class Worker(Member):
         ]
         said = history.Offsets(self.group, self.known_as(member), generation, places)
 
-        async def transact(broker: Broker) -> list[Placement]:
+        async def transact(broker: Broker) -> list[AppendedRange]:
             log = broker.log
             digest = hashlib.blake2b(repr((records, said)).encode()).digest()[:16]
-            return await log.exactly_once.transact(
+            return await log.transact(
                 [(log.state.topic(RESULTS), 0, rows_of(records))],
                 [self._offsets(broker, member, generation, places)],
                 size=10 * len(records),
@@ -266,7 +270,7 @@ def ends_of(portions: list[Portion]) -> list[Place]:
 
 
 async def ask_for(client: Client, group: str, broker: Broker | None = None) -> list[Place] | None:
-    """What the group has committed, as any broker knows it; None: nobody says."""
+    """Return the group's committed offsets from any broker; None without an answer."""
     broker = broker or client.world.anyone()
     if broker is None:
         return None
@@ -309,19 +313,24 @@ class Gardener(Client):
                 case "make" if len(others) < TOPICS_MAX:
                     made += 1
                     name, count = f"{TOPIC}{made}", draws.choice([1, 2])
-                    await self._tend(lambda b, n=name, c=count: b.log.create_topic(n, c, {}))
+                    await self._tend(Log.create_topic, name, count, {})
                 case "grow" if topics[name := draws.choice(list(topics))] < PARTITIONS_MAX:
                     more = topics[name] + 1
-                    await self._tend(lambda b, n=name, c=more: b.log.add_partitions(n, c))
+                    await self._tend(Log.add_partitions, name, more)
                 case "delete" if others:
                     name = draws.choice(others)
                     self.world.record(history.Deletion(self.world.now_s, name))
-                    await self._tend(lambda b, n=name: b.log.delete_topic(n))
+                    await self._tend(Log.delete_topic, name)
                 case _:
                     pass
 
-    async def _tend(self, call: Callable[[Broker], Awaitable[object]]) -> None:
+    async def _tend(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Call a method of one broker's `Log`."""
+
+        async def served(broker: Broker) -> object:
+            return await call(broker.log, *arguments)
+
         broker = self.world.anyone()
         if broker is not None:
             with contextlib.suppress(LogError, Refusal, Silence):
-                await self.world.ask(broker.address, call, timeout_s=self.load.patience_s)
+                await self.world.ask(broker.address, served, timeout_s=self.load.patience_s)

@@ -4,11 +4,11 @@ One writer that may sleep at any moment, with one record to commit (`Z`); the re
 which is awake, and commits records and seals, writes checkpoints and collects. Time goes in ticks:
 a view is void when it is older than `VIEW`, an object may be collected when it is as old as
 `RETENTION`. A PUT takes as long as it likes, may be lost, and may be done though the answer is.
-What the chain truly is, is the sequence of entries each of which was created as the next number.
+The true chain is the sequence of entries, each created as the next number.
 
-What must hold in every state that can be reached:
+In every reachable state these must hold:
     - what was acked is in the chain, what was refused is not (I1, I6);
-    - whoever starts finds all of the chain after the newest checkpoint (I2);
+    - a starting broker finds all of the chain after the newest checkpoint (I2);
     - a view that is not void is a beginning of the chain (I5), and finds each entry that it names:
       one with a record that, as far as the view goes, no seal covers (I9).
 """
@@ -21,7 +21,7 @@ NUMBERS = 4
 VIEW = 0
 RETENTION = 1
 Z = 9
-"""The sleeper's entry; the others are their numbers, negative where they are seals."""
+"""The entry of the suspended broker; other entries are their numbers, negative for seals."""
 
 
 class Rules(NamedTuple):
@@ -34,11 +34,11 @@ class Rules(NamedTuple):
     read_back_exists: bool = True
     """After 412, too: it may be one's own success."""
     same_number: bool = True
-    """What is absent after an unknown outcome is put again at the same number."""
+    """An entry that is absent after an unknown outcome is put again at the same number."""
     void: bool = True
-    """A view that is too old is loaded anew."""
+    """A view that is too old is loaded again."""
     look_after: bool = True
-    """Whoever finds after its PUT that its view had grown too old looks what follows."""
+    """A broker whose view expired before its PUT was answered reads the next number."""
     covered: bool = True
     """Entries are collected only when a checkpoint covers them ..."""
     sealed: bool = True
@@ -60,9 +60,9 @@ class Checkpoint(NamedTuple):
 
 
 class State(NamedTuple):
-    """`store` by number from 1 on; `chain` is the truth. The sleeper has a view up to `seen`, of
-    which the last is `last`; `way` is where its PUT is; `late` one that was given up and may
-    arrive; `told` what its client was: nothing, yes, no, or that nobody knows."""
+    """`store` by number from 1 on; `chain` is the truth. The suspended broker has a view up to
+    `seen`, of which the last is `last`; `way` is where its PUT is; `late` one that was given up and
+    may arrive; `answer` the one to the client: none, yes, no, or unknown."""
 
     store: tuple[Entry | None, ...] = (None,) * NUMBERS
     chain: tuple[int, ...] = ()
@@ -73,7 +73,7 @@ class State(NamedTuple):
     way: str = "idle"
     number: int = 0
     late: bool = False
-    told: str = ""
+    answer: str = ""
 
 
 class Explored(NamedTuple):
@@ -116,9 +116,9 @@ def _is_void(state: State, rules: Rules) -> bool:
 
 
 def _violation(state: State, rules: Rules) -> str:
-    if state.told == "yes" and Z not in state.chain:
+    if state.answer == "yes" and Z not in state.chain:
         return "an acked record is not in the chain"
-    if state.told == "no" and Z in state.chain:
+    if state.answer == "no" and Z in state.chain:
         return "a refused record is in the chain"
     newest = state.checkpoints[-1].seq
     for number in range(newest + 1, len(state.chain) + 1):
@@ -175,7 +175,7 @@ def _tick(state: State) -> State:
 
 def _others(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     number = len(state.chain) + 1
-    if number <= NUMBERS - 1:  # the last is left to the sleeper
+    if number <= NUMBERS - 1:  # the last is for the suspended broker
         last = state.chain[-1] if state.chain else 0
         for name, entry_id in (("a record", number), ("a seal", -number)):
             if state.store[number - 1] is None:
@@ -213,8 +213,8 @@ def _collections(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
 def _sleeper(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     match state.way:
         case "idle":
-            yield "the sleeper looks", _looked(state, rules)
-            if not state.told and not _is_void(state, rules):
+            yield "the suspended broker refreshes", _looked(state, rules)
+            if not state.answer and not _is_void(state, rules):
                 number = state.seen + 1
                 if number <= NUMBERS:
                     yield f"it puts {number}", state._replace(way="sent", number=number)
@@ -231,7 +231,7 @@ def _sleeper(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
         case "done":
             yield "it takes the yes", _done(state, rules)
         case "unknown" | "exists":
-            yield f"it hears: {state.way}", _heard(state, rules)
+            yield f"it gets the answer: {state.way}", _heard(state, rules)
 
 
 def _put(state: State, number: int, rules: Rules) -> State:
@@ -244,16 +244,16 @@ def _heard(state: State, rules: Rules) -> State:
     if state.way == "unknown" and not rules.read_back:
         return _done(state, rules)
     if state.way == "exists" and not rules.read_back_exists:
-        return state._replace(way="idle", told="no")
+        return state._replace(way="idle", answer="no")
     found = _id_at(state, state.number)
     if found == Z:
         return _done(state, rules)
     if found is not None:
-        return state._replace(way="idle", told="no" if not state.late else "nobody knows")
+        return state._replace(way="idle", answer="no" if not state.late else "unknown")
     if state.way == "exists":
-        return state._replace(way="idle", told="nobody knows")
+        return state._replace(way="idle", answer="unknown")
     if not rules.same_number:
-        return state._replace(way="idle", told="no")
+        return state._replace(way="idle", answer="no")
     return state._replace(way="sent")
 
 
@@ -262,10 +262,10 @@ def _done(state: State, rules: Rules) -> State:
         after = [n for n in range(state.number + 1, NUMBERS + 1) if state.store[n - 1] is not None]
         following = state.store[state.number] if state.number < NUMBERS else None
         if after and following is None:
-            return state._replace(way="idle", told="nobody knows")
+            return state._replace(way="idle", answer="unknown")
         if following is not None and following.previous != Z:
-            return state._replace(way="idle", told="no")
-    return state._replace(way="idle", told="yes", seen=state.number, last=Z)
+            return state._replace(way="idle", answer="no")
+    return state._replace(way="idle", answer="yes", seen=state.number, last=Z)
 
 
 def _looked(state: State, rules: Rules) -> State:

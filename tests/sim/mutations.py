@@ -14,38 +14,46 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import compaction.garbage
-import compaction.retain
-import storage.coordinator
-import storage.manifest
-import storage.sequencer
-import storage.table
-import storage.writer
-from compaction.cluster import Cluster
-from compaction.latest import Latest
-from storage import entry as entries
-from storage import keys
-from storage.consumers import Consumers
-from storage.coordinator import Coordinator, Heard
-from storage.entry import Draft, Entry, Sealed
-from storage.errors import Unavailable
-from storage.exactly_once import ExactlyOnce
-from storage.group_members import GroupMembers
-from storage.handover import refer
-from storage.hot import Request
-from storage.hotlog import HotLog
-from storage.objectstore import Created
-from storage.origins import Origins
-from storage.positions import Positions
-from storage.producers import Producers
-from storage.requests import RememberedKeys
-from storage.sealer import Sealer
-from storage.sequencer import Sequencer
-from storage.state import ClusterState
-from storage.wal import Committed, Wal
-from storage.writer import Acks
+import tidelog.compaction.garbage
+import tidelog.storage.cluster.sequencer
+import tidelog.storage.groups.coordinator
+import tidelog.storage.tables.delta
+import tidelog.storage.tables.manifest
+import tidelog.storage.write.writer
+from tests.sim import (
+    doubt_mutations,
+    failures,
+    level_mutations,
+    wal_mutations,
+)
+from tests.sim.clock_mutations import OF_CLOCKS
+from tests.sim.foreign import simulate_foreign
 from tests.sim.runs import KINDS, simulate
-from tests.sim.stores import Bucket, Commit, MemoryDelta
+from tests.sim.stores import Commit, MemoryDelta
+from tidelog.compaction.newest_per_key import Latest
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.storage.cluster.messages import refer
+from tidelog.storage.cluster.sequencer import Sequencer
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.actions import MoveLogStart, Sealed
+from tidelog.storage.core.entry import Draft, Entry
+from tidelog.storage.core.errors import Unavailable
+from tidelog.storage.core.model import Acks
+from tidelog.storage.groups.coordinator import Coordinator, MemberSession
+from tidelog.storage.groups.instances import Instances
+from tidelog.storage.groups.positions import Positions
+from tidelog.storage.log import Log
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.forwarded_drafts import AppliedDrafts
+from tidelog.storage.state.group_members import GroupMembers
+from tidelog.storage.state.idempotency import IdempotencyRecords
+from tidelog.storage.state.producers import Producers
+from tidelog.storage.write.hot_log import HotLog
+from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.sealer import Sealer
+
+FOREIGN = ("foreign",)
+"""Worlds of tests/sim/foreign.py, which have seeds of their own."""
 
 Patch = tuple[Any, str, Any]
 Made = Callable[[], list[Patch]]
@@ -60,6 +68,8 @@ class Mutation(NamedTuple):
     seeds_max: int
 
     def seeds(self) -> Iterator[int]:
+        if self.kinds == FOREIGN:
+            return itertools.count()
         return (seed for seed in itertools.count() if KINDS[seed % len(KINDS)] in self.kinds)
 
     @contextlib.contextmanager
@@ -75,109 +85,12 @@ def seeds_needed(mutation: Mutation, seeds: Iterable[int]) -> tuple[int | None, 
     """How many seeds it takes until one fails, and the kinds of what is seen there."""
     with mutation.applied():
         for count, seed in enumerate(seeds, 1):
-            violations = simulate(seed).violations
+            run = simulate_foreign if mutation.kinds == FOREIGN else simulate
+            violations = run(seed).violations
             if violations:
                 kinds = sorted({violation.kind for violation in violations})
                 return count, ", ".join(kinds)
     return None, ""
-
-
-# -- the WAL (DESIGN 4, 5)
-
-
-def _unknown_is_done() -> list[Patch]:
-    async def put(self: Wal, key: str, parts: list[Any], entry: Entry) -> bool:
-        return await self.store.create(key, parts) is not Created.EXISTS
-
-    return [(Wal, "_put", put)]
-
-
-def _exists_is_lost() -> list[Patch]:
-    real = Wal._put
-
-    async def put(self: Wal, key: str, parts: list[Any], entry: Entry) -> bool:
-        if await self.store.create(key, parts) is Created.EXISTS:
-            return False
-        return await real(self, key, parts, entry)
-
-    return [(Wal, "_put", put)]
-
-
-def _unknown_goes_to_the_next_number() -> list[Patch]:
-    async def put(self: Wal, key: str, parts: list[Any], entry: Entry) -> bool:
-        while True:
-            created = await self.store.create(key, parts)
-            if created is Created.UNKNOWN:
-                found = await self._read_back(key, entry.seq)
-                return found is not None and found.entry.entry_id == entry.entry_id
-            return created is Created.DONE
-
-    return [(Wal, "_put", put)]
-
-
-def _made(wal: Wal, draft: Draft) -> tuple[Entry, bytes, bytes]:
-    entry = Entry(
-        format=entries.FORMAT,
-        seq=wal.state.seq + 1,
-        previous=wal.state.hash,
-        entry_id=wal.clock.new_id(),
-        writer=wal.writer,
-        at_ms=max(wal.state.time_ms, wal.clock.now_ms()),
-        chunks=draft.chunks,
-        commits=draft.commits,
-        origins=list(draft.origins),
-    )
-    return entry, *entries.encode_header(entry)
-
-
-def _ack_before_the_put() -> list[Patch]:
-    async def attempt(self: Wal, draft: Draft) -> Committed | None:
-        entry, header, entry_hash = _made(self, draft)
-        parts = [header, *draft.bodies]
-        putting = asyncio.create_task(self._put(keys.wal(entry.seq), parts, entry))
-        putting.add_done_callback(lambda done: done.cancelled() or done.exception())
-        outcomes = self._on_entry(entries.Decoded(entry, entry_hash, len(header)))
-        return Committed(entry, header, draft.bodies, outcomes)
-
-    return [(Wal, "_attempt", attempt)]
-
-
-def _tell_before_the_put() -> list[Patch]:
-    real = Wal._put
-
-    async def put(self: Wal, key: str, parts: list[Any], entry: Entry) -> bool:
-        if isinstance(self.watcher, Sequencer):
-            self.watcher._tell(Committed(entry, parts[0], parts[1:], []))
-        return await real(self, key, parts, entry)
-
-    return [(Wal, "_put", put)]
-
-
-def _no_view_is_void() -> list[Patch]:
-    return [(Wal, "_is_void", lambda self: False)]
-
-
-def _no_look_after_the_put() -> list[Patch]:
-    async def is_in_chain(self: Wal, seq: int, entry_hash: bytes) -> bool:
-        return True
-
-    return [(Wal, "_is_in_chain", is_in_chain)]
-
-
-def _no_refresh() -> list[Patch]:
-    async def refresh(self: Wal) -> None:
-        await asyncio.sleep(0)
-
-    return [(Wal, "refresh", refresh)]
-
-
-def _overwriting_store() -> list[Patch]:
-    def make(self: Bucket, key: str, body: bytes) -> Created:
-        self.write(key, body)
-        self.on_created(key, body)
-        return Created.DONE
-
-    return [(Bucket, "make", make)]
 
 
 # -- the write path
@@ -196,11 +109,11 @@ def _offset_before_the_bytes() -> list[Patch]:
 
 
 def _timeout_is_a_no() -> list[Patch]:
-    return [(storage.writer, "CommitUnknown", Unavailable)]
+    return [(tidelog.storage.write.writer, "CommitUnknown", Unavailable)]
 
 
 def _no_keys() -> list[Patch]:
-    return [(RememberedKeys, "remember", lambda self, key: None)]
+    return [(IdempotencyRecords, "remember", lambda self, key: None)]
 
 
 def _no_sequences() -> list[Patch]:
@@ -211,20 +124,20 @@ def _no_sequences() -> list[Patch]:
 
 
 def _no_origins() -> list[Patch]:
-    see, on_entry = Origins.see, Sequencer.on_entry
+    see, on_applied = AppliedDrafts.see, Sequencer.on_applied
 
-    def forgetful(self: Origins, entry: Entry, time_ms: int) -> frozenset[int]:
+    def forgetful(self: AppliedDrafts, entry: Entry, time_ms: int) -> frozenset[int]:
         see(self, entry, time_ms)
         return frozenset()
 
-    def blind(self: Sequencer, entry: Entry, outcomes: Any) -> None:
+    def blind(self: Sequencer, entry: Entry, applied: Any) -> None:
         waiting, self._queue = self._queue, {}
-        on_entry(self, entry, outcomes)
+        on_applied(self, entry, applied)
         self._queue = waiting
         for one in [one for one in self._batch if one in waiting and one.origin is not None]:
             self._finish(one, entry.seq)
 
-    return [(Origins, "see", forgetful), (Sequencer, "on_entry", blind)]
+    return [(AppliedDrafts, "see", forgetful), (Sequencer, "on_applied", blind)]
 
 
 class _Forgetful(dict[str, int]):
@@ -235,8 +148,8 @@ class _Forgetful(dict[str, int]):
 def _no_hot_marks() -> list[Patch]:
     real = ClusterState.__init__
 
-    def begin(self: ClusterState, cluster_id: str) -> None:
-        real(self, cluster_id)
+    def begin(self: ClusterState, cluster_id: str, level: int = levels.NEWEST) -> None:
+        real(self, cluster_id, level)
         self.hot_logs = _Forgetful()
 
     def decode(body: bytes, key: str) -> ClusterState:
@@ -260,7 +173,7 @@ def _no_transactions() -> list[Patch]:
         self._write(Commit(change.added, change.removed, dict(change.transactions)))
 
     return [
-        (storage.table, "check_transactions", lambda *_: None),
+        (tidelog.storage.tables.delta, "check_transactions", lambda *_: None),
         (MemoryDelta, "commit", commit),
     ]
 
@@ -273,7 +186,7 @@ def _sealed_before_the_table() -> list[Patch]:
             Sealed(topic.topic_id, int(app_id.removeprefix("seal-")), end)
             for app_id, end in ends.items()
         ]
-        request = Request(self.clock.new_id(), (), 0, actions=actions)
+        request = AppendRequest(self.clock.new_id(), (), 0, actions=actions)
         await self.writer.append(request, Acks.ALL)
         await real(self, topic, table, files, ends, at_s)
 
@@ -294,16 +207,16 @@ def _seal_a_record_too_many() -> list[Patch]:
 
 
 def _remove_before_the_log_start() -> list[Patch]:
-    real = Cluster.commit
+    real = OfflineCluster.commit
 
     async def cut(
-        cluster: Cluster, topic: Any, table: Any, cuts: Any, *, is_dry: bool
+        cluster: OfflineCluster, topic: Any, table: Any, cuts: Any, *, is_dry: bool
     ) -> list[Any]:
         removed = {}
         for number, each in cuts.items():
             index = await table.segments(number)
             files = [file for file in index if file.end_offset <= each.log_start_offset]
-            app_id = storage.manifest.care_app_id(number)
+            app_id = tidelog.storage.tables.manifest.maintenance_app_id(number)
             if files:
                 removed[app_id] = files
                 version = (await table.transaction_version(app_id) or 0) + 1
@@ -312,13 +225,13 @@ def _remove_before_the_log_start() -> list[Patch]:
             await real(
                 cluster,
                 [
-                    compaction.retain.MoveLogStart(topic.topic_id, number, each.log_start_offset)
+                    MoveLogStart(topic.topic_id, number, each.log_start_offset)
                     for number, each in cuts.items()
                 ],
             )
         return []
 
-    return [(compaction.retain, "_cut", cut)]
+    return [(tidelog.compaction.retention, "_cut", cut)]
 
 
 def _compaction_drops_a_row() -> list[Patch]:
@@ -335,11 +248,11 @@ def _compaction_drops_a_row() -> list[Patch]:
 
 
 def _collect_unsealed() -> list[Patch]:
-    return [(compaction.garbage, "live_objects", lambda state: frozenset())]
+    return [(tidelog.compaction.garbage, "live_objects", lambda state: frozenset())]
 
 
 def _collect_without_grace() -> list[Patch]:
-    return [(compaction.garbage, "_is_old", lambda info, now_ms, age_ms: True)]
+    return [(tidelog.compaction.garbage, "_is_old", lambda info, now_ms, age_ms: True)]
 
 
 def _collect_uncovered() -> list[Patch]:
@@ -347,34 +260,21 @@ def _collect_uncovered() -> list[Patch]:
         infos = list(infos)
         for info in infos[:-1]:
             if info.key not in live and now_ms - info.modified_ms >= grace.wal_ms:
-                yield compaction.garbage._garbage(info, "sealed")
+                yield tidelog.compaction.garbage._garbage(info, "sealed")
 
-    return [(compaction.garbage, "of_wal", of_wal)]
-
-
-def _uploads_are_named_for_ever() -> list[Patch]:
-    return [(storage.sequencer, "not_after_ms", lambda draft: float("inf"))]
-
-
-def _collect_uploads_by_age() -> list[Patch]:
-    def of_data(infos: Any, base: Any, live: Any, now_ms: int, grace: Any) -> Iterator[Any]:
-        for info in infos:
-            if info.key not in live and now_ms - info.modified_ms >= grace.wal_ms:
-                yield compaction.garbage._garbage(info, "sealed or never committed")
-
-    return [(compaction.garbage, "of_data", of_data)]
+    return [(tidelog.compaction.garbage, "of_wal", of_wal)]
 
 
 def _collect_a_segment_too_many() -> list[Patch]:
-    real = compaction.garbage.of_table
+    real = tidelog.compaction.garbage.of_table
 
-    def of_table(infos: Any, prefix: str, named: Any, now_ms: int, grace: Any) -> Iterator[Any]:
-        return real(infos, prefix, set(sorted(named)[1:]), now_ms, grace)
+    def of_table(infos: Any, prefix: str, named: Any, *more: Any) -> Iterator[Any]:
+        return real(infos, prefix, set(sorted(named)[1:]), *more)
 
-    return [(compaction.garbage, "of_table", of_table)]
+    return [(tidelog.compaction.garbage, "of_table", of_table)]
 
 
-# -- groups (DESIGN 8)
+# -- groups (DESIGN 9)
 
 
 def _no_generations() -> list[Patch]:
@@ -394,46 +294,47 @@ def _sent_is_delivered() -> list[Patch]:
 def _everybody_owns() -> list[Patch]:
     real = GroupMembers.settle
 
-    def settle(self: GroupMembers) -> None:
-        real(self)
+    def settle(self: GroupMembers) -> set[str]:
+        changed = real(self)
         for group in self:
             shared = sorted({one for member in group.members.values() for one in member.owned})
             for member in group.members.values():
                 if member.is_subscribed:
                     member.owned = list(shared)
+        return changed
 
     return [(GroupMembers, "settle", settle)]
 
 
 def _replaced_serves_on() -> list[Patch]:
-    async def alone(self: Coordinator, heard: Heard) -> Heard:
-        return self.still(heard)
+    async def alone(self: Coordinator, heard: MemberSession) -> MemberSession:
+        return self.revalidate(heard)
 
     return [
-        (Coordinator, "alone", alone),
-        (storage.coordinator, "VIEW_AGE_MAX_S", math.inf),
-        (storage.coordinator, "HANDOVER_S", 0.0),
+        (Coordinator, "wait_for_exclusive", alone),
+        (tidelog.storage.groups.coordinator, "VIEW_AGE_MAX_S", math.inf),
+        (tidelog.storage.groups.coordinator, "HANDOVER_S", 0.0),
     ]
 
 
 def _seeks_are_lost() -> list[Patch]:
-    async def seek(self: Consumers, heard: Heard, positions: Any) -> None:
+    async def seek(self: Instances, heard: MemberSession, positions: Any) -> None:
         heard.instance.wake()
 
-    return [(Consumers, "_seek", seek)]
+    return [(Instances, "_seek", seek)]
 
 
 def _results_before_offsets() -> list[Patch]:
-    real = ExactlyOnce.transact
+    real = Log.transact
 
-    async def transact(self: ExactlyOnce, parts: Any, offsets: Any, **more: Any) -> Any:
+    async def transact(self: Log, parts: Any, offsets: Any, **more: Any) -> Any:
         if not parts:
             return await real(self, parts, offsets, **more)
         placements = await real(self, parts, [], **more)
         _ = await real(self, [], offsets, size=1, is_json=False)
         return placements
 
-    return [(ExactlyOnce, "transact", transact)]
+    return [(Log, "transact", transact)]
 
 
 def _checkpoints_forget_seeks() -> list[Patch]:
@@ -449,20 +350,7 @@ def _checkpoints_forget_seeks() -> list[Patch]:
 
 
 MUTATIONS = (
-    Mutation("an unknown PUT counts as done", _unknown_is_done, ("brokers",), 5),
-    Mutation("412 is always another's", _exists_is_lost, ("brokers",), 40),
-    Mutation(
-        "an unknown PUT that is absent goes to the next number",
-        _unknown_goes_to_the_next_number,
-        ("brokers",),
-        5,
-    ),
-    Mutation("acked before the PUT", _ack_before_the_put, ("brokers",), 5),
-    Mutation("told to peers before the PUT", _tell_before_the_put, ("brokers",), 40),
-    Mutation("no view is too old", _no_view_is_void, ("sleepers",), 60),
-    Mutation("a sleeper does not look after its PUT", _no_look_after_the_put, ("sleepers",), 80),
-    Mutation("reads do not ask the WAL", _no_refresh, ("brokers",), 5),
-    Mutation("a store that overwrites", _overwriting_store, ("brokers",), 5),
+    *itertools.starmap(Mutation, wal_mutations.MUTATIONS),
     Mutation("the offset before the bytes", _offset_before_the_bytes, ("brokers",), 5),
     Mutation("a timeout counts as a no", _timeout_is_a_no, ("brokers",), 60),
     Mutation("idempotency keys are forgotten", _no_keys, ("brokers",), 5),
@@ -470,16 +358,26 @@ MUTATIONS = (
     Mutation("a handed-over draft is put twice", _no_origins, ("brokers",), 40),
     Mutation("hot marks are forgotten", _no_hot_marks, ("disks",), 20),
     Mutation("acks=1 before the disk has it", _promise_before_the_disk, ("disks",), 60),
+    *itertools.starmap(Mutation, level_mutations.MUTATIONS),
+    *itertools.starmap(Mutation, OF_CLOCKS),
     Mutation("the Delta transaction is no lock", _no_transactions, ("tables",), 30),
     Mutation("sealed in the WAL before the table", _sealed_before_the_table, ("tables",), 30),
     Mutation("a segment that misses its last record", _seal_a_record_too_many, ("tables",), 5),
     Mutation("removed before the log start moves", _remove_before_the_log_start, ("tables",), 60),
     Mutation("compaction drops a row", _compaction_drops_a_row, ("tables",), 20),
+    Mutation("a table in doubt is obeyed", doubt_mutations.doubt_is_obeyed, FOREIGN, 40),
+    Mutation(
+        "files of a table in doubt are collected", doubt_mutations.doubt_is_collected, FOREIGN, 60
+    ),
+    Mutation(
+        "foreign files are read instead of the log's", doubt_mutations.newest_is_served, FOREIGN, 40
+    ),
+    Mutation(
+        "a table in doubt stops other topics", doubt_mutations.one_doubt_stops_all, FOREIGN, 40
+    ),
     Mutation("collects entries of tails", _collect_unsealed, ("sleepers",), 20),
     Mutation("collects without a grace", _collect_without_grace, ("sleepers",), 20),
     Mutation("collects what no checkpoint covers", _collect_uncovered, ("sleepers",), 30),
-    Mutation("uploads are named for ever", _uploads_are_named_for_ever, ("sleepers",), 400),
-    Mutation("collects uploads by their age", _collect_uploads_by_age, ("sleepers",), 400),
     Mutation("collects a segment too many", _collect_a_segment_too_many, ("sleepers",), 5),
     Mutation("commits of any generation", _no_generations, ("groups",), 80),
     Mutation("what is sent counts as delivered", _sent_is_delivered, ("groups",), 60),
@@ -488,4 +386,5 @@ MUTATIONS = (
     Mutation("seeks are acked and lost", _seeks_are_lost, ("groups",), 5),
     Mutation("results before their offsets", _results_before_offsets, ("groups",), 5),
     Mutation("checkpoints forget seeks", _checkpoints_forget_seeks, ("groups",), 60),
+    *itertools.starmap(Mutation, failures.MUTATIONS),
 )

@@ -1,6 +1,6 @@
 """One seed, one run: what kind of world it is, what goes wrong in it, and the judgement.
 
-`simulate(seed)` is the whole of it, and the same each time. What a seed tries is drawn first
+`simulate(seed)` is the whole of it, and the same each time. The plan of a seed is drawn first
 (swarm testing: each world has some of the faults and some of the features, and much of those), then
 everything else in the order in which it happens.
 """
@@ -13,28 +13,40 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from compaction.collect import collect, plan
-from compaction.compact import compact
-from compaction.garbage import Grace
-from compaction.retain import delete_records, retain
-from compaction.scrub import scrub
-from storage.errors import CommitUnknown, InvalidRequest, LogError, OffsetOutOfRange, Unavailable
-from storage.log import LogSettings
-from storage.manifest import ManifestConflict
-from storage.members import MembershipSettings
-from storage.reader import ReaderSettings
-from storage.sealer import SealerSettings
-from storage.sequencer import SequencerSettings
-from storage.wal import WalSettings
-from storage.writer import WriterSettings
 from tests.sim import history, machine
 from tests.sim.checker import Violation
 from tests.sim.clients import TOPIC, Client, Load, Producer, Reader, Witness
 from tests.sim.finish import finish, scan
 from tests.sim.groupcheck import check_all
 from tests.sim.members import RESULTS, Asker, Gardener, Habits, Member, Worker
+from tests.sim.network import Air
 from tests.sim.stores import Weather
-from tests.sim.world import Air, Broker, World
+from tests.sim.world import Broker, World
+from tests.support.clock import ManualClock
+from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.compact import compact
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.retention import delete_records, retain
+from tidelog.compaction.scrub import scrub
+from tidelog.compaction.upgrade import upgrade
+from tidelog.storage.cluster.liveness import MembershipSettings
+from tidelog.storage.cluster.sequencer import SequencerSettings
+from tidelog.storage.core import levels
+from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.errors import (
+    CommitUnknown,
+    InvalidRequest,
+    LogError,
+    OffsetOutOfRange,
+    TableInDoubt,
+    Unavailable,
+)
+from tidelog.storage.log import LogSettings
+from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.tables.manifest import ManifestConflict
+from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.write.sealer import SealerSettings
+from tidelog.storage.write.writer import WriterSettings
 
 SKEW_MS_MAX = 1_000_000
 """A broker that is an hour ahead makes all forget idempotency keys an hour sooner."""
@@ -43,11 +55,24 @@ FEATURES = ("static", "seeks", "workers", "garden")
 """Of worlds of groups: members that come again in their own place; that read again what they have
 read; that produce what they make of records; topics that come, grow and go."""
 
+FIRST_LEVEL = 0.25
+"""How many worlds begin at level 1. Some of them are raised, at any moment."""
+
+WRONG_CLOCKS = 0.5
+"""How many worlds have clocks that jump by days, and guests whose boot time misses a pause. Those
+of level 1 have no jumps: it forgets by the greatest time of any clock."""
+YEAR_MS = 365 * 86_400_000
+
+HASTY = 0.3
+"""How many worlds have maintenance commands whose own WAL retention is 0. There, a view
+outlives most stops."""
+HASTY_BOUNDS = Bounds(4000, 16_000)
+
 KINDS = ("brokers", "sleepers", "tables", "groups", "disks")
 
 
 class Plan(NamedTuple):
-    """What a seed tries."""
+    """The plan of one seed: faults, features, sizes."""
 
     kind: str
     brokers: int
@@ -70,6 +95,12 @@ class Plan(NamedTuple):
     troubles: tuple[str, ...]
     features: frozenset[str] = frozenset()
     """Of groups."""
+    level: int = levels.NEWEST
+    """Of the format, at which the cluster begins."""
+    command_grace: Grace | None = None
+    """The grace of maintenance commands; None: that of the cluster."""
+    has_guests: bool = False
+    """A stop is a pause of the broker's machine, which its boot time misses."""
 
 
 class Result(NamedTuple):
@@ -88,11 +119,11 @@ def plan_of(seed: int) -> Plan:
     view_s = 1.0 if is_sleepy else draws.choice([5.0, 60.0])
     grace = Grace(wal_ms=int(view_s * 4000) + 500, table_ms=int(view_s * 5000))
     cold = ReaderSettings(chunk_cache_bytes=0, segment_cache_bytes=0, footer_cache_bytes=0)
-    # Who waits for a sleeper hears what it believes.
+    # A client that waits this long gets the answer of a broker that was suspended.
     patience_s = draws.choice([8.0, 200.0, 200.0]) if is_sleepy else draws.choice([2.0, 8.0])
     settings = LogSettings(
         wal=WalSettings(
-            view_age_max_s=view_s,
+            Bounds(int(view_s * 1000), grace.wal_ms),
             checkpoint_entries=draws.choice([3, 10, 50]),
             checkpoint_interval_s=0.5,
         ),
@@ -103,7 +134,6 @@ def plan_of(seed: int) -> Plan:
         sequencer=SequencerSettings(
             handover_timeout_s=0.3,
             handover_bytes_max=draws.choice([100, 512 * 1024]),
-            upload_life_s=grace.wal_ms / 2000,
         ),
         tail_cache_bytes=draws.choice([0, 1 << 20]),
         poll_interval_s=draws.choice([0.3, 1.0]),
@@ -129,7 +159,17 @@ def plan_of(seed: int) -> Plan:
         configs |= {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
         configs |= {"delete.retention.ms": "1000"}
         configs.pop("retention.ms", None)
-    troubles = ("kill", "end", "stop", "kill", "skew", "weather", "air", "carer", "full")
+    troubles: tuple[str, ...] = (
+        "kill",
+        "end",
+        "stop",
+        "kill",
+        "skew",
+        "weather",
+        "air",
+        "carer",
+        "full",
+    )
     if is_sleepy:
         troubles = ("half sent", "half sent", "stop", "kill", "carer", "weather", "air", "end")
     plan = Plan(
@@ -157,6 +197,20 @@ def plan_of(seed: int) -> Plan:
         stop_s=draws.choice([3.0, 10.0, 15.0]) if is_sleepy else draws.choice([0.3, 2.0]),
         troubles=troubles[: draws.choice([4, 9])],
     )
+    # Dice of its own: worlds that begin at the newest level are as they were without this.
+    if random.Random(f"level {seed}").random() < FIRST_LEVEL:
+        plan = plan._replace(level=levels.FIRST, troubles=(*plan.troubles, "upgrade"))
+    own = random.Random(f"{seed} exceptions")  # older seeds stay what they were
+    raises, refused_part = own.choice([0.0, 0.0, 0.03]), own.choice([b"", b"3."])
+    odd = plan.weather._replace(raises=raises, refused_part=refused_part)
+    plan = plan._replace(weather=odd)
+    clocks = random.Random(f"clocks {seed}")
+    if clocks.random() < WRONG_CLOCKS:
+        jumps = () if plan.level == levels.FIRST else ("days",)
+        plan = plan._replace(troubles=(*plan.troubles, *jumps), has_guests=True)
+    if clocks.random() < HASTY:
+        settings = settings._replace(wal=settings.wal._replace(bounds=HASTY_BOUNDS))
+        plan = plan._replace(command_grace=grace._replace(wal_ms=0), settings=settings)
     if kind != "groups":
         return plan
     return plan._replace(features=frozenset(each for each in FEATURES if draws.random() < 0.4))
@@ -177,6 +231,8 @@ class Run:
 
     async def main(self) -> None:
         world, plan = self.world, self.plan
+        if plan.level != levels.NEWEST:
+            world.found()
         for slot in range(plan.brokers):
             world.start(slot, self._settings())
         await self._make_topic()
@@ -258,20 +314,26 @@ class Run:
                 world.full = draws.choice([0.1, 1.0])
                 _ = world.later(draws.expovariate(1.0), self._calm)
             case "stop" if broker is not None:
-                self._stop(broker.process)
+                self._stop(broker.process, broker.clock)
             case "half sent" if broker is not None:
-                process = broker.process
-                broker.way.on_put = lambda: self._stop(process)
+                process, clock = broker.process, broker.clock
+                broker.way.on_put = lambda: self._stop(process, clock)
             case "skew" if broker is not None:
                 skew_ms = draws.choice([3000, 3000, 3000, SKEW_MS_MAX])
                 broker.clock.skew_ms = draws.randrange(-skew_ms, skew_ms)
+            case "days" if broker is not None:
+                self._jump(broker.clock, 3)
             case "weather":
                 lost, failed = draws.choice([(0.0, 0.0), (0.4, 0.1), (0.7, 0.9)])
-                world.weather = self.plan.weather._replace(lost=lost, failed=failed)
+                world.weather = self.plan.weather._replace(
+                    lost=lost, failed=failed, refused_part=b""
+                )
                 _ = world.later(draws.expovariate(1.0), self._calm)
             case "air":
                 world.air = self.plan.air._replace(lost=draws.choice([0.0, 0.5, 1.0]))
                 _ = world.later(draws.expovariate(1.0), self._calm)
+            case "upgrade":
+                self._raise_level()
             case "carer" if self.carers:
                 carer = draws.choice(self.carers)
                 if draws.random() < 0.5:
@@ -282,6 +344,12 @@ class Run:
                     self._care()
             case _:
                 pass
+
+    def _jump(self, clock: ManualClock, times: int) -> None:
+        """Few times: each may make all forget ten minutes early, and keys are kept for an hour."""
+        clock.skew_ms = self.draws.randrange(-YEAR_MS, YEAR_MS)
+        if times > 1:
+            _ = self.world.later(self.draws.expovariate(3.0), self._jump, clock, times - 1)
 
     def _calm(self) -> None:
         self.world.full = 0.0
@@ -297,12 +365,38 @@ class Run:
         if not any(broker.name.startswith(f"b{slot}.") for broker in self.world.brokers.values()):
             self.world.start(slot, self._settings())
 
-    def _stop(self, process: machine.Process) -> None:
+    def _stop(self, process: machine.Process, clock: ManualClock | None = None) -> None:
+        """`clock`: of the process' machine, if it may be paused with it."""
         if process.is_stopped or self.is_over:
             return
         self.world.note(f"stop {process.name}")
         process.stop()
-        _ = self.world.later(self.draws.expovariate(1 / self.plan.stop_s), process.go_on)
+        stopped_s = self.draws.expovariate(1 / self.plan.stop_s)
+
+        def go_on() -> None:
+            if clock is not None and self.plan.has_guests:
+                clock.miss(stopped_s)
+            process.go_on()
+
+        _ = self.world.later(stopped_s, go_on)
+
+    # -- the level of the format
+
+    def _raise_level(self) -> None:
+        """By one command or two at once, of which some are killed."""
+        for _ in range(self.draws.choice([1, 2])):
+            process = self.world.spawn("upgrade", self._upgrade())
+            if self.draws.random() < 0.3:
+                _ = self.world.later(self.draws.expovariate(3.0), process.kill)
+
+    async def _upgrade(self) -> None:
+        settings = self.plan.settings
+        try:
+            cluster = await self.world.cluster()
+            _ = await upgrade(cluster, is_dry=False, settings=settings.membership)
+            await cluster.close()
+        except (Unavailable, CommitUnknown) as error:
+            self.world.note(f"upgrade: {error}")
 
     # -- care
 
@@ -317,14 +411,14 @@ class Run:
         while True:
             await asyncio.sleep(draws.expovariate(1.0))
             try:
-                cluster = await world.cluster(self.plan.settings.wal.view_age_max_s)
+                cluster = await world.cluster()
                 await retain(cluster, None, is_dry=False)
                 if draws.random() < 0.1:
                     held = cluster.state.topic(TOPIC).partitions[0]
                     offset = min(held.log_start_offset + draws.randrange(4), held.high_watermark)
                     await delete_records(cluster, TOPIC, {0: offset}, is_dry=False)
                 await compact(cluster, None, is_dry=False)
-                planned = await plan(cluster, grace)
+                planned = await plan(cluster, self.plan.command_grace or grace)
                 if draws.random() < 0.3:
                     await asyncio.sleep(draws.expovariate(0.3))
                 world.counts["collected"] = world.counts.get("collected", 0) + await collect(
@@ -332,13 +426,15 @@ class Run:
                 )
                 if draws.random() < 0.2:
                     report = await scrub(cluster, None, grace)
-                    if damage := [each for each in report.findings if each.is_damage]:
+                    damage = [each for each in report.findings if each.is_damage]
+                    if damage and not world.has_foreign_hands:
                         world.bug(f"scrub finds {damage}")
                 await cluster.close()
             except (Unavailable, CommitUnknown, ManifestConflict, OffsetOutOfRange) as error:
                 world.note(f"care: {error}")
             except (InvalidRequest, LogError) as error:
-                world.bug(f"care fails: {error!r}")
+                if not (world.has_foreign_hands and isinstance(error, TableInDoubt)):
+                    world.bug(f"care fails: {error!r}")
 
 
 def simulate(seed: int, *, lines: list[str] | None = None) -> Result:
@@ -358,7 +454,7 @@ def simulated(
         Path(tempfile.mkdtemp(prefix="tidelog-sim-", dir=_memory())) if plan.has_disks else None
     )
     found: list[Violation] = []
-    world = World(seed, plan.settings, scratch)
+    world = World(seed, plan.settings, scratch, plan.level)
     world.lines = lines
     run = run_of(seed, plan, world)
     try:

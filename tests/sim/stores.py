@@ -1,7 +1,7 @@
 """The bucket that all share, and each process's way to it, on which everything can go wrong.
 
 The bucket is right: create-if-absent is atomic, listings and reads are true at the moment at which
-a request arrives there. What is drawn is when that is, what comes back and when: slowly, out of
+a request arrives there. Drawn are the time of that, and the answer and its time: slowly, out of
 order, an error though it was done, an error and done later, 412 for one's own success. A request
 that is on its way arrives whatever becomes of its sender.
 """
@@ -15,12 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from deltalake.exceptions import DeltaError
 
-from storage import keys
-from storage.errors import LogError, StoreRefused, Unavailable
-from storage.manifest import SegmentColumns, View, removed_of
-from storage.model import SegmentFile
-from storage.objectstore import Created, MemoryStore, ObjectInfo, Part
 from tests.support.records import TIME_MS
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import LogError, StoreRefused, Unavailable
+from tidelog.storage.core.model import Part, SegmentFile
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.object_store import Created, ObjectInfo
+from tidelog.storage.tables.delta_json import removed_of, statistics
+from tidelog.storage.tables.manifest import ManifestVersion, SegmentColumns
 
 T = TypeVar("T")
 
@@ -38,6 +40,10 @@ class Weather(NamedTuple):
     median_s: float = 0.02
     spread: float = 0.5
     late_s: float = 1.0
+    raises: float = 0.0
+    """A function of a broker, in a flush or a seal, that raises what no caller expects (faults)."""
+    refused_part: bytes = b""
+    """An entry with these bytes is definitely refused, as one that is too large is; empty: none."""
 
 
 class Commit(NamedTuple):
@@ -46,6 +52,7 @@ class Commit(NamedTuple):
     added: Sequence[SegmentFile]
     removed: Sequence[SegmentFile]
     transactions: dict[str, int]
+    data_change: bool = True
 
 
 class Bucket(MemoryStore):
@@ -106,6 +113,7 @@ class Way:
     ) -> None:
         self.bucket = bucket
         self.weather = weather
+        self.seen_ms = 0
         self.on_put: Callable[[], None] | None = None
         """Called when the next entry is half sent; if the process stops there, so does the PUT."""
         self._draws = draws
@@ -125,7 +133,8 @@ class Way:
         body = b"".join(parts)
         weather, draws = self.weather(), self._draws
         fault = draws.random()
-        if fault < weather.refused:
+        is_odd = weather.refused_part and key.startswith(keys.WAL) and weather.refused_part in body
+        if is_odd or fault < weather.refused:
             await self._ask("refuse", key, lambda: None)
             raise StoreRefused(f"no space for {key}")
         if fault >= weather.refused + weather.lost:
@@ -138,7 +147,7 @@ class Way:
                 _ = self._world.later(self._s() + late_s, self.bucket.make, key, body)
                 await self._ask("create, done later", key, lambda: None)
             case 2:
-                # The transport repeats the request: the second is told what the first did.
+                # The transport repeats the request; the second answer shows the first one's effect.
                 await self._ask("create, done twice", key, lambda: self.bucket.make(key, body))
                 return await self._ask("create", key, lambda: self.bucket.make(key, body))
             case _:
@@ -199,7 +208,13 @@ class Way:
             _ = asyncio.get_running_loop().call_later(self._s(), arrive)
         else:
             _ = self._world.later(self._s(), arrive)
-        return await answer
+        try:
+            answered = await answer
+        except Exception:
+            self.seen_ms = self.bucket.now_ms
+            raise
+        self.seen_ms = self.bucket.now_ms
+        return answered
 
 
 def _give(answer: asyncio.Future[Any], result: object) -> None:
@@ -213,7 +228,7 @@ def _give(answer: asyncio.Future[Any], result: object) -> None:
 
 @dataclass
 class Tables:
-    """What deltalake is to storage.table, on the bucket: `Tables.at` stands for `_Delta`.
+    """The role of deltalake for storage.tables, on the bucket: `Tables.at` replaces `_Delta`.
 
     A commit is a create-if-absent of the next version, rebased over versions that others made
     meanwhile unless they moved one of its transactions, as Delta does.
@@ -229,6 +244,46 @@ class Tables:
         self.opened += 1
         return MemoryDelta(self, uri)
 
+    def write(self, prefix: str, commit: Commit) -> None:
+        """Make the next version, as a process of the cluster does, or any other engine."""
+        commits = self.bucket.tables.setdefault(prefix, [])
+        version = len(commits)
+        change = commit.data_change
+        lines = [
+            *(
+                {"txn": {"appId": app_id, "version": at}}
+                for app_id, at in commit.transactions.items()
+            ),
+            *(
+                {
+                    "add": {
+                        "path": file.path,
+                        "partitionValues": {"partition": str(file.partition)},
+                        "size": file.size,
+                        "dataChange": change,
+                        "stats": statistics(file),
+                    }
+                }
+                for file in commit.added
+            ),
+            *(
+                {
+                    "remove": {
+                        "path": file.path,
+                        "partitionValues": {"partition": str(file.partition)},
+                        "dataChange": change,
+                    }
+                }
+                for file in commit.removed
+            ),
+        ]
+        body = b"\n".join(msgspec.json.encode(line) for line in lines)
+        assert removed_of(body) == {file.path for file in commit.removed}
+        made = self.bucket.make(f"{prefix}/_delta_log/{version:020d}.json", body)
+        assert made is Created.DONE, "the log of a table is deleted while it is in use"
+        commits.append(commit)
+        self.note(f"table {prefix} {version} {commit.transactions}")
+
     def fails(self) -> bool:
         return self.draws.random() < self.weather().failed
 
@@ -237,7 +292,7 @@ class Tables:
 
 
 class MemoryDelta:
-    """One process's DeltaTable: the blocking half of storage.table's manifest."""
+    """One process's DeltaTable: the blocking half of storage.tables.delta."""
 
     def __init__(self, tables: Tables, prefix: str) -> None:
         self._tables = tables
@@ -275,14 +330,20 @@ class MemoryDelta:
         for later in self._commits[self.table + 1 :]:
             if moved := later.transactions.keys() & change.transactions.keys():
                 raise DeltaError(f"{sorted(moved)} moved")
-        self._write(Commit(change.added, change.removed, dict(change.transactions)))
+        transactions = {**change.transactions, **change.reset}
+        self._write(Commit(change.added, change.removed, transactions, change.data_change))
         if is_lost:
             raise DeltaError("no answer")
 
-    def view(self, prefix: str) -> View:
+    def view(self, prefix: str) -> ManifestVersion:
         if self.table is None:
-            return View(-1, prefix, SegmentColumns.of([]))
-        return View(self.table, prefix, SegmentColumns.of(files_at(self._commits, self.table)))
+            return ManifestVersion(-1, prefix, SegmentColumns.of([]))
+        return ManifestVersion(
+            self.table, prefix, SegmentColumns.of(files_at(self._commits, self.table))
+        )
+
+    def files_at(self, version: int, prefix: str, options: object) -> SegmentColumns:
+        return SegmentColumns.of(files_at(self._commits, version))
 
     def transaction_version(self, app_id: str) -> int | None:
         for commit in reversed(self._commits[: self.version + 1]):
@@ -291,21 +352,7 @@ class MemoryDelta:
         return None
 
     def _write(self, commit: Commit) -> None:
-        version = len(self._commits)
-        lines = [
-            *(
-                {"txn": {"appId": app_id, "version": at}}
-                for app_id, at in commit.transactions.items()
-            ),
-            *({"add": {"path": file.path}} for file in commit.added),
-            *({"remove": {"path": file.path}} for file in commit.removed),
-        ]
-        body = b"\n".join(msgspec.json.encode(line) for line in lines)
-        assert removed_of(body) == {file.path for file in commit.removed}
-        made = self._tables.bucket.make(f"{self._prefix}/_delta_log/{version:020d}.json", body)
-        assert made is Created.DONE, "the log of a table is deleted while it is in use"
-        self._commits.append(commit)
-        self._tables.note(f"table {self._prefix} {version} {commit.transactions}")
+        self._tables.write(self._prefix, commit)
 
 
 def files_at(commits: Sequence[Commit], version: int) -> list[SegmentFile]:

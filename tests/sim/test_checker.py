@@ -38,7 +38,7 @@ from tests.sim.history import (
 
 
 class Tale:
-    """A history, told line by line: each line a moment after the one before it."""
+    """A history, written line by line: each line is a moment after the one before it."""
 
     def __init__(self, *, is_compacted: bool = False) -> None:
         self.events: list[Event] = [Topic(0.0, "t", 1, is_compacted)]
@@ -137,7 +137,7 @@ def test_an_unknown_outcome_may_be_either_and_whole() -> None:
     for there, expected in [((), set()), (("x", "y"), set()), (("x",), {"half"})]:
         tale = Tale()
         tale.end(Unknown, tale.append("x", "y"))
-        tale.append("z")  # whose client died
+        tale.append("z")  # its client crashed
         tale.final(*there)
         assert tale.kinds() == expected
 
@@ -225,7 +225,7 @@ def stale_look(tale: Tale) -> None:
 
 
 def overtaken(tale: Tale) -> None:
-    tale.append("e")  # whose place nobody has seen
+    tale.append("e")  # its place was never seen
     tale.append("f", at=4)
     tale.append("g", at=3)
 

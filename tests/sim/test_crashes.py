@@ -1,4 +1,4 @@
-"""Whoever dies, at whichever await: the others and the next go on, and the log is the log."""
+"""A process crashes at any await: the others and its replacement continue, and the log is right."""
 
 import pytest
 

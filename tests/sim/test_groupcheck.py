@@ -31,7 +31,7 @@ def seek(tale: Tale, member: str, offset: int, *, is_done: bool = True) -> None:
 def work(
     tale: Tale, key: str, generation: int, first: int, end: int, *, at: int | None = None
 ) -> int:
-    """What is made of records from `first` on, and that they are read; acked from `at` on."""
+    """Append a worker's results of records from `first` on, with its commit; acked from `at` on."""
     records = [
         Written("results", f"{key}.{n}", 0, source=Place("t", 0, n)) for n in range(first, end)
     ]
@@ -63,10 +63,10 @@ def test_who_seeks_back_is_given_it_again_and_commits_less() -> None:
     assert tale.kinds() == set()
 
 
-def test_one_result_of_each_record_with_an_attempt_that_nobody_answered() -> None:
+def test_one_result_of_each_record_with_an_unanswered_attempt() -> None:
     tale = honest()
     tale.end(Unknown, work(tale, "w1", 2, 2, 3))
-    tale.poll("m", 3, 2, "c")  # the generation goes on before it is told
+    tale.poll("m", 3, 2, "c")  # the generation continues before the answer
     told(tale, work(tale, "w1", 2, 2, 3), 0)
     tale.ask(3)
     first = work(tale, "w0", 1, 0, 2)

@@ -1,4 +1,4 @@
-"""What the simulator's machine promises to what runs on it."""
+"""Guarantees of the simulator's machine to the programs that run on it."""
 
 import asyncio
 import random

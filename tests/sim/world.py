@@ -2,12 +2,11 @@
 
 Everything of tidelog is the real thing (storage.*, compaction.*): only the bucket, deltalake, the
 network, clocks and threads are the world's own. The world also folds each entry as it is created:
-what the chain is at this very moment, whoever has read it (`truth`).
+what the chain is at this moment, even if no broker has read it (`truth`).
 """
 
 import asyncio
 import contextlib
-import enum
 import errno
 import hashlib
 import logging
@@ -17,60 +16,42 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import compaction.compact
-import storage.hotlog
-import storage.sealer
-import storage.table
-from compaction.cluster import Cluster
-from compaction.garbage import Grace
-from storage import entry as entries
-from storage import keys
-from storage.consumers import Consumers
-from storage.coordinator import Rendezvous
-from storage.errors import Corrupt, LogError, StoreUnfit, Unavailable
-from storage.handover import NoAnswer, NotTaken
-from storage.log import Log, LogSettings
-from storage.members import Member
-from storage.state import ClusterState
+import msgspec
+
+import tidelog.compaction.compact
+import tidelog.compaction.garbage
+import tidelog.storage.tables.delta
+import tidelog.storage.write.hot_log
+import tidelog.storage.write.hot_log_file
+import tidelog.storage.write.refused
+import tidelog.storage.write.sealer
+from tests.sim import faults, machine
 from tests.sim.history import Event, Recorder, to_line
 from tests.sim.machine import Process
+from tests.sim.network import Air, Fate, Refusal, Silence
 from tests.sim.stores import Bucket, Tables, Way, Weather
 from tests.support.clock import ManualClock
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.storage.broker import Broker as LogBroker
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import Corrupt, LogError, StoreUnfit, TableInDoubt, Unavailable
+from tidelog.storage.groups.instances import Instances
+from tidelog.storage.log import LogSettings
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.wal.chain import ClusterIdentity
+from tidelog.storage.write.hot_log import HotLog
 
 T = TypeVar("T")
 
 CLUSTER_ID = "c0ffee"
 INPUTS = "t"
-"""What the names of topics begin with that producers produce to."""
-
-
-class Air(NamedTuple):
-    """How likely messages are lost (they, or their answers), reset or doubled, and how slow."""
-
-    lost: float = 0.0
-    reset: float = 0.0
-    doubled: float = 0.0
-    median_s: float = 0.002
-
-
-class Fate(enum.Enum):
-    """What becomes of one message."""
-
-    GOOD = "good"
-    LOST = "lost"
-    ANSWER_LOST = "answer lost"
-    RESET = "reset"
-    DOUBLED = "doubled"
-
-
-class Refusal(Exception):
-    """Nobody listens there: it has certainly not arrived."""
-
-
-class Silence(Exception):
-    """No answer, or the connection broke: nobody knows."""
+"""Prefix of the names of topics that producers use."""
 
 
 @dataclass(eq=False)
@@ -83,20 +64,23 @@ class Broker:
     way: Way
     address: str
     home: Path | None
-    log: Log = field(init=False)
-    consumers: Consumers = field(init=False)
+    log: LogBroker = field(init=False)
     is_ready: bool = False
     is_ending: bool = False
     asked: dict["asyncio.Future[Any]", None] = field(default_factory=dict)
     recovering: list[Any] = field(default_factory=list)
 
+    @property
+    def consumers(self) -> Instances:
+        return self.log.groups
+
     def close_files(self) -> None:
-        """What the system does for a process that ends."""
+        """Release what the operating system releases for a process that ends."""
         files = [(file.fd, file.path) for file in self.recovering]
         hot_log = self.log.writer.hot_log if hasattr(self, "log") else None
         if hot_log is not None:
-            ours = [*hot_log._full, *([] if hot_log._file is None else [hot_log._file])]
-            files += [(file.fd, file.path) for file in ours]
+            ours = [*hot_log._full, hot_log._file, *hot_log.kept, hot_log._leaving]
+            files += [(file.fd, file.path) for file in ours if file is not None]
         for fd, path in files:
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{fd}").startswith(str(path)):  # still the same
@@ -106,7 +90,8 @@ class Broker:
 class World:
     """One run. `bugs` are what no process may ever do, whatever the history says."""
 
-    def __init__(self, seed: int, settings: LogSettings, scratch: Path | None) -> None:
+    def __init__(self, seed: int, settings: LogSettings, scratch: Path | None, level: int) -> None:
+        """`level`: of the format, at which the cluster begins."""
         self.draws = random.Random(seed)
         self.settings = settings
         self.scratch = scratch
@@ -116,7 +101,8 @@ class World:
         """How likely it is that a write to a local disk finds no space."""
         self.bucket = Bucket()
         self.bucket.on_created = self._created
-        self.truth = ClusterState(CLUSTER_ID)
+        self.level = level
+        self.truth = ClusterState(CLUSTER_ID, level)
         self._folded = {0: _digest(self.truth)}
         self.recorder = Recorder()
         self.brokers: dict[str, Broker] = {}
@@ -125,6 +111,8 @@ class World:
         self.processes: list[Process] = []
         self.bugs: list[str] = []
         self.counts: dict[str, int] = {}
+        self.has_foreign_hands = False
+        """Whether other engines commit to tables, so that reads may find one in doubt."""
         self.tables = Tables(self.bucket, self.draws, lambda: self.weather, self.note)
         self.trace = hashlib.blake2b(digest_size=8)
         self.lines: list[str] | None = None
@@ -160,7 +148,7 @@ class World:
         self.bugs.append(f"{self.now_s:.3f} s: {what}")
 
     def _created(self, key: str, body: bytes) -> None:
-        """The truth goes on; or a sleeper made a number again that was collected (DESIGN 5)."""
+        """Extend the truth; or a suspended broker created a collected number again (DESIGN 5)."""
         seq = keys.seq_of(key) if key.startswith(keys.WAL) else None
         if seq is None:
             return
@@ -169,12 +157,20 @@ class World:
         elif seq == self.truth.seq + 1:
             try:
                 decoded = entries.decode(body, key, seq=seq, previous=self.truth.hash)
-                self.truth.apply(decoded, key)
+                if decoded.entry.level != self.truth.level:
+                    self.count("raised")
+                with machine.outside():  # the fold is not the sender's
+                    self.truth.apply(decoded, key)
                 self._folded[seq] = _digest(self.truth)
             except Corrupt as error:
                 self.bug(f"I5: {error}")
         else:
             self.count("voids")
+
+    def found(self) -> None:
+        """Found the cluster, at the world's level; brokers found one at the newest."""
+        identity = ClusterIdentity(self.level, CLUSTER_ID, 1, self.settings.wal.bounds)
+        self.bucket.write(keys.CLUSTER, msgspec.json.encode(identity))
 
     def inputs(self) -> dict[str, int]:
         """The topics that there are for producers, and how many partitions each has."""
@@ -186,9 +182,12 @@ class World:
 
     def check_states(self) -> None:
         """Each broker's state is what the chain was after the same entry (I4). How far it has come
-        is another matter: nobody reads an entry at the moment at which it is made."""
+        is another matter: no broker reads an entry at the moment of its creation."""
         for broker in self.ready():
-            state = broker.log.state
+            try:
+                state = broker.log.state
+            except Unavailable:
+                continue  # half applied, and not served
             if self._folded.get(state.seq) != _digest(state):
                 self.bug(f"I4: {broker.name} has another state than the chain at {state.seq}")
 
@@ -233,14 +232,17 @@ class World:
     async def _serve(self, broker: Broker, settings: LogSettings) -> None:
         peers = Peers(self)
         try:
-            log = Log(broker.way, broker.clock, broker.name, settings, broker.home, peers=peers)
+            log = await LogBroker.open(
+                broker.way,
+                settings,
+                clock=broker.clock,
+                name=broker.name,
+                cluster_id=CLUSTER_ID,
+                hot_dir=broker.home,
+                peers=peers,
+            )
             broker.log = log
-            await log.open(CLUSTER_ID)
             await log.join(broker.address)
-            me = log.membership.me.id
-            live = lambda: [member.id for member in log.membership.others]  # noqa: E731
-            broker.consumers = Consumers(log, Rendezvous(me, live))
-            broker.consumers.start()
         except Unavailable as error:  # its supervisor starts it again
             self.note(f"{broker.name} does not start: {error}")
             self.kill(broker)
@@ -257,8 +259,8 @@ class World:
         except asyncio.CancelledError:
             pass  # its tasks: it closes
         except Exception as error:
-            self.bug(f"{broker.name} has died: {error!r}")
-            logging.getLogger("tidelog.sim").exception("%s has died", broker.name)
+            self.bug(f"{broker.name} has crashed: {error!r}")
+            logging.getLogger("tidelog.sim").exception("%s has crashed", broker.name)
 
     def end(self, broker: Broker) -> None:
         """SIGTERM: it ends in its own way, if nothing kills it before it has."""
@@ -270,7 +272,6 @@ class World:
     async def _close(self, broker: Broker) -> None:
         try:
             broker.log.drain()
-            await broker.consumers.close()
             await broker.log.close()
         except Exception as error:
             self.bug(f"{broker.name} does not close: {error!r}")
@@ -279,13 +280,13 @@ class World:
         self.on_exit(broker)
 
     def kill(self, broker: Broker) -> None:
-        """SIGKILL: its connections break, its files are nobody's."""
+        """SIGKILL: its connections break, its files have no owner."""
         self.note(f"kill {broker.name}")
         broker.process.kill()
         broker.close_files()
         self.brokers.pop(broker.address, None)
         for answer in broker.asked:
-            self.later(self._way_s(), _give, answer, Silence(f"{broker.name} has died"))
+            self.later(self._way_s(), _give, answer, Silence(f"{broker.name} has crashed"))
 
     def ready(self) -> list[Broker]:
         """Those who serve, and do not end."""
@@ -296,11 +297,9 @@ class World:
         ready = self.ready()
         return self.draws.choice(ready) if ready else None
 
-    async def cluster(self, view_age_s: float) -> Cluster:
-        """What a command of compaction works with. Raises LogError."""
-        cluster = await Cluster.open(self.way_of(), self.clock())
-        cluster.wal.settings = cluster.wal.settings._replace(view_age_max_s=view_age_s)
-        return cluster
+    async def cluster(self) -> OfflineCluster:
+        """Open a cluster for a command of compaction. Raises LogError."""
+        return await OfflineCluster.open(self.way_of(), self.clock())
 
     # -- the network
 
@@ -366,7 +365,8 @@ class World:
         try:
             result = await call(broker)
         except Corrupt as error:
-            self.bug(f"{broker.name} finds damage: {error}")
+            if not (self.has_foreign_hands and isinstance(error, TableInDoubt)):
+                self.bug(f"{broker.name} finds damage: {error}")
             result = error
         except (LogError, Refusal, Silence) as error:
             result = error
@@ -391,7 +391,12 @@ class World:
     def standing_in(self, grace: Grace) -> Iterator[None]:
         """While the world runs: deltalake is ours, hot logs that are recovered are known, and the
         times of an hour and more are in the proportion of this run's."""
-        recover = storage.hotlog.recover
+        recover = tidelog.storage.write.hot_log_file.recover
+        set_aside = HotLog.set_aside
+
+        def counted(hot_log: HotLog, file: Any) -> None:
+            self.count("set aside")
+            set_aside(hot_log, file)
 
         def recovering(directory: Path, cluster_id: str) -> list[Any]:
             found = recover(directory, cluster_id)
@@ -404,11 +409,16 @@ class World:
         told = logging.getLogger("tidelog")
         with contextlib.ExitStack() as stack:
             for module, name, value in (
-                (storage.table, "_Delta", self.tables.at),
-                (storage.hotlog, "recover", recovering),
-                (storage.hotlog, "write_all", self._write_all),
-                (storage.sealer, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
-                (compaction.compact, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
+                (tidelog.storage.tables.delta, "_Delta", self.tables.at),
+                (tidelog.storage.write.hot_log_file, "recover", recovering),
+                (tidelog.storage.write.hot_log, "write_all", self._write_all),
+                (tidelog.storage.write.sealer, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
+                (tidelog.compaction.compact, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
+                (tidelog.compaction.garbage, "UNNAMED_MS_MIN", grace.table_ms),
+                (tidelog.storage.write.refused, "KEPT_RETRY_S", 1.0),
+                (tidelog.storage.write.refused, "ALONE_FAILURES_MAX", 2),
+                (HotLog, "set_aside", counted),
+                *faults.fragile_calls(self.draws, lambda: self.weather, self.count),
             ):
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, value)
@@ -425,7 +435,7 @@ class World:
 
 
 class _Lines(logging.Handler):
-    """What the processes log, among what happens to them."""
+    """Log lines of the processes, in the order of events."""
 
     def __init__(self, lines: list[str]) -> None:
         super().__init__()
@@ -455,15 +465,15 @@ class Peers:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    async def hand_over(self, peer: Member, message: bytes) -> bytes:
+    async def forward(self, peer: Member, message: bytes) -> bytes:
         async def take(broker: Broker) -> bytes:
-            return await broker.log.sequencer.take(message)
+            return await broker.log.peer_api.on_forward(message)
 
         return await self._ask(peer, take)
 
-    async def tell(self, peer: Member, message: bytes) -> None:
+    async def announce(self, peer: Member, message: bytes) -> None:
         async def told(broker: Broker) -> None:
-            broker.log.sequencer.told(message)
+            broker.log.peer_api.on_announcements(message)
 
         await self._ask(peer, told)
 
@@ -471,6 +481,6 @@ class Peers:
         try:
             return await self._world.ask(peer.address, call, is_repeatable=True)
         except Refusal as error:
-            raise NotTaken(str(error)) from error
+            raise ForwardRefused(str(error)) from error
         except (Silence, Corrupt) as error:
-            raise NoAnswer(str(error)) from error
+            raise ForwardOutcomeUnknown(str(error)) from error

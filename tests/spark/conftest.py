@@ -27,7 +27,7 @@ def spark(
         pytest.skip("Spark needs Java 17 on the PATH or in JAVA_HOME")
     from pyspark.sql import SparkSession
 
-    from storage.spark_source import register
+    from tidelog.storage.spark.source import register
 
     scratch = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +103,7 @@ Read = Callable[..., "DataFrame"]
 @pytest.fixture(params=["format", "native"])
 def read(request: pytest.FixtureRequest, spark: "SparkSession") -> Read:
     """Both ways to read one topic in batch: read(url, topic, **options)."""
-    from storage.spark_native import read_topic
+    from tidelog.storage.spark.native import read_topic
 
     def by_format(url: str, topic: str, **options: str) -> "DataFrame":
         return spark.read.format("tidelog").options(store=url, topic=topic, **options).load()

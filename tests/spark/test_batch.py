@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from storage.errors import LogError
 from tests.spark.conftest import History, Read, records_of, without_headers
 from tests.support.broker_log import TIME_MS, BrokerLog
 from tests.support.moto import Moto
 from tests.support.seaweed import REGION
+from tidelog.storage.core.errors import LogError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +110,7 @@ def test_a_store_that_is_not_there_is_not_made(read: Read, tmp_path: Path) -> No
     from pyspark.errors import AnalysisException
 
     absent = tmp_path / "absent"
-    with pytest.raises((LogError, AnalysisException), match="does not exist or is no folder"):
+    with pytest.raises((LogError, AnalysisException), match="does not exist or is not a folder"):
         read(absent.as_uri(), "events").count()
     assert not absent.exists()
     with pytest.raises((LogError, AnalysisException), match=r"there is no cluster\.json"):
@@ -254,7 +254,7 @@ def test_filters_are_pushed_where_asked_for(spark: "SparkSession", history: Hist
 
 def test_only_the_manifests_files_are_read(spark: "SparkSession", tmp_path: Path) -> None:
     """Garbage of a dead sealer lies beside the segments, and is no part of the log."""
-    from storage.spark_native import read_topic
+    from tidelog.storage.spark.native import read_topic
 
     broker = BrokerLog(tmp_path)
     broker.create("t", 1)
@@ -271,7 +271,7 @@ def test_only_the_manifests_files_are_read(spark: "SparkSession", tmp_path: Path
 
 
 def test_files_outside_of_the_range_are_not_named(spark: "SparkSession", history: History) -> None:
-    from storage.spark_native import read_topic
+    from tidelog.storage.spark.native import read_topic
 
     frame = read_topic(
         spark,
@@ -285,7 +285,7 @@ def test_files_outside_of_the_range_are_not_named(spark: "SparkSession", history
 
 
 def test_local_files_are_listed_without_a_job(spark: "SparkSession", history: History) -> None:
-    from storage.spark_native import read_topic
+    from tidelog.storage.spark.native import read_topic
 
     def jobs() -> int:
         return len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
@@ -303,9 +303,9 @@ def test_local_files_are_listed_without_a_job(spark: "SparkSession", history: Hi
 
 
 def test_spark_takes_sizes_for_a_listing(spark: "SparkSession", history: History) -> None:
-    """What S3 is read by: the manifest's sizes, through Spark's inside. It may change; then the
-    public way is taken, three requests a file."""
-    from storage.spark_native import parquet_by_listing, parquet_by_sizes
+    """Reads of S3 use the manifest's sizes, through an internal API of Spark. If it changes, the
+    public API is used, with three requests a file."""
+    from tidelog.storage.spark.native import parquet_by_listing, parquet_by_sizes
 
     paths = sorted((history.root / "topics").glob("events-*/partition=*/*.parquet"))
     files = [(f"file://{path}", path.stat().st_size) for path in paths]
@@ -324,17 +324,17 @@ def test_spark_takes_sizes_for_a_listing(spark: "SparkSession", history: History
 
 
 async def test_s3_is_read_by_the_executors(spark: "SparkSession", moto_server: Moto) -> None:
-    from storage.s3 import S3Store
-    from storage.s3_options import S3Options
     from tests.support.broker_log import open_log
     from tests.support.broker_log import records_of as log_records
+    from tidelog.storage.io.s3 import S3Store
+    from tidelog.storage.io.s3_options import S3Options
 
     options = S3Options(endpoint_url=moto_server.endpoint_url, region=REGION)
     store = await S3Store.open(moto_server.bucket, "spark", options)
     log = await open_log(store)
     topic = await log.create_topic("t", 2, {})
     assert topic is not None
-    from storage.chunk import Rows
+    from tidelog.storage.core.chunk import Rows
 
     for number in (0, 1):
         rows = Rows([TIME_MS] * 500, [b"k"] * 500, [b"v%d" % n for n in range(500)])

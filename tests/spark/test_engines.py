@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow.parquet as pq
 import pytest
 
-from compaction.cluster import Cluster
-from compaction.compact import Compacted, compact
-from compaction.engine import Engine, InProcess, KeyScan
-from compaction.garbage import Grace
-from compaction.rewrite import Rewrite
-from compaction.scrub import scrub
-from storage.chunk import Rows
-from storage.clock import SystemClock
-from storage.errors import Corrupt, Unavailable
-from storage.folder import FolderStore
-from storage.log import Log
-from storage.model import SegmentFile
 from tests.support.broker_log import TIME_MS, Record, open_log, records_of
+from tidelog.compaction.compact import Compacted, compact
+from tidelog.compaction.engine import Engine, InProcess, KeyScan
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.offline import OfflineCluster, topics_of
+from tidelog.compaction.rewrite import Rewrite
+from tidelog.compaction.scrub import scrub
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.errors import Corrupt, Unavailable
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.log import Log
+from tidelog.storage.tables.manifest import removed_paths
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +43,7 @@ Told = list[Compacted]
 
 
 class Segment(NamedTuple):
-    """What engines must agree on; the name has an id of its own."""
+    """The fields on which engines must agree; the name has an id of its own."""
 
     topic: str
     partition: int
@@ -93,10 +94,10 @@ async def written(root: Path, draws: random.Random, *, is_new: bool) -> dict[str
 
 async def compacted(root: Path, engine: Engine | None) -> tuple[Told, list[Segment]]:
     store = FolderStore(root)
-    cluster = await Cluster.open(store, SystemClock())
+    cluster = await OfflineCluster.open(store, SystemClock())
     told = await compact(cluster, None, is_dry=False, engine=engine)
     found = []
-    for topic in cluster.topics(None):
+    for topic in topics_of(cluster.state, None):
         table = await cluster.table(topic)
         for number in range(PARTITIONS):
             files = await table.segments(number)
@@ -129,9 +130,11 @@ def test_both_engines_leave_the_same_log(
     spark: "SparkSession", tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two rounds: the second finds what the first left, and takes its tombstones."""
-    from compaction.spark_jobs import SparkEngine
+    from tidelog.compaction.spark_engine import SparkEngine
 
-    monkeypatch.setattr("compaction.spark_jobs.PART_BYTES_MIN", 1)  # so that there are several
+    monkeypatch.setattr(
+        "tidelog.compaction.spark_engine.PART_BYTES_MIN", 1
+    )  # so that there are several
     draws = random.Random(seed)
     base, roots = tmp_path / "base", [tmp_path / "in-process", tmp_path / "spark"]
     for turn in range(2):
@@ -161,8 +164,8 @@ def test_both_engines_leave_the_same_log(
             shutil.rmtree(root, ignore_errors=True)
 
 
-async def planned(root: Path) -> tuple[Cluster, str, list[SegmentFile]]:
-    cluster = await Cluster.open(FolderStore(root), SystemClock())
+async def planned(root: Path) -> tuple[OfflineCluster, str, list[SegmentFile]]:
+    cluster = await OfflineCluster.open(FolderStore(root), SystemClock())
     topic = cluster.state.topic("updates")
     return cluster, topic.prefix, list(await (await cluster.table(topic)).segments(0))
 
@@ -172,11 +175,11 @@ def segments_in(root: Path) -> list[Path]:
 
 
 def nothing(_: int) -> None:
-    """Nobody looks at the progress."""
+    """Ignore the progress."""
 
 
 def test_damage_is_named_and_what_is_gone_is_said(spark: "SparkSession", tmp_path: Path) -> None:
-    from compaction.spark_jobs import SparkEngine
+    from tidelog.compaction.spark_engine import SparkEngine
 
     async def main() -> None:
         root = tmp_path / "store"
@@ -208,7 +211,7 @@ def test_who_comes_late_with_spark_says_so_and_takes_its_uploads_back(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
     """The other compactor is done between the planning and the commit."""
-    from compaction.spark_jobs import SparkEngine
+    from tidelog.compaction.spark_engine import SparkEngine
 
     root = tmp_path / "store"
 
@@ -216,7 +219,7 @@ def test_who_comes_late_with_spark_says_so_and_takes_its_uploads_back(
         async def write(self, tasks, on_rows) -> list[SegmentFile]:
             files = await super().write(tasks, on_rows)
             async with asyncio.timeout(60):
-                other = await Cluster.open(FolderStore(root), SystemClock())
+                other = await OfflineCluster.open(FolderStore(root), SystemClock())
                 await compact(other, ["updates"], is_dry=False)
                 await other.close()
                 await other.store.close()
@@ -224,7 +227,7 @@ def test_who_comes_late_with_spark_says_so_and_takes_its_uploads_back(
 
     async def main() -> None:
         await written(root, random.Random(2), is_new=True)
-        cluster = await Cluster.open(FolderStore(root), SystemClock())
+        cluster = await OfflineCluster.open(FolderStore(root), SystemClock())
         engine = Overtaken(spark, root.as_uri())
         told = await compact(cluster, ["updates"], is_dry=False, engine=engine)
         assert [each.is_lost for each in told] == [True] * PARTITIONS
@@ -232,7 +235,7 @@ def test_who_comes_late_with_spark_says_so_and_takes_its_uploads_back(
         topic = cluster.state.topic("updates")
         table = await cluster.table(topic)
         held = {path.relative_to(root / topic.prefix).as_posix() for path in segments_in(root)}
-        assert held == await table.paths() | await table.removed_since(0)
+        assert held == await table.paths() | removed_paths(await table.removed_since(0))
         await cluster.close()
         await cluster.store.close()
 

@@ -1,5 +1,5 @@
-"""What `tidelog replay` writes, in the session of this suite; a whole run of the command is in
-tests/system/test_cli_replay.py."""
+"""Records that `tidelog replay` writes, in the session of this suite; a whole run of the command is
+in tests/system/test_cli_replay.py."""
 
 import csv
 import datetime as dt
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from service.cli_replay import FileFormat, frame_of, positions, write
-from service.settings import load
 from tests.spark.conftest import History
+from tidelog.service.cli.replay import FileFormat, frame_of, positions, write
+from tidelog.service.settings import load
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,39 +8,52 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.boundary import Boundary, Selection, Span, selection_of
-from storage.clock import SystemClock
-from storage.errors import Corrupt, StoreRefused, StoreUnfit, Unavailable, UnknownTopic
-from storage.model import TopicPartition
-from storage.objectstore import ObjectStore
-from storage.readonly import OpenedStore, ReadOnlyFolder
-from storage.scan import EVERYTHING, OFFSET_MAX, Range, SegmentSlice, Snapshot, Wanted, plan
-from storage.slices import decode, fetch, read_split
-from storage.snapshot import LogView, open_snapshot
 from tests.spark.conftest import History
 from tests.support.broker_log import TIME_MS, BrokerLog, Record, open_log, records_in, records_of
+from tidelog.storage.core.errors import Corrupt, StoreRefused, StoreUnfit, Unavailable, UnknownTopic
+from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
+from tidelog.storage.io.blocking import OpenedStore
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.io.read_only import ReadOnlyFolder
+from tidelog.storage.read.kafka_options import Boundary, OffsetSpan, TopicSelection, selection_of
+from tidelog.storage.read.plan import (
+    NO_FILTER,
+    LogSnapshot,
+    OffsetRange,
+    ReadFilter,
+    SegmentRange,
+    plan,
+)
+from tidelog.storage.read.segment_reader import FetchedGroups
+from tidelog.storage.read.snapshot import OfflineLog, open_snapshot
+from tidelog.storage.read.splits import SliceReader, read_split
 
 COLUMNS = ["offset", "timestamp", "key", "value", "headers"]
 
 
-def whole(snapshot: Snapshot) -> list[Range]:
+def whole(snapshot: LogSnapshot) -> list[OffsetRange]:
     return [
-        Range(*of, snapshot.partition(of).log_start_offset, snapshot.partition(of).high_watermark)
+        OffsetRange(
+            *of, snapshot.partition(of).log_start_offset, snapshot.partition(of).high_watermark
+        )
         for of in snapshot.all_partitions()
     ]
 
 
-async def read(store: ObjectStore, snapshot: Snapshot, wanted: Wanted = EVERYTHING) -> list[Record]:
+async def read(
+    store: ObjectStore, snapshot: LogSnapshot, wanted: ReadFilter = NO_FILTER
+) -> list[Record]:
     found = []
     for split in plan(snapshot, whole(snapshot), wanted, splits_min=3):
         for one in split.slices:
-            for batch in decode(one, await fetch(store, one, wanted), COLUMNS):
+            for batch in (await SliceReader(store).fetch(one, wanted)).batches(COLUMNS):
                 found += records_in(batch.to_pylist(), one.topic, one.partition)
     return sorted(found, key=lambda record: record[:3])
 
 
 async def test_a_snapshot_reads_back_the_log(store: ObjectStore) -> None:
-    from storage.chunk import Rows
+    from tidelog.storage.core.chunk import Rows
 
     log = await open_log(store)
     topic = await log.create_topic("t", 2, {})
@@ -59,7 +72,7 @@ async def test_a_snapshot_reads_back_the_log(store: ObjectStore) -> None:
     await log.seal("t")  # the manifest moves on, the snapshot does not
     assert [len(part.segments) for part in snapshot.topics["t"].partitions] == [1, 0]
     assert await read(store, snapshot) == expected
-    view = await LogView.open(store, clock)
+    view = await OfflineLog.open(store, clock)
     later = await view.snapshot(None)
     assert await read(store, later) == expected
     at = TIME_MS + 12_345
@@ -76,7 +89,7 @@ def opened(history: History) -> Iterator[OpenedStore]:
 
 
 @pytest.fixture(scope="module")
-def snapshot(opened: OpenedStore) -> Snapshot:
+def snapshot(opened: OpenedStore) -> LogSnapshot:
     return opened.run(open_snapshot(opened.store, SystemClock(), ["events"]))
 
 
@@ -93,7 +106,7 @@ def test_blocking_calls_work_inside_a_running_loop(history: History) -> None:
 def test_topics_are_chosen_by_name_pattern_or_all(opened: OpenedStore) -> None:
     import re
 
-    view = opened.run(LogView.open(opened.store, SystemClock()))
+    view = opened.run(OfflineLog.open(opened.store, SystemClock()))
     assert list(view.offsets(None).topics) == ["empty", "events", "fresh", "stamped"]
     assert list(view.offsets(re.compile("e.*")).topics) == ["empty", "events"]
     assert list(view.offsets(["fresh", "empty"]).topics) == ["empty", "fresh"]
@@ -103,11 +116,11 @@ def test_topics_are_chosen_by_name_pattern_or_all(opened: OpenedStore) -> None:
 
 
 def test_who_reads_the_tail_alone_asks_no_manifest(opened: OpenedStore) -> None:
-    view = opened.run(LogView.open(opened.store, SystemClock()))
+    view = opened.run(OfflineLog.open(opened.store, SystemClock()))
     ends = {TopicPartition("events", number): 300 for number in range(3)}
     snapshot = opened.run(view.snapshot(["events"], ends))
     assert [len(part.segments) for part in snapshot.topics["events"].partitions] == [0, 0, 0]
-    assert [len(part.runs) for part in snapshot.topics["events"].partitions] == [1, 2, 0]
+    assert [len(part.tail) for part in snapshot.topics["events"].partitions] == [1, 2, 0]
     opened.run(view.close())
 
 
@@ -132,35 +145,34 @@ async def test_a_store_opened_to_read_refuses_to_write(tmp_path: Path) -> None:
         OpenedStore("memory://")
 
 
-def test_pruning_leaves_out_objects_and_groups(opened: OpenedStore, snapshot: Snapshot) -> None:
-    def keys(wanted: Wanted) -> list[tuple[int, int]]:
+def test_pruning_leaves_out_objects_and_groups(opened: OpenedStore, snapshot: LogSnapshot) -> None:
+    def keys(wanted: ReadFilter) -> list[tuple[int, int]]:
         splits = plan(snapshot, whole(snapshot), wanted)
         return sorted((one.partition, one.start) for split in splits for one in split.slices)
 
     everything = [(0, 0), (0, 100), (0, 200), (1, 0), (1, 100), (1, 200), (2, 0)]
-    assert keys(EVERYTHING) == everything
-    assert keys(Wanted(timestamp_min=TIME_MS + 200)) == [(0, 200), (1, 200)]
-    assert keys(Wanted(timestamp_max=TIME_MS)) == [(0, 0), (1, 0), (2, 0)]
-    assert keys(Wanted(offset_min=150, partitions=frozenset({0}))) == [(0, 150), (0, 200)]
+    assert keys(NO_FILTER) == everything
+    assert keys(ReadFilter(timestamp_min=TIME_MS + 200)) == [(0, 200), (1, 200)]
+    assert keys(ReadFilter(timestamp_max=TIME_MS)) == [(0, 0), (1, 0), (2, 0)]
+    assert keys(ReadFilter(offset_min=150, partitions=frozenset({0}))) == [(0, 150), (0, 200)]
 
 
 async def test_row_groups_are_pruned_and_shared(tmp_path: Path) -> None:
     segment = await large_segment(tmp_path)
     store = ReadOnlyFolder(tmp_path)
 
-    async def groups(one: SegmentSlice, wanted: Wanted = EVERYTHING) -> list[int]:
-        return [group.index for group in (await fetch(store, one, wanted)).groups]
+    async def groups(one: SegmentRange, wanted: ReadFilter = NO_FILTER) -> list[int]:
+        fetched = await SliceReader(store).fetch(one, wanted)
+        assert isinstance(fetched, FetchedGroups)
+        return [group.index for group in fetched.groups]
 
     assert await groups(segment) == [0, 1, 2, 3, 4]
     assert await groups(segment._replace(start=19_999, end=20_001)) == [1, 2]
-    assert await groups(segment, Wanted(timestamp_min=TIME_MS + 45_000)) == [4]
+    assert await groups(segment, ReadFilter(timestamp_min=TIME_MS + 45_000)) == [4]
     shares = [await groups(segment._replace(share=share, shares=3)) for share in range(3)]
     assert shares == [[0], [1, 2], [3, 4]]
-    (narrow,) = decode(
-        segment._replace(start=19_990, end=19_993),
-        await fetch(store, segment._replace(start=19_990, end=19_993)),
-        ["value"],
-    )
+    three = segment._replace(start=19_990, end=19_993)
+    (narrow,) = (await SliceReader(store).fetch(three)).batches(["value"])
     assert narrow.to_pydict() == {"value": [b"19990", b"19991", b"19992"]}
 
 
@@ -182,15 +194,15 @@ async def test_bytes_that_do_not_verify_are_refused(tmp_path: Path, where: str) 
     store = ReadOnlyFolder(tmp_path)
     error, message = (Unavailable, "read again") if where == "gone" else (Corrupt, segment.key)
     with pytest.raises(error, match=message):
-        list(decode(segment, await fetch(store, segment), ["offset"]))
+        list((await SliceReader(store).fetch(segment)).batches(["offset"]))
 
 
-async def large_segment(root: Path) -> SegmentSlice:
+async def large_segment(root: Path) -> SegmentRange:
     """50,000 records in five row groups, as one slice."""
     import pyarrow as pa
 
-    from storage import segment
-    from storage.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
+    from tidelog.storage.core.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
+    from tidelog.storage.tables import segment
 
     count = 50_000
     stamps = (TIME_MS + np.arange(count, dtype=np.int64)) * 1000
@@ -205,7 +217,7 @@ async def large_segment(root: Path) -> SegmentSlice:
     written = segment.write([batch], codec="zstd", is_json=True)
     (root / "segment.parquet").write_bytes(written.body)
     size = written.body.size
-    return SegmentSlice("t", 0, False, "segment.parquet", size, 0, count, size)
+    return SegmentRange("t", 0, False, "segment.parquet", size, 0, count, size)
 
 
 def test_a_tail_of_many_small_runs_is_read_ahead(tmp_path: Path) -> None:
@@ -230,18 +242,18 @@ def test_a_tail_of_many_small_runs_is_read_ahead(tmp_path: Path) -> None:
 
 async def test_a_span_resolves_over_both_tiers(history: History) -> None:
     store = ReadOnlyFolder(history.root)
-    view = await LogView.open(store, SystemClock())
-    span = Span(Boundary(timestamp=TIME_MS + 150), Boundary(timestamp=TIME_MS + 250))
+    view = await OfflineLog.open(store, SystemClock())
+    span = OffsetSpan(Boundary(timestamp=TIME_MS + 150), Boundary(timestamp=TIME_MS + 250))
     _, ranges = await view.resolve(selection_of({"assign": '{"events":[0,1]}'}), span)
-    assert ranges == [Range("events", 0, 150, 250), Range("events", 1, 150, 250)]
+    assert ranges == [OffsetRange("events", 0, 150, 250), OffsetRange("events", 1, 150, 250)]
     with pytest.raises(UnknownTopic):
-        await view.resolve(Selection(["absent"]), span)
+        await view.resolve(TopicSelection(["absent"]), span)
     await view.close()
 
 
 async def test_a_time_is_looked_up_after_the_log_start(history: History) -> None:
     store = ReadOnlyFolder(history.root)
-    view = await LogView.open(store, SystemClock())
+    view = await OfflineLog.open(store, SystemClock())
     snapshot = await view.snapshot(["events"])
     topic = snapshot.topics["events"]
     cut = [part._replace(log_start_offset=95) for part in topic.partitions]
@@ -259,29 +271,29 @@ def test_filters_narrow_what_is_wanted() -> None:
     pytest.importorskip("pyspark")
     from pyspark.sql import datasource as api
 
-    from storage.spark_source import narrow
+    from tidelog.storage.spark.source import narrow
 
     at = datetime(2023, 11, 14, 22, 13, 20, 250_500, tzinfo=UTC)
     ms = TIME_MS + 250
-    cases: list[tuple[Any, Wanted, bool]] = [
-        (api.GreaterThan(("offset",), 5), Wanted(offset_min=6), True),
-        (api.GreaterThanOrEqual(("offset",), 5), Wanted(offset_min=5), True),
-        (api.LessThan(("offset",), 5), Wanted(offset_max=4), True),
-        (api.LessThanOrEqual(("offset",), OFFSET_MAX), Wanted(), True),
-        (api.EqualTo(("offset",), 5), Wanted(offset_min=5, offset_max=5), True),
-        (api.In(("offset",), (3, 9)), Wanted(offset_min=3, offset_max=9), False),
-        (api.EqualTo(("partition",), 2), Wanted(partitions=frozenset({2})), True),
-        (api.In(("topic",), ("a", "b")), Wanted(topics=frozenset("ab")), True),
-        (api.GreaterThan(("timestamp",), at), Wanted(timestamp_min=ms), False),
-        (api.LessThan(("timestamp",), at), Wanted(timestamp_max=ms), False),
-        (api.IsNotNull(("offset",)), Wanted(), True),
-        (api.IsNotNull(("key",)), Wanted(), False),
-        (api.EqualTo(("key",), b"x"), Wanted(), False),
-        (api.GreaterThan(("offset",), 5.5), Wanted(), False),
-        (api.Not(api.EqualTo(("offset",), 5)), Wanted(), False),
-        (api.EqualTo(("headers", "key"), "x"), Wanted(), False),
+    cases: list[tuple[Any, ReadFilter, bool]] = [
+        (api.GreaterThan(("offset",), 5), ReadFilter(offset_min=6), True),
+        (api.GreaterThanOrEqual(("offset",), 5), ReadFilter(offset_min=5), True),
+        (api.LessThan(("offset",), 5), ReadFilter(offset_max=4), True),
+        (api.LessThanOrEqual(("offset",), OFFSET_MAX), ReadFilter(), True),
+        (api.EqualTo(("offset",), 5), ReadFilter(offset_min=5, offset_max=5), True),
+        (api.In(("offset",), (3, 9)), ReadFilter(offset_min=3, offset_max=9), False),
+        (api.EqualTo(("partition",), 2), ReadFilter(partitions=frozenset({2})), True),
+        (api.In(("topic",), ("a", "b")), ReadFilter(topics=frozenset("ab")), True),
+        (api.GreaterThan(("timestamp",), at), ReadFilter(timestamp_min=ms), False),
+        (api.LessThan(("timestamp",), at), ReadFilter(timestamp_max=ms), False),
+        (api.IsNotNull(("offset",)), ReadFilter(), True),
+        (api.IsNotNull(("key",)), ReadFilter(), False),
+        (api.EqualTo(("key",), b"x"), ReadFilter(), False),
+        (api.GreaterThan(("offset",), 5.5), ReadFilter(), False),
+        (api.Not(api.EqualTo(("offset",), 5)), ReadFilter(), False),
+        (api.EqualTo(("headers", "key"), "x"), ReadFilter(), False),
     ]
     for condition, wanted, is_exact in cases:
-        assert narrow(EVERYTHING, condition) == (wanted, is_exact), condition
-    both, _ = narrow(Wanted(partitions=frozenset({1, 2})), api.In(("partition",), (2, 3)))
+        assert narrow(NO_FILTER, condition) == (wanted, is_exact), condition
+    both, _ = narrow(ReadFilter(partitions=frozenset({1, 2})), api.In(("partition",), (2, 3)))
     assert both.partitions == frozenset({2})

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from storage.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
 from tests.support.broker_log import BrokerLog
+from tidelog.storage.core.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from storage.spark_stream import TidelogStreamReader
+    from tidelog.storage.spark.stream import TidelogStreamReader
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -55,7 +55,7 @@ class Pipe:
         return sorted(tuple(row) for row in read.parquet(str(self.sink)).collect())
 
     def offsets(self, batch: int) -> Any:
-        """What the checkpoint says where a batch ended."""
+        """Return the end offsets of a batch in the checkpoint."""
         return json.loads((self.checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1])
 
     def crash_back(self, *, is_written: bool) -> None:
@@ -115,7 +115,7 @@ def test_restarts_from_a_checkpoint_are_exactly_once(broker: BrokerLog, pipe: Pi
     assert pipe.run() == []
 
 
-def test_a_stream_starts_at_the_end_unless_told(broker: BrokerLog, pipe: Pipe) -> None:
+def test_a_stream_starts_at_the_end_by_default(broker: BrokerLog, pipe: Pipe) -> None:
     broker.append("t", {0: numbered(0, 3)})
     assert pipe.run(startingOffsets="latest") == []
     broker.append("t", {0: numbered(3, 5)})
@@ -152,8 +152,8 @@ class Readers:
         pytest.importorskip("pyspark")
         from pyspark.sql.types import LongType, StructField, StructType
 
-        from storage.spark_source import request_of
-        from storage.spark_stream import TidelogStreamReader
+        from tidelog.storage.spark.request import request_of
+        from tidelog.storage.spark.stream import TidelogStreamReader
 
         given = {"store": self.store, "topic": "t"} | options
         schema = StructType([StructField("offset", LongType())])

@@ -1,1 +1,1 @@
-"""What the tests run against: servers, ports and stores that are not ours."""
+"""Support of the tests: servers, brokers, stores with faults, clocks, histories."""

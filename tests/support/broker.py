@@ -1,7 +1,7 @@
 """A broker process of our own, and the command line: what the system tests run against.
 
 with Broker(tmp_path) as broker:        # `tidelog serve` on file://tmp_path/store, ready
-    broker.cli("topics", "create", "t") # the CLI as a process of its own, told of this broker
+    broker.cli("topics", "create", "t") # the CLI as a process of its own, with this broker's URL
     broker.kill()                       # SIGKILL
     broker.start()                      # again: the same store, the same port, the same base_url
     broker.stop()                       # SIGTERM; its exit status
@@ -12,32 +12,48 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from service.broker_process import BrokerFailed, BrokerProcess
+from deploy.demo.broker_process import BrokerFailed, BrokerProcess
+from tests.support import tuned_cli
 
 __all__ = ["Broker", "BrokerFailed"]
 
 CLI_S = 240.0
-PATIENCE_S = 30.0
+WAIT_S_MAX = 240.0
 
 
 class Broker(BrokerProcess):
     """A broker on a store in `folder` (or on any other), with settings by field name.
 
-    Started and ended by `with`, or by hand. Its log, `log()`, is in the folder.
+    Started and ended by `with`, or by hand. Its log, `log()`, is in the folder. `tuning` has values
+    of the log that are no settings, see `tuned_cli`.
     """
 
-    def __init__(self, folder: Path, store: str | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: str | None = None,
+        *,
+        tuning: Mapping[str, Mapping[str, float]] | None = None,
+        **settings: object,
+    ) -> None:
+        self._tuning = tuning
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         url = (folder / "store").as_uri() if store is None else store
         super().__init__(url, folder / "broker.log", settings, environment())
+
+    @property
+    def program(self) -> Sequence[str]:
+        if not self._tuning:
+            return super().program
+        return ("-P", tuned_cli.__file__, json.dumps(self._tuning))
 
     def cli(
         self, *arguments: str, stdin: str | bytes = b"", status: int | None = 0
@@ -72,7 +88,7 @@ def tidelog(
     Whatever went wrong, stderr is one line and no traceback.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "service.cli", *arguments],
+        [sys.executable, "-m", "tidelog.service.cli.main", *arguments],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
         timeout=CLI_S,
@@ -96,7 +112,7 @@ def error_line(done: subprocess.CompletedProcess[bytes]) -> str:
 def running(broker: Broker, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """`tidelog` as a process that goes on, all its streams pipes; ended by its id."""
     with subprocess.Popen(
-        [sys.executable, "-m", "service.cli", *arguments],
+        [sys.executable, "-m", "tidelog.service.cli.main", *arguments],
         env=environment(TIDELOG_URL=broker.base_url),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -109,16 +125,16 @@ def running(broker: Broker, *arguments: str) -> Iterator[subprocess.Popen[bytes]
 
 
 def json_of(done: subprocess.CompletedProcess[bytes]) -> Any:
-    """What a command with `--json` printed."""
+    """Parse the output of a command with `--json`."""
     return json.loads(done.stdout)
 
 
 def lines_of(done: subprocess.CompletedProcess[bytes]) -> list[Any]:
-    """What `consume --json` printed."""
+    """Parse the output of `consume --json`."""
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def until(is_done: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+def until(is_done: Callable[[], bool], seconds: float = WAIT_S_MAX) -> None:
     """Wait for it."""
     deadline = time.monotonic() + seconds
     while not is_done():

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from storage.chunk import Headers, Rows
-from storage.clock import SystemClock
-from storage.folder import FolderStore
-from storage.log import Log, LogSettings
-from storage.objectstore import ObjectStore
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.chunk import Headers, Rows
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.log import Log, LogSettings
 
 TIME_MS = 1_700_000_000_000
 
@@ -27,7 +28,7 @@ class Record(NamedTuple):
 
 
 class BrokerLog:
-    """One broker on a folder, driven from one thread; seals only when told."""
+    """One broker on a folder, driven from one thread; seals only by `seal`."""
 
     def __init__(self, root: Path) -> None:
         self._runner = asyncio.Runner()
@@ -92,10 +93,8 @@ class BrokerLog:
         )
 
 
-async def open_log(store: ObjectStore) -> Log:
-    log = Log(store, SystemClock(), "b1", LogSettings(is_sealing=False), None)
-    await log.open()
-    return log
+async def open_log(store: ObjectStore) -> Broker:
+    return await Broker.open(store, LogSettings(is_sealing=False), clock=SystemClock(), name="b1")
 
 
 async def records_of(log: Log, topic: str) -> list[Record]:

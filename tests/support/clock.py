@@ -34,6 +34,12 @@ class ManualClock:
         self._ids += 1
         return self.name.to_bytes(8, "big") + self._ids.to_bytes(8, "big")
 
+    def miss(self, seconds: float) -> None:
+        """Let boot time miss so much of what has passed, as that of a guest does that its host
+        paused; wall time is right again."""
+        self._slept_s -= seconds
+        self.skew_ms += int(seconds * 1000)
+
     def advance(self, seconds: float) -> None:
-        """The machine slept this long, or nothing else happened meanwhile."""
+        """Let so much time pass, as a suspended machine does."""
         self._slept_s += seconds

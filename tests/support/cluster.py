@@ -9,19 +9,23 @@ async with Cluster() as cluster:
 import asyncio
 import enum
 from collections.abc import Callable
+from typing import Any
 
-from storage.errors import Corrupt
-from storage.handover import NoAnswer, NotTaken
-from storage.log import Log, LogSettings
-from storage.members import Member, MembershipSettings
-from storage.objectstore import MemoryStore
-from storage.sequencer import SequencerSettings
 from tests.support import logs
 from tests.support.clock import ManualClock
 from tests.support.faults import Call, FaultyStore
+from tests.support.records import TIME_MS
+from tidelog.storage.broker import Broker
+from tidelog.storage.cluster.liveness import Member, MembershipSettings
+from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
+from tidelog.storage.cluster.sequencer import SequencerSettings
+from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import LogSettings
 
 SETTINGS = LogSettings(
     is_sealing=False,
+    is_coordinating=False,
     membership=MembershipSettings(heartbeat_interval_s=1.0, member_timeout_s=3.0),
     sequencer=SequencerSettings(handover_timeout_s=0.5),
 )
@@ -29,11 +33,13 @@ FROZEN_S = 1e6
 
 
 class TimedStore(MemoryStore):
-    """Its clock is the loop's."""
+    """Its clock is the loop's, and the time for which all machines were suspended."""
+
+    suspended_ms = 0
 
     @property
     def now_ms(self) -> int:
-        return int(asyncio.get_running_loop().time() * 1000)
+        return TIME_MS + self.suspended_ms + int(asyncio.get_running_loop().time() * 1000)
 
     @now_ms.setter
     def now_ms(self, value: int) -> None:
@@ -41,9 +47,9 @@ class TimedStore(MemoryStore):
 
 
 class Broken(enum.Enum):
-    """What becomes of one message."""
+    """The fate of one message."""
 
-    REFUSED = "refused"  # nobody listens there
+    REFUSED = "refused"  # no process listens there
     LOST = "lost"  # it never arrives, and nothing comes back
     ANSWER_LOST = "answer lost"  # it arrives, and nothing comes back
     RESET = "reset"  # it arrives, and the connection breaks before the answer
@@ -53,7 +59,7 @@ class Net:
     """Between brokers, by address."""
 
     def __init__(self) -> None:
-        self.brokers: dict[str, Log] = {}
+        self.brokers: dict[str, Broker] = {}
         self.frozen: set[str] = set()
         self.plan: Callable[[str, str], Broken | None] = lambda verb, address: None
         self.latency_s: Callable[[], float] = lambda: 0.001
@@ -65,7 +71,7 @@ class Net:
         broken = self.plan(verb, peer.address)
         await asyncio.sleep(self.latency_s())
         if broken is Broken.REFUSED or peer.address not in self.brokers:
-            raise NotTaken("connection refused")
+            raise ForwardRefused("connection refused")
         if broken is Broken.LOST:
             await asyncio.sleep(FROZEN_S)
         await self.thawed(peer.address)
@@ -76,24 +82,24 @@ class Net:
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         if broken is Broken.RESET:
             await asyncio.sleep(self.latency_s())
-            raise NoAnswer("connection reset")
+            raise ForwardOutcomeUnknown("connection reset")
         answer = await asyncio.shield(task)
         if broken is Broken.ANSWER_LOST:
             await asyncio.sleep(FROZEN_S)
         await asyncio.sleep(self.latency_s())
         await self.thawed(peer.address)
         if peer.address not in self.brokers:
-            raise NoAnswer("connection reset")
+            raise ForwardOutcomeUnknown("connection reset")
         return answer
 
     async def thawed(self, address: str) -> None:
         while address in self.frozen:  # noqa: ASYNC110 - virtual time: polling is free
             await asyncio.sleep(0.05)
 
-    async def _handle(self, verb: str, broker: Log, message: bytes) -> bytes:
+    async def _handle(self, verb: str, broker: Broker, message: bytes) -> bytes:
         if verb == "hand_over":
-            return await broker.sequencer.take(message)
-        broker.sequencer.told(message)
+            return await broker.sequencer.on_forward(message)
+        broker.sequencer.on_announcements(message)
         return b""
 
 
@@ -103,18 +109,18 @@ class Peers:
     def __init__(self, net: Net) -> None:
         self.net = net
 
-    async def hand_over(self, peer: Member, message: bytes) -> bytes:
+    async def forward(self, peer: Member, message: bytes) -> bytes:
         return await self.net.call("hand_over", peer, message)
 
-    async def tell(self, peer: Member, message: bytes) -> None:
+    async def announce(self, peer: Member, message: bytes) -> None:
         try:
             await self.net.call("tell", peer, message)
         except Corrupt as error:
-            raise NoAnswer(str(error)) from error
+            raise ForwardOutcomeUnknown(str(error)) from error
 
 
 class Cluster:
-    """Brokers that share a store. What is still alive at the end is closed."""
+    """Brokers that share a store. Brokers that still run at the end are closed."""
 
     def __init__(
         self,
@@ -126,7 +132,7 @@ class Cluster:
         self.latency = latency
         self.store = TimedStore()
         self.net = Net()
-        self.logs: list[Log] = []
+        self.logs: list[Broker] = []
         self._started = 0
 
     async def __aenter__(self) -> "Cluster":
@@ -143,15 +149,21 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*self.net.tasks, return_exceptions=True)
 
-    async def start(self, **replaced: object) -> Log:
+    async def start(self, **replaced: Any) -> Broker:
         """One more broker, joined."""
         self._started += 1
         number = self._started
         clock = ManualClock(1000 + number, loop_time=asyncio.get_running_loop().time)
         store = FaultyStore(self.store, latency=self.latency)
         settings = self.settings._replace(**replaced)
-        log = Log(store, clock, f"b{number}", settings, None, peers=Peers(self.net))
-        await log.open("c0ffee")
+        log = await Broker.open(
+            store,
+            settings,
+            clock=clock,
+            name=f"b{number}",
+            cluster_id="c0ffee",
+            peers=Peers(self.net),
+        )
         address = f"http://b{number}"
         self.net.brokers[address] = log
         await log.join(address)
@@ -162,39 +174,39 @@ class Cluster:
         """Every broker has looked at the others."""
         await asyncio.sleep(2 * self.settings.membership.heartbeat_interval_s)
 
-    def sequencer(self) -> Log:
+    def sequencer(self) -> Broker:
         """The one that all of them take for it."""
         (first,) = {log.membership.ranking[0].id for log in self.logs}
         return next(log for log in self.logs if log.membership.me.id == first)
 
-    def others(self) -> list[Log]:
+    def others(self) -> list[Broker]:
         return [log for log in self.logs if log is not self.sequencer()]
 
-    async def kill(self, log: Log) -> None:
+    async def kill(self, log: Broker) -> None:
         """SIGKILL: connections break, nothing of it has an effect any more."""
         self.logs.remove(log)
         del self.net.brokers[log.membership.me.address]
         drain = log.sequencer._drain
         if drain is not None:
             drain.cancel()
-        await log.sequencer.wakeups.close()
+        await log.sequencer.announcer.close()
         await logs.kill(log)
         if drain is not None:
             await asyncio.gather(drain, return_exceptions=True)
 
-    async def stop(self, log: Log) -> None:
+    async def stop(self, log: Broker) -> None:
         """SIGTERM."""
         log.drain()
         await log.close()
         self.logs.remove(log)
         del self.net.brokers[log.membership.me.address]
 
-    def freeze(self, log: Log) -> None:
+    def freeze(self, log: Broker) -> None:
         """SIGSTOP, as far as others can tell: neither its messages nor its requests move."""
         self.net.frozen.add(log.membership.me.address)
         store = logs.store_of(log)
         store.freeze()
 
-    def thaw(self, log: Log) -> None:
+    def thaw(self, log: Broker) -> None:
         self.net.frozen.discard(log.membership.me.address)
         logs.store_of(log).thaw()

@@ -1,7 +1,7 @@
 """An object store that fails as S3 does: refusals, lost answers, 412 for one's own, slowness.
 
-It never lies about what is there: `NotFound` and listings are true. What it hides is the outcome of
-a `create` (DESIGN 4), and when a call takes place.
+It never lies about what is there: `NotFound` and listings are true. It hides the outcome of
+a `create` (DESIGN 4), and the time at which a call takes effect.
 """
 
 import asyncio
@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from storage.errors import StoreRefused, Unavailable
-from storage.manifest import Catalog
-from storage.objectstore import Created, ObjectInfo, ObjectStore, Part
+from tidelog.storage.core.errors import StoreRefused, Unavailable
+from tidelog.storage.core.model import Part
+from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
+from tidelog.storage.tables.memory import Catalog
 
 
 class Fault(enum.Enum):
-    """What goes wrong with one call. Creates take all but UNAVAILABLE, other calls that alone."""
+    """A fault of one call. Creates may have all but UNAVAILABLE, other calls that one alone."""
 
     REFUSED = "refused"  # a definite no: StoreRefused, nothing stored
     ABSENT = "absent"  # UNKNOWN, and nothing was stored
@@ -106,6 +107,7 @@ class FaultyStore:
         self.latency = latency
         self.late_s = late_s
         self.answered: list[Answered] = []
+        self.seen_ms = 0
         self.is_dead = False
         self._gates: list[Gate] = []
         self._thawed = asyncio.Event()
@@ -257,6 +259,7 @@ class FaultyStore:
         if self.latency is not None:
             await asyncio.sleep(self.latency(call) / 2)
         await self._pass(call, is_after=True)
+        self.seen_ms = self.now_ms
         await self._thawed.wait()
         if self.is_dead:
             await self._hang()

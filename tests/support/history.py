@@ -1,4 +1,4 @@
-"""What producers were told, and whether the log agrees with it: the checker of I1, I2, I4 and I6.
+"""Answers to producers, and whether the log agrees with them: the checker of I1, I2, I4 and I6.
 
 A produce request has attempts: each was acked (with offsets, or with acks=1 without), refused (a
 definite no), or its outcome is unknown, because the answer was lost or said so. Whatever the
@@ -70,7 +70,7 @@ Log = Mapping[int, Sequence[Read]]
 
 
 def violations(requests: Sequence[Request], log: Log) -> list[str]:
-    """What is wrong with this log, given what the producers of all its records were told."""
+    """Find what is wrong with this log, given the answers to the producers of all its records."""
     sent: dict[bytes, Request] = {}
     for request in requests:
         for record in request.records:
@@ -99,7 +99,7 @@ def _holes(log: Log) -> Iterator[str]:
 
 def _foreign(places: Mapping[bytes, list[Place]], sent: Mapping[bytes, Request]) -> Iterator[str]:
     for value in places.keys() - sent.keys():
-        yield f"foreign: nobody sent {value[:80]!r} at {places[value][0]}"
+        yield f"foreign: no producer sent {value[:80]!r} at {places[value][0]}"
 
 
 def _counted(request: Request, places: Mapping[bytes, list[Place]]) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _placed(
             if record.partition not in {None, place.partition}:
                 yield f"astray: {record.value[:80]!r} is in partition {place.partition}"
     if not request.is_keyed and len(request.acks) + request.unknown > 1:
-        return  # several copies, each in order; which record is of which copy cannot be told
+        return  # several copies, each in order; a record's copy is unknown
     by_partition: dict[int, list[int]] = defaultdict(list)
     for record in request.records:
         for place in places.get(record.value, ()):
@@ -149,7 +149,7 @@ def _placed(
 
 
 def _overtaken(requests: Sequence[Request], places: Mapping[bytes, list[Place]]) -> Iterator[str]:
-    """What a producer knew to be acked lies before whatever it sent afterwards."""
+    """A record that a producer knew to be acked lies before all that it sent afterwards."""
     newest: dict[tuple[int, int], Place] = {}
     for request in requests:
         mine = [place for record in request.records for place in places.get(record.value, ())]

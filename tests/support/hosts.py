@@ -28,7 +28,7 @@ def why_not() -> str:
         return "apt-get install iproute2"
     name = f"tl{secrets.token_hex(3)}"
     if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
-        return "this machine lets nobody make network namespaces"
+        return "this machine does not allow network namespaces"
     _ip("netns", "del", name)
     return ""
 
@@ -42,7 +42,7 @@ class Host(NamedTuple):
     cable: str
 
     def cut(self) -> None:
-        """Pull the cable: what is sent is lost, nobody is told."""
+        """Pull the cable: packets are lost without an error."""
         _ip("-n", self.hub, "link", "set", self.cable, "down")
 
     def mend(self) -> None:
@@ -110,8 +110,9 @@ class HostBroker(Broker):
 
     def __init__(self, host: Host, folder: Path, store: str, **settings: object) -> None:
         self.host = host
-        peers = {"peer_port": PEER_PORT, "peer_address": f"http://{host.address}:{PEER_PORT}"}
-        super().__init__(folder, store, **settings, **peers)
+        address = f"http://{host.address}:{PEER_PORT}"
+        peers = {"peer_port": PEER_PORT, "peer_address": address}
+        super().__init__(folder, store, tuning=None, **settings, **peers)
 
     @property
     def place(self) -> Sequence[str]:

@@ -1,10 +1,11 @@
 """Consumer instances without HTTP, as tests use them; and who coordinates their groups."""
 
-from storage.consumers import Consumers
-from storage.coordinator import Alone
-from storage.entry import MemberConfig
-from storage.log import Log
+from typing import NamedTuple
+
 from tests.support import vloop
+from tidelog.storage.core.actions import MemberConfig
+from tidelog.storage.groups.instances import Instances
+from tidelog.storage.log import Log
 
 CONFIG = MemberConfig(
     auto_offset_reset="earliest", session_timeout_ms=10_000, max_poll_interval_ms=30_000
@@ -15,6 +16,15 @@ BY_HAND = MemberConfig(
     session_timeout_ms=10_000,
     max_poll_interval_ms=30_000,
 )
+
+
+class SingleBroker(NamedTuple):
+    """Coordinators of a cluster of one broker."""
+
+    me: str
+
+    def of(self, group_id: str, holder: str) -> str:
+        return self.me
 
 
 class Chosen:
@@ -28,14 +38,14 @@ class Chosen:
         return holder if holder in self.live else self.live[0]
 
 
-async def started(log: Log, coordinators: Chosen | None = None) -> Consumers:
-    consumers = Consumers(log, coordinators or Alone(log.clock.new_id().hex()))
+async def started(log: Log, coordinators: Chosen | None = None) -> Instances:
+    consumers = Instances(log, coordinators or SingleBroker(log.clock.new_id().hex()))
     consumers.start()
     return consumers
 
 
 async def joined(
-    consumers: Consumers, *members: str, topics: tuple[str, ...] = ("t",), config=CONFIG
+    consumers: Instances, *members: str, topics: tuple[str, ...] = ("t",), config=CONFIG
 ) -> None:
     for member in members:
         await consumers.join("g", member, config)
@@ -43,11 +53,11 @@ async def joined(
 
 
 async def read(
-    consumers: Consumers, member: str, wait_s: float = 0.0, bytes_max: int = 1 << 20
+    consumers: Instances, member: str, wait_s: float = 0.0, bytes_max: int = 1 << 20
 ) -> list[str]:
     async with consumers.reading("g", member, bytes_max=bytes_max, wait_s=wait_s) as taken:
         return [
-            value.decode()
+            (value or b"").decode()
             for portion in taken.portions
             for piece in portion.fetched.pieces
             for value in piece.batch.column("value").to_pylist()

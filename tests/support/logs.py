@@ -5,24 +5,26 @@ import contextlib
 import itertools
 import random
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from storage.log import Log, LogSettings
-from storage.model import Placement
-from storage.objectstore import ObjectStore
-from storage.reader import ReaderSettings
-from storage.wal import WalSettings
-from storage.writer import Acks
 from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore, Seeded
 from tests.support.records import rows
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.model import Acks, AppendedRange
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.wal.chain import WalSettings
 
-MANUAL = LogSettings(is_sealing=False)
+MANUAL = LogSettings(is_sealing=False, is_coordinating=False)
 """Nothing is sealed but by the test."""
 
 COLD = LogSettings(
     is_sealing=False,
+    is_coordinating=False,
     tail_cache_bytes=0,
     reader=ReaderSettings(chunk_cache_bytes=0, segment_cache_bytes=0, footer_cache_bytes=0),
 )
@@ -30,43 +32,55 @@ COLD = LogSettings(
 
 CHECKPOINTING = LogSettings(
     is_sealing=False,
+    is_coordinating=False,
     wal=WalSettings(checkpoint_entries=7, checkpoint_interval_s=0.0),
 )
 
 _numbers = itertools.count(1)
 
 
-def made(inner: ObjectStore, settings: LogSettings = MANUAL, *, hot_dir: Path | None = None) -> Log:
-    """A broker's log, not open yet, over a faulty way of its own; its clock is the loop's."""
+class Unopened(NamedTuple):
+    """A broker that is not open yet: what goes wrong while it opens can be planned."""
+
+    store: FaultyStore
+    clock: ManualClock
+    settings: LogSettings
+    hot_dir: Path | None
+
+    async def open(self, cluster_id: str | None = None) -> Broker:
+        return await Broker.open(
+            self.store,
+            self.settings,
+            clock=self.clock,
+            name=f"b{self.clock.name}",
+            cluster_id=cluster_id,
+            hot_dir=self.hot_dir,
+        )
+
+
+def made(
+    inner: ObjectStore, settings: LogSettings = MANUAL, *, hot_dir: Path | None = None
+) -> Unopened:
+    """A broker, not open yet, over a faulty way of its own; its clock is the loop's."""
     clock = ManualClock(next(_numbers), loop_time=asyncio.get_running_loop().time)
-    return Log(FaultyStore(inner), clock, f"b{clock.name}", settings, hot_dir)
+    return Unopened(FaultyStore(inner), clock, settings, hot_dir)
 
 
 async def opened(
     inner: ObjectStore, settings: LogSettings = MANUAL, *, hot_dir: Path | None = None
-) -> Log:
-    log = made(inner, settings, hot_dir=hot_dir)
-    await log.open("c0ffee")
-    return log
+) -> Broker:
+    return await made(inner, settings, hot_dir=hot_dir).open("c0ffee")
 
 
-def store_of(log: Log) -> FaultyStore:
+def store_of(log: Log | Unopened) -> FaultyStore:
     assert isinstance(log.store, FaultyStore)
     return log.store
 
 
-async def kill(log: Log) -> None:
+async def kill(log: Broker) -> None:
     """The process ends here and now: no call of it has an effect any more, its locks are free."""
     store_of(log).kill()
-    tasks = [*log._tasks, log.wal._probe, log.wal._checkpointing, log.writer.task]
-    found = [task for task in (*tasks, log.writer._watch) if task is not None]
-    for task in found:
-        task.cancel()
-    await asyncio.gather(*found, return_exceptions=True)
-    if log.writer.hot_log is not None:
-        await log.writer.hot_log.close(is_drained=False)
-    log.sealer.close()
-    log.reader.close()
+    await log.release()
 
 
 def spoil(log: Log, draw: random.Random) -> None:
@@ -76,7 +90,7 @@ def spoil(log: Log, draw: random.Random) -> None:
 
 
 @contextlib.asynccontextmanager
-async def closing(*logs: Log):
+async def closing(*logs: Broker):
     """Close them whatever the test comes to."""
     try:
         yield
@@ -92,7 +106,7 @@ async def append(
     timestamps: list[int] | None = None,
     topic: str = "t",
     acks: Acks = Acks.ALL,
-) -> list[Placement] | None:
+) -> list[AppendedRange] | None:
     """One request to one partition."""
     part = rows(*values, timestamps=timestamps)
     size = sum(map(len, values))
@@ -124,4 +138,4 @@ async def read_values(log: Log, **where) -> list[str]:
     offsets = table.column("offset").to_pylist()
     first = where.get("offset", 0)
     assert offsets == list(range(first, first + len(offsets)))
-    return [str(value, "utf-8") for value in table.column("value").to_pylist()]
+    return [str(value or b"", "utf-8") for value in table.column("value").to_pylist()]

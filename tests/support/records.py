@@ -2,22 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 
-from storage import entry as entries
-from storage import keys
-from storage.chunk import Rows
-from storage.clock import Clock
-from storage.entry import AnyAction, CreateTopic, Draft, HotMark, IdempotencyKey
-from storage.errors import NotFound
-from storage.hot import ClosedSegment, PartRows, Request
-from storage.objectstore import ObjectStore
-from storage.state import ClusterState, Outcome
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys
+from tidelog.storage.core.actions import AnyAction, CreateTopic
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.entry import Draft, HotMark, IdempotencyKey
+from tidelog.storage.core.errors import NotFound
+from tidelog.storage.io.clock import Clock, SystemClock
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.state.cluster_state import ClusterState, Outcome
+from tidelog.storage.wal.chain import WalObjects
+from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
 
 TOPIC_ID = "a1" * 16
 TIME_MS = 1_700_000_000_000
 
 
 def rows(*values: bytes | str, timestamps: Sequence[int] | None = None) -> Rows:
-    """One record a value; stamped a millisecond apart unless told."""
+    """One record a value; a millisecond apart without `timestamps`."""
     encoded: list[bytes | None] = [v.encode() if isinstance(v, str) else v for v in values]
     stamps = [TIME_MS + i for i in range(len(values))] if timestamps is None else list(timestamps)
     return Rows(stamps, [None] * len(values), encoded)
@@ -31,12 +33,12 @@ def request(
     key: IdempotencyKey | None = None,
     hot: HotMark | None = None,
     actions: Sequence[AnyAction] = (),
-) -> Request:
+) -> AppendRequest:
     """A request to one topic; its size is that of its values."""
     size = sum(len(value or b"") for part in parts.values() for value in part.values)
-    return Request(
+    return AppendRequest(
         clock.new_id(),
-        [PartRows(topic_id, partition, part) for partition, part in parts.items()],
+        [TopicRecords(topic_id, partition, part) for partition, part in parts.items()],
         size,
         key=key,
         hot=hot,
@@ -45,14 +47,14 @@ def request(
     )
 
 
-def draft(*requests: Request) -> Draft:
+def draft(*requests: AppendRequest) -> Draft:
     return ClosedSegment(requests).encode("").draft
 
 
 def creating(clock: Clock, name: str = "t", partitions: int = 1, topic_id: str = TOPIC_ID) -> Draft:
     """A draft that makes a topic."""
     action = CreateTopic(name, topic_id, partitions, {})
-    return draft(Request(clock.new_id(), (), 0, actions=[action]))
+    return draft(AppendRequest(clock.new_id(), (), 0, actions=[action]))
 
 
 async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entries.Decoded]]:
@@ -72,8 +74,9 @@ async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entr
 
 async def fold(store: ObjectStore, cluster_id: str) -> tuple[ClusterState, list[list[Outcome]]]:
     """The state of a WAL that begins at 1, and the outcomes of each entry."""
-    state = ClusterState(cluster_id)
-    outcomes = [state.apply(decoded, key) for key, decoded in await entries_of(store)]
+    identity = await WalObjects(store, SystemClock()).open_cluster(cluster_id, is_creating=False)
+    state = ClusterState(cluster_id, identity.format)
+    outcomes = [state.apply(decoded, key).outcomes for key, decoded in await entries_of(store)]
     return state, outcomes
 
 

@@ -1,4 +1,4 @@
-"""What was asked of an S3 server, in the words of IAM: actions, resources, conditions."""
+"""Requests to an S3 server in the words of IAM: actions, resources, conditions."""
 
 import io
 import re

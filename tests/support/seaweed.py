@@ -1,6 +1,6 @@
 """A SeaweedFS of our own: a local S3 whose create-if-absent is atomic (from 4.18 on).
 
-It listens on 127.0.0.1 alone, reports to nobody, keeps its files in one temporary directory, and is
+It listens on 127.0.0.1 alone, sends no reports, keeps its files in one temporary directory, and is
 stopped by its process id. Up in a second; down in two, because it takes leave of its own services.
 """
 
@@ -28,7 +28,7 @@ REGION = "us-east-1"
 
 _SERVICES = ("master", "volume", "filer", "s3", "admin")
 _STARTS = 3
-_START_S = 30.0
+_START_S = 240.0
 _STOP_S = 5.0
 
 
@@ -52,7 +52,7 @@ def running_seaweed(bucket: str = "tidelog") -> Iterator[Seaweed]:
             if _answers(process, endpoint_url, bucket):
                 yield Seaweed(endpoint_url, bucket, process.pid)
                 return
-            if attempt == _STARTS:  # else somebody took a port between the search and the start
+            if attempt == _STARTS:  # else another process took a port between search and start
                 log = (directory / "log").read_text(errors="replace")
                 raise RuntimeError(f"SeaweedFS does not start:\n{log[-3000:]}")
         finally:
@@ -94,7 +94,7 @@ def _start(directory: Path, ports: dict[str, int], bucket: str) -> subprocess.Po
 
 
 def _answers(process: subprocess.Popen[bytes], endpoint_url: str, bucket: str) -> bool:
-    """Whether the bucket is there before the process or our patience ends."""
+    """Whether the bucket is there before the process or the waiting time ends."""
     client = boto3.client(
         "s3",
         endpoint_url=endpoint_url,

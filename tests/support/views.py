@@ -3,19 +3,36 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
-from storage import keys
-from storage.entry import Draft
-from storage.objectstore import ObjectStore
-from storage.wal import Wal, WalSettings
 from tests.support.clock import ManualClock
 from tests.support.faults import Call, FaultyStore, Plan
 from tests.support.records import creating, draft, fold, request, rows, tail_values
+from tidelog.storage.core import keys
+from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.entry import Draft
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal.view import WalView
 
 CLUSTER_ID = "c0ffee"
-AGE_S = WalSettings().view_age_max_s
+AGE_S = Bounds().view_age_ms / 1000
 HOUR_S = 3600.0
 _numbers = itertools.count(1)
+
+
+class Unopened(NamedTuple):
+    """A view that is not open yet: what goes wrong while it opens can be planned."""
+
+    store: FaultyStore
+    clock: ManualClock
+    settings: WalSettings
+
+    async def open(self, cluster_id: str | None = None) -> WalView:
+        name = f"b{self.clock.name}"
+        return await WalView.open(
+            self.store, self.clock, name, self.settings, cluster_id=cluster_id
+        )
 
 
 def wal_on(
@@ -24,11 +41,11 @@ def wal_on(
     *,
     latency: Callable[[Call], float] | None = None,
     settings: WalSettings | None = None,
-) -> Wal:
+) -> Unopened:
     """A view that is not open yet; its clock is the loop's."""
     clock = ManualClock(next(_numbers), loop_time=asyncio.get_running_loop().time)
     store = FaultyStore(inner, plan, latency=latency)
-    return Wal(store, clock, f"b{clock.name}", settings or WalSettings())
+    return Unopened(store, clock, settings or WalSettings())
 
 
 async def opened(
@@ -37,37 +54,35 @@ async def opened(
     *,
     latency: Callable[[Call], float] | None = None,
     settings: WalSettings | None = None,
-) -> Wal:
-    wal = wal_on(inner, plan, latency=latency, settings=settings)
-    await wal.open(CLUSTER_ID)
-    return wal
+) -> WalView:
+    return await wal_on(inner, plan, latency=latency, settings=settings).open(CLUSTER_ID)
 
 
-async def with_topic(inner: ObjectStore) -> Wal:
+async def with_topic(inner: ObjectStore) -> WalView:
     """A broker that founded the cluster and made topic `t` with two partitions: entry 1."""
     wal = await opened(inner)
     await wal.commit(creating(wal.clock, partitions=2))
     return wal
 
 
-def one(wal: Wal, *values: str) -> Draft:
+def one(wal: WalView, *values: str) -> Draft:
     """A draft of one request of these values to `t`-0."""
     return draft(request(wal.clock, {0: rows(*values)}))
 
 
-def store_of(wal: Wal) -> FaultyStore:
+def store_of(wal: WalView | Unopened) -> FaultyStore:
     assert isinstance(wal.store, FaultyStore)
     return wal.store
 
 
-def suspend(wal: Wal, seconds: float) -> None:
-    """This broker's machine was asleep; nothing else knows of it."""
+def suspend(wal: WalView | Unopened, seconds: float) -> None:
+    """Suspend this broker's machine alone."""
     assert isinstance(wal.clock, ManualClock)
     wal.clock.advance(seconds)
 
 
-async def checkpoint_and_collect(wal: Wal, inner: ObjectStore) -> None:
-    """What a collector does after the retention: of the WAL only the newest entry is kept."""
+async def checkpoint_and_collect(wal: WalView, inner: ObjectStore) -> None:
+    """Collect as after the retention: of the WAL only the newest entry is kept."""
     newest = await wal.checkpoint()
     await inner.delete([keys.wal(seq) for seq in range(1, newest)])
 

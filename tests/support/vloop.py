@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-STUCK_S = 30.0
+STUCK_S = 120.0
 """Real seconds without an event, with no timer set: a deadlock."""
 
 
@@ -81,7 +81,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """`main()` on a loop of its own, in virtual time; what it leaves behind is cancelled.
 
-    An exception that nobody retrieved, and a callback that failed, fail the run.
+    An exception that no task retrieved, and a callback that failed, fail the run.
     """
     lost: list[str] = []
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

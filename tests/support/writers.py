@@ -1,36 +1,44 @@
 """Writers on a store in memory, and what must be left of one when it ends."""
 
-from storage import keys
-from storage.entry import IdempotencyKey
-from storage.hot import Request
-from storage.model import Placement
-from storage.objectstore import MemoryStore
-from storage.wal import Wal
-from storage.writer import Acks, Writer, WriterSettings
+from pathlib import Path
+
 from tests.support.records import request, rows
 from tests.support.views import store_of, with_topic
+from tidelog.storage.core import keys
+from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.core.model import Acks, AppendedRange
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.wal.view import WalView
+from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.writer import Writer, WriterSettings
 
 
-def writing(wal: Wal, settings: WriterSettings | None = None) -> Writer:
-    writer = Writer(wal, wal.clock, settings or WriterSettings(), lambda *_: None)
+def writing(
+    wal: WalView, settings: WriterSettings | None = None, *, hot_dir: Path | None = None
+) -> Writer:
+    writer = Writer(wal, settings or WriterSettings(), lambda *_: None, hot_dir=hot_dir)
     writer.start()
     return writer
 
 
 async def started(
-    inner: MemoryStore, settings: WriterSettings | None = None, *, latency_s: float = 0.0
+    inner: MemoryStore,
+    settings: WriterSettings | None = None,
+    *,
+    latency_s: float = 0.0,
+    hot_dir: Path | None = None,
 ) -> Writer:
     wal = await with_topic(inner)
     if latency_s:
         store_of(wal).latency = lambda _: latency_s
-    return writing(wal, settings)
+    return writing(wal, settings, hot_dir=hot_dir)
 
 
-def say(writer: Writer, *values: str, key: IdempotencyKey | None = None) -> Request:
+def say(writer: Writer, *values: str, key: IdempotencyKey | None = None) -> AppendRequest:
     return request(writer.clock, {0: rows(*values)}, key=key)
 
 
-async def append(writer: Writer, *values: str, acks: Acks = Acks.ALL) -> list[Placement] | None:
+async def append(writer: Writer, *values: str, acks: Acks = Acks.ALL) -> list[AppendedRange] | None:
     return await writer.append(say(writer, *values), acks)
 
 
@@ -43,6 +51,6 @@ async def ended(writer: Writer) -> None:
     await writer.close()
     assert writer.buffered_bytes == 0
     assert not writer._waiters
-    assert not writer._keyed
+    assert not writer._waiters._keyed
     assert not writer._open
     assert writer._open_bytes == 0

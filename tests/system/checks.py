@@ -1,4 +1,4 @@
-"""A broker's log, and what it is held against: its WAL, its tables, what retries are told."""
+"""A broker's log, compared with its WAL, its tables, and the answers to retries."""
 
 import asyncio
 import json
@@ -10,23 +10,23 @@ from typing import Any
 import httpx
 from deltalake import DeltaTable
 
-from storage.folder import FolderStore
 from tests.support.broker import Broker
 from tests.support.history import Log, Read
 from tests.support.records import entries_of
 from tests.system.client import JSON, Client, wait_until
 from tests.system.load import Sent
+from tidelog.storage.io.folder import FolderStore
 
 
 class Starting(Broker):
-    """A broker whose start nobody waits for."""
+    """A broker whose start is not waited for."""
 
     def _wait_until_ready(self) -> None:
         pass
 
 
 def new_topic() -> str:
-    """A name that no other test has: whoever answers at a wrong port does not know it."""
+    """A name that no other test has: a broker at a wrong port does not have it."""
     return f"t-{secrets.token_hex(4)}"
 
 
@@ -59,7 +59,7 @@ def hot_files(folder: Path) -> set[str]:
 
 
 def check_retries(broker: Broker, topic: str, sent: Sequence[Sent]) -> None:
-    """Send again what was acked; what they are told goes to the history."""
+    """Send acked requests again; the answers go to the history."""
     with Client(broker.base_url) as client:
         for request, key, form in sent:
             client.send(topic, request, key=key, form=form)
@@ -81,7 +81,7 @@ async def _check_chain(folder: Path) -> None:
 
 
 def table_of(folder: Path, partitions: int) -> Log:
-    """What another engine sees of the only topic there, with no broker's help."""
+    """Read the only topic there as another engine does, without a broker."""
     (directory,) = (folder / "topics").iterdir()
     return table_at(str(directory), partitions)
 

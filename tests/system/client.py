@@ -1,4 +1,4 @@
-"""A client that knows what its answers mean: acked, refused for certain, or nobody knows.
+"""A client that classifies answers: acked, certainly refused, or unknown.
 
 Nothing but a 200 is an ack, and nothing but an answer that says so (4xx, 429, 503) or a connection
 that never came about is a refusal (I6). All else may have been written.
@@ -20,9 +20,10 @@ from tests.support.history import Log, Place, Read, Request, Written
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/vnd.kafka.json.v2+json"
-ANSWER_S = 60.0
-PATIENCE_S = 60.0
-"""Until something must have happened on a machine that does a lot besides."""
+ANSWER_S = 120.0
+WAIT_S_MAX = 240.0
+"""A wait fails here if the event does not occur: no expectation of speed, as a busy machine may be
+ten times slower than an idle one."""
 
 
 class Form(enum.Enum):
@@ -44,7 +45,7 @@ class Answer(NamedTuple):
 
 
 class NotSent(Exception):
-    """There was nobody to connect to."""
+    """No process listens at the address."""
 
 
 class AnswerLost(Exception):
@@ -56,8 +57,7 @@ class NotServed(Exception):
 
 
 class Client:
-    """One connection, made anew when it breaks; for one thread. `base_url` may be asked anew each
-    time, for a broker that moves."""
+    """One connection, opened again when it breaks; for one thread."""
 
     def __init__(self, base_url: str, answer_s: float = ANSWER_S) -> None:
         address = urlsplit(base_url)
@@ -231,11 +231,11 @@ class Balanced(Client):
         self._connection = self._clients[0]._connection
 
 
-def wait_until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Look every few ms; fails when it does not come about on even the slowest machine."""
-    deadline = time.monotonic() + patience_s
+def wait_until(is_so: Callable[[], bool], what: str, wait_s_max: float = WAIT_S_MAX) -> None:
+    """Check every few ms until the condition holds; fail after `wait_s_max`."""
+    deadline = time.monotonic() + wait_s_max
     while not is_so():
-        assert time.monotonic() < deadline, f"{what} did not happen within {patience_s:.0f} s"
+        assert time.monotonic() < deadline, f"{what} did not happen within {wait_s_max:.0f} s"
         time.sleep(0.005)
 
 

@@ -1,7 +1,7 @@
 """A way to an S3 server on which requests are slow, refused, or done and not answered.
 
-What no client may take for an answer is made here as proxies, balancers and servers make it: a 503
-before the store hears of the request, a 500, a reset or half an answer after it has done it.
+Failures that are no answers, as proxies, balancers and servers produce them: a 503 before the
+store gets the request, a 500, a reset or half an answer after the store has served it.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ class Faults(NamedTuple):
     """Shares of requests, drawn one after the other."""
 
     slowed: float = 0.0
-    """Up to `slow_s` before the store hears of them, or after it has done them."""
+    """Up to `slow_s` before the store gets them, or after it has served them."""
     refused: float = 0.0
-    """503, and the store never hears of them."""
+    """503, and the store never gets them."""
     denied: float = 0.0
     """Done, and answered with 500 or 503."""
     unanswered: float = 0.0
@@ -123,7 +123,7 @@ class FaultProxy:
         if self._hits("unanswered", faults.unanswered):
             return _reset(request)
         given = web.StreamResponse(status=answer.status, headers=_without_hops(answer.headers))
-        with contextlib.suppress(ConnectionError):  # whoever asked is gone
+        with contextlib.suppress(ConnectionError):  # the client is gone
             await given.prepare(request)
             if payload and self._hits("halved", faults.halved):
                 await given.write(payload[: len(payload) // 2])

@@ -1,9 +1,8 @@
 """Producers and readers in threads, for as long as brokers are killed and tails are sealed.
 
 Producers send one request after the other, each retried under its key until it is acked. A few are
-given up after an attempt of unknown outcome, so that logs with unknown requests are met. What every
-attempt came to is written down for `tests.support.history`.
-"""
+given up after an attempt of unknown outcome, so that logs with unknown requests are met. The
+outcome of every attempt is recorded for `tests.support.history`."""
 
 import random
 import threading
@@ -14,7 +13,7 @@ from typing import NamedTuple, Self
 from tests.sim.history import Event
 from tests.support.history import Request, Written
 from tests.system.client import (
-    PATIENCE_S,
+    WAIT_S_MAX,
     Client,
     Form,
     wait_until,
@@ -27,7 +26,7 @@ RECORDS_MANY = 100
 
 
 class Mix(NamedTuple):
-    """What a load is made of. `acks` are drawn for each request; `first` is the number of its first
+    """The content of a load. `acks` are drawn for each request; `first` is the number of its first
     producer, for loads that run side by side."""
 
     topic: str
@@ -81,7 +80,7 @@ class Load:
         """Let each producer have its last answer; all that was sent, a producer's in order."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(2 * PATIENCE_S)
+            thread.join(2 * WAIT_S_MAX)
             assert not thread.is_alive(), "a producer hangs"
         assert not self._failures, self._failures
         return [sent for of_one in self._sent for sent in of_one]
@@ -100,7 +99,7 @@ class Load:
                 while not self._stop.is_set():
                     self._send_next(client, producer, draw)
                     self._stop.wait(self._mix.pause_s)
-        except BaseException as error:  # noqa: BLE001 - told to whoever finishes
+        except BaseException as error:  # noqa: BLE001 - `finish` raises it
             self._failures.append(error)
 
     def _client(self, producer: int) -> Client:
@@ -120,7 +119,7 @@ class Load:
         self._sent[producer].append(sent)
         acks = draw.choice(mix.acks)
         gives_up = draw.random() < GIVE_UP_SHARE
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_S_MAX
         while not request.is_acked:
             client.send(mix.topic, request, acks=acks, key=sent.key, form=form)
             if request.is_acked or (gives_up and request.unknown):

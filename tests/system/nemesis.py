@@ -1,4 +1,4 @@
-"""What happens to brokers and to their ways to the store, one thing after the other, by a seed."""
+"""Faults of brokers and of their connections to the store, one after the other, by a seed."""
 
 import contextlib
 import random
@@ -135,7 +135,7 @@ class Nemesis:
             self._wait(0.5, 3.0)
 
     def _cut_between_brokers(self) -> None:
-        """One hears nothing from the others for longer than they count it as alive, though all of
+        """One gets no message from the others for longer than their timeout, though all of
         them reach the store."""
         with self._draw.choice(self._peers).silent():
             self._wait(1.0, 4.0)
@@ -151,7 +151,7 @@ class Nemesis:
             process.kill()
 
     def _maintaining(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "service.cli", "maintain", "--yes"]
+        command = [sys.executable, "-m", "tidelog.service.cli.main", "maintain", "--yes"]
         command += ["--file-grace-ms", str(FILE_GRACE_MS), "--store", self._brokers[0].store]
         return subprocess.Popen(
             command,

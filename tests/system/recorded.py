@@ -1,4 +1,4 @@
-"""Clients that write down what they ask and are told, as clients of the simulator do: one checker
+"""Clients that record requests and answers, as clients of the simulator do: one checker
 serves both (tests.sim.checker)."""
 
 import abc
@@ -107,7 +107,7 @@ class Watching(abc.ABC):
                     self._read()
                 except (NotSent, AnswerLost, NotServed):
                     self._stop.wait(RETRY_S)
-                except BaseException as error:  # noqa: BLE001 - told to whoever looks
+                except BaseException as error:  # noqa: BLE001 - the test asserts that there is none
                     self.failures.append(repr(error))
                     return
 

@@ -75,7 +75,7 @@ class World:
             sent["Content-Type"] = content_type
         if accept is not None:
             sent["Accept"] = accept
-        connection = http.client.HTTPConnection("127.0.0.1", self.broker.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.broker.port, timeout=120)
         connection.request(method, path, raw, sent)
         answer = connection.getresponse()
         content = answer.read()

@@ -9,7 +9,11 @@ from pathlib import Path
 from tests.support.broker import Broker
 from tests.system.client import Client, wait_until
 
-QUICK = {"heartbeat_interval_ms": 200, "member_timeout_ms": 1500, "handover_timeout_ms": 500}
+QUICK = {
+    "broker_heartbeat_interval_ms": 200,
+    "broker_timeout_ms": 1500,
+    "sequencer_timeout_ms": 500,
+}
 """Of brokers that are to know each other soon, and to miss each other soon."""
 
 
@@ -22,8 +26,8 @@ def brokers(
     own: Sequence[Mapping[str, object]] | None = None,
     **settings: object,
 ) -> Iterator[list[Broker]]:
-    """So many that all know each other; on a store in the folder unless told. `own` are settings
-    that differ."""
+    """So many brokers that see each other; without `store`, on a store in the folder. `own` are
+    settings that differ."""
     url = (folder / "store").as_uri() if store is None else store
     with contextlib.ExitStack() as stack:
         found = []

@@ -1,6 +1,7 @@
 """`tidelog` as processes against a broker process: what it does, prints, and exits with."""
 
 import dataclasses
+import json
 import socket
 import subprocess
 import sys
@@ -8,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from service.cli_results import EXIT_STATUSES
-from service.settings import Settings
 from tests.support.broker import Broker, error_line, json_of, tidelog
 from tests.support.ports import free_port
+from tidelog.service.cli.results import EXIT_STATUSES
+from tidelog.service.settings import Settings
 
 # -- the command itself
 
@@ -71,9 +72,10 @@ def test_without_a_command_it_says_which_there_are() -> None:
         ["replay", "t", "--to", "d", "--from", "17"],
         ["serve", "--port", "x"],
         ["serve", "--port", "70000"],
-        ["serve", "--wal-codec", "rar"],
+        ["serve", "--security", "rar"],
         ["serve", "--wal-retention-ms", "4000"],
-        ["serve", "--sealing", "--nope"],
+        ["serve", "--seal-enabled", "--nope"],
+        ["serve", "--wal-codec", "lz4"],
         ["serve", "./a", "--store", "./b"],
     ],
     ids=" ".join,
@@ -86,6 +88,15 @@ def test_wrong_usage_is_one_line_and_status_2(arguments: list[str]) -> None:
 
 def test_a_wrong_variable_is_wrong_usage() -> None:
     assert "TIDELOG_PROT" in error_line(tidelog("serve", status=2, TIDELOG_PROT="1"))
+
+
+def test_a_broker_starts_with_the_old_name_of_a_setting_and_warns(tmp_path: Path) -> None:
+    old_names = {"sealing": False, "handover_bytes": 1024, "log_format": "json"}
+    with Broker(tmp_path, **old_names) as broker:
+        lines = [json.loads(line) for line in broker.log().splitlines()]
+    warned = [each["message"] for each in lines if each["level"] == "warning"]
+    assert len(warned) == 2
+    assert warned[0].startswith("setting sealing is now seal_enabled:")
 
 
 @pytest.mark.parametrize(
@@ -187,8 +198,9 @@ def test_status(broker: Broker) -> None:
     assert told["cluster_id"] in broker.cli("status").stdout.decode()
 
 
-def test_a_trailing_slash_of_the_server_does_no_harm(broker: Broker) -> None:
-    tidelog("status", "--server", broker.base_url + "/")
+def test_server_url_may_end_with_a_slash(broker: Broker) -> None:
+    status = json_of(tidelog("status", "--json", "--server", broker.base_url + "/"))
+    assert status["is_ready"]
 
 
 # -- serve
@@ -216,7 +228,7 @@ def test_serve_on_a_store_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_serve_on_a_store_without_permission() -> None:
-    # The tests may run as root, for whom a folder's mode means nothing; /proc takes no folders.
+    # The tests may run as root, which ignores a folder's mode; /proc accepts no folders.
     assert "/proc/tidelog" in last_line(serve("--store", "file:///proc/tidelog"))
 
 
@@ -249,7 +261,7 @@ def test_serve_refuses_another_cluster(broker: Broker) -> None:
 
 def test_serve_takes_settings_from_variables_and_ends_politely(tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
-    with Broker(tmp_path, default_partitions=3, sealing=False) as broker:
+    with Broker(tmp_path, default_partitions=3, seal_enabled=False) as broker:
         broker.cli("topics", "create", "t")
         assert json_of(broker.cli("topics", "list", "--json")) == [{"name": "t", "partitions": 3}]
         assert broker.stop() == 0

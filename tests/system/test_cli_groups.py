@@ -42,7 +42,7 @@ def test_reset_and_delete(broker: Broker, topic: str, read: str) -> None:
     for target, lag in (("beginning", 5), ("4", 1), ("@2120-01-01", 0), ("-1h", 5), ("end", 0)):
         broker.cli("groups", "reset", read, "--to", target, "--topic", topic)
         assert json_of(broker.cli("groups", "lag", read, "--json"))["lag"] == lag, target
-    assert "say --yes" in error_line(broker.cli("groups", "delete", read, status=2))
+    assert "confirm with --yes" in error_line(broker.cli("groups", "delete", read, status=2))
     broker.cli("groups", "delete", read, "--yes")
     assert "readers" in error_line(broker.cli("groups", "delete", read, "-y", status=4))
 

@@ -1,4 +1,4 @@
-"""`tidelog produce` and `tidelog consume`: bytes, order, positions, and what goes on for ever."""
+"""`tidelog produce` and `tidelog consume`: bytes, order, positions, and open streams."""
 
 import json
 import signal
@@ -229,7 +229,7 @@ def test_some_partitions(broker: Broker) -> None:
 
 def test_a_reader_that_has_enough_is_no_error(broker: Broker, topic: str) -> None:
     broker.cli("produce", topic, stdin="line\n" * 50_000)
-    command = [sys.executable, "-m", "service.cli", "consume", topic]
+    command = [sys.executable, "-m", "tidelog.service.cli.main", "consume", topic]
     with subprocess.Popen(
         command,
         env=environment(TIDELOG_URL=broker.base_url),

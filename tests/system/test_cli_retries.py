@@ -57,7 +57,7 @@ def test_following_goes_on_when_the_broker_is_killed_and_comes_back(tmp_path: Pa
 
 
 class Stub:
-    """A server that refuses the first produces as told, and remembers what it was sent."""
+    """A server that refuses the first produce requests with given answers, and records requests."""
 
     def __init__(self, *refusals: tuple[int, dict[str, str]]) -> None:
         self.refusals = list(refusals)
@@ -148,4 +148,4 @@ def test_a_server_that_is_no_broker_is_said_to_be_none(command: list[str]) -> No
     stub.told = b"<html>It works!</html>"
     with stub.serving():
         done = tidelog(*command, "--server", stub.url, status=1)
-    assert "does not answer as a broker does" in error_line(done)
+    assert "is not a tidelog broker" in error_line(done)

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deploy.demo.broker_process import BrokerProcess
 from deploy.local import compose
 from deploy.local.balancer import compose_config, installed_balancer, running
-from service.broker_process import BrokerProcess
 from tests.support.broker import until
 from tests.support.ports import free_port_pairs
 from tests.support.seaweed import running_seaweed
@@ -104,7 +104,7 @@ def metrics(broker: BrokerProcess) -> str:
 
 
 def is_healthy(broker: BrokerProcess) -> bool:
-    """What the image's health check says."""
+    """Run the image's health check."""
     text = (DEPLOY / "Dockerfile").read_text()
     found = re.search(r"HEALTHCHECK (?:.*\\\n *)?CMD (\[.*\])", text)
     assert found is not None
@@ -114,7 +114,7 @@ def is_healthy(broker: BrokerProcess) -> bool:
 
 
 def maintained(translation: compose.Translation) -> None:
-    """One round of the job that goes on for ever."""
+    """One round of the maintenance job, which does not end by itself."""
     job = compose.services()["maintain"]
     process = subprocess.Popen(
         compose.command(job),

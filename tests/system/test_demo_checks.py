@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from service import demo, demo_checks
-from service.demo_checks import Carrier, Check, Place, Seen
-from service.demo_flights import Event
+from deploy.demo import checks as demo_checks
+from deploy.demo import demo
+from deploy.demo.checks import Carrier, CheckResult, Place, ReadRecord
+from deploy.demo.flights import Event
 
 PARTITIONS = 2
 KEYS = ("N1", "N2", "N3", None)
@@ -21,27 +22,27 @@ def events(count: int = 40) -> list[Event]:
     ]
 
 
-def read_back(sent: Sequence[Event]) -> list[Seen]:
-    """What a log that keeps its word gives: N1 and N3 in partition 0, the rest in 1."""
+def read_back(sent: Sequence[Event]) -> list[ReadRecord]:
+    """Return the records of a correct log: N1 and N3 in partition 0, the rest in 1."""
     seen = []
     for partition in range(PARTITIONS):
         held = [event for event in sent if (event.key in {"N1", "N3"}) == (partition == 0)]
         seen += [
-            Seen(event.seq, partition, offset, event.key, event.timestamp_ms, event.value)
+            ReadRecord(event.seq, partition, offset, event.key, event.timestamp_ms, event.value)
             for offset, event in enumerate(held)
         ]
     return seen
 
 
-def acks_of(seen: Sequence[Seen]) -> dict[int, Place]:
+def acks_of(seen: Sequence[ReadRecord]) -> dict[int, Place]:
     return {record.seq: Place(record.partition, record.offset) for record in seen}
 
 
-def ends_of(seen: Sequence[Seen]) -> dict[int, int]:
+def ends_of(seen: Sequence[ReadRecord]) -> dict[int, int]:
     return {n: sum(record.partition == n for record in seen) for n in range(PARTITIONS)}
 
 
-def failed(seen: Sequence[Seen]) -> set[str]:
+def failed(seen: Sequence[ReadRecord]) -> set[str]:
     """Names of the checks that `seen` fails, where the right records were sent and acknowledged."""
     sent = events()
     right = read_back(sent)
@@ -147,7 +148,7 @@ def test_an_offset_beyond_the_end_is_found() -> None:
     assert DENSE in failed(seen)
 
 
-def test_a_partition_that_nobody_asked_for_is_found() -> None:
+def test_an_unexpected_partition_is_found() -> None:
     seen = read_back(events())
     assert not demo_checks.check_dense([*seen, seen[0]._replace(partition=7)], ends_of(seen)).is_ok
 
@@ -184,7 +185,7 @@ def test_carriers_of_the_file_count_all_and_average_those_that_left() -> None:
     assert demo_checks.carriers(ROWS) == CARRIERS
 
 
-def carrier_checks(seen: dict[str, Carrier]) -> tuple[Check, Check]:
+def carrier_checks(seen: dict[str, Carrier]) -> tuple[CheckResult, CheckResult]:
     return (
         demo_checks.check_carrier_counts(CARRIERS, seen),
         demo_checks.check_carrier_means(CARRIERS, seen),
@@ -231,7 +232,7 @@ def test_missing_and_foreign_carriers_fail(seen: dict[str, Carrier]) -> None:
 
 def test_a_check_shows_what_was_expected_and_what_was_seen() -> None:
     check = demo_checks.check_count("record count", 336_776, 336_775)
-    assert check == Check("record count", "336,776", "336,775", is_ok=False)
+    assert check == CheckResult("record count", "336,776", "336,775", is_ok=False)
 
 
 # -- the verdict

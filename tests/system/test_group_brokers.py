@@ -20,10 +20,10 @@ PLAIN = {"content-type": "application/vnd.kafka.v2+json"}
 
 
 PARTITIONS = 4
-PATIENT = QUICK | {"member_timeout_ms": 30_000}
-"""No broker that is only slow counts as dead: nobody takes a group from another."""
+PATIENT = QUICK | {"broker_timeout_ms": 30_000}
+"""A slow broker does not count as crashed: no broker takes a group from another."""
 TAKEN = "its coordinator cannot be reached"
-"""What a broker logs that takes one all the same."""
+"""The log message of a broker that takes one all the same."""
 
 
 class Anywhere:
@@ -51,7 +51,7 @@ class Anywhere:
                     return answer
             self.repeated += 1
             time.sleep(0.05)
-        raise AssertionError(f"{method} {path} is not answered by anybody")
+        raise AssertionError(f"{method} {path} is not answered by any broker")
 
 
 class Instance:
@@ -94,8 +94,8 @@ def was_calm(found: list[Broker]) -> bool:
 
 
 def is_committed(instance: Instance, count: int) -> bool:
-    """Whoever reads on says that it has what it read, or is given again what a coordinator that was
-    replaced had not committed."""
+    """The next read acknowledges the records of the last one, or returns again the records that a
+    replaced coordinator had not committed."""
     instance.read("timeout=0")
     return sum(instance.committed()) == count
 
@@ -126,7 +126,7 @@ def test_the_whole_life_of_an_instance_at_any_broker(tmp_path: Path, is_killed: 
             assert sorted(read) == values  # each once: nothing went wrong
         wait_until(lambda: is_committed(instance, len(values)), "the commits by themselves")
 
-        # Where it said to go on, whoever is asked next.
+        # The position of the seek, at any broker that is asked next.
         ends = instance.committed()
         first = {"topic": topic, "partition": 0}
         instance("POST", "/positions/beginning", {"partitions": [first]})

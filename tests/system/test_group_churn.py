@@ -65,7 +65,7 @@ class Anywhere:
 
 
 class Run:
-    """What was produced, and what each group saw of it."""
+    """Produced records, and those that each group read."""
 
     def __init__(self, ask: Anywhere, draw: random.Random, topic: str) -> None:
         self.ask = ask
@@ -126,7 +126,7 @@ class Run:
             "session.timeout.ms": SESSION_MS,
         }
         made = await self.ask("POST", f"/consumers/{group}", json=body, headers=PLAIN)
-        # Repeated after a lost answer it is there already: nobody else takes its name.
+        # A retry after a lost answer finds it: no other client uses its name.
         assert made.status_code in (200, 409), made.text
         return f"/consumers/{group}/instances/{name}"
 
@@ -163,7 +163,7 @@ class Run:
             _ours(await self.ask("POST", f"{path}/offsets", headers=PLAIN), 200)
 
     async def transact(self, path: str, generation: int, records: list[dict[str, Any]]) -> None:
-        """Results and offsets in one request. Who is refused, and what it read, is gone."""
+        """Results and offsets in one request. A refused member leaves with its records."""
         ends = {record["partition"]: record["offset"] + 1 for record in records}
         body = {
             "topics": [
@@ -259,7 +259,7 @@ async def _check(run: Run) -> None:
     assert Counter(made) == Counter(run.produced)
     twice = {where: names for where, names in run.owners.items() if len(names) > 1}
     assert not twice, "two owners of one generation"
-    assert run.counts["gone"], "nobody was refused: nothing was tried"
+    assert run.counts["gone"], "no member was refused: the test had no effect"
 
 
 def test_consumers_come_and_go_while_brokers_die(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def test_under_load_every_ack_is_kept(tmp_path: Path) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
     folder, topic = tmp_path / "store", new_topic()
-    often = {"checkpoint_entries": 20, "checkpoint_interval_ms": 0}
-    with Broker(tmp_path, hot_dir=tmp_path / "hot", **often) as broker:
+    often = {"wal": {"checkpoint_entries": 20, "checkpoint_interval_s": 0.0}}
+    with Broker(tmp_path, hot_dir=tmp_path / "hot", tuning=often) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS)
         with Load(broker.base_url, Mix(topic, PARTITIONS), seed) as load:
@@ -105,7 +105,7 @@ def test_what_was_acked_locally_is_there_once_after_a_kill(tmp_path: Path) -> No
         broker.restart()
         assert the_log(broker, topic, PARTITIONS) == log
         check_retries(broker, topic, keyed)
-        assert all(len(each.request.acks) == 1 for each in keyed), "a retry is told the offsets"
+        assert all(len(each.request.acks) == 1 for each in keyed), "a retry gets the offsets"
         assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
 
 
@@ -132,11 +132,12 @@ def test_a_kill_in_the_middle_of_the_recovery_doubles_nothing(tmp_path: Path) ->
     check_chain(folder)
 
 
-def test_brokers_that_share_a_hot_dir_take_only_what_the_dead_left(tmp_path: Path) -> None:
+def test_brokers_that_share_a_hot_dir_adopt_only_files_of_ended_brokers(tmp_path: Path) -> None:
     """The first has more than one file of acked records when the second starts beside it."""
     topic, hot = new_topic(), tmp_path / "hot"
-    large = {"flush_bytes": 2**30, "flush_bytes_max": 2**30, "buffer_bytes": 2**30}
-    with Broker(tmp_path, hot_dir=hot, **HELD_BACK, **large) as broker:
+    sizes = ("flush_bytes", "flush_bytes_max", "buffer_bytes_max")
+    large = {"writer": dict.fromkeys(sizes, 2**30)}
+    with Broker(tmp_path, hot_dir=hot, **HELD_BACK, tuning=large) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, 1, max_message_bytes=16 * 2**20)
             requests = []
@@ -155,7 +156,7 @@ def test_brokers_that_share_a_hot_dir_take_only_what_the_dead_left(tmp_path: Pat
 # -- SIGTERM
 
 
-def test_a_broker_that_is_told_to_stop_keeps_all_it_acked(tmp_path: Path) -> None:
+def test_a_terminated_broker_keeps_all_it_acked(tmp_path: Path) -> None:
     topic, hot = new_topic(), tmp_path / "hot"
     seed = secrets.randbits(32)
     mix = Mix(topic, PARTITIONS, acks=("all", "1"))
@@ -178,7 +179,7 @@ def test_a_broker_that_is_told_to_stop_keeps_all_it_acked(tmp_path: Path) -> Non
     check_chain(tmp_path / "store")
 
 
-def test_whoever_waits_for_a_broker_that_stops_is_answered(tmp_path: Path) -> None:
+def test_a_terminating_broker_answers_its_waiting_clients(tmp_path: Path) -> None:
     """A flush that is held back, a long poll and a follower: none of them is cut off in the end."""
     topic, hot = new_topic(), tmp_path / "hot"
     records = f"/topics/{topic}/partitions/0/records?offset=0"
@@ -223,7 +224,8 @@ def test_i7_kills_while_sealing_leave_no_row_twice_and_none_missing(tmp_path: Pa
     topic, folder, seed = new_topic(), tmp_path / "store", secrets.randbits(32)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    with Broker(tmp_path, seal_check_interval_ms=10, tail_cache_bytes=0) as broker:
+    often = {"sealer": {"check_interval_s": 0.01}}
+    with Broker(tmp_path, tuning=often, tail_cache_bytes=0) as broker:
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS, segment_bytes=20_000, segment_ms=200)
         seen, mix = [], Mix(topic, PARTITIONS, pad_bytes=200)

@@ -8,13 +8,13 @@ import secrets
 import time
 from pathlib import Path
 
-from storage.folder import FolderStore
 from tests.support.broker import Broker
 from tests.support.history import Written
 from tests.support.records import fold, tail_values
 from tests.system.checks import check_chain, new_topic
 from tests.system.client import Client, wait_until
 from tests.system.transform import Found, Names, Worker, check
+from tidelog.storage.io.folder import FolderStore
 
 KILLS = 4
 PARTITIONS = 2
@@ -31,7 +31,7 @@ def found_in(folder: Path, names: Names) -> Found:
             cluster = json.loads(await store.get("cluster.json"))
             state, _ = await fold(store, cluster["cluster_id"])
             topic_id = state.topic(names.source).topic_id
-            committed = state.groups.offsets(names.group).get(topic_id, {})
+            committed = state.committed_offsets.of_group(names.group).get(topic_id, {})
             values = {
                 topic: [
                     str(value or b"", "utf-8")
@@ -53,8 +53,8 @@ def test_two_topics_and_an_offset_are_there_or_not(tmp_path: Path) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
     names = Names(new_topic(), new_topic(), new_topic(), "workers")
-    often = {"checkpoint_entries": 20, "checkpoint_interval_ms": 0}
-    with Broker(tmp_path, **often) as broker:
+    often = {"wal": {"checkpoint_entries": 20, "checkpoint_interval_s": 0.0}}
+    with Broker(tmp_path, tuning=often) as broker:
         with Client(broker.base_url) as client:
             for name, partitions in zip(names[:3], (PARTITIONS, 3, 1), strict=True):
                 client.create_topic(name, partitions)

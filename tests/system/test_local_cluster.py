@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from deploy.local.balancer import installed_balancer
+from tests.support.pace import is_within
 from tests.support.ports import free_port
 from tests.system.checks import json_values
 
@@ -43,7 +44,7 @@ def test_a_cluster_comes_up_and_goes_away(tmp_path: Path) -> None:
         assert len(started) == 4, said
         brokers = re.findall(r"broker +(http://\S+)", said)
         assert len(brokers) == 3
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             topic = {"topic_name": "t", "partitions_count": 1}
             client.post("/admin/topics", json=topic).raise_for_status()
             placed = []
@@ -56,8 +57,8 @@ def test_a_cluster_comes_up_and_goes_away(tmp_path: Path) -> None:
             assert json_values(url) == list(range(12))
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert time.monotonic() - began < 30
+        assert process.wait(600) == 0
+        assert is_within(time.monotonic() - began, 30)
         assert not any(Path(f"/proc/{child}").exists() for child in started)
         assert not list(tmp_path.glob("tidelog-cluster-*"))
     finally:

@@ -1,4 +1,4 @@
-"""What /metrics says of the one promise about cost: a flush is one conditional PUT."""
+"""/metrics on the guarantee about cost: a flush is one conditional PUT."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

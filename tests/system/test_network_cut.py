@@ -1,5 +1,5 @@
-"""Brokers on machines of their own whose cables are pulled: what clients were told is true, and
-those who are left go on (I1 to I4)."""
+"""Brokers on machines of their own with pulled cables: answers to clients are true, and the
+remaining brokers continue (I1 to I4)."""
 
 import contextlib
 import secrets
@@ -69,7 +69,7 @@ def test_cut_off_and_cut_apart(seaweed: Seaweed, tmp_path: Path) -> None:
                 load.wait_for_acks(20)
             alone = total(found, "own_commits")
             for machine in machines:
-                machine.isolate(True)  # all of them reach the store, and nobody another
+                machine.isolate(True)  # all of them reach the store, and no broker another
             for each in faithful:
                 each.wait_for_acks(8)
             assert total(found, "own_commits") > alone

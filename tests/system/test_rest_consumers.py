@@ -1,5 +1,5 @@
-"""Consumer instances (REST.md 1.4): every endpoint in each dialect, with every error code that it
-may answer, over a socket by a plain HTTP client.
+"""Consumer instances (DIALECTS, v2 consumers): every endpoint in each dialect, with every error
+code that it may answer, over a socket by a plain HTTP client.
 
 Rows: what is asked, and what must come back: status, error code or the body's exact keys, and the
 media type. Each row has an instance, or a group, of its own.
@@ -95,7 +95,7 @@ def test_create_refused(world: World, body: Any, content_type: str, status: int,
     refused(world("POST", "/consumers/refused", body, content_type), status, code)
 
 
-def test_paths_and_methods_that_nobody_serves(world: World) -> None:
+def test_unknown_paths_and_methods(world: World) -> None:
     path = world.instance(topics=())
     assert "Invalid parameter 'group_name' got 'a␍b'" in refused(
         world("POST", "/consumers/a%0Db", {}), 400, 40002
@@ -150,7 +150,7 @@ def test_instance_not_found(world: World, method: str, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", FITTING)
-def test_bodies_and_media_types_that_are_none(world: World, what: str) -> None:
+def test_invalid_bodies_and_media_types(world: World, what: str) -> None:
     path = world.instance()
     refused(world("POST", path + what, "{"), 400, 400)
     refused(world("POST", path + what, []), 422, 422)

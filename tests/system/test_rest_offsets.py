@@ -1,5 +1,5 @@
-"""Offsets and positions of consumer instances (REST.md 1.4), in each dialect, with every error
-code, over a socket by a plain HTTP client.
+"""Offsets and positions of consumer instances (DIALECTS, v2 consumers), in each dialect, with every
+error code, over a socket by a plain HTTP client.
 
 Rows: what is asked, and what must come back: status, error code or the body's exact keys, and the
 media type. Each row has an instance, or a group, of its own.
@@ -86,8 +86,8 @@ def test_a_commit_of_what_another_member_owns_now(world: World) -> None:
     assert "generation 2" in refused(world("POST", f"{path}/offsets", body), 409, 40903)
 
 
-def test_who_slept_beyond_its_session_commits_nothing(world: World) -> None:
-    """Another member has its partitions by then. The woken one is told so in the codes of
+def test_member_with_an_expired_session_commits_nothing(world: World) -> None:
+    """Another member has its partitions by then. The resumed one gets the codes of
     UNKNOWN_MEMBER_ID and ILLEGAL_GENERATION, whichever way it commits."""
     path = world.instance(CONFLUENT | {"name": "sleeper", "session.timeout.ms": 3000}, group="nap")
     read = world("GET", f"{path}/records?timeout=2000")

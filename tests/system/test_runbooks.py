@@ -1,4 +1,4 @@
-"""What deploy/README.md tells operators to do, done to a cluster under load: brokers replaced one
+"""The procedures of deploy/README.md on a cluster under load: brokers replaced one
 by one behind a balancer; a prefix copied, checked and brought back."""
 
 import shutil
@@ -15,6 +15,7 @@ import pytest
 from deploy.local.balancer import balancer, installed_balancer
 from deploy.local.cluster import Store, brokers
 from tests.support.broker import Broker, tidelog, until
+from tests.support.pace import is_within
 from tests.system.checks import json_values
 
 JSON = "application/vnd.kafka.json.v2+json"
@@ -52,7 +53,7 @@ class Clients:
         until(lambda: len(self.acked) >= wanted)
 
     def _run(self, producer: int) -> None:
-        with httpx.Client(base_url=self._url, timeout=30) as client:
+        with httpx.Client(base_url=self._url, timeout=120) as client:
             number = 0
             while not self._stop.is_set():
                 value = f"{producer}-{number}"
@@ -89,13 +90,13 @@ def test_brokers_are_replaced_one_by_one_under_load(tmp_path: Path) -> None:
                     clients.wait_for(25)
                     began = time.monotonic()
                     assert broker.stop() == 0, broker.log()
-                    assert time.monotonic() - began < STOP_S
+                    assert is_within(time.monotonic() - began, STOP_S)
                     clients.wait_for(25)
                     broker.start()
                 clients.wait_for(25)
             tries, acked = clients.tries, clients.acked
             print(f"answers: {dict(tries)}")
-            # What a broker that ends may have seen, the balancer must not send again by itself.
+            # The balancer must not repeat a request that an ending broker may have received.
             assert set(tries) <= {"200", "502", "503"}
             assert tries.total() - tries["200"] <= 3 * 4, "more than what was under way"
             assert sorted(json_values(url, WHOLE)) == sorted(acked)

@@ -1,9 +1,10 @@
 """Brokers that cannot start: one line that says what and where, a status, no traceback.
 
-Whoever starts a broker wrongly reads one line, and a supervisor sees that it ended.
+An operator gets one line, and a supervisor sees that the process ended.
 """
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -17,21 +18,22 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from storage.clock import SystemClock
-from storage.folder import FolderStore
-from storage.wal import Wal
-from tests.support.broker import Broker, environment, error_line, tidelog
+from tests.support import tuned_cli
+from tests.support.broker import CLI_S, Broker, environment, error_line, tidelog
 from tests.support.ports import free_port
 from tests.support.records import creating
 from tests.support.seaweed import ACCESS_KEY, SECRET_KEY, Seaweed
 from tests.system.client import Client
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.wal.view import WalView
 
 FAILED = 1
 UNREACHABLE = 3
 
 
 def refusal(store: str | Path, *flags: str, status: int = FAILED, **variables: str) -> str:
-    """What a broker says that does not start; `tidelog` gives it no more than CLI_S."""
+    """Return the error line of a broker that does not start; `tidelog` waits CLI_S at most."""
     command = ["serve", "--store", str(store), "--port", "0", *flags]
     done = tidelog(*command, status=status, **variables)
     assert done.stdout == b""
@@ -137,14 +139,24 @@ def careless() -> Iterator[str]:
 
 def test_an_s3_that_overwrites(careless: str, aws_credentials: None) -> None:
     said = refusal("s3://b/p", "--s3-endpoint", careless)
-    assert "s3://b/p cannot carry a log: create-if-absent does not hold" in said
+    assert "s3://b/p cannot store a log: the test of create-if-absent failed" in said
     assert "both of two concurrent creates succeeded" in said
 
 
-def test_an_s3_that_nobody_answers_for(aws_credentials: None) -> None:
+def test_an_s3_address_without_a_server(aws_credentials: None) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
-    said = refusal("s3://b/p", "--s3-endpoint", endpoint, status=UNREACHABLE)
-    assert "s3://b/p cannot be reached" in said
+    tuning = json.dumps({"service": {"start_retry_s": 2.0}})
+    command = [sys.executable, "-P", tuned_cli.__file__, tuning, "serve", "--port", "0"]
+    store = ["--store", "s3://b/p", "--s3-endpoint", endpoint]
+    done = subprocess.run(
+        [*command, *store], capture_output=True, env=environment(), timeout=CLI_S, check=False
+    )
+    assert done.returncode == UNREACHABLE
+    *waiting, said = done.stderr.decode().splitlines()
+    for line in waiting:
+        assert "s3://b/p cannot be reached" in line
+        assert "; trying again for " in line
+    assert said.startswith("tidelog: s3://b/p cannot be reached")
     assert endpoint in said
 
 
@@ -188,8 +200,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def _found(folder: Path) -> None:
     store, clock = FolderStore(folder), SystemClock()
-    wal = Wal(store, clock, "b")
-    await wal.open("c0ffee")
+    wal = await WalView.open(store, clock, "b", cluster_id="c0ffee")
     for number in range(5):
         topic_id = clock.new_id().hex()
         await wal.commit(creating(clock, f"t{number}", topic_id=topic_id))
@@ -199,8 +210,7 @@ async def _found(folder: Path) -> None:
 
 async def _checkpoint(folder: Path) -> None:
     store = FolderStore(folder)
-    wal = Wal(store, SystemClock(), "b")
-    await wal.open("c0ffee")
+    wal = await WalView.open(store, SystemClock(), "b", cluster_id="c0ffee")
     await wal.checkpoint()
     await wal.close()
     await store.close()
@@ -223,12 +233,14 @@ def test_a_wal_without_its_cluster(folder: Path) -> None:
 @pytest.mark.parametrize("body", [b"", b'{"format":1,"cluster_id":"\xff"}'])
 def test_a_cluster_json_that_is_none(folder: Path, body: bytes) -> None:
     (folder / "cluster.json").write_bytes(body)
-    assert f"{folder.as_uri()}/cluster.json is not ours" in refusal(folder)
+    assert f"{folder.as_uri()}/cluster.json is invalid" in refusal(folder)
 
 
 def test_a_cluster_of_a_later_format(folder: Path) -> None:
-    (folder / "cluster.json").write_text('{"format":2,"cluster_id":"c0ffee","created_ms":1}')
-    assert f"{folder.as_uri()} has format 2, this version reads 1" in refusal(folder)
+    (folder / "cluster.json").write_text('{"format":9,"cluster_id":"c0ffee","created_ms":1}')
+    said = refusal(folder)
+    assert "object cluster.json has level 9 of the format, this version reads up to" in said
+    assert "it needs a newer tidelog" in said
 
 
 def test_another_cluster_than_asked_for(folder: Path) -> None:
@@ -243,7 +255,7 @@ def test_a_wal_entry_with_a_flipped_bit(folder: Path) -> None:
 
 def test_a_wal_entry_that_is_missing(folder: Path) -> None:
     (folder / f"wal/{3:020}").unlink()
-    assert f"object wal/{3:020} is corrupt: is missing, and the WAL goes on" in refusal(folder)
+    assert f"object wal/{3:020} is corrupt: is missing, but later entries exist" in refusal(folder)
 
 
 def test_a_wal_that_no_checkpoint_covers_any_more(folder: Path) -> None:
@@ -311,13 +323,13 @@ def test_a_full_disk(tmp_path: Path) -> None:
     done = subprocess.run(limited, capture_output=True, env=environment(), timeout=60, check=False)
     assert done.returncode == FAILED
     said = error_line(done)
-    assert "writing does not hold" in said
+    assert "the test of writing failed" in said
     assert "raise the file size limit (ulimit -f)" in said
 
 
 LIMITED = """
 import resource, signal, sys
-from service.cli import main
+from tidelog.service.cli.main import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 sys.argv[0] = "tidelog"

@@ -1,5 +1,5 @@
 """Three brokers on a real S3 server, each behind a way that fails, killed and stopped at random:
-what clients were told is true (I1 to I7).
+the answers to clients are true (I1 to I7).
 
 `make torture MINUTES=10` runs it for longer. A run is drawn from a seed; processes and threads are
 not, so the same seed gives the same deeds, not the same run.
@@ -32,13 +32,18 @@ from tests.system.transform import Found, Names, Worker, check
 
 PARTITIONS = 3
 VIEW_AGE_S = 2.0
-YOUNG = {"wal_view_age_max_ms": round(1000 * VIEW_AGE_S), "wal_retention_ms": 10_000}
+YOUNG = {
+    "wal_view_age_max_ms": round(1000 * VIEW_AGE_S),
+    "wal_retention_ms": 10_000,
+    "test_bounds": True,
+}
 OFTEN = {
     "poll_interval_ms": 200,
-    "checkpoint_entries": 50,
-    "checkpoint_interval_ms": 0,
     "retention_check_interval_ms": 1000,
-    "seal_check_interval_ms": 200,
+    "tuning": {
+        "wal": {"checkpoint_entries": 50, "checkpoint_interval_s": 0.0},
+        "sealer": {"check_interval_s": 0.2},
+    },
 }
 PAUSE_S = 0.01
 """Of each producer after a request, so that a run of minutes can still be checked."""
@@ -47,7 +52,7 @@ pytestmark = pytest.mark.seaweed
 
 
 @pytest.mark.slow
-def test_what_clients_were_told_is_true(
+def test_answers_to_clients_are_true(
     seaweed: Seaweed, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     seconds = 60 * float(request.config.getoption("--torture-minutes"))

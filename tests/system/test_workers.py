@@ -17,7 +17,7 @@ from tests.system.client import AnswerLost, Client, NotSent, wait_until
 from tests.system.load import Load, Mix
 
 PARTITIONS = 2
-QUICK = {"workers": 3, "heartbeat_interval_ms": 200, "member_timeout_ms": 1500}
+QUICK = {"workers": 3, "broker_heartbeat_interval_ms": 200, "broker_timeout_ms": 1500}
 
 
 def workers_of(broker: Broker) -> list[psutil.Process]:
@@ -31,7 +31,7 @@ def workers_of(broker: Broker) -> list[psutil.Process]:
 
 
 def names(broker: Broker, tries: int = 40) -> set[str]:
-    """Whoever answers at the port."""
+    """The names of the workers that answer at the port."""
     found = set()
     for _ in range(tries):
         try:
@@ -83,6 +83,9 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
         found = workers_of(broker)
         broker.kill()
         wait_until(lambda: not any(worker.is_running() for worker in found), "their end")
+        assert "Traceback" not in broker.log()
+        broker.start()
+        assert not {worker.pid for worker in found} & {it.pid for it in workers_of(broker)}
 
 
 def test_where_no_worker_can_start_the_parent_says_so(tmp_path: Path) -> None:
@@ -98,9 +101,9 @@ def test_where_no_worker_can_start_the_parent_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--port", "0"], "workers share one port"),
-        (["--store", "memory://"], "workers share a store"),
-        (["--broker-id", "b"], "broker_id cannot be given"),
+        (["--port", "0"], "workers above 1 share one port"),
+        (["--store", "memory://"], "workers above 1 need a store"),
+        (["--broker-id", "b"], "remove peer_port, peer_address and broker_id"),
         (["--peer-port", "4711"], "peer_port"),
     ],
 )

@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from tests.system.client import PATIENCE_S, Answer, AnswerLost, Balanced, Client, NotSent
+from tests.system.client import WAIT_S_MAX, Answer, AnswerLost, Balanced, Client, NotSent
 
 RETRY_S = 0.01
 
 
 class Names(NamedTuple):
-    """What is read, what is made of it, and a line for every batch; and who reads."""
+    """Names of the source topic, of the results, of the batches, and of the group."""
 
     source: str
     made: str
@@ -22,7 +22,7 @@ class Names(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a store holds: how far the group has read of each partition, and the results."""
+    """Content of a store: the group's offset in each partition, and the results."""
 
     offsets: dict[int, int]
     made: list[str]
@@ -89,7 +89,7 @@ class Worker:
                     self._transform(where)
         except _Stopped:
             pass
-        except BaseException as error:  # noqa: BLE001 - told to whoever looks
+        except BaseException as error:  # noqa: BLE001 - the test asserts that there is none
             self.failure = error
 
     def _transform(self, where: int) -> None:
@@ -146,7 +146,7 @@ class Worker:
         accepted: tuple[int, ...] = (200,),
     ) -> Answer:
         """The same again until it is answered."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_S_MAX
         while not self._stop.is_set():
             try:
                 answer = self._client.call(method, path, body, headers)
@@ -157,7 +157,7 @@ class Worker:
                 pass
             except AnswerLost:
                 self.unknown += method == "POST"
-            assert time.monotonic() < deadline, f"{method} {path}: nobody answers"
+            assert time.monotonic() < deadline, f"{method} {path}: no broker answers"
             time.sleep(RETRY_S)
         raise _Stopped
 

@@ -25,9 +25,9 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE_MS = 10_000
+PATIENCE_MS = 120_000
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-"""Whoever makes markup of it has a title that says so."""
+"""A page that renders it as markup gets the title `owned`."""
 HOSTILE_GROUP = HOSTILE.partition("<script>")[0]
 """No path names a group with a slash in it."""
 JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
@@ -124,7 +124,7 @@ class Console:
         )
         return self.page
 
-    def forgive(self, status: int) -> None:
+    def allow_status(self, status: int) -> None:
         """The browser says of its own that a request was refused, which was asked for."""
         self.wrong = [one for one in self.wrong if f"status of {status}" not in one]
 

@@ -61,7 +61,7 @@ def main() -> int:
                 console.page.screenshot(path=given.folder / f"{size}-login.png")
                 console.page.get_by_role("button", name="Log in").click()
                 console.page.get_by_role("navigation", name="Pages").wait_for()
-                console.forgive(401)
+                console.allow_status(401)
             for name, place in places.items():
                 page = console.open(place)
                 page.wait_for_timeout(500)

@@ -1,4 +1,4 @@
-# Two brokers in a VPC of their own, for a trial: everything goes with `terraform destroy`.
+# A trial: two brokers in a new VPC. `terraform destroy` deletes all of it, with the log.
 
 terraform {
   required_version = ">= 1.9"
@@ -30,6 +30,6 @@ module "tidelog" {
 }
 
 output "url" {
-  description = "Where clients in the VPC speak to the log."
+  description = "URL of the balancer, for clients in the VPC."
   value       = module.tidelog.url
 }

@@ -1,4 +1,4 @@
-# In a VPC that is there, with TLS, a key of one's own, Spark, and alarms that tell somebody.
+# A cluster in an existing VPC, with TLS, a KMS key, Spark, and alarms that go to an SNS topic.
 
 terraform {
   required_version = ">= 1.9"
@@ -30,7 +30,7 @@ variable "spark_image" {
 }
 
 variable "vpc_id" {
-  description = "The VPC."
+  description = "Id of the VPC."
   type        = string
 }
 
@@ -40,12 +40,12 @@ variable "subnet_ids" {
 }
 
 variable "certificate_arn" {
-  description = "Certificate of the name that clients use."
+  description = "Certificate for the host name that clients use."
   type        = string
 }
 
 variable "kms_key_arn" {
-  description = "Key of the bucket."
+  description = "KMS key of the bucket."
   type        = string
 }
 
@@ -71,9 +71,9 @@ module "tidelog" {
   brokers_min   = 3
   brokers_max   = 12
   settings = {
-    TIDELOG_BUFFER_BYTES        = "1073741824"
-    TIDELOG_SEGMENT_CACHE_BYTES = "1073741824"
-    TIDELOG_TAIL_CACHE_BYTES    = "1073741824"
+    TIDELOG_BUFFER_BYTES_MAX = "1073741824"
+    TIDELOG_READ_CACHE_BYTES = "1073741824"
+    TIDELOG_TAIL_CACHE_BYTES = "1073741824"
   }
 
   has_spark          = true
@@ -83,11 +83,11 @@ module "tidelog" {
 }
 
 output "url" {
-  description = "Where clients speak to the log."
+  description = "URL of the balancer, for clients."
   value       = module.tidelog.url
 }
 
 output "policy_arns" {
-  description = "For roles of analysts and jobs."
+  description = "Policies for roles of analysts and jobs."
   value       = module.tidelog.policy_arns
 }

@@ -1,0 +1,168 @@
+"""A session of maintenance on a cluster: the WAL, the tables and the store's clock.
+
+It commits to the WAL through `WalView.commit`, as a broker does. It plans nothing:
+compaction/plan.py and compaction/garbage.py do. **On a crash**: it holds no state of its own; the
+next run continues.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+
+from tidelog.storage.core import keys
+from tidelog.storage.core.actions import AnyAction
+from tidelog.storage.core.entry import Commit, Draft
+from tidelog.storage.core.errors import (
+    Corrupt,
+    LogError,
+    TableInDoubt,
+    Unavailable,
+    UnknownTopic,
+)
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.log import Log
+from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.tables.delta import open_table
+from tidelog.storage.tables.doubt import check
+from tidelog.storage.tables.manifest import Table
+from tidelog.storage.wal.chain import WalObjects, WalSettings, decode_checkpoint
+from tidelog.storage.wal.view import WalView
+
+log = logging.getLogger("tidelog.care")
+
+ACTIONS_MAX = 1000
+"""Of one commit: an entry's header is bounded (I10)."""
+
+_NEVER = sys.maxsize
+_NO_CHECKPOINTS = WalSettings(checkpoint_entries=_NEVER, checkpoint_entries_max=_NEVER)
+"""Only collection writes a checkpoint, when it needs one."""
+
+
+def topics_of(state: ClusterState, names: Sequence[str] | None) -> list[Topic]:
+    """Return the named topics, or all in order of names; raises UnknownTopic."""
+    return [state.topic(name) for name in (sorted(state.topics) if names is None else names)]
+
+
+class OfflineCluster:
+    """A session on one cluster, owned by one event loop for one command or maintenance round."""
+
+    def __init__(self, wal: WalView, *, is_shared: bool) -> None:
+        """For `open` and `of_broker`. If the view is shared, `close` leaves it open."""
+        self.store = wal.store
+        self.clock = wal.clock
+        self.wal = wal
+        self.skipped: dict[str, LogError] = {}
+        """Topics that a duty of this session left as they are, by name, and why."""
+        self._is_shared = is_shared
+        self._tables: dict[str, Table] = {}
+
+    @classmethod
+    def of_broker(cls, broker: Log) -> "OfflineCluster":
+        """Return a session on the broker's own view, on its event loop: nothing is loaded again.
+        Tables are the session's own: otherwise the broker would keep all of them open."""
+        return cls(broker.wal, is_shared=True)
+
+    @classmethod
+    async def open(
+        cls, store: ObjectStore, clock: Clock, *, report_damage: bool = True
+    ) -> "OfflineCluster":
+        """Open an existing cluster. Raises StoreUnfit if there is none, Corrupt, Unavailable.
+        Without `report_damage`, the first use of the state raises Corrupt: so a scrub can begin,
+        and report all damage."""
+        writer = f"care-{clock.new_id().hex()}"
+        chain = WalObjects(store, clock)
+        cluster = await chain.open_cluster(None, is_creating=False)
+        wal = WalView(chain, cluster, writer, _NO_CHECKPOINTS)
+        try:
+            await wal.load()
+        except Corrupt:
+            if report_damage:
+                raise
+        return cls(wal, is_shared=False)
+
+    @property
+    def state(self) -> ClusterState:
+        return self.wal.state
+
+    async def refresh(self) -> None:
+        """Refresh the state: it then holds every commit that finished before this call (I3)."""
+        await self.wal.refresh()
+
+    async def commit(self, actions: Sequence[AnyAction]) -> None:
+        """Commit all actions, at most ACTIONS_MAX in one commit. Raises the refusal of an action,
+        but not UnknownTopic: a topic that was deleted meanwhile needs no maintenance. To find such
+        a topic, each action of a refused commit is committed by itself."""
+        for first in range(0, len(actions), ACTIONS_MAX):
+            some = list(actions[first : first + ACTIONS_MAX])
+            (outcome,) = await self.wal.commit(Draft([Commit(self.clock.new_id(), some)], [], []))
+            if isinstance(outcome.refusal, UnknownTopic) and len(some) > 1:
+                for each in some:
+                    await self.commit([each])
+            elif outcome.refusal is not None and not isinstance(outcome.refusal, UnknownTopic):
+                raise outcome.refusal
+
+    async def table(self, topic: Topic) -> Table:
+        """Return the topic's table, refreshed to its newest version."""
+        table = self._tables.get(topic.topic_id)
+        if table is None:
+            table = open_table(self.store, topic.prefix, topic.name)
+            self._tables[topic.topic_id] = table
+        await table.refresh()
+        return table
+
+    async def checked_table(self, topic: Topic) -> Table:
+        """Return the topic's table at its newest version. Raises TableInDoubt if that is not what
+        the log put there; Corrupt, Unavailable."""
+        table = await self.table(topic)
+        await check(table, lambda: self.state.topic_of_id(topic.topic_id), self.refresh)
+        return table
+
+    async def for_each(
+        self, topics: Sequence[Topic], work: Callable[[Topic], Awaitable[None]]
+    ) -> None:
+        """Do the work for each topic, whatever fails for others. A topic that is damaged or in
+        doubt is in `skipped`; the first other error is raised after the last topic."""
+        failed: LogError | None = None
+        for topic in topics:
+            try:
+                await work(topic)
+            except Corrupt as error:
+                self.skip(topic, error)
+            except LogError as error:
+                log.warning("topic %s: %s", topic.name, error)
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def skip(self, topic: Topic, error: LogError) -> None:
+        """Note that the topic is left as it is."""
+        if not isinstance(error, TableInDoubt):  # a broker logs that once, a command shows it
+            log.error("topic %s is left as it is: %s", topic.name, error)
+        self.skipped[topic.name] = error
+
+    async def checkpoint(self, key: str) -> ClusterState:
+        """Read and verify the state of a checkpoint; raises Corrupt, NotFound."""
+        cluster_id = self.wal.cluster.cluster_id
+        state = decode_checkpoint(await self.store.get(key), key, cluster_id)
+        if state.seq != keys.seq_of(key):
+            raise Corrupt(key, f"is number {state.seq}")
+        return state
+
+    async def store_now_ms(self) -> int:
+        """Return the time of the store's clock: all ages of objects are by this clock."""
+        key = f"{keys.PROBE}{self.clock.new_id().hex()}/now"
+        for pause_s in (0.05, 0.2, 1.0):
+            await self.store.create(key, [b"now"])  # for every outcome: the listing below decides
+            async for info in self.store.list(key):
+                with contextlib.suppress(LogError):  # if this fails, collection deletes the object
+                    await self.store.delete([key])
+                return info.modified_ms
+            await asyncio.sleep(pause_s)
+        raise Unavailable(f"{self.store.url} does not answer: its clock cannot be read")
+
+    async def close(self) -> None:
+        if not self._is_shared:
+            await self.wal.close()

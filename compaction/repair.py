@@ -1,0 +1,406 @@
+"""Repair of tables in doubt (DESIGN 8): propose a way for each, and do it on request.
+
+- *restore*: the files that the log's own commits made, without those of other programs and without
+  seals of another WAL. Nothing that was acked is lost. It needs the objects, which a table in doubt
+  keeps; another program's VACUUM may have deleted them.
+- *adopt*: the rows as the other program left them, written again as segments. Offsets without a row
+  are lost for good and are named; readers then pass over them as after a key compaction.
+
+Each is one commit of the table under the maintenance locks of its partitions. **On a crash** before
+it: uploads that no version names remain for collection. After it: the table is whole. A sealer or a
+rewrite that commits meanwhile makes it a ManifestConflict: run again.
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidelog.compaction.ahead import differs
+from tidelog.compaction.offline import OfflineCluster, topics_of
+from tidelog.storage.core import keys
+from tidelog.storage.core.actions import MoveLogStart
+from tidelog.storage.core.chunk import RECORD_SCHEMA
+from tidelog.storage.core.errors import NotFound, TableInDoubt
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.object_store import upload
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.partition import Partition
+from tidelog.storage.tables import segment as segments
+from tidelog.storage.tables.doubt import HISTORY_MAX, confirmed, doubt_of
+from tidelog.storage.tables.manifest import (
+    ManifestVersion,
+    SegmentColumns,
+    SegmentIndex,
+    Table,
+    TableCommit,
+    clean_app_id,
+    maintenance_app_id,
+    seal_app_id,
+    sealed_to,
+)
+
+RESTORE = "restore"
+ADOPT = "adopt"
+NONE = "none"
+
+
+class Repair(NamedTuple):
+    """One topic: why its table is in doubt, and what a repair does, or why it cannot. `lost` are
+    offsets, by partition, whose records are nowhere any more."""
+
+    topic: str
+    version: int
+    why: str
+    way: str
+    what: str
+    added: int = 0
+    removed: int = 0
+    lost: Sequence[tuple[int, int, int]] = ()
+    is_done: bool = False
+
+
+_Piece: TypeAlias = SegmentFile | pa.Table
+"""A segment that is there, or rows of files that are no segments."""
+
+
+class _Change(NamedTuple):
+    """The files that a commit takes out of a table and puts into it, and its transactions."""
+
+    removed: list[SegmentFile]
+    added: list[SegmentFile]
+    reset: dict[str, int]
+    partitions: set[int]
+    data_change: bool = True
+
+
+async def repair(
+    cluster: OfflineCluster, names: Sequence[str] | None, *, is_dry: bool, way: str | None = None
+) -> list[Repair]:
+    """Repair the tables in doubt of these topics (all if None), or only propose it. `way` chooses
+    between restore and adopt; None takes restore if it is possible.
+
+    Raises UnknownTopic; Unavailable, CommitUnknown, ManifestConflict: run again.
+    """
+    await cluster.refresh()
+    found: list[Repair] = []
+
+    async def repair_one(topic: Topic) -> None:
+        found.extend(await _repair(cluster, topic, is_dry=is_dry, way=way))
+
+    await cluster.for_each(topics_of(cluster.state, names), repair_one)
+    return found
+
+
+async def undo_rearrangement(cluster: OfflineCluster, topic: Topic) -> bool:
+    """Restore a table in which another program only arranged rows in other files, as OPTIMIZE does
+    and says so in its commits. Return whether it did. Raises as `repair`."""
+    table = await cluster.table(topic)
+    newest = await table.newest()
+    foreign = [each for each in await table.commits(HISTORY_MAX) if each.is_foreign]
+    if not foreign or any(each.data_change for each in foreign):
+        return False
+    change = await _restored(cluster, topic, table, newest, set())
+    if not isinstance(change, _Change):
+        return False
+    await _commit(table, change._replace(data_change=False))
+    return True
+
+
+async def _repair(
+    cluster: OfflineCluster, topic: Topic, *, is_dry: bool, way: str | None
+) -> list[Repair]:
+    why = await _doubt(cluster, topic)
+    if why is None:
+        return []
+    try:
+        table = await cluster.table(topic)
+        newest = await table.newest()
+    except TableInDoubt as error:  # deltalake cannot read it
+        what = "restore _delta_log from a copy of the store: no other program may commit to it"
+        return [Repair(topic.name, error.version, why, NONE, what)]
+    current = cluster.state.topic_of_id(topic.topic_id)
+    if current is None:
+        return []
+    ahead = await _strange(cluster, topic, table)
+    change = await _restored(cluster, current, table, newest, ahead)
+    proposed = Repair(topic.name, newest.version, why, NONE, str(change))
+    lost: list[tuple[int, int, int]] = []
+    if isinstance(change, _Change) and way != ADOPT:
+        what = f"restore what the log put there: {_told(change)}"
+        proposed = proposed._replace(way=RESTORE, what=what)
+    elif way != RESTORE and not ahead:
+        adoption = _Adoption(cluster, current, newest)
+        change = await adoption.change(is_dry=is_dry)
+        lost = adoption.lost
+        if isinstance(change, _Change):
+            what = f"adopt the rows that are there: {_told(change)}"
+            proposed = proposed._replace(way=ADOPT, what=what, lost=lost)
+        else:
+            proposed = proposed._replace(what=f"{proposed.what}; {change}")
+    if not isinstance(change, _Change) or proposed.way == NONE:
+        return [proposed]
+    proposed = proposed._replace(added=len(change.added), removed=len(change.removed))
+    if not is_dry:
+        if change.partitions:
+            await _commit(table, change)
+        await _pass_over(cluster, current, lost, await table.newest())
+    return [proposed._replace(is_done=not is_dry)]
+
+
+async def _doubt(cluster: OfflineCluster, topic: Topic) -> str | None:
+    """Return why the topic's table is in doubt, also by what only a seal would notice."""
+    try:
+        table = await cluster.checked_table(topic)
+    except TableInDoubt as error:
+        return error.why
+    if ahead := await _strange(cluster, topic, table):
+        return f"partition {min(ahead)}: its newest segments have other records than the WAL"
+    if behind := await _behind(cluster, topic, table):
+        return f"partition {min(behind)}: the transaction of its last seal is lost"
+    return None
+
+
+def _told(change: _Change) -> str:
+    return f"{len(change.removed)} files out of the table, {len(change.added)} into it"
+
+
+async def _commit(table: Table, change: _Change) -> None:
+    locks = {}
+    for number in change.partitions:
+        app_id = maintenance_app_id(number)
+        locks[app_id] = (await table.transaction_version(app_id) or 0) + 1
+    await table.replace(
+        change.removed, change.added, locks, data_change=change.data_change, reset=change.reset
+    )
+
+
+# -- restore
+
+
+async def _strange(cluster: OfflineCluster, topic: Topic, table: Table) -> set[int]:
+    """Return the partitions whose segments beyond the sealed end are not of this WAL."""
+    newest = await table.newest()
+    await cluster.refresh()  # a state older than the table would call seals of this WAL strange
+    current = cluster.state.topic_of_id(topic.topic_id)
+    found: set[int] = set()
+    if current is None:
+        return found
+    for number, partition in enumerate(current.partitions):
+        cleaned = await table.transaction_version(clean_app_id(number)) or 0
+        files = [file for file in newest.files(number) if file.end_offset > partition.sealed_end]
+        if cleaned > partition.sealed_end:
+            found.add(number)
+        for file in files:
+            is_beyond = file.end_offset > partition.high_watermark
+            if is_beyond or await differs(cluster.store, topic.prefix, partition, file):
+                found.add(number)
+    return found
+
+
+async def _behind(cluster: OfflineCluster, topic: Topic, table: Table) -> set[int]:
+    """Return the partitions whose seals in the table do not reach the WAL's sealed end."""
+    current = cluster.state.topic_of_id(topic.topic_id)
+    partitions = [] if current is None else current.partitions
+    return {
+        number
+        for number, partition in enumerate(partitions)
+        if await sealed_to(table, number) < partition.sealed_end
+    }
+
+
+async def _restored(
+    cluster: OfflineCluster, topic: Topic, table: Table, newest: ManifestVersion, ahead: set[int]
+) -> "_Change | str":
+    """Return the change to the files of the log's own commits, or why that cannot be."""
+    partitions = topic.partitions
+
+    def is_foreign(commit: TableCommit) -> bool:
+        marks = [seal_app_id(number) for number in ahead]
+        cleans = [clean_app_id(number) for number in range(len(partitions))]
+        ends = [partitions[number].sealed_end for number in ahead]
+        limits = dict(zip(marks, ends, strict=True))
+        limits |= {mark: each.sealed_end for mark, each in zip(cleans, partitions, strict=True)}
+        return commit.is_foreign or any(
+            version > limits.get(app_id, version) for app_id, version in commit.transactions.items()
+        )
+
+    sealed_ends = [partition.sealed_end for partition in partitions]
+    is_whole = partial(_is_whole, partitions=partitions, sealed_ends=sealed_ends)
+    target: ManifestVersion | None = newest
+    if ahead or not is_whole(newest):
+        target = await confirmed(table, newest, is_whole, is_foreign)
+    if target is None:
+        return "no version that the log confirmed can be found in the table's log"
+    wanted = {file.path: file for file in target.files()}
+    listed = {info.key async for info in cluster.store.list(f"{topic.prefix}/")}
+    gone = [path for path in sorted(wanted) if f"{topic.prefix}/{path}" not in listed]
+    if gone:
+        return f"{len(gone)} objects were deleted, the first is {gone[0]}"
+    there = {file.path: file for file in newest.files()}
+    removed = [file for path, file in there.items() if path not in wanted]
+    added = [file for path, file in wanted.items() if path not in there]
+    changed = {file.partition for file in (*removed, *added)}
+    reset: dict[str, int] = {}
+    spans = target.spans()
+    for number, partition in enumerate(partitions):
+        end = max(partition.sealed_end, spans.get(number, (0, 0))[1])
+        if (await table.transaction_version(seal_app_id(number)) or 0) != end:
+            reset[seal_app_id(number)] = end
+        if (await table.transaction_version(clean_app_id(number)) or 0) > partition.sealed_end:
+            reset[clean_app_id(number)] = partition.sealed_end
+        if reset.keys() & {seal_app_id(number), clean_app_id(number)}:
+            changed.add(number)
+    return _Change(removed, added, reset, changed)
+
+
+def _is_whole(
+    version: ManifestVersion, *, partitions: Sequence[Partition], sealed_ends: Sequence[int]
+) -> bool:
+    return doubt_of(version, partitions, sealed_ends) is None
+
+
+# -- adopt
+
+
+class _Adoption:
+    """Segments of all rows that the newest version has, in files of any program."""
+
+    def __init__(self, cluster: OfflineCluster, topic: Topic, newest: ManifestVersion) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._newest = newest
+        self.lost: list[tuple[int, int, int]] = []
+
+    async def change(self, *, is_dry: bool) -> "_Change | str":
+        """Return the change, or why there is none. Unless `is_dry`, upload its segments."""
+        change = _Change([], [], {}, set())
+        for number, partition in enumerate(self._topic.partitions):
+            try:
+                await self._partition(number, partition, change, is_dry=is_dry)
+            except (ValueError, pa.ArrowException, NotFound) as error:
+                return f"the rows of partition {number} cannot be adopted: {error}"
+        return change
+
+    async def _partition(
+        self, number: int, partition: Partition, change: _Change, *, is_dry: bool
+    ) -> None:
+        files = self._newest.files(number)
+        own = [file for file in files if file.base_offset >= 0]
+        foreign = [file for file in files if file.base_offset < 0]
+        rows = await self._rows(foreign)
+        pieces: list[tuple[int, _Piece]] = [(each.base_offset, each) for each in own]
+        pieces += _runs(rows, own)
+        pieces.sort(key=itemgetter(0))
+        start, end = partition.log_start_offset, partition.sealed_end
+        bounds = [first for first, _ in pieces] + [max(end, _end(pieces[-1][1]) if pieces else 0)]
+        if pieces:
+            bounds[0] = min(bounds[0], start)
+        elif start < end:
+            self.lost.append((number, start, end))
+        clean_end = 0
+        for at, (first, piece) in enumerate(pieces):
+            base, upto = bounds[at], bounds[at + 1]
+            if _end(piece) > upto:
+                raise ValueError(f"offset {upto} is in two files")
+            holes = list(_holes(piece, max(base, start) if at == 0 else base, upto))
+            self.lost += [(number, *each) for each in holes]
+            clean_end = max([clean_end, *(each[1] for each in holes)])
+            if isinstance(piece, SegmentFile) and (base, upto) == (first, piece.end_offset):
+                continue
+            change.added.append(await self._write(number, base, upto, piece, is_dry=is_dry))
+            if isinstance(piece, SegmentFile):
+                change.removed.append(piece)
+            change.partitions.add(number)
+        change.removed.extend(foreign)
+        if foreign:
+            change.partitions.add(number)
+        if clean_end:
+            change.reset[clean_app_id(number)] = clean_end
+
+    async def _rows(self, foreign: Sequence[SegmentFile]) -> pa.Table:
+        tables = []
+        for file in foreign:
+            body = await self._cluster.store.get(f"{self._topic.prefix}/{file.path}")
+            read = pq.read_table(io.BytesIO(body), columns=RECORD_SCHEMA.names)
+            tables.append(read.cast(RECORD_SCHEMA))
+        return pa.concat_tables(tables or [RECORD_SCHEMA.empty_table()]).sort_by("offset")
+
+    async def _write(
+        self, number: int, base: int, end: int, piece: _Piece, *, is_dry: bool
+    ) -> SegmentFile:
+        """Upload the piece as a segment whose name has [base, end)."""
+        path = keys.segment(number, base, end, self._cluster.clock.new_id().hex())
+        key = f"{self._topic.prefix}/{path}"
+        if isinstance(piece, SegmentFile):
+            if not is_dry:
+                body = await self._cluster.store.get(f"{self._topic.prefix}/{piece.path}")
+                await upload(self._cluster.store, key, [body])
+            return piece._replace(path=path, base_offset=base, end_offset=end)
+        config = self._cluster.state.config(self._topic)
+        written = segments.write(
+            piece.combine_chunks().to_batches(), codec=config.compression_type, is_json=False
+        )
+        if not is_dry:
+            await upload(self._cluster.store, key, [memoryview(written.body)])
+        stamps = written.timestamp_min, written.timestamp_max
+        return SegmentFile(path, number, base, end, written.size, written.rows, *stamps)
+
+
+def _end(piece: _Piece) -> int:
+    if isinstance(piece, SegmentFile):
+        return piece.end_offset
+    return int(piece.column("offset")[-1].as_py()) + 1
+
+
+def _runs(rows: pa.Table, own: Sequence[SegmentFile]) -> "Iterator[tuple[int, pa.Table]]":
+    """Split rows, sorted by offset, where a segment lies between them. Raises ValueError if an
+    offset is there twice."""
+    offsets = rows.column("offset").to_numpy()
+    if (offsets[1:] <= offsets[:-1]).any():
+        raise ValueError("an offset is in two files")
+    index = SegmentIndex(SegmentColumns.of(sorted(own, key=lambda file: file.base_offset)))
+    first = 0
+    while first < len(offsets):
+        file = index.at_or_after(int(offsets[first]))
+        if file is not None and file.base_offset <= offsets[first]:
+            raise ValueError(f"offset {offsets[first]} is in two files")
+        end = len(offsets) if file is None else int(offsets.searchsorted(file.base_offset))
+        yield int(offsets[first]), rows.slice(first, end - first)
+        first = end
+
+
+def _holes(piece: _Piece, base: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of [base, end) that a piece has not. A segment has what its name says."""
+    if isinstance(piece, SegmentFile):
+        spans = [(piece.base_offset, piece.end_offset)]
+    else:
+        offsets = piece.column("offset").to_numpy()
+        spans = [(int(each), int(each) + 1) for each in offsets]
+    for first, last in spans:
+        if first > base:
+            yield base, first
+        base = max(base, last)
+    if base < end:
+        yield base, end
+
+
+async def _pass_over(
+    cluster: OfflineCluster,
+    topic: Topic,
+    lost: Sequence[tuple[int, int, int]],
+    newest: ManifestVersion,
+) -> None:
+    """Move the log start over a partition that has no file any more."""
+    spans = newest.spans()
+    await cluster.commit(
+        [
+            MoveLogStart(topic.topic_id, number, end)
+            for number, _, end in lost
+            if number not in spans
+        ]
+    )

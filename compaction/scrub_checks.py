@@ -1,0 +1,113 @@
+"""Checks of a partition and of a segment, on values. Pure.
+
+Each check yields one sentence for each violation; it yields nothing if all is correct.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.state.partition import Partition
+from tidelog.storage.tables.manifest import SegmentColumns
+from tidelog.storage.tables.segment import RowGroup
+
+
+class Kind:
+    """Kinds of findings."""
+
+    WAL = "wal"
+    CHECKPOINT = "checkpoint"
+    TAIL = "tail"
+    TABLE = "table"
+    SEGMENT = "segment"
+    MISSING = "missing"
+    ORPHAN = "orphan"
+    FOREIGN = "foreign"
+
+
+class Finding(NamedTuple):
+    """A violation in an object or a partition, which `where` names. Damage is a violation that a
+    reader notices, now or later; a finding that is no damage is garbage or a foreign file."""
+
+    kind: str
+    where: str
+    what: str
+    is_damage: bool = True
+    size: int = 0
+
+
+def tail(partition: Partition) -> Iterator[str]:
+    """Check that the tail is [sealed_end, high_watermark) without a hole (I2)."""
+    at = partition.sealed_end
+    if partition.tail:
+        at = min(at, partition.tail[0].base_offset)
+    for run in partition.tail:
+        if run.base_offset != at:
+            yield f"the tail has a hole: offset {at} is followed by {run.base_offset}"
+        at = run.end_offset
+    if at != partition.high_watermark:
+        yield f"the tail ends at {at}, the high watermark is {partition.high_watermark}"
+    if not 0 <= partition.log_start_offset <= partition.high_watermark:
+        yield f"log start {partition.log_start_offset} is beyond the high watermark"
+
+
+def ranges(
+    columns: SegmentColumns, partition: Partition, *, sealed_to: int, clean_end: int
+) -> Iterator[str]:
+    """Check that the segments hold [log_start_offset, sealed_end), each offset once (I7).
+    `sealed_to` is the end of the table's seals; compaction removed rows only below `clean_end`."""
+    start, end = columns.base_offset, columns.end_offset
+    if sealed_to < partition.sealed_end:
+        yield f"the WAL is sealed to {partition.sealed_end}, the table only to {sealed_to}"
+    if len(start):
+        for at in np.flatnonzero(start[1:] != end[:-1]):
+            yield f"offsets {end[at]} to {start[at + 1]} are in no segment"
+        if end[-1] < partition.sealed_end:
+            yield f"offsets {end[-1]} to {partition.sealed_end} are in no segment"
+        if start[0] > partition.log_start_offset and start[0] < partition.sealed_end:
+            yield f"offsets {partition.log_start_offset} to {start[0]} are in no segment"
+    elif partition.log_start_offset < partition.sealed_end:
+        yield f"no segment has offsets {partition.log_start_offset} to {partition.sealed_end}"
+    wrong = (columns.rows > end - start) | ((columns.rows < end - start) & (end > clean_end))
+    for at in np.flatnonzero(wrong | (columns.rows < 1)):
+        yield f"{columns.path[int(at)]} has {columns.rows[at]} rows of [{start[at]}, {end[at]})"
+
+
+def group(held: RowGroup, batch: pa.RecordBatch) -> Iterator[str]:
+    """Check a row group against its footer."""
+    offsets = batch.column("offset").to_numpy()
+    if batch.num_rows != held.rows or not batch.num_rows:
+        yield f"row group {held.index} has {batch.num_rows} rows, its footer has {held.rows}"
+        return
+    if (np.diff(offsets) <= 0).any():
+        yield f"offsets of row group {held.index} do not ascend"
+    found = (int(offsets[0]), int(offsets[-1]) + 1, *chunks.timestamp_range(batch))
+    if found != (held.base_offset, held.end_offset, held.timestamp_min, held.timestamp_max):
+        yield f"statistics of row group {held.index} are wrong"
+
+
+def segment(file: SegmentFile, groups: Sequence[RowGroup]) -> Iterator[str]:
+    """Check the footer of a segment against the manifest."""
+    rows = sum(each.rows for each in groups)
+    if rows != file.rows:
+        yield f"has {rows} rows, the manifest has {file.rows}"
+    if not groups:
+        return
+    for before, after in itertools.pairwise(groups):
+        if after.base_offset < before.end_offset:
+            yield f"offsets do not ascend from row group {before.index} to {after.index}"
+    if groups[0].base_offset < file.base_offset or groups[-1].end_offset > file.end_offset:
+        first, end = groups[0].base_offset, groups[-1].end_offset
+        yield f"holds [{first}, {end}), its name has [{file.base_offset}, {file.end_offset})"
+    low = min(each.timestamp_min for each in groups)
+    high = max(each.timestamp_max for each in groups)
+    if low < file.timestamp_min or high > file.timestamp_max:
+        yield (
+            f"is stamped {low} to {high}, the manifest has "
+            f"{file.timestamp_min} to {file.timestamp_max}"
+        )

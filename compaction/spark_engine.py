@@ -1,0 +1,224 @@
+"""The Spark engine: segments are read and written by tasks on executors.
+
+The driver plans and commits. Executors read and write segments, but no table and no WAL. They run
+the same code as the in-process engine, so both engines give the same rows. Each task runs `Latest`
+on a part of the log, and Spark reduces the results by key; a write task runs one `Rewrite`. Values
+never pass through Spark. This code reads the store, not the JVM: so no jar is needed, and every
+byte is verified.
+
+An executor needs this package (set PYSPARK_PYTHON) and access to the store. Memory of a task: the
+keys of its part, up to `keys_bytes_max`, or one encoded segment. Memory of the driver: about 24
+bytes for each record that key compaction keeps.
+
+**On a crash** of an executor: Spark starts its task again, which uploads under a new name. Of the
+driver: segments that no version names remain for collection.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+
+from tidelog.compaction.engine import KEYS_BYTES_MAX, KeyScan, OnRows
+from tidelog.compaction.newest_per_key import Latest, TooManyKeys, of_ranks
+from tidelog.compaction.rewrite import Rewrite, pieces, rewrite
+from tidelog.storage.core.errors import Corrupt, Unavailable
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.blocking import OpenedStore
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.malloc import keep_freed_columns
+from tidelog.storage.io.open import open_store
+from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.read.plan import SegmentRange, Split
+from tidelog.storage.read.splits import read_split
+
+SPARK_PARTITIONS_MAX = 8
+"""Partitions at once: executors work on one while the driver plans or commits another."""
+MERGES_MAX = 256
+"""Merges in one commit: all are lost if another run commits first."""
+PART_BYTES_MIN = 8 * 1024 * 1024
+PART_BYTES_MAX = 256 * 1024 * 1024
+"""Size of the segments that one task reads for the newest records: one task for each core within
+these bounds. More parts of a log share more keys, and a task costs tens of milliseconds."""
+
+_RANKS = "key binary, alone bigint, rank bigint"
+_WRITTEN: dict[str, pa.DataType] = {
+    "number": pa.int32(),
+    "file": pa.binary(),
+    "damage": pa.string(),
+}
+_WRITTEN_DDL = "number int, file binary, damage string"
+
+Batches = Iterator[pa.RecordBatch]
+
+
+class _Part(msgspec.Struct, array_like=True):
+    """Segments in which one task searches for the newest records."""
+
+    slices: list[SegmentRange]
+    expires: int
+    keys_bytes_max: int
+
+
+class SparkEngine:
+    """Engine on the caller's session. `url` and `s3` are the store's as executors reach it.
+    Concurrent calls are allowed: each is a Spark job of its own."""
+
+    name = "spark"
+    partitions_max = SPARK_PARTITIONS_MAX
+    merges_max = MERGES_MAX
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        url: str,
+        s3: S3Options | None = None,
+        *,
+        keys_bytes_max: int = KEYS_BYTES_MAX,
+    ) -> None:
+        self._spark = spark
+        self._url = url
+        self._s3 = s3
+        self._keys_bytes_max = keys_bytes_max
+
+    async def newest(self, scan: KeyScan, on_rows: OnRows) -> np.ndarray:
+        kept = await _in_thread(self._newest, scan)
+        on_rows(sum(file.rows for file in scan.files))
+        return kept
+
+    async def write(self, tasks: Sequence[Rewrite], on_rows: OnRows) -> list[SegmentFile]:
+        if not tasks:
+            return []
+        files = await _in_thread(self._write, tasks)
+        on_rows(sum(file.rows for task in tasks for file in task.inputs))
+        return files
+
+    def _newest(self, scan: KeyScan) -> np.ndarray:
+        parts = [
+            _Part(slices, scan.expires, self._keys_bytes_max)
+            for slices in _parts(scan, self._spark.sparkContext.defaultParallelism)
+        ]
+        url, s3 = self._url, self._s3
+        ranks = self._on_executors(parts, lambda batches: _ranks(batches, url, s3), _RANKS)
+        largest = ranks.groupBy("key", "alone").agg(F.max("rank").alias("rank")).select("rank")
+        return of_ranks(largest.toArrow().column("rank").to_numpy())
+
+    def _write(self, tasks: Sequence[Rewrite]) -> list[SegmentFile]:
+        url, s3 = self._url, self._s3
+        done = self._on_executors(tasks, lambda batches: _rewrite(batches, url, s3), _WRITTEN_DDL)
+        files: dict[int, SegmentFile] = {}
+        for row in done.toArrow().to_pylist():
+            if row["damage"] is not None:
+                key, _, why = row["damage"].partition("\n")
+                raise Corrupt(key, why)
+            files[row["number"]] = msgspec.msgpack.decode(row["file"], type=SegmentFile)
+        return [files[number] for number in range(len(tasks))]
+
+    def _on_executors(
+        self, work: Sequence[Any], run: Callable[[Batches], Batches], schema: str
+    ) -> Any:
+        """Return a DataFrame of the results of `run` on rows (number, work), one row a task."""
+        count = len(work)
+        numbers = pa.array(range(count), pa.int32())
+        encoded = [pa.array([_encode(each)], pa.binary()) for each in work]
+        frame = self._spark.createDataFrame(
+            pa.table({"number": numbers, "work": pa.chunked_array(encoded)})
+        )
+        return frame.repartitionById(count, "number").mapInArrow(run, schema)
+
+
+def _parts(scan: KeyScan, cores: int) -> list[list[SegmentRange]]:
+    """Divide the segments into parts of equal size."""
+    size = max(sum(file.size for file in scan.files), 1)
+    count = max(min(cores, size // PART_BYTES_MIN), -(-size // PART_BYTES_MAX))
+    parts: list[list[SegmentRange]] = [[] for _ in range(count)]
+    before = 0
+    for piece in pieces(scan.prefix, scan.files, max(size // count, 1)):
+        parts[before * count // size].append(piece)
+        before += piece.cost
+    return [part for part in parts if part]
+
+
+# -- on executors
+
+
+def _ranks(batches: Batches, url: str, s3: S3Options | None) -> Batches:
+    """Yield the ranks of a part of the log, in several tables if they exceed the memory limit."""
+    keep_freed_columns()
+    for _, part in _decoded(batches, _Part):
+        latest = Latest(part.expires, bytes_max=part.keys_bytes_max)
+        is_old = [latest.columns(one.start) for one in part.slices]
+        with OpenedStore(url, s3) as opened:
+            for columns in (["offset", "key", "value"], ["offset", "key"]):
+                some = [one for one, own in zip(part.slices, is_old, strict=True) if own == columns]
+                for _, batch in read_split(opened, Split(some), columns):
+                    try:
+                        latest.add(latest.see(batch))
+                    except TooManyKeys:
+                        yield from latest.take_ranks().to_batches()
+        yield from latest.take_ranks().to_batches()
+
+
+def _rewrite(batches: Batches, url: str, s3: S3Options | None) -> Batches:
+    """Write and upload segments of tasks. Damage is returned: a retry would not repair it."""
+    keep_freed_columns()
+    for number, task in _decoded(batches, Rewrite):
+        file, damage = b"", None
+        try:
+            file = msgspec.msgpack.encode(asyncio.run(_written(task, url, s3)))
+        except Corrupt as error:
+            damage = f"{error.key}\n{error.why}"
+        yield pa.RecordBatch.from_pylist(
+            [{"number": number, "file": file, "damage": damage}], schema=pa.schema(_WRITTEN)
+        )
+
+
+async def _written(task: Rewrite, url: str, s3: S3Options | None) -> SegmentFile:
+    store = await open_store(url, s3=s3)
+    try:
+        return await rewrite(store, task, SystemClock().new_id().hex())
+    finally:
+        await store.close()
+
+
+# -- between the two
+
+
+def _encode(work: Any) -> bytes:
+    return msgspec.msgpack.encode(work, enc_hook=lambda offsets: offsets.tobytes())
+
+
+def _decoded(batches: Batches, kind: Any) -> Iterator[tuple[int, Any]]:
+    decoder = msgspec.msgpack.Decoder(
+        kind, dec_hook=lambda _, octets: np.frombuffer(octets, np.int64)
+    )
+    for batch in batches:
+        for number, work in zip(batch.column("number"), batch.column("work"), strict=True):
+            yield number.as_py(), decoder.decode(work.as_buffer())
+
+
+async def _in_thread(call: Callable[[Any], Any], work: Any) -> Any:
+    """Run Spark's blocking calls in a thread; raise an executor's error as one line."""
+    try:
+        return await asyncio.to_thread(call, work)
+    except (PySparkException, Py4JError) as error:
+        raise Unavailable(f"Spark: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the line with the cause: the last one, if Python raised it on an executor."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if _is_raised(line)]
+    return (raised or lines or [type(error).__name__])[-1 if raised else 0]
+
+
+def _is_raised(line: str) -> bool:
+    name, colon, _ = line.partition(": ")
+    return bool(colon) and name.replace(".", "").replace("_", "").isalnum() and "." in name

@@ -1,0 +1,90 @@
+"""Raise the level of a cluster's format, when every live broker knows the new one.
+
+**On a crash**: the level is raised or it is not; run the command again. A broker of an older
+version that starts after the check stops at the entry that raised the level, and says why.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.storage.cluster.liveness import LivenessTracker, Member, MembershipSettings
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.entry import Draft
+from tidelog.storage.core.errors import NotFound, Unavailable
+from tidelog.storage.wal.view import WalView
+
+LOOK_S = 1.0
+"""Pause between two listings of the brokers."""
+
+
+class LevelChange(NamedTuple):
+    """The cluster's level before, and the one after it; equal if there is nothing to raise."""
+
+    before: int
+    after: int
+
+
+async def upgrade(
+    cluster: OfflineCluster,
+    *,
+    is_dry: bool,
+    level: int = levels.NEWEST,
+    settings: MembershipSettings,
+) -> LevelChange:
+    """Raise the cluster to `level`, the newest that this version knows. Raises Unavailable, with
+    their names, if live brokers do not know it. `settings` are the brokers': by these a broker
+    without a heartbeat counts as dead."""
+    await cluster.refresh()
+    before = cluster.state.level
+    if before >= level:
+        return LevelChange(before, before)
+    old = await _old_brokers(cluster, level, settings)
+    if old:
+        raise Unavailable(
+            f"live brokers do not know level {level} of the format: {', '.join(old)}; upgrade or "
+            "stop them first"
+        )
+    if not is_dry:
+        await raise_level(cluster.wal, level)
+    return LevelChange(before, level)
+
+
+async def raise_level(wal: WalView, level: int) -> None:
+    """Raise the level of the WAL, by an entry for each step, whatever brokers know."""
+
+    def next_step() -> Draft | None:
+        is_below = wal.state.level < level
+        return Draft([], [], [], level=wal.state.level + 1) if is_below else None
+
+    while await wal.commit_next(next_step) is not None:
+        pass
+
+
+async def _old_brokers(
+    cluster: OfflineCluster, level: int, settings: MembershipSettings
+) -> list[str]:
+    """Return the names of live brokers that do not know the level. A broker that was killed left
+    its object: only the time without a heartbeat shows it."""
+    tracker = LivenessTracker(settings)
+    clock, store = cluster.clock, cluster.store
+    until_s = clock.boot_s() + settings.member_timeout_s
+    while True:
+        now_s = clock.boot_s()
+        tracker.look(now_s, [info async for info in store.list(keys.BROKERS)])
+        old = [name for key in tracker.live if (name := await _old(cluster, key, level))]
+        if not old or now_s > until_s:
+            return old
+        await asyncio.sleep(LOOK_S)
+
+
+async def _old(cluster: OfflineCluster, key: str, level: int) -> str | None:
+    try:
+        member = msgspec.json.decode(await cluster.store.get(key), type=Member)
+    except NotFound:
+        return None  # it stopped since the listing
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return key
+    return member.name if member.level < level else None

@@ -1,0 +1,19 @@
+"""The commands of `tidelog`.
+
+main           the application: serve, and the commands of the other modules
+client         requests to a broker: retries, errors
+requests       options of client commands; commands of one request
+results        exit statuses, error lines, tables, JSON
+topics         topics, seal
+groups         groups
+group_consume  consume --group
+access         keys, acls, quotas
+records        options of produce and consume
+lines          input lines to records
+produce        batches in flight, with retries
+consume        records of partitions
+maintenance    retain, compact, collect, scrub, maintain
+repair         repair, upgrade
+engines        the engine of a compaction
+replay         history to files, with Spark
+"""

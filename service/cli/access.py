@@ -1,0 +1,316 @@
+"""`tidelog keys`, `tidelog acls`, `tidelog quotas`: clients of the routes for security."""
+
+import datetime as dt
+from typing import Annotated, Any
+
+import typer
+
+from tidelog.service.cli.requests import JsonOption, ServerOption, YesOption, quoted, request
+from tidelog.service.cli.results import BadUsage, confirm, show, show_rows
+from tidelog.storage.core.acls import CLUSTER_NAME, DEFAULT
+
+KEYS, ACLS, QUOTAS = "/tidelog/v1/keys", "{cluster}/acls", "/tidelog/v1/quotas"
+ACL_FIELDS = (
+    "principal",
+    "permission",
+    "operation",
+    "resource_type",
+    "resource_name",
+    "pattern_type",
+    "host",
+)
+FILTER_WORDS = ("resource_type", "pattern_type", "operation", "permission")
+"""Fields of a filter. A deletion of ACLs must give all four; ANY matches all values."""
+
+PrincipalArgument = Annotated[
+    str, typer.Argument(metavar="PRINCIPAL", help="User:alice or alice", show_default=False)
+]
+
+keys = typer.Typer(no_args_is_help=True, help="Create, list, delete API keys of principals.")
+acls = typer.Typer(no_args_is_help=True, help="Add, list, remove access control lists (ACLs).")
+quotas = typer.Typer(no_args_is_help=True, help="Set, list, remove byte rate quotas.")
+
+
+def principal_of(text: str) -> str:
+    """Return the principal of a name: `alice` is User:alice."""
+    return text if ":" in text or text == DEFAULT else f"User:{text}"
+
+
+# -- keys
+
+
+@keys.command("create")
+def create_key(
+    ctx: typer.Context,
+    principal: PrincipalArgument,
+    ttl_days: Annotated[
+        float | None,
+        typer.Option("--ttl-days", min=0.001, help="lifetime in days (default: unlimited)"),
+    ] = None,
+    note: Annotated[str, typer.Option("--note", help="purpose of the key")] = "",
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a key and print its secret.
+
+    The secret is shown only this once; the cluster stores a digest.
+
+    Example: tidelog keys create alice --ttl-days 90 > alice.key
+    """
+    body: dict[str, Any] = {"principal": principal_of(principal), "note": note}
+    if ttl_days is not None:
+        body["ttl_s"] = round(ttl_days * 86_400)
+
+    created = request(ctx, server, "POST", KEYS, json=body)
+    show(created, created["secret"], as_json=as_json)
+
+
+@keys.command("list")
+def list_keys(ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
+    """List keys, without secrets."""
+    listed = request(ctx, server, "GET", KEYS)
+    rows = [
+        (
+            each["key_id"],
+            each["principal"],
+            _day(each["created_ms"]),
+            _day(each["expires_ms"]) + (" (expired)" if each["is_expired"] else ""),
+            each["note"],
+        )
+        for each in listed
+    ]
+    show_rows(listed, ("key", "principal", "created", "expires", "note"), rows, as_json=as_json)
+
+
+@keys.command("delete")
+def delete_key(
+    ctx: typer.Context,
+    key_id: Annotated[str, typer.Argument(metavar="KEY", show_default=False)],
+    yes: YesOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a key: brokers reject it from then on."""
+    confirm("deleting key", key_id, f"Delete key {key_id}?", yes=yes)
+    path = f"{KEYS}/{quoted(key_id)}"
+    request(ctx, server, "DELETE", path, missing=f"key {key_id} does not exist")
+    show({"key_id": key_id, "deleted": True}, f"deleted {key_id}", as_json=as_json)
+
+
+# -- access control lists
+
+TopicOption = Annotated[
+    str | None, typer.Option("--topic", "-t", help="name of a topic; * for all")
+]
+GroupOption = Annotated[
+    str | None, typer.Option("--group", "-g", help="name of a group; * for all")
+]
+ClusterOption = Annotated[bool, typer.Option("--cluster", help="the cluster")]
+TransactionOption = Annotated[
+    str | None,
+    typer.Option("--transactional-id", help="stored for Kafka compatibility; not checked"),
+]
+PrefixedOption = Annotated[
+    bool, typer.Option("--prefixed", help="match all names with this prefix")
+]
+
+
+@acls.command("add")
+def add_acls(  # noqa: PLR0913 - a command's options are its arguments
+    ctx: typer.Context,
+    principal: PrincipalArgument,
+    operation: Annotated[
+        list[str],
+        typer.Option("--operation", "-o", help="READ, WRITE, DESCRIBE, ...; repeatable"),
+    ],
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    cluster: ClusterOption = False,
+    transactional_id: TransactionOption = None,
+    prefixed: PrefixedOption = False,
+    deny: Annotated[
+        bool, typer.Option("--deny", help="deny; overrides each ACL that allows")
+    ] = False,
+    host: Annotated[str, typer.Option("--host", help="address of the client; * for any")] = "*",
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Allow or deny operations to a principal.
+
+    User:* stands for all principals.
+
+    Example: tidelog acls add alice -o READ -o WRITE --topic events
+    """
+    resource = _resource(topic, group, cluster, transactional_id)
+    if resource is None:
+        raise BadUsage("no resource: give one of --topic, --group, --cluster, --transactional-id")
+    kind, name = resource
+    added = [
+        {
+            "principal": principal_of(principal),
+            "permission": "DENY" if deny else "ALLOW",
+            "operation": each.upper(),
+            "resource_type": kind,
+            "resource_name": name,
+            "pattern_type": "PREFIXED" if prefixed else "LITERAL",
+            "host": host,
+        }
+        for each in operation
+    ]
+
+    request(ctx, server, "POST", f"{ACLS}:batch", json={"data": added})
+    _show_acls(added, as_json=as_json)
+
+
+@acls.command("list")
+def list_acls(
+    ctx: typer.Context,
+    principal: Annotated[str | None, typer.Option("--principal")] = None,
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    cluster: ClusterOption = False,
+    transactional_id: TransactionOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List ACLs, or only those that match a resource."""
+    query = _filter(principal, _resource(topic, group, cluster, transactional_id), "MATCH")
+
+    found = request(ctx, server, "GET", ACLS, params=query)
+    _show_acls(found["data"], as_json=as_json)
+
+
+@acls.command("remove")
+def remove_acls(  # noqa: PLR0913 - as above
+    ctx: typer.Context,
+    principal: Annotated[str | None, typer.Option("--principal")] = None,
+    operation: Annotated[
+        str | None, typer.Option("--operation", "-o", help="default: all operations")
+    ] = None,
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    cluster: ClusterOption = False,
+    transactional_id: TransactionOption = None,
+    prefixed: PrefixedOption = False,
+    yes: YesOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the ACLs of a principal, a resource, or both.
+
+    The name of the resource must be exactly that of the ACL.
+    """
+    resource = _resource(topic, group, cluster, transactional_id)
+    if principal is None and resource is None:
+        raise BadUsage(
+            "no filter: give --principal, --topic, --group, --cluster or --transactional-id"
+        )
+    query = _filter(principal, resource, "PREFIXED" if prefixed else "LITERAL")
+    if operation is not None:
+        query["operation"] = operation.upper()
+    what = " ".join(query.values())
+    confirm("removing ACLs of", what, f"Remove the ACLs of {what}?", yes=yes)
+    query = dict.fromkeys(FILTER_WORDS, "ANY") | query
+
+    gone = request(ctx, server, "DELETE", ACLS, params=query)
+    _show_acls(gone["data"], as_json=as_json)
+
+
+def _resource(
+    topic: str | None, group: str | None, cluster: bool, transactional_id: str | None
+) -> tuple[str, str] | None:
+    given = [
+        (kind, name)
+        for kind, name in (
+            ("TOPIC", topic),
+            ("GROUP", group),
+            ("CLUSTER", CLUSTER_NAME if cluster else None),
+            ("TRANSACTIONAL_ID", transactional_id),
+        )
+        if name is not None
+    ]
+    if len(given) > 1:
+        raise BadUsage("--topic, --group, --cluster and --transactional-id exclude each other")
+    return given[0] if given else None
+
+
+def _filter(
+    principal: str | None, resource: tuple[str, str] | None, pattern_type: str
+) -> dict[str, str]:
+    query = {} if principal is None else {"principal": principal_of(principal)}
+    if resource is not None:
+        query["resource_type"], query["resource_name"] = resource
+        query["pattern_type"] = pattern_type
+    return query
+
+
+def _show_acls(found: list[dict[str, str]], *, as_json: bool) -> None:
+    rows = [{name: each[name] for name in ACL_FIELDS} for each in found]
+    columns = ("principal", "", "operation", "on", "name", "pattern", "from")
+    show_rows(rows, columns, as_json=as_json)
+
+
+# -- quotas
+
+RateOption = typer.Option(min=1, metavar="BYTES", help="bytes a second at each broker")
+
+
+@quotas.command("list")
+def list_quotas(
+    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
+    """List quotas.
+
+    <default> is the quota of principals without their own.
+    """
+    listed = request(ctx, server, "GET", QUOTAS)
+    columns = ("principal", "producer_byte_rate", "consumer_byte_rate")
+    rows = [tuple(each[name] or "" for name in columns) for each in listed]
+    show_rows(listed, columns, rows, as_json=as_json)
+
+
+@quotas.command("set")
+def set_quotas(
+    ctx: typer.Context,
+    principal: PrincipalArgument,
+    producer_byte_rate: Annotated[int | None, RateOption] = None,
+    consumer_byte_rate: Annotated[int | None, RateOption] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set quotas of a principal, or of <default>.
+
+    A rate that is not given stays as it is.
+
+    Example: tidelog quotas set alice --producer-byte-rate 1000000
+    """
+    given = {"producer_byte_rate": producer_byte_rate, "consumer_byte_rate": consumer_byte_rate}
+    body = {name: rate for name, rate in given.items() if rate is not None}
+    if not body:
+        raise BadUsage("no rate: give --producer-byte-rate, --consumer-byte-rate, or both")
+    name = principal_of(principal)
+
+    held = request(ctx, server, "PUT", f"{QUOTAS}/{quoted(name)}", json=body)
+    rates = (f"{field} {held[field] or 'none'}" for field in given)
+    show(held, f"{name}: {', '.join(rates)}", as_json=as_json)
+
+
+@quotas.command("remove")
+def remove_quotas(
+    ctx: typer.Context,
+    principal: PrincipalArgument,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the quotas of a principal: <default> applies."""
+    name = principal_of(principal)
+
+    path = f"{QUOTAS}/{quoted(name)}"
+    request(ctx, server, "DELETE", path, missing=f"{name} has no quotas of its own")
+    show({"principal": name, "removed": True}, f"removed the quotas of {name}", as_json=as_json)
+
+
+def _day(at_ms: int | None) -> str:
+    if at_ms is None:
+        return "never"
+    return f"{dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC):%Y-%m-%d %H:%M}"

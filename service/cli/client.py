@@ -1,0 +1,184 @@
+"""HTTP client of the commands: it repeats requests, and gives each failure an exit status.
+
+A request is repeated for up to `retry_s` if the broker cannot be reached or answers 429, 502, 503
+or 504. The pause before an attempt doubles up to 5 s, times a random 0.5 to 1; it is at least
+`Retry-After`. A caller sets `retry_s` > 0 only for requests that are safe to repeat: reads, and
+produce requests with an Idempotency-Key.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx
+import typer
+
+from tidelog.service.cli.results import (
+    BadUsage,
+    CommandError,
+    GlobalOptions,
+    NotReachable,
+    NotThere,
+)
+from tidelog.service.settings import BadSettings, client_key, console_server
+from tidelog.storage.io.clock import SystemClock
+
+Result = TypeVar("Result")
+
+RETRIED = frozenset({429, 502, 503, 504})
+UNREACHABLE = frozenset({502, 503, 504})
+SERVER_CONNECT_S = 5.0
+RESPONSE_S = 60.0
+"""Timeout of a response: twice the default `produce_timeout_ms` of a broker."""
+PAUSE_FIRST_S = 0.1
+PAUSE_MAX_S = 5.0
+
+
+class Refused(CommandError):
+    """The broker rejected the request."""
+
+    def __init__(self, message: str, http_status: int) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+
+
+class Client:
+    """A connection to one broker. Belongs to one event loop; `async with` closes it."""
+
+    def __init__(self, server: str, *, key: str | None = None, retry_s: float = 0.0) -> None:
+        self.server = server.rstrip("/")
+        self.retry_s = retry_s
+        self.retries = 0
+        parts = urlsplit(self.server)
+        if parts.scheme not in {"http", "https"} or not parts.netloc:
+            raise BadUsage(f"server {self.server!r} does not have the form http://HOST:PORT")
+        self._random = random.Random(SystemClock().new_id())
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        try:
+            self._http = httpx.AsyncClient(base_url=self.server, limits=limits, headers=headers)
+        except httpx.InvalidURL as error:
+            raise BadUsage(f"server {self.server!r}: {error}") from None
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def get(self, path: str, **request: Any) -> httpx.Response:
+        return await self.call("GET", path, **request)
+
+    async def post(self, path: str, **request: Any) -> httpx.Response:
+        return await self.call("POST", path, **request)
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+        json: object = None,
+        content: bytes | None = None,
+        answer_s: float | None = RESPONSE_S,
+    ) -> httpx.Response:
+        """Send a request; return the successful response. Raises a CommandError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.retry_s
+        pause_s = PAUSE_FIRST_S
+        while True:
+            retry_after_s = 0.0
+            try:
+                answer = await self._http.request(
+                    method,
+                    path,
+                    params=params,
+                    headers=headers,
+                    json=json,
+                    content=content,
+                    timeout=httpx.Timeout(answer_s, connect=SERVER_CONNECT_S),
+                )
+            except httpx.RequestError as error:
+                why = str(error) or type(error).__name__
+                failure: CommandError = NotReachable(f"cannot reach {self.server}: {why}")
+            else:
+                if answer.is_success:
+                    return answer
+                failure = _failure(answer)
+                if answer.status_code not in RETRIED:
+                    raise failure
+                retry_after_s = _retry_after_s(answer)
+            # Random pauses: after a restart of the broker, its clients retry at different times.
+            wait_s = max(retry_after_s, pause_s * self._random.uniform(0.5, 1.0))
+            if loop.time() + wait_s > deadline:
+                raise failure
+            self.retries += 1
+            await asyncio.sleep(wait_s)
+            pause_s = min(pause_s * 2, PAUSE_MAX_S)
+
+    async def get_json(self, path: str, **request: Any) -> Any:
+        """Return the JSON of a successful response. Raises CommandError, also if it is not JSON."""
+        return self.json_of(await self.get(path, **request))
+
+    def json_of(self, answer: httpx.Response) -> Any:
+        """Return the JSON of a response. Raises CommandError if it is not JSON."""
+        try:
+            return answer.json()
+        except ValueError:
+            raise self.is_no_broker() from None
+
+    async def cluster(self) -> str:
+        """Return the path of the cluster in the v3 API."""
+        clusters = await self.get_json("/v3/clusters")
+        return f"/v3/clusters/{quote(clusters['data'][0]['cluster_id'], safe='')}"
+
+    async def partitions(self, topic: str) -> int:
+        """Return the number of partitions of a topic."""
+        return len(await self.get_json(f"/topics/{quote(topic, safe='')}/partitions"))
+
+    def is_no_broker(self) -> CommandError:
+        """Return the error for a response that is not a broker's."""
+        return CommandError(f"{self.server} is not a tidelog broker: unexpected response")
+
+
+def client_of(ctx: typer.Context, server: str | None) -> Client:
+    """Return a client for `--server` with the key of `--key-file`. Raises BadUsage."""
+    options: GlobalOptions = ctx.obj
+    try:
+        key = client_key(options.key_file)
+    except BadSettings as error:
+        raise BadUsage(str(error)) from None
+    return Client(server or console_server(), key=key)
+
+
+def with_client(
+    ctx: typer.Context, server: str | None, work: Callable[[Client], Awaitable[Result]]
+) -> Result:
+    """Run a command's work with a client that is closed at the end."""
+
+    async def session() -> Result:
+        async with client_of(ctx, server) as client:
+            return await work(client)
+
+    return asyncio.run(session())
+
+
+def _failure(answer: httpx.Response) -> CommandError:
+    status = answer.status_code
+    message = f"{answer.request.url}: HTTP {status} {answer.reason_phrase}".rstrip()
+    with contextlib.suppress(ValueError, LookupError, TypeError):  # a proxy sends no JSON
+        message = answer.json()["message"]
+    if status == httpx.codes.UNAUTHORIZED:
+        message += " (set TIDELOG_KEY or --key-file)"
+    if status == httpx.codes.NOT_FOUND:
+        return NotThere(message)
+    return NotReachable(message) if status in UNREACHABLE else Refused(message, status)
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    text = answer.headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() else 0.0

@@ -1,0 +1,189 @@
+"""`tidelog groups ...`: clients of the v3 routes."""
+
+import datetime as dt
+import re
+from typing import Annotated, Any
+
+import typer
+
+from tidelog.service.cli.records import position
+from tidelog.service.cli.requests import JsonOption, ServerOption, YesOption, quoted, request
+from tidelog.service.cli.results import (
+    BadUsage,
+    confirm,
+    show,
+    show_json,
+    show_line,
+    show_rows,
+    show_table,
+)
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+_DURATION = re.compile(r"-(\d{1,9})(s|m|h|d)")
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+app = typer.Typer(no_args_is_help=True, help="List, describe, reset, delete consumer groups.")
+
+
+@app.command("list")
+def list_groups(
+    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
+    """List groups with members or committed offsets."""
+    listed = request(ctx, server, "GET", "{cluster}/consumer-groups")["data"]
+    groups = [_group(each) for each in listed]
+    show_rows(groups, ("group", "state", "generation", "assignor"), as_json=as_json)
+
+
+@app.command("describe")
+def describe_group(
+    ctx: typer.Context,
+    group: GroupArgument,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the members of a group and their partitions."""
+    from tidelog.service.cli.client import Client, with_client
+
+    async def work(client: Client) -> dict[str, Any]:
+        path = f"{await client.cluster()}/consumer-groups/{quoted(group)}"
+        held = await client.get_json(path)
+        members = []
+        for each in (await client.get_json(f"{path}/consumers"))["data"]:
+            name = each["consumer_id"]
+            below = f"{path}/consumers/{quoted(name)}/assignments"
+            assigned = (await client.get_json(below))["data"]
+            members.append(
+                {
+                    "consumer": name,
+                    "instance": each["instance_id"],
+                    "client": each["client_id"],
+                    "partitions": [
+                        f"{one['topic_name']}-{one['partition_id']}" for one in assigned
+                    ],
+                }
+            )
+        return {**_group(held), "members": members}
+
+    description = with_client(ctx, server, work)
+    if as_json:
+        show_json(description)
+        return
+    state, generation = description["state"], description["generation"]
+    show_line(f"{group}: {state}, generation {generation}, {description['assignor']}")
+    rows = [
+        (
+            each["consumer"],
+            each["instance"] or "",
+            each["client"],
+            " ".join(each["partitions"]),
+        )
+        for each in description["members"]
+    ]
+    show_table(("consumer", "instance", "client", "partitions"), rows)
+
+
+@app.command("lag")
+def show_lag(
+    ctx: typer.Context,
+    group: GroupArgument,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the lag of a group for each partition."""
+    found = request(ctx, server, "GET", f"{{cluster}}/consumer-groups/{quoted(group)}/lags")
+    fields = {
+        "topic": "topic_name",
+        "partition": "partition_id",
+        "offset": "current_offset",
+        "end": "log_end_offset",
+        "lag": "lag",
+        "consumer": "consumer_id",
+    }
+    rows = [{name: each[field] for name, field in fields.items()} for each in found["data"]]
+    if as_json:
+        show_json({"group": group, "lag": sum(each["lag"] for each in rows), "partitions": rows})
+    else:
+        show_rows(rows, tuple(fields), as_json=False)
+
+
+@app.command("reset")
+def reset_group(
+    ctx: typer.Context,
+    group: GroupArgument,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="POSITION",
+            help="beginning, end, an offset, @ and an ISO time, or time ago: -90s, -15m, -6h, -2d",
+        ),
+    ],
+    topic: Annotated[
+        str | None,
+        typer.Option("--topic", "-t", help="default: all topics with committed offsets"),
+    ] = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, help="partition of the topic; repeatable"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show the new offsets, do not commit them")
+    ] = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set committed offsets of a group without members.
+
+    Example: tidelog groups reset billing --topic events --to -6h --dry-run
+    """
+    if partition and topic is None:
+        raise BadUsage("--partition needs --topic")
+    body = {"topic_name": topic, "partition_ids": partition, "validate_only": dry_run}
+    body |= _target(to)
+    path = f"{{cluster}}/consumer-groups/{quoted(group)}/offsets:reset"
+    rows = [
+        {"topic": each["topic_name"], "partition": each["partition_id"], "offset": each["offset"]}
+        for each in request(ctx, server, "POST", path, json=body)["data"]
+    ]
+    if as_json:
+        show_json({"group": group, "is_dry_run": dry_run, "partitions": rows})
+    else:
+        show_rows(rows, ("topic", "partition", "offset"), as_json=False)
+
+
+@app.command("delete")
+def delete_group(
+    ctx: typer.Context,
+    group: GroupArgument,
+    yes: YesOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a group without members and its offsets."""
+    confirm("deleting", group, f"Delete group {group} and its committed offsets?", yes=yes)
+    path = f"{{cluster}}/consumer-groups/{quoted(group)}"
+    request(ctx, server, "DELETE", path, missing=f"group {group} does not exist")
+    show({"group": group, "deleted": True}, f"deleted {group}", as_json=as_json)
+
+
+def _group(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a group in the words of this command."""
+    return {
+        "group": data["consumer_group_id"],
+        "state": data["state"],
+        "generation": data["generation"],
+        "assignor": data["partition_assignor"],
+    }
+
+
+def _target(text: str) -> dict[str, Any]:
+    ago = _DURATION.fullmatch(text)
+    if ago is not None:
+        return {"to": "DURATION", "duration_ms": int(ago[1]) * _UNIT_MS[ago[2]]}
+    found = position(text)
+    if isinstance(found, int):
+        return {"to": "OFFSET", "offset": found}
+    if isinstance(found, dt.datetime):
+        return {"to": "TIMESTAMP", "timestamp": found.isoformat()}
+    return {"to": "EARLIEST" if found == "beginning" else "LATEST"}

@@ -1,0 +1,148 @@
+"""Parse lines of input into records of a produce request: JSON bytes, key and partition."""
+
+import binascii
+import contextlib
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from tidelog.service.cli.results import BadUsage, CommandError
+
+INPUT_READ_BYTES = 256 * 1024
+SHOWN_CHARS = 80
+
+
+class Record(NamedTuple):
+    """One record: the members of its JSON object except `partition`, and its key and partition."""
+
+    members: bytes
+    key: bytes | None
+    partition: int | None
+
+
+class BadLine(CommandError):
+    """A line of input that cannot be parsed."""
+
+
+class Parser(NamedTuple):
+    """Parser of lines; `record` returns None for a blank line of JSON input."""
+
+    embedded: str
+    record: Callable[[bytes], Record | None]
+
+
+def text_parser(key_separator: str | None) -> Parser:
+    """Return a parser of lines with a value, or a key and a value. Any bytes are valid."""
+    separator = None if key_separator is None else key_separator.encode()
+
+    def record(line: bytes) -> Record:
+        line = line.removesuffix(b"\r")
+        if separator is None:
+            return Record(b'"value":"%b"' % _base64(line), None, None)
+        key, found, value = line.partition(separator)
+        if not found:
+            raise BadLine(f"no key separator {key_separator!r} in {_shown(line)}")
+        return Record(b'"key":"%b","value":"%b"' % (_base64(key), _base64(value)), key, None)
+
+    return Parser("binary", record)
+
+
+class _InputLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A record as `consume --json` prints it; `topic` and `offset` are ignored."""
+
+    key: Raw = Raw(b"")
+    value: Raw = Raw(b"")
+    partition: int | None = None
+    timestamp: int | None = None
+    headers: Raw = Raw(b"")
+    topic: Raw = Raw(b"")
+    offset: Raw = Raw(b"")
+
+
+_decode_line = msgspec.json.Decoder(_InputLine).decode
+_decode_value = msgspec.json.Decoder(Raw).decode
+
+
+def json_parser(embedded: str, *, is_values: bool) -> Parser:
+    """Return a parser of JSON objects with records or, with `is_values`, of JSON values."""
+    return Parser(embedded, _json_value if is_values else _json_record(_KEYS[embedded]))
+
+
+def _json_value(line: bytes) -> Record | None:
+    if not line.strip():
+        return None
+    try:
+        return Record(b'"value":%b' % bytes(_decode_value(line)), None, None)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadLine(f"not JSON: {error}: {_shown(line)}") from None
+
+
+def _json_record(octets: Callable[[bytes], bytes]) -> Callable[[bytes], Record | None]:
+    def record(line: bytes) -> Record | None:
+        if not line.strip():
+            return None
+        try:
+            parsed = _decode_line(line)
+            key_text = bytes(parsed.key)
+            key = None if key_text in {b"", b"null"} else octets(key_text)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise BadLine(f"not a record: {error}: {_shown(line)}") from None
+        members = [b'"key":' + key_text] if key_text else []
+        members.append(b'"value":' + (bytes(parsed.value) or b"null"))
+        if parsed.timestamp is not None:
+            members.append(b'"timestamp":%d' % parsed.timestamp)
+        if parsed.headers:
+            members.append(b'"headers":' + bytes(parsed.headers))
+        return Record(b",".join(members), key, parsed.partition)
+
+    return record
+
+
+_KEYS: dict[str, Callable[[bytes], bytes]] = {
+    "json": lambda text: text,
+    "text": lambda text: msgspec.json.decode(text, type=str).encode(),
+    "binary": lambda text: msgspec.json.decode(text, type=bytes),
+}
+"""Functions from the JSON of a key to its bytes; the hash of the bytes selects the partition."""
+
+
+def _base64(octets: bytes) -> bytes:
+    return binascii.b2a_base64(octets, newline=False)
+
+
+def _shown(line: bytes) -> str:
+    text = line.decode("utf-8", "replace")
+    return repr(text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "...")
+
+
+class Source(NamedTuple):
+    """An open input; `size` is None if it is unknown before the end."""
+
+    descriptor: int
+    size: int | None
+
+    def read(self, wait_s: float) -> bytes | None:
+        """Read the available bytes: None after `wait_s` without input, empty at the end."""
+        ready, _, _ = select.select([self.descriptor], [], [], wait_s)
+        return os.read(self.descriptor, INPUT_READ_BYTES) if ready else None
+
+
+@contextlib.contextmanager
+def opened(file: str) -> Iterator[Source]:
+    """Open the file, or stdin for `-`."""
+    if file == "-":
+        yield Source(sys.stdin.fileno(), None)
+        return
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except OSError as error:
+        raise BadUsage(f"cannot read {file}: {error.strerror}") from None
+    try:
+        yield Source(descriptor, os.fstat(descriptor).st_size or None)
+    finally:
+        os.close(descriptor)

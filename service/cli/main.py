@@ -1,0 +1,259 @@
+"""`tidelog`: the command line. `serve` runs a broker; the other commands are clients or tools.
+
+To start fast, a command imports HTTP, Arrow, uvicorn or Spark only when it runs. A command that
+fails raises CommandError; `main` prints its message as one line and returns the exit status.
+Clients need no extra of the distribution. Other commands need the extra `server`; if it is not
+installed, the error names it.
+"""
+
+import dataclasses
+import importlib.metadata
+import inspect
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from tidelog.service.cli import access, groups, maintenance, records, repair, replay, topics
+from tidelog.service.cli.requests import JsonOption, ServerOption
+from tidelog.service.cli.results import (
+    EXIT_INTERRUPTED,
+    EXIT_STATUSES,
+    EXIT_USAGE,
+    BadUsage,
+    BrokenOutput,
+    CommandError,
+    GlobalOptions,
+    NotReachable,
+    show_json,
+    show_line,
+    warn,
+)
+from tidelog.service.server.log_lines import EXIT_FAILED, EXIT_OK, log_to_stderr
+from tidelog.service.settings import PREFIX, RENAMED, BadSettings, Settings, load
+
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+"""The base class of click's usage errors. Newer versions of typer contain a copy of click."""
+
+_STATUSES = "\n".join(f"  {code:>3}  {text}" for code, text in EXIT_STATUSES.items())
+EPILOG = f"\b\nExit status:\n{_STATUSES}"
+
+app = typer.Typer(
+    name="tidelog",
+    help="""Run and use tidelog, a log service on object storage.
+
+\b
+Examples:
+  tidelog serve s3://bucket/prefix          run a broker
+  tidelog topics create events -p 8         create a topic
+  tidelog produce events lines.txt          produce lines of a file
+  tidelog consume events --follow           print records as they arrive""",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # inherited by all sub-commands
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its panels have only 20 columns for the text of a setting
+)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        show_line(importlib.metadata.version("tidelog"))
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    ctx: typer.Context,
+    key_file: Annotated[
+        str | None,
+        typer.Option(
+            "--key-file",
+            metavar="FILE",
+            help="file with the key for a broker with security=keys (default: the variable "
+            "TIDELOG_KEY, a key or @FILE)",
+        ),
+    ] = None,
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="print the version and exit"
+        ),
+    ] = False,
+) -> None:
+    """Run and use tidelog, a log service on object storage."""
+    ctx.obj = GlobalOptions(key_file)
+
+
+def main() -> int:
+    try:
+        status = app(standalone_mode=False, prog_name="tidelog")
+    except CommandError as error:
+        warn(str(error))
+        return error.status
+    except USAGE_ERROR as error:
+        return _wrong_usage(error)
+    except BrokenOutput:
+        return EXIT_OK
+    except ModuleNotFoundError as error:
+        if (error.name or "tidelog").partition(".")[0] == "tidelog":
+            raise
+        warn(f"{error.name} is not installed: pip install 'tidelog[server]'")
+        return EXIT_FAILED
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    return status if isinstance(status, int) else EXIT_OK
+
+
+def _wrong_usage(error: Any) -> int:
+    message = error.format_message()
+    if "\n" in message:  # no command was given: print the help
+        sys.stdout.write(message + "\n")
+        return EXIT_USAGE
+    command = "tidelog" if error.ctx is None else error.ctx.command_path
+    warn(f"{message.removesuffix('.')} (see `{command} --help`)")
+    return EXIT_USAGE
+
+
+# -- the broker
+
+
+def _serve(**given: Any) -> None:
+    """Run a broker until SIGTERM or SIGINT.
+
+    A flag overrides a variable, a variable overrides the default.
+
+    Example: tidelog serve s3://bucket/prefix --port 8082
+    """
+    url = given.pop("store_url")
+    flags = {
+        name: ("true" if value else "false") if isinstance(value, bool) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    if url is not None:
+        if "store" in flags:
+            raise BadUsage("the store is given twice: remove the argument or --store")
+        flags["store"] = url
+    warnings: list[str] = []
+    try:
+        settings = load(flags, warn=warnings.append)
+    except BadSettings as error:
+        raise BadUsage(str(error)) from None
+    if warnings:
+        log_to_stderr(settings.log_level.upper(), settings.log_format)
+    for text in warnings:
+        logging.getLogger("tidelog").warning("%s", text)
+
+    if settings.workers > 1:
+        from tidelog.service.server.workers import supervise
+
+        raise typer.Exit(supervise(settings))
+    from tidelog.service.server.serve import leave, run
+
+    leave(run(settings))
+
+
+def _setting_option(field: "dataclasses.Field[Any]", old_name: str = "") -> inspect.Parameter:
+    """Return a setting as a flag of `serve`. The flag of an old name is hidden."""
+    name = old_name or field.name
+    flag = name.replace("_", "-")
+    names = f"--{flag}/--no-{flag}" if field.type is bool else f"--{flag}"
+    default = "empty" if field.default == "" else field.default
+    if field.type is bool:
+        default = "yes" if field.default else "no"
+    words = field.metadata["words"]
+    option = typer.Option(
+        names,
+        help=f"{field.metadata['doc']} (default {default}; {PREFIX}{field.name.upper()})",
+        metavar="|".join(words) or ("N" if field.type is int else None),
+        show_default=False,
+        hidden=bool(old_name),
+    )
+    kind = bool | None if field.type is bool else str | None
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
+    )
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+_serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter(
+            "store_url",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                str | None,
+                typer.Argument(metavar="STORE", help="URL of the object store, as --store"),
+            ],
+        ),
+        *map(_setting_option, _FIELDS.values()),
+        *(_setting_option(_FIELDS[new], old) for old, new in RENAMED.items()),
+    ]
+)
+app.command("serve")(_serve)
+
+
+# -- clients of a broker
+
+app.add_typer(topics.app, name="topics")
+app.add_typer(groups.app, name="groups")
+app.add_typer(access.keys, name="keys")
+app.add_typer(access.acls, name="acls")
+app.add_typer(access.quotas, name="quotas")
+app.command("produce")(records.produce)
+app.command("consume")(records.consume)
+app.command("seal")(topics.seal)
+app.command("replay")(replay.replay)
+
+# -- maintenance of the store
+
+app.command("retain")(maintenance.retain)
+app.command("delete-records")(maintenance.delete_records)
+app.command("compact")(maintenance.compact)
+app.command("collect")(maintenance.collect)
+app.command("scrub")(maintenance.scrub)
+app.command("maintain")(maintenance.maintain)
+app.command("repair")(repair.repair)
+app.command("upgrade")(repair.upgrade)
+
+
+@app.command("status")
+def show_status(
+    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
+    """Show the cluster, its brokers, and whether it is ready."""
+    from tidelog.service.cli.client import Client, with_client
+
+    async def work(client: Client) -> dict[str, Any]:
+        clusters = (await client.get_json("/v3/clusters"))["data"]
+        status = {
+            "server": client.server,
+            "cluster_id": clusters[0]["cluster_id"],
+            "brokers": (await client.get_json("/brokers"))["brokers"],
+            "is_ready": True,
+            "why_not": None,
+        }
+        try:
+            await client.get("/ready")
+        except NotReachable as error:
+            status |= {"is_ready": False, "why_not": str(error)}
+        return status
+
+    status = with_client(ctx, server, work)
+    if as_json:
+        show_json(status)
+    else:
+        brokers = ", ".join(map(str, status["brokers"]))
+        show_line(f"{status['server']}: cluster {status['cluster_id']}, brokers {brokers}")
+    if not status["is_ready"]:
+        raise NotReachable(f"not ready: {status['why_not']}")
+    if not as_json:
+        show_line("ready")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

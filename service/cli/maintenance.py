@@ -1,0 +1,480 @@
+"""`tidelog retain`, `compact`, `collect`, `scrub`, `delete-records`, `maintain`: a thin layer on
+compaction/.
+
+The commands work on the store, with or without running brokers, by hand or from cron. Commands that
+delete or rewrite are dry runs without `--yes`. Two runs at once are safe: the run that loses a race
+reports it and leaves the data as it is.
+
+**On a crash**: a command may be killed at any moment; run it again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+
+import typer
+
+from tidelog.service.cli.engines import (
+    EngineChoice,
+    EngineName,
+    EngineOption,
+    started,
+)
+from tidelog.service.cli.replay import MasterOption, StoreOption, settings_of
+from tidelog.service.cli.requests import JsonOption
+from tidelog.service.cli.results import (
+    BadUsage,
+    SlowProgress,
+    command_errors,
+    plural,
+    show_json,
+    show_line,
+    show_table,
+    warn,
+)
+from tidelog.service.cli.topics import TopicArgument
+from tidelog.service.server.log_lines import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from tidelog.compaction.collect import CollectionPlan
+    from tidelog.compaction.compact import Compacted
+    from tidelog.compaction.garbage import Grace
+    from tidelog.compaction.offline import OfflineCluster
+    from tidelog.compaction.retention import Retained
+    from tidelog.compaction.scrub import ScrubReport
+    from tidelog.compaction.scrub_checks import Finding
+
+WorkResult = TypeVar("WorkResult")
+Progress = Callable[[int], None]
+Row = tuple[str | int, ...]
+Work = Coroutine[Any, Any, "Done"]
+
+END = "end"
+FINDINGS_SHOWN = 100
+SCRUB_COUNTS = ("entries", "checkpoints", "topics", "partitions", "segments", "runs", "rows")
+PROGRESS_TICK_S = 0.2
+
+TopicsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[TOPIC]...", help="default: all topics")
+]
+ApplyOption = Annotated[
+    bool,
+    typer.Option("--yes/--dry-run", "-y", help="apply the changes (default: show them only)"),
+]
+GraceOption = Annotated[
+    int,
+    typer.Option(
+        "--file-grace-ms",
+        min=0,
+        help="time between removal of a file from its table and its deletion; must exceed the "
+        "duration of a read. A file that no commit references yet is kept for at least a day",
+    ),
+]
+FILE_GRACE_MS = 86_400_000
+
+
+class Done(NamedTuple):
+    """Result of a command, or of its dry run: as JSON and as text."""
+
+    fields: dict[str, Any]
+    show: Callable[[], None]
+    is_failed: bool = False
+    """A part failed, the other parts are done: the exit status is 1."""
+
+
+def retain(
+    topics: TopicsArgument = None,
+    store: StoreOption = None,
+    yes: ApplyOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete records past retention.ms or retention.bytes.
+
+    Moves the log start of partitions and removes whole segments from the tables.
+
+    Example: tidelog retain events --store s3://bucket/prefix --yes
+    """
+
+    def work(cluster: "OfflineCluster", _: Progress) -> Work:
+        return _retain(cluster, topics, yes=yes)
+
+    _apply(store, "retaining", work, yes=yes, as_json=as_json)
+
+
+def delete_records(
+    topic: TopicArgument,
+    before: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PARTITION:OFFSET...", help=f"first offset to keep; {END} keeps none"
+        ),
+    ],
+    store: StoreOption = None,
+    yes: ApplyOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete the records of a topic before given offsets.
+
+    Moves the log start of partitions and removes whole segments from the table.
+
+    Example: tidelog delete-records events 0:1000 1:end --yes
+    """
+    from tidelog.compaction.retention import delete_records as delete
+
+    offsets = _offsets(before)
+
+    async def work(cluster: "OfflineCluster", _: Progress) -> Done:
+        found = await delete(cluster, topic, offsets, is_dry=not yes)
+        return _retained(found, skipped_topics(cluster))
+
+    _apply(store, "deleting", work, yes=yes, as_json=as_json)
+
+
+def compact(
+    topics: TopicsArgument = None,
+    store: StoreOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="compact also below min.cleanable.dirty.ratio")
+    ] = False,
+    engine: EngineOption = EngineName.AUTO,
+    master: MasterOption = None,
+    yes: ApplyOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge small segments; compact by key.
+
+    Topics with compact in cleanup.policy keep only the newest record of each key.
+
+    Example: tidelog compact events --engine in-process --yes
+    """
+    choice = EngineChoice(engine, master, settings_of(store))
+
+    def work(cluster: "OfflineCluster", progress: Progress) -> Work:
+        return _compact(cluster, topics, choice, progress, yes=yes, force=force)
+
+    _apply(store, "compacting", work, yes=yes, as_json=as_json)
+
+
+def collect(
+    store: StoreOption = None,
+    file_grace_ms: GraceOption = FILE_GRACE_MS,
+    unknown_topics: Annotated[
+        bool,
+        typer.Option(
+            "--unknown-topics",
+            help="also delete objects of topics that the cluster state does not contain",
+        ),
+    ] = False,
+    yes: ApplyOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete objects that are no longer referenced.
+
+    Also a dry run writes a checkpoint: later runs can then delete older WAL entries.
+    """
+    grace = _grace(store, file_grace_ms)
+
+    def work(cluster: "OfflineCluster", progress: Progress) -> Work:
+        return _collect(cluster, grace, progress, yes=yes, takes_unknown=unknown_topics)
+
+    _apply(store, "collecting", work, yes=yes, as_json=as_json)
+
+
+def scrub(
+    topics: TopicsArgument = None,
+    store: StoreOption = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="do not read the records of tables")
+    ] = False,
+    file_grace_ms: GraceOption = FILE_GRACE_MS,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify the log in the store.
+
+    Reads all objects and verifies checksums, offsets and references. The exit status is 1 if the
+    log is damaged.
+    """
+    grace = _grace(store, file_grace_ms)
+
+    async def work(cluster: "OfflineCluster", progress: Progress) -> "ScrubReport":
+        from tidelog.compaction.scrub import scrub as look
+
+        return await look(cluster, topics, grace, is_quick=quick, on_bytes=progress)
+
+    report = run_on_store(store, "scrubbing", work, report_damage=False)
+    if as_json:
+        show_json(_scrubbed(report))
+    else:
+        _show_report(report)
+    if not report.is_whole:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def maintain(
+    topics: TopicsArgument = None,
+    store: StoreOption = None,
+    file_grace_ms: GraceOption = FILE_GRACE_MS,
+    engine: EngineOption = EngineName.AUTO,
+    master: MasterOption = None,
+    yes: ApplyOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run retain, compact, collect, as a cron job does.
+
+    Example: tidelog maintain --store s3://bucket/prefix --yes
+    """
+    grace = _grace(store, file_grace_ms)
+    choice = EngineChoice(engine, master, settings_of(store))
+
+    async def work(cluster: "OfflineCluster", progress: Progress) -> Done:
+        steps = [
+            await _retain(cluster, topics, yes=yes),
+            await _compact(cluster, topics, choice, progress, yes=yes, force=False),
+            await _collect(cluster, grace, progress, yes=yes),
+        ]
+
+        def show() -> None:
+            for step in steps:
+                step.show()
+
+        fields = {name: value for step in steps for name, value in step.fields.items()}
+        return Done(fields, show, any(step.is_failed for step in steps))
+
+    _apply(store, "maintaining", work, yes=yes, as_json=as_json)
+
+
+# -- the steps
+
+
+async def _retain(cluster: "OfflineCluster", topics: Sequence[str] | None, *, yes: bool) -> Done:
+    from tidelog.compaction.retention import retain as run
+
+    found = await run(cluster, topics, is_dry=not yes)
+    return _retained(found, skipped_topics(cluster))
+
+
+def skipped_topics(cluster: "OfflineCluster") -> dict[str, Any]:
+    """Return the topics that a step left as they are, and why; on stderr too."""
+    for error in cluster.skipped.values():
+        warn(f"left as it is: {error}")
+    return {"skipped": {name: str(error) for name, error in cluster.skipped.items()}}
+
+
+def _retained(found: "Sequence[Retained]", skipped: dict[str, Any]) -> Done:
+    def show() -> None:
+        columns = ("topic", "partition", "why", "log start", "moves to", "segments", "rows")
+        rows: list[Row] = [tuple(each) for each in found]
+        table("nothing to retain", (*columns, "bytes"), rows)
+
+    fields = {"retained": [each._asdict() for each in found], **skipped}
+    return Done(fields, show, bool(skipped["skipped"]))
+
+
+async def _compact(
+    cluster: "OfflineCluster",
+    topics: Sequence[str] | None,
+    choice: EngineChoice,
+    progress: Progress,
+    *,
+    yes: bool,
+    force: bool,
+) -> Done:
+    from tidelog.compaction.compact import compact as run
+
+    done = 0
+
+    def on_rows(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(done)
+
+    found = await run(cluster, topics, is_dry=True, is_forced=force)
+    size = sum(each.size for each in found)
+    name = choice.of(size).value
+    if found and yes:
+        async with started(choice, size, cluster) as engine:
+            name = engine.name
+            found = await run(
+                cluster, topics, is_dry=False, is_forced=force, engine=engine, on_rows=on_rows
+            )
+
+    def show() -> None:
+        columns = ("topic", "partition", "what", "why", "segments", "rows", "bytes", "becomes")
+        table("nothing to compact", columns, [(*each[:7], _becomes(each)) for each in found])
+        if found:
+            show_line(f"engine: {name}")
+
+    fields = {"compacted": [each._asdict() for each in found], "engine": name}
+    return Done(fields, show, any(each.is_damaged for each in found))
+
+
+def _becomes(each: "Compacted") -> str:
+    if each.is_damaged:
+        return "DAMAGED: unchanged"
+    if each.is_lost:
+        return "another run was faster: unchanged"
+    if each.segments_after < 0:
+        return ""
+    return f"{each.segments_after:,} with {each.rows_after:,} rows, {each.size_after:,} bytes"
+
+
+async def _collect(
+    cluster: "OfflineCluster",
+    grace: "Grace",
+    progress: Progress,
+    *,
+    yes: bool,
+    takes_unknown: bool = False,
+) -> Done:
+    from tidelog.compaction import collect as collection
+
+    planned = await collection.plan(cluster, grace, takes_unknown=takes_unknown)
+    started = time.perf_counter()
+    deleted = await collection.collect(cluster, planned, progress) if yes else 0
+    fields = {
+        "objects": len(planned.garbage),
+        "bytes": planned.size,
+        "waiting_bytes": planned.waiting,
+        "oldest_ms": planned.oldest_ms,
+        "seconds": time.perf_counter() - started,
+        "kept_from": planned.kept_from,
+        "topics": [gone.name for gone in planned.emptied],
+        "deleted": deleted,
+        "garbage": [each._asdict() for each in planned.garbage],
+    }
+    skipped = skipped_topics(cluster)
+    is_failed = bool(cluster.skipped)
+    return Done({"collected": fields, **skipped}, lambda: _show_plan(planned), is_failed)
+
+
+def _show_plan(planned: "CollectionPlan") -> None:
+    sums: dict[tuple[str, str], list[int]] = {}
+    for each in planned.garbage:
+        count = sums.setdefault((each.key.partition("/")[0], each.why), [0, 0, 0])
+        age_ms = planned.now_ms - each.modified_ms
+        count[:] = count[0] + 1, count[1] + each.size, max(count[2], age_ms // 1000)
+    rows: list[Row] = [(*kind, *count) for kind, count in sums.items()]
+    table("nothing to collect", ("what", "why", "objects", "bytes", "oldest, s"), rows)
+    if planned.waiting:
+        show_line(f"{planned.waiting:,} more bytes of garbage are in their grace period")
+
+
+def _scrubbed(report: "ScrubReport") -> dict[str, Any]:
+    return {
+        "is_whole": report.is_whole,
+        **{name: getattr(report, name) for name in SCRUB_COUNTS},
+        "bytes": report.size,
+        "findings": [finding._asdict() for finding in report.findings],
+    }
+
+
+def _show_report(report: "ScrubReport") -> None:
+    def row(finding: "Finding") -> tuple[str, str, str, str]:
+        return ("yes" if finding.is_damage else "no", finding.kind, finding.where, finding.what)
+
+    worst = sorted(report.findings, key=lambda finding: not finding.is_damage)
+    if worst:
+        columns = ("damage", "kind", "where", "what")
+        show_table(columns, [row(finding) for finding in worst[:FINDINGS_SHOWN]])
+    if len(worst) > FINDINGS_SHOWN:
+        show_line(f"... and {plural(len(worst) - FINDINGS_SHOWN, 'finding')} more, see --json")
+    show_line(
+        f"{'whole' if report.is_whole else 'DAMAGED'}: {plural(report.entries, 'WAL object')}"
+        f", {plural(report.checkpoints, 'checkpoint')}, {plural(report.segments, 'segment')}, "
+        f"{plural(report.rows, 'record')}, {report.size:,} bytes read"
+    )
+
+
+# -- helpers
+
+
+def _offsets(before: Sequence[str]) -> dict[int, int]:
+    offsets: dict[int, int] = {}
+    for text in before:
+        number, colon, offset = text.partition(":")
+        is_number = offset.isascii() and offset.isdigit() and number.isascii()
+        if not (colon and number.isdigit() and (is_number or offset == END)):
+            raise BadUsage(f"{text!r} does not have the form PARTITION:OFFSET, as 0:17 or 0:{END}")
+        if int(number) in offsets:
+            raise BadUsage(f"partition {number} is given twice")
+        offsets[int(number)] = -1 if offset == END else int(offset)
+    return offsets
+
+
+def _grace(store: str | None, file_grace_ms: int) -> "Grace":
+    from tidelog.compaction.garbage import Grace
+
+    return Grace(wal_ms=settings_of(store).wal_retention_ms, table_ms=file_grace_ms)
+
+
+def run_on_store(
+    store: str | None,
+    what: str,
+    work: "Callable[[OfflineCluster, Progress], Coroutine[Any, Any, WorkResult]]",
+    *,
+    report_damage: bool = True,
+) -> WorkResult:
+    """Run the work on the cluster in the store. Raises errors of the log as CommandErrors."""
+    settings = settings_of(store, warn)
+
+    async def session() -> WorkResult:
+        from tidelog.service.server.maintenance import opened_cluster
+        from tidelog.storage.io.read_only import open_to_read
+
+        # A writing store would create a missing folder: open the store for reading first.
+        await (await open_to_read(settings.store, settings.s3)).close()
+        async with opened_cluster(settings, report_damage=report_damage) as cluster:
+            return await _with_progress(what, lambda progress: work(cluster, progress))
+
+    with command_errors():
+        return asyncio.run(session())
+
+
+async def _with_progress(
+    what: str, work: "Callable[[Progress], Coroutine[Any, Any, WorkResult]]"
+) -> WorkResult:
+    done = 0
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done = count
+
+    task = asyncio.create_task(work(progress))
+    try:
+        with SlowProgress(what) as bar:
+            while not (await asyncio.wait({task}, timeout=PROGRESS_TICK_S))[0]:
+                bar.show(done)
+            return task.result()
+    finally:
+        if task.cancel():  # interrupted: end the work before the store is closed
+            await asyncio.wait({task})
+
+
+def _apply(
+    store: str | None,
+    what: str,
+    work: "Callable[[OfflineCluster, Progress], Work]",
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    finish(run_on_store(store, what, work), yes=yes, as_json=as_json)
+
+
+def finish(done: Done, *, yes: bool, as_json: bool) -> None:
+    if as_json:
+        show_json({"is_dry": not yes, **done.fields})
+    else:
+        done.show()
+        if not yes:
+            show_line("dry run: nothing was changed; --yes applies it")
+    if done.is_failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def table(nothing: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    if rows:
+        show_table(columns, rows)
+    else:
+        show_line(nothing)

@@ -1,0 +1,276 @@
+"""`tidelog produce` and `tidelog consume`: options, checked before slow modules are imported."""
+
+import asyncio
+import datetime as dt
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from tidelog.service.cli.requests import JsonOption, ServerOption
+from tidelog.service.cli.results import BadUsage, show
+from tidelog.service.cli.topics import TopicArgument
+
+RETRY_FOR_S = 60.0
+
+RetryOption = Annotated[
+    float,
+    typer.Option(
+        "--retry-s",
+        min=0,
+        metavar="SECONDS",
+        help="how long to retry if the broker cannot be reached or answers 429, 502, 503, 504",
+    ),
+]
+
+
+class LineFormat(StrEnum):
+    """Format of a line of input."""
+
+    TEXT = "text"
+    NDJSON = "ndjson"
+
+
+class Embedded(StrEnum):
+    """Form of keys and values inside JSON."""
+
+    JSON = "json"
+    TEXT = "text"
+    BINARY = "binary"
+
+
+class Shown(StrEnum):
+    """Format of the output."""
+
+    TEXT = "text"
+    JSON = "json"
+    BINARY = "binary"
+    NDJSON = "ndjson"
+
+
+class AcksName(StrEnum):
+    """Values of `--acks`."""
+
+    ALL = "all"
+    LOCAL = "1"
+    NONE = "0"
+
+
+def produce(  # noqa: PLR0913 - a command's options are its arguments
+    ctx: typer.Context,
+    topic: TopicArgument,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="file with lines; - for stdin", show_default=False)
+    ] = "-",
+    line_format: Annotated[
+        LineFormat,
+        typer.Option(
+            "--format",
+            "-f",
+            help="text: a line is a value, byte for byte; ndjson: a line is a JSON object with "
+            "key, value, partition, timestamp (ms), headers",
+        ),
+    ] = LineFormat.TEXT,
+    values: Annotated[
+        bool, typer.Option("--values", help="with ndjson: a line is a value of any JSON type")
+    ] = False,
+    embedded: Annotated[
+        Embedded,
+        typer.Option(help="with ndjson: key and value are JSON, text or base64"),
+    ] = Embedded.JSON,
+    key_separator: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="with text: separator of key and value"),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="of records without a partition")
+    ] = None,
+    acks: Annotated[
+        AcksName,
+        typer.Option(help="all: in the object store; 1: on the broker's disk; 0: received"),
+    ] = AcksName.ALL,
+    batch_records: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="maximum records of a request")
+    ] = 10_000,
+    batch_bytes: Annotated[
+        int, typer.Option(min=1, help="approximate maximum bytes of a request")
+    ] = 1024 * 1024,
+    in_flight: Annotated[
+        int,
+        typer.Option(min=1, max=256, help="maximum requests in flight, each for other partitions"),
+    ] = 4,
+    linger_ms: Annotated[
+        int, typer.Option(min=0, max=60_000, help="how long a batch waits for more lines")
+    ] = 50,
+    retry_s: RetryOption = RETRY_FOR_S,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Produce the lines of a file or stdin.
+
+    Retries lose and duplicate no record: each request has an Idempotency-Key. The records of a
+    partition keep the order of the input: at most one request for it is in flight.
+
+    Example: tidelog produce events records.ndjson --format ndjson
+    """
+    if values and line_format is not LineFormat.NDJSON:
+        raise BadUsage("--values needs --format ndjson")
+    if key_separator is not None and line_format is not LineFormat.TEXT:
+        raise BadUsage("--key-separator needs --format text")
+    if key_separator == "":
+        raise BadUsage("--key-separator is empty")
+
+    from tidelog.service.cli import lines
+    from tidelog.service.cli import produce as cli_produce
+    from tidelog.service.cli.client import client_of
+
+    if line_format is LineFormat.TEXT:
+        parse = lines.text_parser(key_separator)
+    else:
+        parse = lines.json_parser(embedded.value, is_values=values)
+    options = cli_produce.ProduceOptions(
+        parse=parse,
+        media_type=f"application/vnd.kafka.{parse.embedded}.v2+json",
+        partition=partition,
+        acks=acks.value,
+        batch_records=batch_records,
+        batch_bytes=batch_bytes,
+        in_flight=in_flight,
+        linger_s=linger_ms / 1000,
+        retry_s=retry_s,
+    )
+    client = client_of(ctx, server)
+    with lines.opened(file) as source:
+        report = asyncio.run(cli_produce.produce(client, topic, source, options))
+    show(report.as_json(), report.as_text(), as_json=as_json)
+
+
+def consume(  # noqa: PLR0913 - as above
+    ctx: typer.Context,
+    topic: TopicArgument,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, help="default: all; repeatable"),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            "-g",
+            metavar="GROUP",
+            help="read as a member of this consumer group: start at its committed offsets, else at "
+            "--from, and commit what is printed",
+        ),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="POSITION", help="beginning, end, an offset, or @ and an ISO time"
+        ),
+    ] = "beginning",
+    until: Annotated[
+        str,
+        typer.Option(
+            "--until",
+            metavar="POSITION",
+            help="first position not printed: end (at the start of the command), an offset, or @ "
+            "and an ISO time",
+        ),
+    ] = "end",
+    count: Annotated[
+        int | None, typer.Option("--max", "-n", min=0, help="maximum number of records")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="wait for new records at the end")
+    ] = False,
+    shown: Annotated[
+        Shown | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="values as text (default), json or binary (base64); ndjson is the same as --json. "
+            "With --json: form of keys and values (default json)",
+            show_default=False,
+        ),
+    ] = None,
+    key_separator: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="print keys, this separator, values")
+    ] = None,
+    fetch_bytes: Annotated[int, typer.Option(min=1, help="approximate bytes of a request")] = 1024
+    * 1024,
+    retry_s: RetryOption = RETRY_FOR_S,
+    server: ServerOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print records as JSON objects, one a line")
+    ] = False,
+) -> None:
+    """Print the records of a topic, one a line.
+
+    The records of a partition keep their order; partitions are mixed. A null value is printed as
+    null. With --follow the command runs until it is interrupted.
+
+    Example: tidelog consume events --from @2026-01-31T12:00:00Z --max 10 --json
+    """
+    is_ndjson = as_json or shown is Shown.NDJSON
+    if shown is None or shown is Shown.NDJSON:
+        embedded = Shown.JSON if is_ndjson else Shown.TEXT
+    else:
+        embedded = shown
+    if is_ndjson and key_separator is not None:
+        raise BadUsage(
+            "--key-separator and --json exclude each other: the JSON objects have the keys"
+        )
+
+    if group is not None and (partition or until != "end" or start not in {"beginning", "end"}):
+        raise BadUsage(
+            "--group excludes --partition, --until, and --from other than beginning or end"
+        )
+    end = None if follow and until == "end" else position(until)
+    if follow and isinstance(end, dt.datetime):
+        raise BadUsage(
+            "--follow excludes --until with a time: timestamps need not rise; give an offset"
+        )
+
+    from tidelog.service.cli import consume as cli_consume
+    from tidelog.service.cli import group_consume
+    from tidelog.service.cli.client import client_of
+
+    options = cli_consume.ConsumeOptions(
+        partitions=partition or [],
+        start=position(start),
+        until=end,
+        count_max=count,
+        follow=follow,
+        embedded=embedded.value,
+        is_ndjson=is_ndjson,
+        key_separator=key_separator,
+        fetch_bytes=fetch_bytes,
+        retry_s=retry_s,
+    )
+    client = client_of(ctx, server)
+    if group is None:
+        asyncio.run(cli_consume.consume(client, topic, options))
+    else:
+        asyncio.run(group_consume.consume_as_member(client, topic, group, options))
+
+
+def position(text: str) -> "str | int | dt.datetime":
+    """Parse `beginning`, `end`, an offset, or `@` and a time."""
+    if text in {"beginning", "end"}:
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if text.startswith("@"):
+        return parse_time(text)
+    raise BadUsage(f"position {text!r}: expected beginning, end, an offset, or @ and an ISO time")
+
+
+def parse_time(text: str) -> dt.datetime:
+    """Parse `@` and an ISO time, UTC if it has no zone. Raises BadUsage."""
+    try:
+        when = dt.datetime.fromisoformat(text[1:])
+    except ValueError:
+        raise BadUsage(
+            f"{text!r} is not @ and an ISO 8601 time, as @2013-01-31T12:00:00Z"
+        ) from None
+    return when if when.tzinfo is not None else when.replace(tzinfo=dt.UTC)

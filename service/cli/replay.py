@@ -1,0 +1,283 @@
+"""`tidelog replay`: write the records of a topic to files with Spark, without a broker.
+
+The command checks positions, store and topic before it starts Spark, which takes seconds.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote, urlsplit
+
+import typer
+
+from tidelog.service.cli.records import parse_time
+from tidelog.service.cli.requests import JsonOption
+from tidelog.service.cli.results import (
+    BadUsage,
+    CommandError,
+    command_errors,
+    plural,
+    show,
+    warn,
+)
+from tidelog.service.cli.topics import TopicArgument
+from tidelog.service.settings import (
+    BadSettings,
+    Settings,
+    is_submitted_to_spark,
+    load,
+    set_worker_python,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NO_SPARK = "Spark is not installed: pip install 'tidelog[spark]'"
+POSITIONS = (
+    "beginning, end, @ and an ISO time, or JSON with an offset for each partition: "
+    """'{"0": 17, "1": -2}'; -2 is the beginning, -1 (in --until) the end"""
+)
+
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store", metavar="URL", help="URL of the store, as of `tidelog serve` (TIDELOG_STORE)"
+    ),
+]
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master", metavar="URL", help="Spark master (default: spark-submit's, else local[*])"
+    ),
+]
+
+_CSV_OPTIONS = {"header": "true", "escape": '"'}
+"""A quote inside a value is doubled, as in RFC 4180. Spark's default is a backslash before it."""
+
+
+class FileFormat(StrEnum):
+    """Format of the files."""
+
+    PARQUET = "parquet"
+    JSON = "json"
+    CSV = "csv"
+
+
+def replay(  # noqa: PLR0913 - a command's options are its arguments
+    topic: TopicArgument,
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="target folder or URL")],
+    store: StoreOption = None,
+    file_format: Annotated[
+        FileFormat, typer.Option("--as", help="json and csv have keys and values as text")
+    ] = FileFormat.PARQUET,
+    start: Annotated[str, typer.Option("--from", metavar="POSITION", help=POSITIONS)] = "beginning",
+    until: Annotated[
+        str,
+        typer.Option("--until", metavar="POSITION", help="as --from: first position not written"),
+    ] = "end",
+    master: MasterOption = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="replace the content of the folder")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the records of a topic to files, with Spark.
+
+    Needs no broker: reads sealed records from Parquet and the current tail from the WAL.
+
+    Example: tidelog replay events --store s3://bucket/prefix --to out --as json
+    """
+    options = positions(topic, start, until)
+    settings = settings_of(store, warn)
+    count = _replay(settings, topic, to, file_format, options, master, overwrite=overwrite)
+    value = {"topic": topic, "records": count, "to": to, "as": file_format.value}
+    show(value, f"replayed {plural(count, 'record')} of {topic} to {to}", as_json=as_json)
+
+
+def settings_of(
+    store: str | None, on_old_name: Callable[[str], object] = lambda _: None
+) -> Settings:
+    """Return the settings of the environment and `--store`. Raises BadUsage."""
+    try:
+        return load({} if store is None else {"store": store}, warn=on_old_name)
+    except BadSettings as error:
+        raise BadUsage(str(error)) from None
+
+
+def _replay(
+    settings: Settings,
+    topic: str,
+    to: str,
+    file_format: FileFormat,
+    options: dict[str, str],
+    master: str | None,
+    *,
+    overwrite: bool,
+) -> int:
+    with _spark_errors():
+        _check_topic(settings, topic)
+        _check_target(to, overwrite=overwrite)
+        with spark_session("tidelog replay", master) as spark:
+            frame = frame_of(spark, settings, topic, file_format, options)
+            return write(frame, to, file_format, overwrite=overwrite)
+
+
+def frame_of(
+    spark: "SparkSession",
+    settings: Settings,
+    topic: str,
+    file_format: FileFormat,
+    options: Mapping[str, str],
+) -> "DataFrame":
+    """Return the records between the positions in `options`, in the columns of the format."""
+    from tidelog.storage.spark.native import read_topic
+
+    more = {"endpoint": settings.s3_endpoint, "region": settings.s3_region}
+    if settings.s3.path_style is not None:
+        more["pathStyle"] = str(settings.s3.path_style)
+    if file_format is not FileFormat.CSV:
+        more["includeHeaders"] = "true"
+    given = {name: text for name, text in more.items() if text}
+    return read_topic(spark, settings.store, topic, **options, **given)
+
+
+def _check_topic(settings: Settings, topic: str) -> None:
+    from tidelog.storage.io.blocking import OpenedStore
+    from tidelog.storage.io.clock import SystemClock
+    from tidelog.storage.read.snapshot import open_snapshot
+
+    with OpenedStore(settings.store, settings.s3) as opened:
+        opened.run(open_snapshot(opened.store, SystemClock(), [topic]))
+
+
+def _check_target(to: str, *, overwrite: bool) -> None:
+    parts = urlsplit(to)
+    if parts.scheme in {"", "file"} and not overwrite and Path(unquote(parts.path)).exists():
+        raise CommandError(f"{to} already exists: give another folder, or --overwrite")
+
+
+@contextlib.contextmanager
+def _spark_errors() -> Iterator[None]:
+    """Raise errors of the log and of Spark as CommandErrors of one line."""
+    try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+    except ImportError as error:
+        raise CommandError(f"{NO_SPARK} ({error})") from None
+    try:
+        with command_errors():
+            yield
+    except (PySparkException, Py4JError) as error:
+        raise CommandError(f"Spark: {_first_line(error)}") from None
+
+
+@contextlib.contextmanager
+def spark_session(
+    name: str, master: str | None, settings: Mapping[str, str] | None = None
+) -> Iterator["SparkSession"]:
+    """Start a Spark session; stop it at the end of the block. Raises CommandError if Spark does
+    not start, usually because Java is missing.
+
+    Without a terminal the session prints nothing. A master set here would override that of
+    spark-submit: without `master`, the session keeps the master of spark-submit.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    set_worker_python(sys.executable)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    builder = SparkSession.builder.appName(name)
+    if master is None and not is_submitted_to_spark():
+        master = "local[*]"
+    if master is not None:
+        builder = builder.master(master)
+    builder = builder.config("spark.ui.enabled", "false")
+    builder = builder.config("spark.sql.session.timeZone", "UTC")
+    if master is not None and master.startswith("local"):
+        builder = builder.config("spark.driver.host", "127.0.0.1")
+        builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, value)
+    is_watched = sys.stderr.isatty()
+    builder = builder.config("spark.ui.showConsoleProgress", str(is_watched).lower())
+    with tempfile.TemporaryFile() as printed:
+        try:
+            with contextlib.nullcontext() if is_watched else _stderr_to(printed.fileno()):
+                spark = builder.getOrCreate()
+        except PySparkException as error:
+            printed.seek(0)
+            lines = printed.read().decode(errors="replace").split("\n")
+            why = next((line for line in reversed(lines) if line.strip()), "")
+            raise CommandError(f"Spark does not start: {_first_line(error)} {why}") from None
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextlib.contextmanager
+def _stderr_to(descriptor: int) -> Iterator[None]:
+    """Redirect stderr inside the block. A JVM that starts there keeps this stderr: its ten lines of
+    start messages, and later ones, do not reach the terminal."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+def write(frame: "DataFrame", to: str, file_format: FileFormat, *, overwrite: bool) -> int:
+    """Write the records and count them in one pass; return the count."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
+
+    if file_format is not FileFormat.PARQUET:
+        for name in ("key", "value"):
+            frame = frame.withColumn(name, F.col(name).cast("string"))
+    written = Observation()
+    (
+        frame.observe(written, F.count(F.lit(1)).alias("records"))
+        .write.mode("overwrite" if overwrite else "errorifexists")
+        .format(file_format.value)
+        .options(**(_CSV_OPTIONS if file_format is FileFormat.CSV else {}))
+        .save(to)
+    )
+    return int(written.get["records"])
+
+
+def positions(topic: str, start: str, until: str) -> dict[str, str]:
+    """Return the Spark source's options for start and end."""
+    options: dict[str, str] = {}
+    for text, prefix, default in ((start, "starting", "beginning"), (until, "ending", "end")):
+        if text == default:
+            continue
+        if text.startswith("@"):
+            options[f"{prefix}Timestamp"] = str(max(0, int(parse_time(text).timestamp() * 1000)))
+            options["startingOffsetsByTimestampStrategy"] = "latest"
+            continue
+        try:
+            offsets: Any = json.loads(text)
+        except ValueError:
+            offsets = None
+        if not isinstance(offsets, dict):
+            raise BadUsage(f"position {text!r}: expected {POSITIONS}")
+        options[f"{prefix}Offsets"] = json.dumps(offsets if topic in offsets else {topic: offsets})
+    return options
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,204 @@
+"""Results of commands: exit statuses, errors of one line, tables, JSON, progress bars.
+
+Each run of `tidelog` loads this module, so it imports nothing slow. The first table imports rich.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidelog.service.server.log_lines import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE
+from tidelog.storage.core.errors import (
+    LogError,
+    StoreUnfit,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+EXIT_USAGE = 2
+EXIT_NOT_FOUND = 4
+EXIT_INTERRUPTED = 130
+
+EXIT_STATUSES = {
+    EXIT_OK: "done",
+    EXIT_FAILED: "failed, or refused by the broker",
+    EXIT_USAGE: "wrong usage",
+    EXIT_UNREACHABLE: "the broker or its store cannot be reached",
+    EXIT_NOT_FOUND: "no such topic or partition",
+    EXIT_INTERRUPTED: "interrupted",
+}
+
+PROGRESS_AFTER_S = 2.0
+PIPE_COLUMNS = 1000
+
+
+class GlobalOptions(NamedTuple):
+    """Values of the options that precede the command's name: Typer's `ctx.obj`."""
+
+    key_file: str | None
+
+
+class CommandError(Exception):
+    """Failure of a command; `main` prints the message as one line."""
+
+    status = EXIT_FAILED
+
+
+class BadUsage(CommandError):
+    """A command line with invalid or contradictory options."""
+
+    status = EXIT_USAGE
+
+
+class NotReachable(CommandError):
+    """The broker cannot be reached, or answers that the client should retry later."""
+
+    status = EXIT_UNREACHABLE
+
+
+class NotThere(CommandError):
+    """The topic, partition, group or key of the command does not exist."""
+
+    status = EXIT_NOT_FOUND
+
+
+class BrokenOutput(Exception):
+    """The reader of stdout has closed the pipe (`| head`): the command ends with success."""
+
+
+@contextlib.contextmanager
+def command_errors() -> Iterator[None]:
+    """Raise errors of the log as CommandErrors, by exit status."""
+    try:
+        yield
+    except (UnknownTopic, UnknownPartition) as error:
+        raise NotThere(str(error)) from None
+    except (StoreUnfit, Unavailable) as error:
+        raise NotReachable(str(error)) from None
+    except LogError as error:
+        raise CommandError(str(error)) from None
+
+
+def write_out(octets: bytes) -> None:
+    """Write to stdout and flush. Raises BrokenOutput."""
+    try:
+        sys.stdout.buffer.write(octets)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # Python flushes stdout again at exit: give it a target that accepts the bytes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise BrokenOutput from None
+
+
+def show_json(value: object) -> None:
+    show_line(json.dumps(value, ensure_ascii=False))
+
+
+def show_line(text: str) -> None:
+    write_out(f"{text}\n".encode())
+
+
+def show(value: object, text: str, *, as_json: bool) -> None:
+    """Print a result: the value as JSON, or one line of text."""
+    if as_json:
+        show_json(value)
+    else:
+        show_line(text)
+
+
+def show_rows(
+    objects: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | int]] | None = None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print objects as JSON, or as a table of `rows`, by default of their values."""
+    if as_json:
+        show_json(objects)
+    else:
+        values = [tuple(each.values()) for each in objects]
+        show_table(columns, values if rows is None else rows)
+
+
+def warn(text: str) -> None:
+    """Print one line on stderr."""
+    sys.stderr.write(f"tidelog: {' '.join(text.split())}\n")
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
+    """Print a table. Columns of numbers are right-aligned; in a pipe, lines are not wrapped."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    held = [list(row) for row in rows]
+    for index, name in enumerate(columns):
+        is_numbers = bool(held) and all(isinstance(row[index], int) for row in held)
+        table.add_column(name, justify="right" if is_numbers else "left", overflow="fold")
+    for row in held:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    is_terminal = sys.stdout.isatty()
+    console = Console(width=None if is_terminal else PIPE_COLUMNS, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    lines = captured.get().splitlines()
+    write_out("".join(f"{line.rstrip()}\n" for line in lines).encode())
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 record`, `2,000 records`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
+    """Ask for confirmation, unless `--yes` is given. Raises BadUsage if stdin is no terminal,
+    CommandError after a no."""
+    import typer
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise BadUsage(f"{deed} {name} cannot be undone: confirm with --yes")
+    if not typer.confirm(question, err=True):
+        raise CommandError(f"{name} is not deleted")
+
+
+class SlowProgress:
+    """A progress bar on stderr, shown after two seconds, if stderr is a terminal."""
+
+    def __init__(self, what: str, total: int | None = None, *, is_wanted: bool = True) -> None:
+        self._what = what
+        self._total = total
+        self._is_wanted = is_wanted and sys.stderr.isatty()
+        self._started = time.perf_counter()
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> "SlowProgress":
+        return self
+
+    def show(self, done: int) -> None:
+        """Update the bar; `done` has the unit of `total`."""
+        if not self._is_wanted or time.perf_counter() - self._started < PROGRESS_AFTER_S:
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.add_task(self._what, total=self._total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

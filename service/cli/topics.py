@@ -1,0 +1,222 @@
+"""`tidelog topics ...` and `tidelog seal`: clients of the v3 routes."""
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from tidelog.service.cli.requests import JsonOption, ServerOption, YesOption, quoted, request
+from tidelog.service.cli.results import (
+    BadUsage,
+    SlowProgress,
+    confirm,
+    plural,
+    show,
+    show_json,
+    show_line,
+    show_rows,
+    show_table,
+)
+from tidelog.storage.io.threads import together
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+ConfigOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="KEY=VALUE",
+        help="config of the topic, as segment.ms=60000; repeatable",
+    ),
+]
+
+OFFSETS_AT_ONCE = 16
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter, delete topics.")
+
+
+@app.command("create")
+def create_topic(
+    ctx: typer.Context,
+    name: TopicArgument,
+    partitions: Annotated[
+        int | None,
+        typer.Option("--partitions", "-p", min=1, help="number (default: the broker's)"),
+    ] = None,
+    config: ConfigOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a topic.
+
+    Example: tidelog topics create events -p 8 -c retention.ms=86400000
+    """
+    configs = [{"name": key, "value": value} for key, value in _configs(config).items()]
+    body = {"topic_name": name, "partitions_count": partitions, "configs": configs}
+    count = request(ctx, server, "POST", "{cluster}/topics", json=body)["partitions_count"]
+    text = f"created {name} with {plural(count, 'partition')}"
+    show({"name": name, "partitions": count}, text, as_json=as_json)
+
+
+@app.command("list")
+def list_topics(
+    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
+    """List topics with their number of partitions."""
+    listed = request(ctx, server, "GET", "{cluster}/topics")["data"]
+    topics = [{"name": t["topic_name"], "partitions": t["partitions_count"]} for t in listed]
+    show_rows(topics, ("topic", "partitions"), as_json=as_json)
+
+
+@app.command("describe")
+def describe_topic(
+    ctx: typer.Context,
+    name: TopicArgument,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the partitions, offsets and configs of a topic."""
+    from tidelog.service.cli.client import Client, with_client
+
+    async def work(client: Client) -> dict[str, Any]:
+        path = f"{await client.cluster()}/topics/{quoted(name)}"
+        count = (await client.get_json(path))["partitions_count"]
+        configs = (await client.get_json(f"{path}/configs"))["data"]
+        slots = asyncio.Semaphore(OFFSETS_AT_ONCE)
+
+        async def offsets(number: int) -> dict[str, int]:
+            async with slots:
+                found = await client.get_json(f"{path}/partitions/{number}/offset")
+            start, end = found["earliest_offset"], found["latest_offset"]
+            return {"partition": number, "log_start_offset": start, "high_watermark": end}
+
+        return {
+            "name": name,
+            "partitions": await together(*(offsets(number) for number in range(count))),
+            "configs": {
+                each["name"]: {"value": each["value"], "is_default": each["is_default"]}
+                for each in configs
+            },
+        }
+
+    description = with_client(ctx, server, work)
+    if as_json:
+        show_json(description)
+        return
+    show_table(
+        ("partition", "log start", "high watermark", "offsets"),
+        [
+            (p["partition"], start, end, end - start)
+            for p in description["partitions"]
+            for start, end in [(p["log_start_offset"], p["high_watermark"])]
+        ],
+    )
+    show_line("")
+    show_table(
+        ("config", "value", ""),
+        [
+            (key, config["value"], "default" if config["is_default"] else "set")
+            for key, config in description["configs"].items()
+        ],
+    )
+
+
+@app.command("alter")
+def alter_topic(
+    ctx: typer.Context,
+    name: TopicArgument,
+    config: ConfigOption = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset", "-u", metavar="KEY", help="reset a config to its default; repeatable"
+        ),
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            help="new, larger number; keys map to other partitions from then on",
+        ),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change configs of a topic, or add partitions.
+
+    Either all configs change or none.
+
+    Example: tidelog topics alter events -c segment.ms=60000 -u retention.ms
+    """
+    from tidelog.service.cli.client import Client, with_client
+
+    changes: list[dict[str, str]] = [
+        {"name": key, "value": value, "operation": "SET"} for key, value in _configs(config).items()
+    ]
+    changes += [{"name": key, "operation": "DELETE"} for key in unset or []]
+    if not changes and partitions is None:
+        raise BadUsage("nothing to alter: give --config, --unset or --partitions")
+
+    async def work(client: Client) -> None:
+        path = f"{await client.cluster()}/topics/{quoted(name)}"
+        if changes:
+            await client.post(f"{path}/configs:alter", json={"data": changes})
+        if partitions is not None:
+            await client.call("PATCH", path, json={"partitions_count": partitions})
+
+    with_client(ctx, server, work)
+    configs = {each["name"]: each.get("value") for each in changes}
+    value = {"name": name, "configs": configs, "partitions": partitions}
+    show(value, f"altered {name}", as_json=as_json)
+
+
+@app.command("delete")
+def delete_topic(
+    ctx: typer.Context,
+    name: TopicArgument,
+    yes: YesOption = False,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a topic and all its records."""
+    confirm("deleting", name, f"Delete topic {name} and all its records?", yes=yes)
+    request(ctx, server, "DELETE", f"{{cluster}}/topics/{quoted(name)}")
+    show({"name": name, "deleted": True}, f"deleted {name}", as_json=as_json)
+
+
+def seal(
+    ctx: typer.Context,
+    name: TopicArgument,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move the tail of a topic into its table now.
+
+    Spark, DuckDB and other readers of Delta tables see only sealed records.
+    """
+    from tidelog.service.cli.client import Client, with_client
+
+    async def work(client: Client) -> int:
+        with SlowProgress(f"sealing {name}") as progress:
+            path = f"/admin/topics/{quoted(name)}/seal"
+            sealing = asyncio.create_task(client.post(path, answer_s=None))
+            while not (await asyncio.wait({sealing}, timeout=0.2))[0]:
+                progress.show(0)
+            sealed: int = sealing.result().json()["sealed_records"]
+            return sealed
+
+    sealed = with_client(ctx, server, work)
+    text = f"sealed {plural(sealed, 'record')} of {name}"
+    show({"name": name, "sealed_records": sealed}, text, as_json=as_json)
+
+
+def _configs(given: list[str] | None) -> dict[str, str]:
+    configs = {}
+    for text in given or []:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise BadUsage(f"--config {text!r} does not have the form KEY=VALUE")
+        configs[key] = value
+    return configs

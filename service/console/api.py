@@ -1,0 +1,423 @@
+"""Routes of the console that no dialect has: read-only, documented as all routes are.
+
+For everything else, the console uses the routes of the dialects, as any client can.
+"""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Query, Request
+from pydantic import BaseModel, Field
+
+from tidelog.service.console.topic_layout import PartitionLayout, TopicLayouts
+from tidelog.service.console.wal_page import Checkpoint, WalEntry, WalPage
+from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.routes.dependencies import ERRORS, FreshLog, Rights, TopicName, broker_log
+from tidelog.service.routes.group_resources_v3 import group_ids, lags
+from tidelog.service.security.caller import CallerRights, may_describe_group
+from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
+from tidelog.service.telemetry.rates import (
+    NAMES,
+    STEP_S,
+    BrokerRates,
+    RateSampler,
+    Step,
+    quantile_s,
+    summed,
+)
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import CLUSTER, DESCRIBE, GROUP, TOPIC
+from tidelog.storage.core.topic_configs import CONFIGS
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.group import DEFAULT_ASSIGNOR
+
+LAYOUT_PARTITIONS_MAX = 100
+"""Of a topic's layout in one response."""
+
+
+# -- overview
+
+
+class RatesNow(BaseModel):
+    """Per second, of the last seconds; `ack` is from a produce request to its answer."""
+
+    records_in: float
+    bytes_in: float
+    records_out: float
+    bytes_out: float
+    requests: float
+    flushes: float
+    commits: float
+    puts: float = Field(description="conditional and others")
+    gets: float
+    lists: float
+    deletes: float
+    cold_reads: float
+    ack_p50_ms: float | None
+    ack_p99_ms: float | None
+
+
+class BrokerNow(BaseModel):
+    """A broker that lives. `rates` is null where it did not answer."""
+
+    name: str
+    number: int
+    address: str
+    port: int
+    started_ms: int
+    is_me: bool
+    is_sequencer: bool
+    version: str = ""
+    worker: int = 0
+    wal_seq: int = 0
+    wal_view_age_s: float = 0.0
+    buffered_bytes: int = 0
+    buffered_bytes_max: int = 0
+    rates: RatesNow | None = None
+
+
+class History(BaseModel):
+    """Rates of all brokers together, one a step, oldest first."""
+
+    step_ms: int
+    at_ms: list[int] = Field(description="the end of each step")
+    series: dict[str, list[float | None]] = Field(description="by the names of Rates")
+
+
+class Overview(BaseModel):
+    """The cluster at a glance."""
+
+    cluster_id: str
+    store: str
+    created_ms: int
+    now_ms: int
+    wal_seq: int
+    topics: int
+    partitions: int
+    groups: int
+    members: int
+    unsealed_bytes: int
+    unsealed_since_ms: int | None
+    tables_in_doubt: dict[str, str] = Field(description="by topic: why, as this broker found")
+    brokers: list[BrokerNow]
+    rates: RatesNow
+    history: History | None = None
+
+
+async def get_overview(
+    request: Request,
+    rights: Rights,
+    history: Annotated[bool, Query(description="also of the last half hour")] = False,
+) -> Overview:
+    """Brokers, what they do per second, and the cluster's size."""
+    log = broker_log(request)
+    rates: RateSampler = request.app.state.vitals
+    answered = await rates.all()
+    state, now_ms = log.state, log.clock.now_ms()
+    since = [unsealed_since_ms(topic, now_ms) for topic in state.topics.values()]
+    oldest_ms = min(since, default=now_ms)
+    return Overview(
+        cluster_id=log.identity.cluster_id,
+        store=log.store_url,
+        created_ms=log.identity.created_ms,
+        now_ms=now_ms,
+        wal_seq=state.seq,
+        topics=len(state.topics),
+        partitions=sum(len(topic.partitions) for topic in state.topics.values()),
+        groups=len(group_ids(log)),
+        members=state.members.count,
+        unsealed_bytes=sum(tail_bytes(topic) for topic in state.topics.values()),
+        unsealed_since_ms=oldest_ms if oldest_ms < now_ms else None,
+        tables_in_doubt={
+            name: why for name, why in log.doubts().items() if rights.may(DESCRIBE, TOPIC, name)
+        },
+        brokers=_brokers(log, answered),
+        rates=_total([_rates(one.recent, one.seconds) for one in answered], answered),
+        history=_history(summed(answered)) if history else None,
+    )
+
+
+def _brokers(log: Broker, answered: list[BrokerRates]) -> list[BrokerNow]:
+    me, peers, sequencer = log.members()
+    by_id = {one.id: one for one in answered}
+    members = [me, *peers]
+    found = []
+    for member in members:
+        one = by_id.get(member.id)
+        shown = BrokerNow(
+            name=member.name,
+            number=member.number,
+            address=member.address,
+            port=member.port,
+            started_ms=member.started_ms,
+            is_me=member.id == me.id,
+            is_sequencer=member.id == sequencer.id,
+        )
+        if one is not None:
+            shown.version, shown.worker = one.version, one.worker
+            shown.wal_seq, shown.wal_view_age_s = one.wal_seq, one.view_age_s
+            shown.buffered_bytes = one.buffered_bytes
+            shown.buffered_bytes_max = one.buffered_bytes_max
+            shown.rates = _rates(one.recent, one.seconds)
+        found.append(shown)
+    return sorted(found, key=lambda broker: (not broker.is_sequencer, broker.name))
+
+
+def _rates(step: Step, seconds: float) -> RatesNow:
+    added = zip(NAMES, step.added, strict=True)
+    return _rates_of({name: count / max(seconds, 0.001) for name, count in added}, step.acks)
+
+
+def _total(rates: list[RatesNow], answered: list[BrokerRates]) -> RatesNow:
+    sums = {name: sum(float(getattr(one, name)) for one in rates) for name in NAMES}
+    acks = [sum(counts) for counts in zip(*(one.recent.acks for one in answered), strict=True)]
+    return _rates_of(sums, acks)
+
+
+def _rates_of(per_second: dict[str, float], acks: list[int]) -> RatesNow:
+    p50_s, p99_s = quantile_s(acks, 0.5), quantile_s(acks, 0.99)
+    return RatesNow(ack_p50_ms=_ms(p50_s), ack_p99_ms=_ms(p99_s), **per_second)
+
+
+def _history(steps: list[Step]) -> History:
+    """Steps that no broker lived through are gaps."""
+    series: dict[str, list[float | None]] = {name: [] for name in RatesNow.model_fields}
+    by_number = {step.number: step for step in steps}
+    numbers = range(steps[0].number, steps[-1].number + 1) if steps else range(0)
+    for number in numbers:
+        step = by_number.get(number)
+        shown: dict[str, Any] = {} if step is None else _rates(step, STEP_S).model_dump()
+        for name, past in series.items():
+            past.append(shown.get(name))
+    step_ms = STEP_S * 1000
+    return History(step_ms=step_ms, at_ms=[n * step_ms for n in numbers], series=series)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)
+
+
+# -- topics
+
+
+class TopicSummary(BaseModel):
+    topic_name: str
+    created_ms: int
+    partitions_count: int
+    records: int = Field(description="offsets from log start to high watermark")
+    unsealed_records: int
+    unsealed_bytes: int
+    unsealed_since_ms: int | None
+    cleanup_policy: str
+    retention_ms: int
+    configs: dict[str, str] = Field(description="that differ from their defaults")
+
+
+class TopicLayout(BaseModel):
+    topic_name: str
+    topic_id: str
+    created_ms: int
+    partitions_count: int
+    first_partition: int = Field(description="of those that this answer has")
+    partitions: list[PartitionLayout]
+
+
+class ConfigDoc(BaseModel):
+    name: str
+    default: str
+    doc: str
+
+
+async def list_topic_summaries(log: FreshLog, rights: Rights) -> list[TopicSummary]:
+    """Every topic that may be described with its size, as far as the WAL says it."""
+    now_ms = log.clock.now_ms()
+    ordered = sorted(log.state.topics.values(), key=lambda topic: topic.name)
+    shown = [topic for topic in ordered if rights.may(DESCRIBE, TOPIC, topic.name)]
+    return [_summary(log, topic, now_ms) for topic in shown]
+
+
+def _summary(log: Broker, topic: Topic, now_ms: int) -> TopicSummary:
+    config = log.state.config(topic)
+    since_ms = unsealed_since_ms(topic, now_ms)
+    held = topic.partitions
+    return TopicSummary(
+        topic_name=topic.name,
+        created_ms=topic.created_ms,
+        partitions_count=len(held),
+        records=sum(one.high_watermark - one.log_start_offset for one in held),
+        unsealed_records=sum(
+            one.high_watermark - max(one.sealed_end, one.log_start_offset) for one in held
+        ),
+        unsealed_bytes=tail_bytes(topic),
+        unsealed_since_ms=since_ms if since_ms < now_ms else None,
+        cleanup_policy=",".join(sorted(config.cleanup_policy)),
+        retention_ms=config.retention_ms,
+        configs=topic.configs,
+    )
+
+
+async def get_topic_layout(
+    request: Request,
+    topic_name: TopicName,
+    log: FreshLog,
+    first: Annotated[int, Query(ge=0, description="the first partition to show")] = 0,
+    count: Annotated[int, Query(ge=1, le=LAYOUT_PARTITIONS_MAX)] = LAYOUT_PARTITIONS_MAX,
+) -> TopicLayout:
+    """Where each partition's records lie, from log start to high watermark, and in which
+    segments."""
+    topic = log.state.topic(topic_name)
+    pictures: TopicLayouts = request.app.state.layouts
+    numbers = range(first, min(first + count, len(topic.partitions)))
+    return TopicLayout(
+        topic_name=topic.name,
+        topic_id=topic.topic_id,
+        created_ms=topic.created_ms,
+        partitions_count=len(topic.partitions),
+        first_partition=first,
+        partitions=await pictures.of(topic, numbers),
+    )
+
+
+async def list_topic_configs() -> list[ConfigDoc]:
+    """Every config that a topic takes, its default and what it means."""
+    return [ConfigDoc(name=name, default=key.default, doc=key.doc) for name, key in CONFIGS.items()]
+
+
+# -- groups
+
+
+class GroupSummary(BaseModel):
+    consumer_group_id: str
+    state: Literal["STABLE", "EMPTY"]
+    partition_assignor: str
+    generation: int
+    members: int
+    topics: list[str]
+    partitions: int = Field(description="with a committed offset")
+    total_lag: int
+    max_lag: int
+
+
+class GroupLagHistory(BaseModel):
+    """Null where the group had committed nothing of the topic yet."""
+
+    step_ms: int
+    at_ms: list[int]
+    topics: dict[str, list[int | None]]
+
+
+async def list_group_summaries(log: FreshLog, rights: Rights) -> list[GroupSummary]:
+    """Every group that may be described with its members and its lag."""
+    shown = [each for each in group_ids(log) if may_describe_group(rights, each)]
+    return [_group(log, group_id, rights) for group_id in shown]
+
+
+def _group(log: Broker, group_id: str, rights: CallerRights) -> GroupSummary:
+    held = log.state.members.get(group_id)
+    behind = lags(log, group_id, rights)
+    return GroupSummary(
+        consumer_group_id=group_id,
+        state="STABLE" if held is not None and held.members else "EMPTY",
+        partition_assignor=DEFAULT_ASSIGNOR if held is None else held.assignor,
+        generation=0 if held is None else held.generation,
+        members=0 if held is None else len(held.members),
+        topics=sorted({one.partition.topic for one in behind}),
+        partitions=len(behind),
+        total_lag=sum(one.lag for one in behind),
+        max_lag=max((one.lag for one in behind), default=0),
+    )
+
+
+async def get_lag_history(
+    request: Request, consumer_group_id: str, rights: Rights
+) -> GroupLagHistory:
+    """How far the group was behind in each topic over the last half hour, as this broker saw it
+    since its start."""
+    rates: RateSampler = request.app.state.vitals
+    past = rates.lag_history(consumer_group_id)
+    count = max((len(values) for values in past.topics.values()), default=0)
+    first_ms = past.end_ms - (count - 1) * past.step_ms
+    at_ms = [first_ms + number * past.step_ms for number in range(count)]
+    shown = {
+        topic: past.topics[topic] for topic in past.topics if rights.may(DESCRIBE, TOPIC, topic)
+    }
+    return GroupLagHistory(step_ms=past.step_ms, at_ms=at_ms, topics=shown)
+
+
+# -- metadata
+
+
+class Counts(BaseModel):
+    """Counts of the objects in the cluster's state."""
+
+    topics: int
+    partitions: int
+    tail_runs: int
+    groups: int
+    group_offsets: int
+    group_members: int
+    producer_partitions: int
+    hot_logs: int
+    deleted_topics: int
+
+
+class MetadataPage(BaseModel):
+    """The cluster's metadata as it lies in the store."""
+
+    cluster_id: str
+    created_ms: int
+    store: str
+    wal_seq: int
+    state_time_ms: int
+    counts: Counts
+    entries: list[WalEntry] = Field(description="the newest of the WAL, newest first")
+    checkpoints: list[Checkpoint] = Field(description="newest first")
+
+
+async def get_metadata(request: Request, log: FreshLog) -> MetadataPage:
+    """The end of the WAL, checkpoints, and what the state holds."""
+    view: WalPage = request.app.state.wal_page
+    entries, checkpoints = await view.entries(), await view.checkpoints()
+    state = log.state
+    held = [one for topic in state.topics.values() for one in topic.partitions]
+    counts = Counts(
+        topics=len(state.topics),
+        partitions=len(held),
+        tail_runs=sum(len(one.tail) for one in held),
+        groups=len(group_ids(log)),
+        group_offsets=state.committed_offsets.count,
+        group_members=state.members.count,
+        producer_partitions=state.producers.count,
+        hot_logs=len(state.hot_logs),
+        deleted_topics=len(state.deleted),
+    )
+    return MetadataPage(
+        cluster_id=log.identity.cluster_id,
+        created_ms=log.identity.created_ms,
+        store=log.store_url,
+        wal_seq=state.seq,
+        state_time_ms=state.time_ms,
+        counts=counts,
+        entries=entries,
+        checkpoints=checkpoints,
+    )
+
+
+_DESCRIBE_CLUSTER = Permission(DESCRIBE, CLUSTER)
+_DESCRIBE_TOPIC = Permission(DESCRIBE, TOPIC, "topic_name")
+_DESCRIBE_GROUP = Permission(DESCRIBE, GROUP, "consumer_group_id")
+_CHECKED = RouteAccess.CHECKED_BY_HANDLER
+_LABEL = "console"
+_TOPIC = "/topics/{topic_name}"
+_LAG_HISTORY = "/groups/{consumer_group_id}/lag-history"
+_DOC = RouteDoc({503: ERRORS[503]})
+_TOPIC_DOC = RouteDoc({404: ERRORS[404], 503: ERRORS[503]})
+
+ROUTES = (
+    Route("GET", "/overview", get_overview, _DESCRIBE_CLUSTER, _LABEL, TIDELOG, _DOC),
+    Route("GET", "/topics", list_topic_summaries, _CHECKED, _LABEL, TIDELOG, _DOC),
+    Route("GET", _TOPIC, get_topic_layout, _DESCRIBE_TOPIC, _LABEL, TIDELOG, _TOPIC_DOC),
+    Route("GET", "/topic-configs", list_topic_configs, RouteAccess.ANY_KEY, _LABEL, TIDELOG, _DOC),
+    Route("GET", "/groups", list_group_summaries, _CHECKED, _LABEL, TIDELOG, _DOC),
+    Route("GET", _LAG_HISTORY, get_lag_history, _DESCRIBE_GROUP, _LABEL, TIDELOG, _DOC),
+    Route("GET", "/metadata", get_metadata, _DESCRIBE_CLUSTER, _LABEL, TIDELOG, _DOC),
+)

@@ -1,0 +1,129 @@
+"""The storage layout of a topic: where each partition's records are, in which segments, and what
+merging and compaction would do. Read-only.
+
+The manifest in this broker's memory may be older than the last retention or compaction. The broker
+reloads it if a newer seal exists, else at most once in 30 s.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from tidelog.compaction.plan import cleanable, merges
+from tidelog.storage.broker import Broker, PartitionFiles
+from tidelog.storage.core.topic_configs import TopicConfig
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.partition import Partition
+
+SEGMENTS_MAX = 120
+"""Bound of the segments listed for a partition. If there are more, neighbours are combined."""
+
+
+class Segments(BaseModel):
+    """One segment, or several neighbours combined."""
+
+    base_offset: int
+    end_offset: int
+    files: int
+    bytes: int
+    records: int
+    timestamp_min: int
+    timestamp_max: int
+
+
+class Compaction(BaseModel):
+    """The work that key compaction and merging would do."""
+
+    clean_end_offset: int = Field(description="keys are compacted below this offset")
+    dirty_ratio: float = Field(
+        description="fraction of the sealed bytes at or above `clean_end_offset`"
+    )
+    is_due: bool = Field(description="the ratio exceeds `min.cleanable.dirty.ratio`")
+    merges: int = Field(description="groups of small segments that a merge would join")
+
+
+class PartitionLayout(BaseModel):
+    """The layout of one partition. Offsets of [log_start, sealed_end) are in the table, those of
+    [sealed_end, high_watermark) in the WAL. Those from hot_start on are also in this broker's
+    memory."""
+
+    partition_id: int
+    log_start_offset: int
+    sealed_end_offset: int
+    hot_start_offset: int
+    high_watermark: int
+    table_bytes: int
+    table_records: int
+    files: int
+    tail_bytes: int
+    tail_runs: int
+    unsealed_since_ms: int | None
+    segments: list[Segments]
+    compaction: Compaction
+    error: str | None = Field(default=None, description="why the table cannot be read")
+
+
+class TopicLayouts:
+    """Of one broker's log."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def of(self, topic: Topic, numbers: range) -> list[PartitionLayout]:
+        """Return the topic's partitions of these numbers. Raises Unavailable, Corrupt."""
+        return [await self._partition(topic, number) for number in numbers]
+
+    async def _partition(self, topic: Topic, number: int) -> PartitionLayout:
+        config = self._broker.state.config(topic)
+        files = await self._broker.partition_files(topic, number)
+        held, live = topic.partitions[number], files.live  # no await from here on
+        return PartitionLayout(
+            partition_id=number,
+            log_start_offset=held.log_start_offset,
+            sealed_end_offset=max(held.sealed_end, held.log_start_offset),
+            hot_start_offset=files.hot_start,
+            high_watermark=held.high_watermark,
+            table_bytes=int(live.size.sum()),
+            table_records=int(live.rows.sum()),
+            files=len(live.path),
+            tail_bytes=held.tail_bytes,
+            tail_runs=len(held.tail),
+            unsealed_since_ms=held.tail[0].committed_ms if held.tail else None,
+            segments=list(_segments(files)),
+            compaction=self._compaction(files, held, config),
+        )
+
+    def _compaction(
+        self, files: PartitionFiles, held: Partition, config: TopicConfig
+    ) -> Compaction:
+        now_ms = self._broker.clock.now_ms()
+        columns, clean_end = files.segments, files.clean_end
+        found = cleanable(columns, held, config, clean_end, now_ms)
+        planned = merges(columns, held, config.target_segment_bytes, clean_end)
+        return Compaction(
+            clean_end_offset=clean_end,
+            dirty_ratio=found.dirty_ratio,
+            is_due=found.is_due(config),
+            merges=sum(1 for _ in planned),
+        )
+
+
+def _segments(files: PartitionFiles) -> Iterator[Segments]:
+    columns = files.live
+    count = len(columns.path)
+    if not count:
+        return
+    bounds = np.linspace(0, count, min(count, SEGMENTS_MAX) + 1).astype(int).tolist()
+    for first, end in itertools.pairwise(bounds):
+        some = columns.between(first, end)
+        yield Segments(
+            base_offset=int(some.base_offset[0]),
+            end_offset=int(some.end_offset[-1]),
+            files=end - first,
+            bytes=int(some.size.sum()),
+            records=int(some.rows.sum()),
+            timestamp_min=int(some.timestamp_min.min()),
+            timestamp_max=int(some.timestamp_max.max()),
+        )

@@ -1,0 +1,99 @@
+"""The console's page about the WAL: the newest entries with the kinds of their actions, and the
+newest checkpoints.
+
+Reads a few objects of the store for each request, and caches entries, which never change. Of the
+cluster state it uses only the sequence number.
+"""
+
+from collections import Counter, OrderedDict
+
+from pydantic import BaseModel, Field
+
+from tidelog.storage.broker import Broker
+from tidelog.storage.core import keys
+from tidelog.storage.core.entry import Entry
+from tidelog.storage.io.object_store import ObjectInfo
+
+ENTRIES_SHOWN = 25
+CHECKPOINTS_SHOWN = 25
+ENTRIES_CACHED = 200
+
+
+class WalEntry(BaseModel):
+    """One object of the WAL."""
+
+    seq: int
+    at_ms: int
+    writer: str
+    bytes: int
+    commits: int
+    chunks: int
+    records: int
+    actions: dict[str, int] = Field(description="number of actions by kind")
+    drafts: int = Field(description="drafts that brokers forwarded for this entry")
+
+
+class Checkpoint(BaseModel):
+    seq: int
+    bytes: int
+    modified_ms: int
+
+
+class WalPage:
+    """Reads the WAL of one broker's log, and caches entries."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._log = broker
+        self._known: OrderedDict[int, WalEntry] = OrderedDict()
+
+    async def entries(self) -> list[WalEntry]:
+        """Return the newest entries, newest first. One LIST, and one GET for each entry that is not
+        cached."""
+        after = max(self._log.state.seq - ENTRIES_SHOWN, 0)
+        infos = await self._log.list_entries(after)
+        found = []
+        for info in reversed(infos[:ENTRIES_SHOWN]):
+            seq = keys.seq_of(info.key)
+            entry = None if seq is None else await self._entry(seq, info)
+            if entry is not None:
+                found.append(entry)
+        return found
+
+    async def _entry(self, seq: int, info: ObjectInfo) -> WalEntry | None:
+        known = self._known.get(seq)
+        if known is not None:
+            return known
+        entry = await self._log.read_entry(seq)
+        if entry is None:
+            return None  # deleted by collection since the listing
+        self._known[seq] = _shown(entry, info.size)
+        while len(self._known) > ENTRIES_CACHED:
+            self._known.popitem(last=False)
+        return self._known[seq]
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Return the newest checkpoints, newest first. One LIST."""
+        infos = await self._log.list_checkpoints()
+        found = [
+            Checkpoint(seq=seq, bytes=info.size, modified_ms=info.modified_ms)
+            for info in infos
+            if (seq := keys.seq_of(info.key)) is not None
+        ]
+        return found[::-1][:CHECKPOINTS_SHOWN]
+
+
+def _shown(entry: Entry, size: int) -> WalEntry:
+    kinds = Counter(
+        str(action.__struct_config__.tag) for commit in entry.commits for action in commit.actions
+    )
+    return WalEntry(
+        seq=entry.seq,
+        at_ms=entry.at_ms,
+        writer=entry.writer,
+        bytes=size,
+        commits=len(entry.commits),
+        chunks=len(entry.chunks),
+        records=sum(chunk.rows for chunk in entry.chunks),
+        actions=dict(kinds.most_common()),
+        drafts=len(entry.origins),
+    )

@@ -1,0 +1,11 @@
+"""Bodies of requests and responses, to and from columns.
+
+json_in       v2 JSON produce bodies to columns
+json_out      columns to JSON arrays, NDJSON, server-sent events; v2 produce reports
+json_text     columns of values to columns of JSON texts
+arrow         Arrow streams to columns and back
+v3_records    records of the v3 dialect
+transactions  atomic requests: records for several topics and offsets of groups
+consumers     bodies of consumer instances, in four dialects
+resources_v3  resource objects of v3
+"""

@@ -1,0 +1,261 @@
+"""Bodies of v2 consumer instances: decoding of four dialects' requests, encoding of answers.
+
+Clients may send numbers and booleans as strings (DIALECTS, v2 consumers). Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from tidelog.service.formats.json_in import BadBody, InvalidBody, one_line
+from tidelog.service.formats.v3_records import milliseconds
+from tidelog.service.http.call import SCHEMA_FORMATS
+from tidelog.service.http.errors import check_printable_field
+from tidelog.storage.core.actions import MemberConfig
+from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
+
+Body = TypeVar("Body")
+
+CONSUMER_FORMATS = ("binary", "json", "text", *SCHEMA_FORMATS)
+RESETS = {"earliest": "earliest", "latest": "latest", "smallest": "earliest", "largest": "latest"}
+FETCH_MIN_BYTES_MAX = 10_000_000
+TIMEOUT_MS_MAX = 2**31 - 1
+INVALID_CONFIG = 42204
+INVALID_CONSTRAINT = 40001
+STRIMZI = "strimzi"
+
+
+class _Create(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str | None = None
+    id: str | None = None
+    format: str | None = None
+    auto_offset_reset: str | None = msgspec.field(name="auto.offset.reset", default=None)
+    auto_commit_enable: bool | None = msgspec.field(name="auto.commit.enable", default=None)
+    enable_auto_commit: bool | None = msgspec.field(name="enable.auto.commit", default=None)
+    fetch_min_bytes: int | None = msgspec.field(name="fetch.min.bytes", default=None)
+    request_timeout_ms: int | None = msgspec.field(name="consumer.request.timeout.ms", default=None)
+    isolation_level: str | None = msgspec.field(name="isolation.level", default=None)
+    refresh_ms: int | None = msgspec.field(name="topic.metadata.refresh.interval.ms", default=None)
+    session_timeout_ms: int | None = msgspec.field(name="session.timeout.ms", default=None)
+    max_poll_interval_ms: int | None = msgspec.field(name="max.poll.interval.ms", default=None)
+    instance_id: str | None = msgspec.field(name="group.instance.id", default=None)
+    client_id: str | None = msgspec.field(name="client.id", default=None)
+    assignor: str | None = msgspec.field(name="partition.assignment.strategy", default=None)
+
+
+class Creation(NamedTuple):
+    """A new instance; if `name` is empty, the broker chooses one."""
+
+    name: str
+    config: MemberConfig
+    instance_id: str
+    assignor: str
+
+
+class _Partition(msgspec.Struct):
+    topic: str
+    partition: int
+
+    @property
+    def where(self) -> TopicPartition:
+        check_printable_field(self.topic)
+        return TopicPartition(self.topic, self.partition)
+
+
+class _Offset(_Partition):
+    offset: int
+    metadata: str | None = None
+
+
+class _Timestamp(_Partition):
+    timestamp: str | int
+
+
+class _Partitions(msgspec.Struct):
+    partitions: list[_Partition]
+
+
+class _Commit(msgspec.Struct):
+    offsets: list[_Offset] | None = None
+    partitions: list[_Offset] | None = None
+
+
+class _Positions(msgspec.Struct):
+    offsets: list[_Offset] = []
+    timestamps: list[_Timestamp] = []
+
+
+class _Subscription(msgspec.Struct):
+    topics: list[str] | None = None
+    topic_pattern: str | None = None
+
+
+class Subscription(NamedTuple):
+    """Topic names, or a pattern."""
+
+    topics: list[str]
+    pattern: str
+
+
+class OffsetCommit(NamedTuple):
+    """Offsets to commit: next offsets to read and metadata. None: commit all returned records.
+    `is_silent`: the answer is 204."""
+
+    offsets: dict[TopicPartition, tuple[int, str]] | None
+    is_silent: bool
+
+
+class SeekPositions(NamedTuple):
+    """Positions to seek to."""
+
+    offsets: dict[TopicPartition, int]
+    timestamps: dict[TopicPartition, int]
+
+
+def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
+    """Decode the creation of an instance. The body may be empty: every field has a default."""
+    fields = _decoded(body or b"{}", _Create)
+    is_strimzi = fields.enable_auto_commit is not None or fields.isolation_level is not None
+    auto_commit = fields.auto_commit_enable
+    if auto_commit is None:
+        auto_commit = fields.enable_auto_commit
+    reset = fields.auto_offset_reset or "latest"
+    if reset not in RESETS:
+        raise InvalidBody(
+            f"Invalid value {reset!r} for configuration auto.offset.reset: "
+            f"String must be one of: {', '.join(RESETS)}",
+            INVALID_CONFIG,
+        )
+    chosen = (fields.format or "binary").lower()
+    if chosen not in CONSUMER_FORMATS:
+        raise InvalidBody(f"Invalid format type {chosen!r}: one of {', '.join(CONSUMER_FORMATS)}")
+    min_bytes = -1 if fields.fetch_min_bytes is None else fields.fetch_min_bytes
+    if not -1 <= min_bytes <= FETCH_MIN_BYTES_MAX:
+        raise InvalidBody(
+            f"fetch.min.bytes must be -1 to {FETCH_MIN_BYTES_MAX}, not {min_bytes}",
+            INVALID_CONSTRAINT,
+        )
+    config = MemberConfig(
+        format=chosen,
+        auto_offset_reset=RESETS[reset],
+        auto_commit=auto_commit is not False,
+        fetch_min_bytes=min_bytes,
+        request_timeout_ms=_ms("consumer.request.timeout.ms", fields.request_timeout_ms, 1000),
+        session_timeout_ms=_ms("session.timeout.ms", fields.session_timeout_ms, session_timeout_ms),
+        max_poll_interval_ms=_ms(
+            "max.poll.interval.ms", fields.max_poll_interval_ms, max(300_000, session_timeout_ms)
+        ),
+        dialect=STRIMZI if is_strimzi else "",
+        client_id=fields.client_id or "",
+    )
+    name = fields.name or fields.id or ""
+    for text in (name, fields.instance_id or "", config.client_id):
+        check_printable_field(text)
+    return Creation(name, config, fields.instance_id or "", fields.assignor or "")
+
+
+def _ms(name: str, value: int | None, default: int) -> int:
+    value = default if value is None else value
+    if not 1 <= value <= TIMEOUT_MS_MAX:
+        raise InvalidBody(
+            f"Invalid value {value} for configuration {name}: 1 to {TIMEOUT_MS_MAX}", INVALID_CONFIG
+        )
+    return value
+
+
+def decode_subscription(body: bytes) -> Subscription | None:
+    """Decode a subscription; None if it has topics and a pattern, which every dialect refuses."""
+    request = _decoded(body, _Subscription)
+    if request.topics is not None and request.topic_pattern is not None:
+        return None
+    if request.topics is None and not request.topic_pattern:
+        raise InvalidBody("a subscription needs topics or a topic_pattern")
+    for name in request.topics or ():
+        check_printable_field(name)
+    return Subscription(request.topics or [], request.topic_pattern or "")
+
+
+def decode_partitions(body: bytes) -> list[TopicPartition]:
+    """Decode `{"partitions": [{"topic", "partition"}]}`."""
+    return [each.where for each in _decoded(body, _Partitions).partitions]
+
+
+def decode_commit(body: bytes, dialect: str) -> OffsetCommit:
+    """Decode a commit. Confluent and Karapace send the last offset read, Strimzi and Redpanda the
+    next to read. Redpanda's field is `partitions`, the others' `offsets`; the body of the
+    instance's creation shows Strimzi's."""
+    request = _decoded(body if body.strip() else b"{}", _Commit, _COMMIT_DECODER)
+    is_strimzi = dialect == STRIMZI
+    if request.partitions is not None:
+        return OffsetCommit(_offsets(request.partitions, 0), is_silent=True)
+    if request.offsets is None:
+        return OffsetCommit(None, is_strimzi)
+    return OffsetCommit(_offsets(request.offsets, 0 if is_strimzi else 1), is_strimzi)
+
+
+def _offsets(requested: Sequence[_Offset], more: int) -> dict[TopicPartition, tuple[int, str]]:
+    found = {}
+    for each in requested:
+        _check_offset(each.offset)
+        found[each.where] = (each.offset + more, each.metadata or "")
+    return found
+
+
+def _check_offset(offset: int) -> None:
+    if not 0 <= offset < OFFSET_MAX:
+        raise InvalidBody(f"an offset is 0 to {OFFSET_MAX - 1}, not {offset}")
+
+
+def decode_positions(body: bytes) -> SeekPositions:
+    """Decode exact offsets and timestamps (ISO 8601, or ms)."""
+    request = _decoded(body, _Positions)
+    for each in request.offsets:
+        _check_offset(each.offset)
+    offsets = {each.where: each.offset for each in request.offsets}
+    timestamps = {
+        each.where: each.timestamp
+        if isinstance(each.timestamp, int)
+        else milliseconds(each.timestamp)
+        for each in request.timestamps
+    }
+    return SeekPositions(offsets, timestamps)
+
+
+def encode_partitions(partitions: Sequence[TopicPartition]) -> bytes:
+    return msgspec.json.encode({"partitions": [each._asdict() for each in partitions]})
+
+
+def encode_subscription(
+    topics: Sequence[str], partitions: Mapping[str, Sequence[int]] | None
+) -> bytes:
+    """Encode a subscription; only Strimzi's answer has `partitions`."""
+    answer: dict[str, Any] = {"topics": topics}
+    if partitions is not None:
+        answer["partitions"] = [{topic: numbers} for topic, numbers in partitions.items()]
+    return msgspec.json.encode(answer)
+
+
+def encode_offsets(offsets: Mapping[TopicPartition, tuple[int, str]]) -> bytes:
+    """Encode committed offsets; -1 if none is committed."""
+    listed = [
+        {**where._asdict(), "offset": offset, "metadata": metadata}
+        for where, (offset, metadata) in offsets.items()
+    ]
+    return msgspec.json.encode({"offsets": listed})
+
+
+_COMMIT_DECODER = msgspec.json.Decoder(_Commit, strict=False)
+"""Made once, for the most frequent request."""
+
+
+def _decoded(
+    body: bytes, kind: type[Body], decoder: msgspec.json.Decoder[Body] | None = None
+) -> Body:
+    try:
+        return (decoder or msgspec.json.Decoder(kind, strict=False)).decode(body)
+    except msgspec.ValidationError as error:
+        why = one_line(str(error)).replace("Object contains unknown field", "Unrecognized field:")
+        raise InvalidBody(why) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBody(f"the body is not JSON: {one_line(str(error))}") from error

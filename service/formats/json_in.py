@@ -1,0 +1,408 @@
+"""Decoding of produce requests in the v2 JSON dialects (Confluent, Karapace, Strimzi).
+
+A body of many records becomes columns without a loop over its bytes in Python. msgspec finds each
+value; this module joins the texts and computes the Arrow offsets. A text that msgspec accepts is a
+valid JSON value (RFC 8259: escapes, surrogate pairs, control characters). So an answer may contain
+it unchanged. msgspec does not check UTF-8; this module does. A number stays text, of any range.
+Pure: bytes in, columns out. It raises only these errors. Where the proxies differ, C (Confluent),
+K (Karapace) or S (Strimzi) follows an error that the proxy's source has too:
+
+    no body, `null`, `records` missing, null or empty          InvalidBody 422  (all)
+    unknown keys in the body or a record                       InvalidBody 422  (K; S 400)
+    timestamp out of range; text format and not a string       InvalidBody 422  (S)
+    not JSON, not UTF-8, not an object                         BadBody 400      (C, K)
+    `records` no array, a record no object, a wrong type       BadBody 400      (C, K, S)
+    bad base64                                                 BadBody 400      (C, K; S 422)
+"""
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from msgspec import Raw
+
+from tidelog.storage.core.chunk import (
+    CHUNK_SCHEMA,
+    HEADERS_TYPE,
+    Headers,
+    Rows,
+    no_headers,
+    same_timestamps,
+    timestamps,
+)
+from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
+from tidelog.storage.core.partitioner import Column
+
+Format: TypeAlias = Literal["json", "binary", "text"]
+
+ROWS_MAX = 64
+"""Up to this many records stay lists (chunk.Rows): building columns costs ~40 us."""
+
+PRODUCE_BODY_BYTES_MAX = 1 << 30
+"""The 32-bit offsets of a column suffice for so much (I10); settings bound bodies far below."""
+
+JSON_OBJECTS_MAX = 2_000_000
+"""In a body (I10): a decoded record or header takes up to 200 bytes, however short it is."""
+
+TIMESTAMP_MS_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999, the end of most calendars."""
+
+QUOTED_MAX = 100
+MESSAGE_MAX = 300
+"""Bounds in characters for what our messages quote: a refused value, a library's message."""
+
+
+class BadBody(InvalidRequest):
+    """The body does not have the form that its content type declares."""
+
+    status = 400
+
+    def __init__(self, message: str, code: int = 400) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class InvalidBody(InvalidRequest):
+    """The body is well formed but requests something impossible."""
+
+    status = 422
+
+    def __init__(self, message: str, code: int = 422) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Produced(NamedTuple):
+    """The records of one request, with timestamps; `rows` is a batch of CHUNK_SCHEMA or Rows.
+
+    `partitions` is each record's partition or None, not checked for range; None if no record names
+    one. `is_json`: every key and value is null or JSON text in valid UTF-8.
+    """
+
+    rows: Rows | pa.RecordBatch
+    partitions: "list[int | None] | Column | None"
+    is_json: bool
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
+
+
+class Header(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A record's header in JSON; the value is base64."""
+
+    key: str
+    value: bytes | None = None
+
+
+_ABSENT = Raw(b"")
+_MORE: list[Any] = [
+    ("partition", int | str | None, None),
+    ("timestamp", int | str | None, None),
+    ("headers", list[Header] | None, None),
+]
+_SCHEMAS: list[Any] = [
+    # Confluent's clients send these with every format. They have no effect: there are no schemas.
+    (name, Raw, _ABSENT)
+    for name in ("key_schema", "key_schema_id", "value_schema", "value_schema_id")
+]
+
+
+def _decoder(kind: Any, absent: Any, more: list[Any]) -> msgspec.json.Decoder[Any]:
+    fields = [("key", kind, absent), ("value", kind, absent), *more]
+    record = msgspec.defstruct("Record", fields, forbid_unknown_fields=True, gc=False)
+    records: Any = list[record]  # type: ignore[valid-type]
+    body = msgspec.defstruct(
+        "Body", [("records", records), *_SCHEMAS], forbid_unknown_fields=True, gc=False
+    )
+    return msgspec.json.Decoder(body)
+
+
+_KINDS: dict[Format, tuple[Any, Any]] = {
+    "json": (Raw, _ABSENT),
+    "binary": (bytes | None, None),
+    "text": (str | None, None),
+}
+_PLAIN = {fmt: _decoder(kind, absent, []) for fmt, (kind, absent) in _KINDS.items()}
+"""For records with only a key and a value, as in nearly all large bodies: saves three empty fields.
+These decoders fail on the first other record; then _FULL decodes the body."""
+
+_FULL = {fmt: _decoder(kind, absent, _MORE) for fmt, (kind, absent) in _KINDS.items()}
+
+
+def decode_json(body: bytes, fmt: Format, now_ms: int) -> Produced:
+    """Decode the records of `{"records": [...]}`; those without a timestamp get `now_ms`.
+
+    Format json keeps key and value as the JSON text that the client sent. null or missing is null;
+    `false`, `0`, `""`, `{}` are values. Raises BadBody, InvalidBody or RecordTooLarge.
+    """
+    if len(body) > PRODUCE_BODY_BYTES_MAX:
+        raise RecordTooLarge(
+            f"body of {len(body)} bytes is over the limit of {PRODUCE_BODY_BYTES_MAX}"
+        )
+    check_objects(body)
+    try:
+        records, is_plain = _records(body, fmt)
+    except msgspec.ValidationError as error:
+        raise refusal(str(error), body, fmt) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not body.strip():
+            raise InvalidBody("the body is empty") from error
+        raise BadBody(f"the body is not JSON: {error}") from error
+    if not records:
+        raise InvalidBody("records is empty")
+    partitions = None if is_plain else _partitions(records)
+    if len(records) <= ROWS_MAX:
+        rows: Rows | pa.RecordBatch = _rows(records, fmt, now_ms, is_plain)
+    else:
+        rows = _batch(records, fmt, now_ms, is_plain)
+    return Produced(rows, partitions, fmt == "json", len(records))
+
+
+def check_objects(body: bytes) -> None:
+    """Raise RecordTooLarge for a body with too many objects. Objects inside of values count too:
+    only decoding could distinguish them."""
+    if len(body) > JSON_OBJECTS_MAX and body.count(b"{") > JSON_OBJECTS_MAX:
+        raise RecordTooLarge(
+            f"the body has more than {JSON_OBJECTS_MAX} JSON objects: send it in several requests"
+        )
+
+
+def check_utf8(body: bytes) -> None:
+    """Raise UnicodeDecodeError: msgspec does not check the texts that it does not decode."""
+    if not body.isascii():
+        str(body, "utf-8")
+
+
+def _records(body: bytes, fmt: Format) -> tuple[list[Any], bool]:
+    """Return the records; True if each is known to have only a key and a value."""
+    check_utf8(body)
+    if len(body) > 4096:
+        try:
+            return _PLAIN[fmt].decode(body).records, True
+        except msgspec.ValidationError:
+            pass  # more fields, or an error: decode with the full type
+    return _FULL[fmt].decode(body).records, False
+
+
+# --- fields of every format
+
+
+def _partitions(records: list[Any]) -> list[int | None] | None:
+    partitions = _integers("partition", [record.partition for record in records])
+    return None if partitions.count(None) == len(partitions) else partitions
+
+
+def _timestamps(records: list[Any], now_ms: int) -> list[int]:
+    given = _integers("timestamp", [record.timestamp for record in records])
+    stamps = [now_ms if stamp is None else stamp for stamp in given]
+    if min(stamps) < 0 or max(stamps) > TIMESTAMP_MS_MAX:
+        wrong = next(stamp for stamp in stamps if not 0 <= stamp <= TIMESTAMP_MS_MAX)
+        raise InvalidBody(
+            f"timestamp {_shown(str(wrong))} is not between 0 and {TIMESTAMP_MS_MAX} ms"
+        )
+    return stamps
+
+
+def _integers(name: str, numbers: list[int | str | None]) -> list[int | None]:
+    if str not in set(map(type, numbers)):
+        return numbers  # type: ignore[return-value]  # none is a string
+    return [integer(name, number) if isinstance(number, str) else number for number in numbers]
+
+
+def integer(name: str, number: str) -> int:
+    """Parse a number that the client sent as a string: many clients quote numbers."""
+    if not re.fullmatch(r"-?[0-9]{1,19}", number):
+        raise BadBody(f"{name} is not a valid int: {_shown(number)}")
+    return int(number)
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= QUOTED_MAX else text[:QUOTED_MAX] + "..."
+
+
+def one_line(message: str) -> str:
+    """Shorten a library's message, which may quote the body, for an error message of ours."""
+    return " ".join(message.split())[:MESSAGE_MAX]
+
+
+# --- few records: lists
+
+
+def _rows(records: list[Any], fmt: Format, now_ms: int, is_plain: bool) -> Rows:
+    octets = _OCTETS_BY_FORMAT[fmt]
+    headers: list[Headers | None] | None = None
+    stamps = [now_ms] * len(records) if is_plain else _timestamps(records, now_ms)
+    if not is_plain and any(record.headers for record in records):
+        headers = [_pairs(record.headers) for record in records]
+    keys = [octets(record.key) for record in records]
+    return Rows(stamps, keys, [octets(record.value) for record in records], headers)
+
+
+def _pairs(headers: list[Header] | None) -> Headers | None:
+    return [(header.key, header.value) for header in headers] if headers else None
+
+
+def octets_of_raw(raw: Raw) -> bytes | None:
+    """Return the text of a JSON value; None if it is null or missing."""
+    text = bytes(raw)
+    return None if text == b"null" else text or None
+
+
+def _octets_of_text(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _same(octets: bytes | None) -> bytes | None:
+    return octets
+
+
+_OCTETS_BY_FORMAT: dict[Format, Callable[[Any], bytes | None]] = {
+    "json": octets_of_raw,
+    "binary": _same,
+    "text": _octets_of_text,
+}
+
+
+# --- many records: columns
+
+
+def _batch(records: list[Any], fmt: Format, now_ms: int, is_plain: bool) -> pa.RecordBatch:
+    column = _COLUMN_BY_FORMAT[fmt]
+    keys = column([record.key for record in records])
+    values = column([record.value for record in records])
+    headers: Column = no_headers(len(records))
+    if is_plain:
+        stamps = same_timestamps(now_ms, len(records))
+    else:
+        stamps = timestamps(np.array(_timestamps(records, now_ms), dtype=np.int64))
+        if any(record.headers for record in records):
+            headers = _headers_column([record.headers for record in records])
+    return pa.RecordBatch.from_arrays(
+        [stamps, keys, values, headers],
+        schema=CHUNK_SCHEMA,
+    )
+
+
+def _raw_column(raws: Sequence[Raw]) -> Column:
+    rows = len(raws)
+    lengths = np.frombuffer(struct.pack(f"{rows}i", *map(len, raws)), dtype=np.int32)
+    offsets = np.zeros(rows + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    data = b"".join(raws)
+    column: Column = pa.Array.from_buffers(
+        pa.binary(), rows, [None, *pa.array(offsets).buffers()[1:], pa.py_buffer(data)]
+    )
+    nulls = _null_texts(data, offsets[:-1], lengths)
+    null_count = int(np.count_nonzero(nulls))
+    if null_count == rows:
+        return pa.nulls(rows, pa.binary())
+    if null_count:
+        # `if_else` would mark the rows as null but keep their bytes.
+        kept: Any = pa.array(np.arange(rows), mask=nulls)
+        column = column.take(kept)
+    return column
+
+
+def _null_texts(
+    data: bytes, starts: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]
+) -> npt.NDArray[np.bool_]:
+    """Find the texts that are missing or `null`."""
+    nulls: npt.NDArray[np.bool_] = lengths == 0
+    rows = np.flatnonzero(lengths == 4)
+    if rows.size:
+        anywhere = np.ndarray((len(data) - 3,), "<u4", data, 0, (1,))  # 4 bytes at each position
+        nulls[rows] = anywhere[starts[rows]] == int.from_bytes(b"null", "little")
+    return nulls
+
+
+def _binary_column(octets: list[bytes | None]) -> Column:
+    return pa.array(octets, pa.binary())
+
+
+def _text_column(texts: list[str | None]) -> Column:
+    return pa.array(texts, pa.string()).view(pa.binary())
+
+
+_COLUMN_BY_FORMAT: dict[Format, Callable[[Any], Column]] = {
+    "json": _raw_column,
+    "binary": _binary_column,
+    "text": _text_column,
+}
+
+
+def _headers_column(rows: list[list[Header] | None]) -> Column:
+    flat = [header for row in rows if row for header in row]
+    lengths = [len(row) if row else 0 for row in rows]
+    offsets: Any = pa.array(np.cumsum([0, *lengths], dtype=np.int32))
+    pairs: Any = pa.StructArray.from_arrays(
+        [
+            pa.array([header.key for header in flat], pa.string()),
+            pa.array([header.value for header in flat], pa.binary()),
+        ],
+        fields=list(HEADERS_TYPE.value_type),
+    )
+    empty = [not length for length in lengths]
+    column: Column = pa.ListArray.from_arrays(
+        offsets, pairs, type=HEADERS_TYPE, mask=pa.array(empty)
+    )
+    return column
+
+
+# --- refusals
+
+_PATH = re.compile(r" - at `\$\.records\[(\d+)\](?:\.(key|value|headers\[(\d+)\]\.value))?`")
+
+
+def refusal(message: str, body: bytes, fmt: Format) -> InvalidRequest:
+    """Return our error for msgspec's message, which has the expected type and the path."""
+    message = one_line(message)
+    if "unknown field" in message or "missing required field" in message:
+        return InvalidBody(message)
+    if message == "Expected `object`, got `null`":
+        return InvalidBody("the body is null")
+    if message == "Expected `array`, got `null` - at `$.records`":
+        return InvalidBody("records is null")
+    if message.startswith(("Invalid base64", "Expected `bytes")):
+        return BadBody(_not_base64(message, body))
+    if fmt == "text" and (where := _PATH.search(message)) and where[2] in ("key", "value"):
+        return InvalidBody(
+            f"because the embedded format is 'text', the {where[2]} must be a string: {message}"
+        )
+    return BadBody(message)
+
+
+def _not_base64(message: str, body: bytes) -> str:
+    """Return Karapace's message, which quotes the wrong value."""
+    where = _PATH.search(message)
+    if where is None:
+        return message
+    try:
+        found: Any = msgspec.json.decode(body, type=_Loose).records[int(where[1])]
+        if where[3] is None:
+            return not_base64(getattr(found, where[2]))
+        headers = msgspec.json.decode(found.headers, type=list[_LooseHeader])
+        return not_base64(headers[int(where[3])].value)
+    except (msgspec.MsgspecError, LookupError, RecursionError):
+        return message  # the body has another error too, or the same name twice
+
+
+def not_base64(raw: Raw) -> str:
+    """Return the message for a JSON value, as sent, that is not base64."""
+    return f"data={_shown(bytes(raw).decode())} is not a base64 string."
+
+
+class _LooseHeader(msgspec.Struct, gc=False):
+    value: Raw = Raw(b"")
+
+
+class _LooseRecord(msgspec.Struct, gc=False):
+    key: Raw = Raw(b"")
+    value: Raw = Raw(b"")
+    headers: Raw = Raw(b"[]")
+
+
+class _Loose(msgspec.Struct):
+    records: list[_LooseRecord]

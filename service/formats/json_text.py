@@ -1,0 +1,157 @@
+"""Encoding of columns of records as columns of JSON texts.
+
+A JSON answer contains a stored value unchanged only if it is known to be exactly one JSON text in
+UTF-8. This module escapes or refuses every other value. Pure.
+"""
+
+from collections import deque
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.service.formats.json_in import Format, one_line
+from tidelog.storage.core.errors import InvalidRequest
+
+to_json = msgspec.json.encode
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class Undecodable(InvalidRequest):
+    """A record's key or value cannot be encoded in the requested format."""
+
+    status = 422
+    code = 422
+
+    def __init__(self, fmt: Format, offset: int, why: str) -> None:
+        super().__init__(f"value deserialization error for format {fmt}: offset {offset}: {why}")
+        self.format = fmt
+        self.offset = offset
+
+
+def scalar(text: str | bytes) -> Any:
+    """Return the text as an Arrow scalar, to join columns with it."""
+    return pa.scalar(text.encode() if isinstance(text, str) else text, pa.binary())
+
+
+EMPTY = scalar("")
+_QUOTE = scalar('"')
+_CLOSE = scalar("}")
+_KEY = scalar('{"key":')
+_VALUE = scalar(',"value":')
+_HEADERS = scalar(',"headers":[')
+_END = scalar("]")
+
+
+def decimal(numbers: Any) -> Any:
+    return numbers.cast(pa.string()).view(pa.binary())
+
+
+def require_json(column: Any, offsets: Any) -> None:
+    """Check that every value is one JSON text: `1,2` or `1},{"x":2` would forge records.
+
+    Raises Undecodable with the offset (from `offsets`) of the first record whose value is not.
+    """
+    if column.null_count == len(column):
+        return
+    try:
+        column.cast(pa.string())  # checks UTF-8, which msgspec.Raw does not
+        deque(map(_check_json, column.drop_null().to_pylist()), maxlen=0)
+    except (pa.ArrowInvalid, msgspec.DecodeError, RecursionError):
+        raise _first_wrong("json", column, offsets) from None
+
+
+def _first_wrong(fmt: Format, column: Any, offsets: Any) -> Undecodable:
+    for row, text in enumerate(column.to_pylist()):
+        try:
+            if text is not None:
+                str(text, "utf-8")
+                if fmt == "json":
+                    _check_json(text)
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+            return Undecodable(fmt, offsets[row].as_py(), one_line(str(error)))
+    raise AssertionError("the column failed but each of its values is valid")
+
+
+_LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
+
+
+def on_one_line(column: Any) -> Any:
+    """Replace line breaks in JSON texts by spaces: JSON has line breaks only between tokens."""
+    octets = _octets(column)
+    if b"\n" not in octets and b"\r" not in octets:
+        return column
+    bounds = _bounds(column)
+    flat = _binary(bounds - bounds[0], pa.py_buffer(octets.translate(_LINE_BREAKS)))
+    return pc.if_else(column.is_null(), None, flat) if column.null_count else flat
+
+
+def quoted(column: Any, offsets: Any) -> Any:
+    """Encode texts as JSON strings, null as null; raises Undecodable if not UTF-8."""
+    try:
+        strings = column.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise _first_wrong("text", column, offsets) from None
+    octets = np.frombuffer(_octets(column), np.uint8)
+    if not ((octets < ord(" ")) | (octets == ord('"')) | (octets == ord("\\"))).any():
+        return pc.binary_join_element_wise(_QUOTE, column, _QUOTE, EMPTY)
+    texts = strings.to_pylist()
+    return pa.array([None if text is None else to_json(text) for text in texts], pa.binary())
+
+
+def base64(column: Any) -> Any:
+    """Encode values as base64 strings or null, each followed by a comma.
+
+    msgspec encodes `["...","...",null,...]` in one call. The elements' lengths are known. With
+    their commas they are adjacent, as Arrow requires, so they become a column without a copy.
+    """
+    rows = len(column)
+    if column.null_count == rows:
+        return pa.array([b"null,"] * rows, pa.binary())
+    lengths = (np.diff(_bounds(column)) + 2) // 3 * 4 + len('"",')
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = len("null,")
+    bounds = np.empty(rows + 1, dtype=np.int32)
+    bounds[0] = len("[")
+    np.cumsum(lengths, out=bounds[1:])
+    bounds[1:] += len("[")
+    octets = [*column.to_pylist(), None]  # with one more, a comma follows each of ours
+    return _binary(bounds, pa.py_buffer(to_json(octets)))
+
+
+def headers(column: Any) -> list[Any]:
+    """Encode `,"headers":[{"key","value"},...]` for records with headers, else nothing."""
+    if column.null_count == len(column):
+        return []
+    flat = column.flatten()
+    if not len(flat):
+        return []
+    keys = pa.array([to_json(key) for key in flat.field("key").to_pylist()], pa.binary())
+    values = pc.binary_slice(base64(flat.field("value")), 0, -1)  # without the comma
+    pairs = pc.binary_join_element_wise(_KEY, keys, _VALUE, values, _CLOSE, EMPTY)
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets: Any = pa.array(np.cumsum([0, *lengths], dtype=np.int32))
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, pairs), b",")
+    listed = pc.binary_join_element_wise(_HEADERS, joined, _END, EMPTY)
+    return [pc.if_else(pa.array(lengths > 0), listed, EMPTY)]
+
+
+def _octets(column: Any) -> bytes:
+    """Return the bytes of all values, one after the other; of a slice, only its own part."""
+    bounds = _bounds(column)
+    data = column.buffers()[2]
+    return data[int(bounds[0]) : int(bounds[-1])].to_pybytes() if data else b""
+
+
+def _bounds(column: Any) -> npt.NDArray[np.int32]:
+    """Return the starts of a binary column's values, and the end of the last."""
+    offsets = np.frombuffer(memoryview(column.buffers()[1]), np.int32)
+    return offsets[column.offset : column.offset + len(column) + 1]
+
+
+def _binary(bounds: npt.NDArray[np.int32], data: pa.Buffer) -> Any:
+    offsets = pa.array(bounds).buffers()[1]
+    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, offsets, data])

@@ -1,0 +1,314 @@
+"""Resources of the v3 dialect: their fields as in Confluent's OpenAPI, and a factory of them.
+
+The API shows one logical broker, number 1, that leads every partition: any process serves every
+request, so a client has nothing to choose. `replication_factor` is 1: the object store replicates,
+and does not show how.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field
+
+from tidelog.service.http.urls import ClientUrl
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.core.topic_configs import CONFIGS
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.partition import Partition
+
+BROKER_ID = 1
+"""The logical broker. Every process is broker 1 to its clients."""
+ConfigSource: TypeAlias = Literal["DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"]
+
+
+class Related(BaseModel):
+    """A link to another resource."""
+
+    related: str
+
+
+class Metadata(BaseModel):
+    """A resource's URL and name."""
+
+    self_url: str = Field(serialization_alias="self")
+    resource_name: str
+
+
+class ListMetadata(BaseModel):
+    """A list's URL. Every list is one page."""
+
+    self_url: str = Field(serialization_alias="self")
+    next: str | None = None
+
+
+class Resource(BaseModel):
+    """Fields of every resource."""
+
+    kind: str
+    metadata: Metadata
+    cluster_id: str
+
+
+R = TypeVar("R", bound=Resource)
+
+
+class ResourceList(BaseModel, Generic[R]):
+    """Fields of every list."""
+
+    kind: str
+    metadata: ListMetadata
+    data: list[R]
+
+
+class ClusterData(Resource):
+    kind: Literal["KafkaCluster"] = "KafkaCluster"
+    controller: Related
+    acls: Related
+    brokers: Related
+    broker_configs: Related
+    consumer_groups: Related
+    topics: Related
+    partition_reassignments: Related
+
+
+class BrokerData(Resource):
+    kind: Literal["KafkaBroker"] = "KafkaBroker"
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None = None
+    configs: Related
+    partition_replicas: Related
+
+
+class TopicData(Resource):
+    kind: Literal["KafkaTopic"] = "KafkaTopic"
+    topic_name: str
+    is_internal: bool = False
+    replication_factor: int = 1
+    partitions_count: int
+    partitions: Related
+    configs: Related
+    partition_reassignments: Related
+    authorized_operations: list[str] = []
+
+
+class _PartitionResource(Resource):
+    topic_name: str
+    partition_id: int
+
+
+class PartitionData(_PartitionResource):
+    kind: Literal["KafkaPartition"] = "KafkaPartition"
+    leader: Related
+    replicas: Related
+    reassignment: Related
+
+
+class PartitionOffsetsData(_PartitionResource):
+    """The response has only the offsets that the request asks for."""
+
+    kind: Literal["KafkaPartitionWithOffsets"] = "KafkaPartitionWithOffsets"
+    earliest_offset: int | None = None
+    latest_offset: int | None = None
+
+
+class ReplicaData(_PartitionResource):
+    kind: Literal["KafkaReplica"] = "KafkaReplica"
+    broker_id: int = BROKER_ID
+    is_leader: bool = True
+    is_in_sync: bool = True
+    broker: Related
+
+
+class ConfigSynonym(BaseModel):
+    name: str
+    value: str
+    source: ConfigSource
+
+
+class TopicConfigData(Resource):
+    kind: Literal["KafkaTopicConfig"] = "KafkaTopicConfig"
+    topic_name: str
+    name: str
+    value: str
+    is_default: bool
+    is_read_only: bool = False
+    is_sensitive: bool = False
+    source: ConfigSource
+    synonyms: list[ConfigSynonym]
+
+
+class ClusterList(ResourceList[ClusterData]):
+    kind: Literal["KafkaClusterList"] = "KafkaClusterList"
+
+
+class BrokerList(ResourceList[BrokerData]):
+    kind: Literal["KafkaBrokerList"] = "KafkaBrokerList"
+
+
+class TopicList(ResourceList[TopicData]):
+    kind: Literal["KafkaTopicList"] = "KafkaTopicList"
+
+
+class PartitionList(ResourceList[PartitionData]):
+    kind: Literal["KafkaPartitionList"] = "KafkaPartitionList"
+
+
+class ReplicaList(ResourceList[ReplicaData]):
+    kind: Literal["KafkaReplicaList"] = "KafkaReplicaList"
+
+
+class TopicConfigList(ResourceList[TopicConfigData]):
+    kind: Literal["KafkaTopicConfigList"] = "KafkaTopicConfigList"
+
+
+class EmptyList(BaseModel):
+    """A list of what this service does not have: broker configs, reassignments."""
+
+    kind: str
+    metadata: ListMetadata
+    data: list[str] = []
+
+
+class ResourceFactory:
+    """Creates the resources of one response. `mount` is `/v3` or `/kafka/v3`, as the client
+    asked."""
+
+    def __init__(self, client_url: ClientUrl, mount: str, cluster_id: str) -> None:
+        self.cluster_id = cluster_id
+        self._client_url = client_url
+        self._clusters = f"{client_url.url}{mount}/clusters"
+        self._cluster = f"{self._clusters}/{cluster_id}"
+
+    def url(self, *parts: str | int) -> str:
+        """Return the URL of these parts of a path below the cluster."""
+        return "/".join([self._cluster, *map(str, parts)])
+
+    def listed(self, *parts: str | int) -> ListMetadata:
+        return ListMetadata(self_url=self.url(*parts))
+
+    def related(self, *parts: str | int) -> Related:
+        return Related(related=self.url(*parts))
+
+    def create(self, kind: type[R], crn: str, at: tuple[str | int, ...], **fields: Any) -> R:
+        """Create a resource at that path; `crn` is its name after the cluster's."""
+        name = f"crn:///kafka={self.cluster_id}{crn}"
+        metadata = Metadata(self_url=self.url(*at), resource_name=name)
+        return kind(metadata=metadata, cluster_id=self.cluster_id, **fields)
+
+    def clusters(self) -> ClusterList:
+        return ClusterList(metadata=ListMetadata(self_url=self._clusters), data=[self.cluster()])
+
+    def cluster(self) -> ClusterData:
+        return self.create(
+            ClusterData,
+            "",
+            (),
+            controller=self.related("brokers", BROKER_ID),
+            acls=self.related("acls"),
+            brokers=self.related("brokers"),
+            broker_configs=self.related("broker-configs"),
+            consumer_groups=self.related("consumer-groups"),
+            topics=self.related("topics"),
+            partition_reassignments=self.related("topics", "-", "partitions", "-", "reassignment"),
+        )
+
+    def broker(self) -> BrokerData:
+        """The logical broker, at the address that the client uses."""
+        port = self._client_url.port or (443 if self._client_url.proto == "https" else 80)
+        return self._broker(BROKER_ID, self._client_url.host, port)
+
+    def other_broker(self, member: Member) -> BrokerData:
+        """A live peer, at the address of its liveness object."""
+        return self._broker(member.number, urlsplit(member.address).hostname or "", member.port)
+
+    def _broker(self, number: int, host: str, port: int) -> BrokerData:
+        at = ("brokers", number)
+        return self.create(
+            BrokerData,
+            f"/broker={number}",
+            at,
+            broker_id=number,
+            host=host,
+            port=port,
+            configs=self.related(*at, "configs"),
+            partition_replicas=self.related(*at, "partition-replicas"),
+        )
+
+    def topic(self, name: str, partitions: int) -> TopicData:
+        at = ("topics", name)
+        return self.create(
+            TopicData,
+            f"/topic={name}",
+            at,
+            topic_name=name,
+            partitions_count=partitions,
+            partitions=self.related(*at, "partitions"),
+            configs=self.related(*at, "configs"),
+            partition_reassignments=self.related(*at, "partitions", "-", "reassignment"),
+        )
+
+    def topics(self, topics: Iterable[Topic]) -> TopicList:
+        ordered = sorted(topics, key=lambda topic: topic.name)
+        data = [self.topic(topic.name, len(topic.partitions)) for topic in ordered]
+        return TopicList(metadata=self.listed("topics"), data=data)
+
+    def partition(self, topic: str, number: int) -> PartitionData:
+        at = ("topics", topic, "partitions", number)
+        return self.create(
+            PartitionData,
+            f"/topic={topic}/partition={number}",
+            at,
+            topic_name=topic,
+            partition_id=number,
+            leader=self.related(*at, "replicas", BROKER_ID),
+            replicas=self.related(*at, "replicas"),
+            reassignment=self.related(*at, "reassignment"),
+        )
+
+    def partition_offsets(
+        self, topic: str, number: int, partition: Partition, *, earliest: bool, latest: bool
+    ) -> PartitionOffsetsData:
+        return self.create(
+            PartitionOffsetsData,
+            f"/topic={topic}/partition={number}/offset",
+            ("topics", topic, "partitions", number, "offset"),
+            topic_name=topic,
+            partition_id=number,
+            earliest_offset=partition.log_start_offset if earliest else None,
+            latest_offset=partition.high_watermark if latest else None,
+        )
+
+    def replica(self, topic: str, number: int) -> ReplicaData:
+        return self.create(
+            ReplicaData,
+            f"/topic={topic}/partition={number}/replica={BROKER_ID}",
+            ("topics", topic, "partitions", number, "replicas", BROKER_ID),
+            topic_name=topic,
+            partition_id=number,
+            broker=self.related("brokers", BROKER_ID),
+        )
+
+    def config(self, topic: str, name: str, configs: dict[str, str]) -> TopicConfigData:
+        """A known config of a topic whose own settings are `configs`."""
+        default = CONFIGS[name].default
+        synonyms = [ConfigSynonym(name=name, value=default, source="DEFAULT_CONFIG")]
+        if name in configs:
+            own = ConfigSynonym(name=name, value=configs[name], source="DYNAMIC_TOPIC_CONFIG")
+            synonyms.insert(0, own)
+        return self.create(
+            TopicConfigData,
+            f"/topic={topic}/config={name}",
+            ("topics", topic, "configs", name),
+            topic_name=topic,
+            name=name,
+            value=synonyms[0].value,
+            is_default=name not in configs,
+            source=synonyms[0].source,
+            synonyms=synonyms,
+        )
+
+    def configs(self, topic: str, configs: dict[str, str]) -> list[TopicConfigData]:
+        return [self.config(topic, name, configs) for name in CONFIGS]

@@ -1,0 +1,183 @@
+"""Decoding of an atomic request: records for several topics and offsets of groups.
+
+    {"topics": [{"topic_name": "out", "records": [<v3 record>, ...]}, ...],
+     "consumer_groups": [{"consumer_group_id": "g", "generation": -1,
+                          "offsets": [{"topic_name": "in", "partition_id": 0, "offset": 42,
+                                       "metadata": "why"}, ...]}, ...]}
+
+tidelog's own format, with names of the v3 dialect. Every error is a 422 with the place. Pure.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from tidelog.service.formats.json_in import (
+    BadBody,
+    InvalidBody,
+    Produced,
+    check_objects,
+    check_utf8,
+    one_line,
+)
+from tidelog.service.formats.v3_records import EncodedRecord, V3Record, v3_record
+from tidelog.storage.core.actions import GroupOffset
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.state.committed_offsets import check_group_id, check_offset
+from tidelog.storage.state.group_members import NO_GENERATION
+
+TRANSACTION_TOPICS_MAX = 100
+RECORDS_MAX = 10_000
+"""Bound for a request (I10): each record may need its own chunk, and one entry has all chunks."""
+TRANSACTION_OFFSETS_MAX = 1_000
+"""Bound for a request (I10): with 4 KiB of metadata each, offsets take 4 of a header's 64 MiB."""
+
+Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class _Topic(msgspec.Struct, forbid_unknown_fields=True):
+    topic_name: str
+    records: list[EncodedRecord]
+
+
+class RequestedOffset(msgspec.Struct, forbid_unknown_fields=True):
+    """An offset to commit, with the name of its topic."""
+
+    topic_name: str
+    partition_id: Int32
+    offset: Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
+    metadata: str | None = None
+
+
+class GroupOffsets(msgspec.Struct, forbid_unknown_fields=True):
+    """Offsets that one group commits."""
+
+    consumer_group_id: str
+    offsets: list[RequestedOffset]
+    generation: Annotated[int, Meta(ge=NO_GENERATION, le=2**31 - 1)] = NO_GENERATION
+    consumer_id: str | None = None
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    topics: list[_Topic] = []
+    consumer_groups: list[GroupOffsets] = []
+
+
+class TransactionRecords(NamedTuple):
+    """The records for one topic."""
+
+    name: str
+    produced: Produced
+
+
+class Transaction(NamedTuple):
+    """An atomic request; each topic and each group occurs once."""
+
+    topics: list[TransactionRecords]
+    groups: list[GroupOffsets]
+
+    @property
+    def records(self) -> int:
+        return sum(topic.produced.count for topic in self.topics)
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+def decode_transaction(body: bytes, now_ms: int) -> Transaction:
+    """Decode the request; records without a timestamp get `now_ms`.
+
+    Raises InvalidBody or NoSchemaRegistry. Does not check whether topics and partitions exist.
+    """
+    check_objects(body)
+    try:
+        check_utf8(body)
+        request = _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidBody(f"the body is not a transaction: {one_line(str(error))}") from error
+    _check_bounds(request)
+    topics = [
+        TransactionRecords(each.topic_name, _produced(each.topic_name, each.records, now_ms))
+        for each in request.topics
+    ]
+    for group in request.consumer_groups:
+        _check_group(group)
+    return Transaction(topics, request.consumer_groups)
+
+
+def _check_bounds(request: _Body) -> None:
+    records = sum(len(each.records) for each in request.topics)
+    offsets = sum(len(each.offsets) for each in request.consumer_groups)
+    if not records and not offsets:
+        raise InvalidBody("a transaction must have records or offsets")
+    for count, bound, what in (
+        (len(request.topics), TRANSACTION_TOPICS_MAX, "topics"),
+        (records, RECORDS_MAX, "records"),
+        (offsets, TRANSACTION_OFFSETS_MAX, "offsets"),
+    ):
+        if count > bound:
+            raise InvalidBody(f"a transaction has {bound} {what} at most, not {count}")
+    _check_once((each.topic_name for each in request.topics), "topic")
+    _check_once((each.consumer_group_id for each in request.consumer_groups), "consumer group")
+
+
+def _check_once(names: Iterable[object], what: str) -> None:
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise InvalidBody(f"{what} {name!r} occurs twice")
+        seen.add(name)
+
+
+def _produced(topic: str, records: list[EncodedRecord], now_ms: int) -> Produced:
+    if not records:
+        raise InvalidBody(f"topic {topic!r} has no records")
+    decoded = [_record(topic, number, each, now_ms) for number, each in enumerate(records)]
+    partitions = [record.partition for record in decoded]
+    rows = [record.rows for record in decoded]
+    headers = [None if row.headers is None else row.headers[0] for row in rows]
+    merged = Rows(
+        [row.timestamps[0] for row in rows],
+        [row.keys[0] for row in rows],
+        [row.values[0] for row in rows],
+        headers if any(headers) else None,
+    )
+    return Produced(
+        merged,
+        partitions if any(partition is not None for partition in partitions) else None,
+        all(record.is_json for record in decoded),
+        len(decoded),
+    )
+
+
+def _record(topic: str, number: int, encoded: EncodedRecord, now_ms: int) -> V3Record:
+    try:
+        record = v3_record(encoded, now_ms)
+        if record.partition is not None and not 0 <= record.partition < 2**31:
+            raise InvalidBody(f"partition_id {record.partition} is out of range")
+    except (BadBody, InvalidBody) as error:
+        why = str(error).removeprefix("Bad Request: ")
+        raise InvalidBody(f"record {number} of topic {topic!r}: {why}") from error
+    return record
+
+
+def _check_group(group: GroupOffsets) -> None:
+    """Raise InvalidBody; give each offset its metadata."""
+    _refuse(check_group_id(group.consumer_group_id))
+    if not group.offsets:
+        raise InvalidBody(f"consumer group {group.consumer_group_id!r} has no offsets")
+    _check_once(((each.topic_name, each.partition_id) for each in group.offsets), "partition")
+    for each in group.offsets:
+        each.metadata = each.metadata or ""
+        _refuse(
+            check_offset(GroupOffset("", each.partition_id, each.offset, metadata=each.metadata))
+        )
+
+
+def _refuse(refusal: InvalidRequest | None) -> None:
+    if refusal is not None:
+        raise InvalidBody(str(refusal)) from refusal

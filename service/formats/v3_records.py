@@ -1,0 +1,325 @@
+"""Decoding of Confluent's v3 records to rows: a stream of JSON objects, or one batch of records.
+
+A v3 request may stay open for a day and have any number of objects. ObjectStream splits it as its
+bytes arrive. Its time is linear in the bytes, even if they arrive in small pieces. Each object is
+then decoded, or refused, by itself. Pure.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from tidelog.service.formats.json_in import (
+    TIMESTAMP_MS_MAX,
+    BadBody,
+    InvalidBody,
+    check_objects,
+    check_utf8,
+    not_base64,
+    octets_of_raw,
+    one_line,
+)
+from tidelog.storage.core.chunk import Headers, Rows
+from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
+
+OBJECT_BYTES_MAX = 16 * 1024 * 1024
+"""ObjectStream refuses a larger object (I10)."""
+
+ENTRIES_MAX = 10
+"""Confluent's limit of a batch."""
+
+HEADERS_MAX = 10_000
+"""Bound for a record (I10): a short header also takes 100 bytes."""
+
+DEPTH_MAX = 1000
+"""Bound of nested objects; the decoder's own limit is about the same."""
+
+BATCH_CODE = 42208
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SCHEMA_TYPES = ("AVRO", "JSONSCHEMA", "PROTOBUF")
+
+
+class NoSchemaRegistry(InvalidRequest):
+    """A request needs a schema, and the cluster has no schema registry."""
+
+    status = 408
+    code = 40801
+
+
+class ShownValue(NamedTuple):
+    """A key or value in a produce report: the type that the client sent, the size in bytes."""
+
+    type: str
+    size: int
+
+
+class V3Record(NamedTuple):
+    """One record, alone in `rows`. `key` and `value` are None if the client did not send them."""
+
+    rows: Rows
+    partition: int | None
+    is_json: bool
+    key: ShownValue | None
+    value: ShownValue | None
+
+
+class _Data(msgspec.Struct, forbid_unknown_fields=True):
+    data: Raw = Raw(b"")
+    type: str | None = None
+    subject: str | None = None
+    subject_name_strategy: str | None = None
+    schema_id: int | None = None
+    schema_version: int | None = None
+    schema: str | None = None
+
+
+class _Header(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    value: Raw = Raw(b"")
+
+
+class EncodedRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """A record in a request; the data of its key and value is not decoded yet."""
+
+    id: str | int | None = None  # only in a batch
+    partition_id: int | None = None
+    headers: list[_Header] | None = None
+    key: _Data | None = None
+    value: _Data | None = None
+    timestamp: str | None = None
+
+
+class _Id(msgspec.Struct):
+    id: str | int
+
+
+class _Ids(msgspec.Struct):
+    entries: list[_Id]
+
+
+class _RecordBatch(msgspec.Struct, forbid_unknown_fields=True):
+    entries: list[Raw]
+
+
+_record = msgspec.json.Decoder(EncodedRecord).decode
+_ids = msgspec.json.Decoder(_Ids).decode
+_batch = msgspec.json.Decoder(_RecordBatch).decode
+_id = msgspec.json.Decoder(_Id).decode
+_string = msgspec.json.Decoder(str | None).decode
+_octets = msgspec.json.Decoder(bytes | None).decode
+
+
+def decode_v3_record(obj: bytes, now_ms: int) -> V3Record:
+    """Decode one object of a stream or entry of a batch; `now_ms` is the default timestamp.
+
+    Raises BadBody, InvalidBody or NoSchemaRegistry, with Confluent's messages where it has any.
+    """
+    try:
+        check_utf8(obj)
+        record = _record(obj)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBody(f"Bad Request: {one_line(str(error))}") from error
+    return v3_record(record, now_ms)
+
+
+def v3_record(record: EncodedRecord, now_ms: int) -> V3Record:
+    """Decode the data of a record; raises as `decode_v3_record` does."""
+    if len(record.headers or ()) > HEADERS_MAX:
+        raise InvalidBody(f"a record has {HEADERS_MAX} headers at most")
+    key, value = _decoded(record.key), _decoded(record.value)
+    stamp = now_ms if record.timestamp is None else milliseconds(record.timestamp)
+    return V3Record(
+        Rows([stamp], [key], [value], [_headers(record.headers)] if record.headers else None),
+        record.partition_id,
+        _is_json(record.key, key) and _is_json(record.value, value),
+        _shown(record.key, key),
+        _shown(record.value, value),
+    )
+
+
+def decode_v3_batch(body: bytes, *, entries_max: int = ENTRIES_MAX) -> list[tuple[str, bytes]]:
+    """Return (id, bytes for `decode_v3_record`) of each entry of `{"entries": [...]}`.
+
+    If the whole batch is wrong, raises BadBody, or InvalidBody with code 42208.
+    """
+    check_objects(body)
+    try:
+        check_utf8(body)
+        # An entry that is not an object fails here, before memory is taken for all entries.
+        if (count := len(_ids(body).entries)) > entries_max:
+            raise InvalidBody(f"a batch has 1 to {entries_max} entries, not {count}", BATCH_CODE)
+        entries = [(str(_id(entry).id), bytes(entry)) for entry in _batch(body).entries]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBody(f"Bad Request: {one_line(str(error))}") from error
+    if not entries:
+        raise InvalidBody(f"a batch has 1 to {entries_max} entries, not 0", BATCH_CODE)
+    for name, _ in entries:
+        if not re.fullmatch(r"[0-9a-zA-Z_-]{1,80}", name):
+            raise InvalidBody(
+                f"entry id {name[:80]!r} is not 1 to 80 letters, digits, - or _", BATCH_CODE
+            )
+    if len({name for name, _ in entries}) < len(entries):
+        raise InvalidBody("the entries' ids are not distinct", BATCH_CODE)
+    return entries
+
+
+def _decoded(data: _Data | None) -> bytes | None:
+    if data is None:
+        return None
+    if data.type in _SCHEMA_TYPES or (data.type is None and _names_schema(data)):
+        raise NoSchemaRegistry("no schema registry: use the types BINARY, JSON or STRING")
+    if data.type == "JSON":
+        return octets_of_raw(data.data)
+    if data.type == "BINARY":
+        return _from_base64(data.data)
+    if data.type != "STRING":
+        raise BadBody(f"Bad Request: type {str(data.type)[:80]!r} is not BINARY, JSON or STRING")
+    try:
+        text = _string(data.data) if bytes(data.data) else None
+    except msgspec.ValidationError as error:
+        raise BadBody("Bad Request: data of type STRING is not a string") from error
+    return None if text is None else text.encode()
+
+
+def _names_schema(data: _Data) -> bool:
+    given = (data.subject, data.schema_id, data.schema_version, data.schema)
+    return any(each is not None for each in given)
+
+
+def _from_base64(raw: Raw) -> bytes | None:
+    try:
+        return _octets(raw) if bytes(raw) else None
+    except msgspec.ValidationError as error:
+        raise BadBody(f"Bad Request: {not_base64(raw)}") from error
+
+
+def _headers(headers: list[_Header]) -> Headers:
+    return [(header.name, _from_base64(header.value)) for header in headers]
+
+
+def _is_json(data: _Data | None, octets: bytes | None) -> bool:
+    return octets is None or (data is not None and data.type == "JSON")
+
+
+def _shown(data: _Data | None, octets: bytes | None) -> ShownValue | None:
+    return None if data is None else ShownValue(data.type or "", len(octets or b""))
+
+
+def milliseconds(text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise BadBody(f"Bad Request: timestamp {text[:80]!r} is not an ISO instant") from error
+    if moment.tzinfo is None:
+        raise BadBody(f"Bad Request: timestamp {text[:80]!r} has no time zone")
+    stamp = (moment - _EPOCH) // timedelta(milliseconds=1)
+    if not 0 <= stamp <= TIMESTAMP_MS_MAX:
+        raise InvalidBody(f"timestamp {text[:80]!r} is not between 1970 and 9999")
+    return stamp
+
+
+# --- concatenated objects
+
+# All bytes up to the next brace that is outside of strings, in one match.
+_TO_BRACE = re.compile(rb'(?:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+([{}])', re.DOTALL)
+# A whole string, or the part of a string up to the end of the bytes: then group 1 is empty.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
+_NO_SPACE = re.compile(rb"[^ \t\r\n]")
+_REST_OF_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
+
+
+class ObjectStream:
+    """Splitter of one request's bytes into JSON objects as they arrive.
+
+    Owned by the request, used by one task. The decoder checks the inside of an object; between
+    objects only white space is allowed. Each byte is processed once.
+    """
+
+    def __init__(self, *, object_bytes_max: int = OBJECT_BYTES_MAX) -> None:
+        self._bytes_max = object_bytes_max
+        self._buffer = bytearray()
+        self._start = 0  # of the current object
+        self._at = 0  # all bytes before it are scanned
+        self._depth = 0
+        self._in_string = False
+        self._refused: InvalidRequest | None = None
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the objects that end in `piece`.
+
+        Raises BadBody for bytes that cannot begin an object, RecordTooLarge for an object over the
+        limit. If objects precede the error, this call returns them and the next call raises.
+        """
+        self._raise_refused()
+        self._buffer += piece
+        objects: list[bytes] = []
+        try:
+            self._scan(objects)
+        except InvalidRequest as error:
+            self._refused = error
+            if not objects:
+                raise
+        del self._buffer[: self._start]
+        self._at -= self._start
+        self._start = 0
+        return objects
+
+    def finish(self) -> None:
+        """Check the end of the request; raises BadBody if it ends inside an object."""
+        self._raise_refused()
+        if self._buffer.strip():
+            raise BadBody("Bad Request: the stream ends inside an object")
+
+    def _raise_refused(self) -> None:
+        if self._refused is not None:
+            raise self._refused
+
+    def _scan(self, objects: list[bytes]) -> None:
+        while self._in_string or self._depth or self._begin():
+            if self._in_string and not self._skip_string():
+                break
+            brace = _TO_BRACE.match(self._buffer, self._at)
+            if brace is None:
+                self._scan_tail()
+                break
+            self._at = brace.end()
+            self._depth += 1 if brace[1] == b"{" else -1
+            if not self._depth:
+                self._check_bounds()
+                objects.append(bytes(self._buffer[self._start : self._at]))
+                self._start = self._at
+            elif self._depth > DEPTH_MAX:
+                raise BadBody(f"Bad Request: nested deeper than {DEPTH_MAX}")
+        self._check_bounds()
+
+    def _begin(self) -> bool:
+        """Skip white space up to the begin of an object; False at the end of the bytes."""
+        found = _NO_SPACE.search(self._buffer, self._at)
+        self._start = self._at = len(self._buffer) if found is None else found.start()
+        if found is not None and found[0] != b"{":
+            raise BadBody("Bad Request: expected a JSON object")
+        return found is not None
+
+    def _scan_tail(self) -> None:
+        """Scan bytes without a further brace; detect whether they end inside a string."""
+        while string := _STRING.search(self._buffer, self._at):
+            self._at = string.end()
+            if not string[1]:
+                self._in_string = True
+                return
+        self._at = len(self._buffer)
+
+    def _skip_string(self) -> bool:
+        rest = _REST_OF_STRING.match(self._buffer, self._at)
+        assert rest is not None
+        self._at = rest.end()
+        self._in_string = not rest[1]
+        return not self._in_string
+
+    def _check_bounds(self) -> None:
+        if self._at - self._start > self._bytes_max:
+            raise RecordTooLarge(f"an object of the stream is over {self._bytes_max} bytes")

@@ -1,0 +1,187 @@
+"""A request and a response of the hot routes, without a framework: headers, query, body, stream."""
+
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http import HTTPStatus
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl
+
+from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge, UnknownPartition
+from tidelog.storage.state.cluster_state import Topic
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON_V2 = b"application/vnd.kafka.v2+json"
+JSON = b"application/json"
+ARROW = b"application/vnd.apache.arrow.stream"
+NDJSON = b"application/x-ndjson"
+EVENT_STREAM = b"text/event-stream"
+EMBEDDED = ("json", "binary", "text")
+"""Formats of keys and values inside JSON."""
+SCHEMA_FORMATS = ("avro", "jsonschema", "protobuf")
+"""Formats that need a schema registry, which no cluster has."""
+SHOWN_MAX = 100
+"""Characters of an invalid parameter that the error's message quotes."""
+LENGTH_DIGITS_MAX = 18
+"""Digits of a Content-Length: `int` is slow for thousands of digits, and then raises."""
+PARTITION_DIGITS_MAX = 9
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+"""`int` accepts more (`1_0`, blanks, digits of other scripts), which clients do not mean."""
+
+
+class InvalidParameter(InvalidRequest):
+    """A query parameter or header that cannot be used."""
+
+    status = 400
+    code = 40002
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The route does not accept this Content-Type."""
+
+    status = 415
+    code = 415
+
+
+class NotAcceptable(InvalidRequest):
+    """The route produces no media type that the Accept header names."""
+
+    status = 406
+    code = 40601
+
+
+class IncompleteBody(InvalidRequest):
+    """The client disconnected before it had sent its whole body."""
+
+    status = 400
+    code = 400
+
+
+class HttpResponse(NamedTuple):
+    """A whole response."""
+
+    status: int
+    body: bytes
+    media_type: bytes = JSON_V2
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class HttpRequest:
+    """One request being served."""
+
+    __slots__ = ("headers", "receive", "scope", "send", "status", "waited_s")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.status = 0
+        self.waited_s = 0.0
+        """Time in a long poll or a stream. The latency of the response excludes it."""
+
+    def query(self) -> dict[str, str]:
+        """Return the query's parameters; of a repeated one, the last."""
+        raw: bytes = self.scope["query_string"]
+        if not raw:
+            return {}
+        text = raw.decode("latin-1")
+        if "%" in text or "+" in text:
+            return dict(parse_qsl(text, keep_blank_values=True))
+        parts = (part.partition("=") for part in text.split("&") if part)
+        return {name: value for name, _, value in parts}
+
+    async def body(self, bytes_max: int) -> bytes:
+        """Read the whole body.
+
+        Raises RecordTooLarge without reading more than the bound (I10). Raises IncompleteBody: half
+        an Arrow stream would decode as a shorter stream.
+        """
+        declared = self.headers.get(b"content-length")
+        if declared is not None and declared.isdigit():
+            size = int(declared) if len(declared) <= LENGTH_DIGITS_MAX else sys.maxsize
+            if size > bytes_max:
+                raise _too_large(size, bytes_max)
+        parts: list[bytes] = []
+        size, is_more = 0, True
+        while is_more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise IncompleteBody("the client disconnected before the end of its request")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > bytes_max:
+                raise _too_large(size, bytes_max)
+            is_more = message.get("more_body", False)
+        return b"".join(parts)
+
+    async def answer(self, answer: HttpResponse) -> None:
+        self.status = answer.status
+        headers = list(answer.headers)
+        if answer.status != HTTPStatus.NO_CONTENT:
+            headers.append((b"content-type", answer.media_type))
+            headers.append((b"content-length", b"%d" % len(answer.body)))
+        await self.send(
+            {"type": "http.response.start", "status": answer.status, "headers": headers}
+        )
+        await self.send({"type": "http.response.body", "body": answer.body})
+
+    async def until_delivered(self) -> None:
+        """Return when the client has the response. No-op: a local response is delivered when it is
+        sent. ForwardedCall (service.peers.forwarding) waits for the broker in between."""
+
+    async def start_stream(
+        self, media_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        """Begin a response of unknown length; `chunk` continues and `end` ends it."""
+        self.status = 200
+        start = [(b"content-type", media_type), (b"cache-control", b"no-store"), *headers]
+        await self.send({"type": "http.response.start", "status": 200, "headers": start})
+
+    async def chunk(self, body: bytes) -> None:
+        await self.send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self) -> None:
+        await self.send({"type": "http.response.body", "body": b""})
+
+
+def integer(name: str, text: str, low: int, high: int) -> int:
+    """Parse a query parameter's whole number. Raises InvalidParameter with the valid range."""
+    if not _INTEGER.fullmatch(text):
+        raise InvalidParameter(f"parameter {name}={text[:SHOWN_MAX]!r} is not a whole number")
+    value = int(text)
+    if not low <= value <= high:
+        raise InvalidParameter(f"parameter {name}={value} must be {low} to {high}")
+    return value
+
+
+def partition_number(topic: Topic, text: str) -> int:
+    """Parse the number of a partition in a path. Raises UnknownPartition."""
+    count = len(topic.partitions)
+    if not (text.isascii() and text.isdigit() and len(text) <= PARTITION_DIGITS_MAX):
+        raise UnknownPartition(topic.name, text, count)
+    number = int(text)
+    if number >= count:
+        raise UnknownPartition(topic.name, number, count)
+    return number
+
+
+def types_of_formats(formats: Iterable[str]) -> dict[bytes, str]:
+    """Return the formats by their media types, in all versions."""
+    return {
+        f"application/vnd.kafka.{name}{version}+json".encode(): name
+        for name in formats
+        for version in (".v2", ".v1", "")
+    }
+
+
+def media_type(header: bytes) -> bytes:
+    """Return the media type without parameters, in lower case."""
+    return header.partition(b";")[0].strip().lower()
+
+
+def _too_large(size: int, bytes_max: int) -> RecordTooLarge:
+    return RecordTooLarge(f"request body of {size} bytes or more is over the limit of {bytes_max}")

@@ -1,0 +1,153 @@
+"""The OpenAPI document: FastAPI's part, the hot routes, and the security schemes.
+
+FastAPI documents the routes that it serves. The router (service.server.router) serves the hot
+routes in front of FastAPI, so `completed` adds them from their declarations. It also gives every
+operation the `security` that follows from the access of its route.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from tidelog.service.http.route import (
+    Answer,
+    Body,
+    Content,
+    Parameter,
+    Route,
+    RouteAccess,
+    media_type_of_errors,
+)
+
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_SCHEMAS = "#/components/schemas/"
+_ERROR = {"schema": {"$ref": f"{_SCHEMAS}ErrorBody"}}
+
+SECURITY_SCHEMES = {
+    "basic": {
+        "type": "http",
+        "scheme": "basic",
+        "description": "The user is the key's principal without `User:`; the password is the key's "
+        "secret.",
+    },
+    "bearer": {"type": "http", "scheme": "bearer", "description": "The secret of a key."},
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "tidelog_",
+        "description": "The console's session, from `POST /tidelog/v1/login`. The cookie's name "
+        "ends in 8 characters that follow from the cluster's id. A request that changes something "
+        "also needs the header `Tidelog-Console`.",
+    },
+}
+_PATH_SCHEMAS: dict[str, dict[str, Any]] = {
+    "topic_name": {"schema": {"type": "string"}, "example": "flights"},
+    "partition_id": {"schema": {"type": "integer", "minimum": 0}, "example": 0},
+    "consumer_group_id": {"schema": {"type": "string"}, "example": "enrich"},
+    "instance": {"schema": {"type": "string"}, "example": "c1"},
+    "cluster_id": {"schema": {"type": "string"}},
+}
+"""Path parameters of hot routes."""
+
+
+def completed(
+    document: dict[str, Any], routes: Iterable[Route], hot: Iterable[Route]
+) -> dict[str, Any]:
+    """Return FastAPI's `document` with the hot routes, and with the security of all `routes`."""
+    schemas: dict[str, Any] = document["components"]["schemas"]
+    types = {kind for route in hot for kind in _types(route)}
+    ordered = sorted(types, key=lambda kind: kind.__name__)
+    _, components = msgspec.json.schema_components(ordered, ref_template=_SCHEMAS + "{name}")
+    schemas.update(components)
+    paths: dict[str, Any] = document["paths"]
+    for route in hot:
+        paths.setdefault(route.paths[0], {})[route.method.lower()] = _operation(route)
+    document["components"]["securitySchemes"] = SECURITY_SCHEMES
+    for route in routes:
+        if not route.doc.is_hidden:
+            paths[route.paths[0]][route.method.lower()]["security"] = _security(route)
+    # A copy: the document shares no object with the declarations, and its parts share none.
+    copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
+    return copied
+
+
+def _types(route: Route) -> Iterator[type]:
+    for answer in route.doc.answers.values():
+        for content in answer.contents:
+            yield from content.types
+
+
+def _security(route: Route) -> list[dict[str, list[str]]]:
+    if route.access is RouteAccess.PUBLIC:
+        return []
+    schemes: list[dict[str, list[str]]] = [{name: []} for name in SECURITY_SCHEMES]
+    return [*schemes, {}] if route.access is RouteAccess.KEY_UNLESS_BROWSER else schemes
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    doc = route.doc
+    path = route.paths[0]
+    found: dict[str, Any] = {
+        "tags": [doc.tag or route.label],
+        "summary": doc.summary,
+        "description": doc.text or f"{doc.summary}.",
+    }
+    found["operationId"] = re.sub(
+        r"\W", "_", f"{route.serve.__name__}{path}_{route.method.lower()}"
+    ).lstrip("_")
+    found["parameters"] = [
+        *(
+            {"in": "path", "name": name, "required": True, **_PATH_SCHEMAS[name]}
+            for name in _PARAMETER.findall(path)
+        ),
+        *map(_parameter, doc.parameters),
+    ]
+    if doc.body is not None:
+        found["requestBody"] = _body(doc.body)
+    answers = {str(status): _answer(answer) for status, answer in doc.answers.items()}
+    error_type = media_type_of_errors(path).decode()
+    for status, description in doc.errors.items():
+        assert status >= HTTPStatus.BAD_REQUEST, "a response that is no error has an Answer"
+        answers[str(status)] = {"description": description, "content": {error_type: _ERROR}}
+    found["responses"] = dict(sorted(answers.items()))
+    return found
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "in": parameter.place,
+        "name": parameter.name,
+        "required": False,
+        "schema": parameter.schema,
+        "description": parameter.description,
+    }
+
+
+def _body(body: Body) -> dict[str, Any]:
+    content = {"schema": {"type": "object"}, "example": body.example}
+    return {"content": {body.media_type.decode(): content}, "required": body.is_required}
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    found: dict[str, Any] = {"description": answer.description}
+    contents = {
+        media_type.decode(): _content(content)
+        for content in answer.contents
+        for media_type in content.media_types
+    }
+    if contents:
+        found["content"] = contents
+    return found
+
+
+def _content(content: Content) -> dict[str, Any]:
+    if not content.types:
+        return {}
+    schemas, _ = msgspec.json.schema_components(content.types, ref_template=_SCHEMAS + "{name}")
+    found: dict[str, Any] = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
+    if content.example is not None:
+        found["example"] = content.example
+    return found

@@ -1,0 +1,165 @@
+"""uvicorn's server and its HTTP protocol, as both listeners of a broker use them.
+
+The head and the body of an answer go in one packet. ASGI sends them apart and uvloop writes at
+once: two system calls and two packets for each answer, ~8 us of CPU. A head waits for what comes
+next, or for the loop's next turn: a stream that has only begun is seen to have begun.
+
+A request that offers another protocol (`Upgrade: h2c`, which Java's HttpClient sends with each
+request) is read as if it did not (RFC 9110, 7.8). llhttp ends such a request at its head; uvicorn
+then serves it without its body, and the body is parsed as the next request.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tidelog.storage.core.errors import LogError
+
+HEAD = b"HTTP/1.1 "
+JOINED_BYTES_MAX = 64 * 1024
+"""A larger body is not copied for it."""
+NOT_HTTP = "Invalid HTTP request received."
+
+
+class HeadWithBody:
+    """A transport as uvicorn uses it. Order is kept; nothing but a head ever waits."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if self._head and len(data) <= JOINED_BYTES_MAX:
+            data, self._head = self._head + data, b""
+            self._transport.write(data)
+        elif self._head:
+            self._flush()
+            self._transport.write(data)
+        elif data.startswith(HEAD):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            data, self._head = self._head, b""
+            if not self._transport.is_closing():
+                self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class Server(uvicorn.Server):
+    """A server without uvicorn's signal handlers, which would end a drained process by the signal:
+    its owner calls `stop`."""
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        host: str,
+        port: int,
+        *,
+        role: str = "",
+        on_listening: Callable[[str], object] = lambda _: None,
+        **options: Any,
+    ) -> None:
+        """`role` names the port in an error, `on_listening` gets its URL. `options` are those of
+        uvicorn.Config."""
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=Protocol,
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,  # only links use these headers, see service.http.urls
+            **options,
+        )
+        super().__init__(config)
+        self._role = role
+        self._on_listening = on_listening
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. Raises LogError."""
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # uvicorn cannot bind the port, and has logged the reason
+            where = f"{self._role}on {self.config.host}:{self.config.port}"
+            raise LogError(f"cannot listen {where}: another process may use the port") from None
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        self._on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+    def _log_started_message(self, listeners: Sequence[socket.SocketType]) -> None:
+        """Omit uvicorn's line: it would name the port for peers before the port for clients."""
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.transport = HeadWithBody(transport, self.loop)  # type: ignore[assignment]
+
+    def on_headers_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        left = memoryview(data)  # slices of it copy nothing: a packet may hold thousands of offers
+        try:
+            while left:
+                left = self._read(left)
+        except httptools.HttpParserError:
+            self.logger.warning(NOT_HTTP)
+            self.send_400_response(NOT_HTTP)
+
+    def _read(self, data: memoryview) -> memoryview:
+        """Parse until the end, or until the end of a head with an offer; return what follows."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            head = self._head_without_offer()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's is
+            self.parser.feed_data(head)
+            return data[offer.args[0] :]
+        return data[len(data) :]
+
+    def _head_without_offer(self) -> bytes:
+        """The head that the parser has ended at, without its `Upgrade` fields.
+
+        The parser refuses line ends in names and values: one field cannot become two.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":  # whatever follows it is no body
+            raise httptools.HttpParserError("CONNECT is for proxies")
+        version = self.parser.get_http_version().encode()
+        fields = [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join([b"%s %s HTTP/%s" % (method, self.url, version), *fields, b"", b""])

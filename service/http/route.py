@@ -1,0 +1,152 @@
+"""A route of the API as one value: method and path, handler, required access, label in the metrics,
+and documentation.
+
+Each module of service.routes and service.console declares its routes in a tuple `ROUTES`;
+service.server.router joins them. Everything else that depends on a route (matching, authorization,
+metrics, OpenAPI) reads this declaration.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from tidelog.service.http.call import JSON, JSON_V2
+from tidelog.storage.core.acls import CLUSTER_NAME
+
+# -- access
+
+
+class Permission(NamedTuple):
+    """An operation on a resource; `parameter` of the path has the resource's name."""
+
+    operation: str
+    resource_type: str
+    parameter: str = ""
+
+    def name(self, parameters: Mapping[str, str]) -> str:
+        """Return the name of the resource in a request with these path parameters."""
+        return parameters[self.parameter] if self.parameter else CLUSTER_NAME
+
+
+class RouteAccess(Enum):
+    """Access without a permission of its own."""
+
+    PUBLIC = "every client, without a key"
+    KEY_UNLESS_BROWSER = "every key; a browser without a key is redirected to the console"
+    ANY_KEY = "every key"
+    CHECKED_BY_HANDLER = "every key; the handler checks what the request names or lists"
+
+
+Access: TypeAlias = Permission | RouteAccess
+
+# -- dialects
+
+
+class Dialect(NamedTuple):
+    """Where a dialect is served, and the media type of its JSON."""
+
+    mounts: tuple[str, ...]
+    """Paths of routes are below each of these; the first is the documented one."""
+    media_type: bytes
+
+
+V2 = Dialect(("",), JSON_V2)
+V3 = Dialect(("/v3", "/kafka/v3"), JSON)
+"""Confluent's REST proxy serves the first, Confluent Server and Cloud serve the second."""
+TIDELOG = Dialect(("/tidelog/v1",), JSON)
+"""Routes that no other proxy has."""
+PLAIN = Dialect(("",), JSON)
+"""Health, metrics, and files of the console."""
+
+_V2_PREFIXES = ("/topics", "/brokers", "/consumers", "/admin/")
+
+
+def media_type_of_errors(path: str) -> bytes:
+    """Return the media type of an error's body. It depends on the path, not on the route: a path
+    without a route gets an error, too."""
+    return V2.media_type if path.startswith(_V2_PREFIXES) else JSON
+
+
+# -- documentation
+
+
+class Parameter(NamedTuple):
+    """A query parameter, or a header, that a route takes."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    place: str = "query"
+
+
+class Body(NamedTuple):
+    """A request's body."""
+
+    media_type: bytes
+    example: Mapping[str, Any]
+    is_required: bool = True
+
+
+class Content(NamedTuple):
+    """A response's body: in each of these media types, of one of these msgspec structs."""
+
+    media_types: tuple[bytes, ...]
+    types: tuple[type, ...] = ()
+    example: Any = None
+
+
+class Answer(NamedTuple):
+    """A response that is no error."""
+
+    description: str
+    contents: tuple[Content, ...] = ()
+
+
+class RouteDoc(NamedTuple):
+    """A route in the OpenAPI document.
+
+    For a route that FastAPI serves, only the first four fields are set: FastAPI reads the others
+    from the handler's signature and docstring.
+    """
+
+    errors: Mapping[int, str] = {}
+    """When the route responds with each status."""
+    status: int = 200
+    """Of a successful response."""
+    is_hidden: bool = False
+    omit: Literal["", "none", "unset"] = ""
+    """Fields that a response of FastAPI does not have: null ones, or unset ones."""
+    tag: str = ""
+    """Empty: the route's label."""
+    summary: str = ""
+    text: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    """Beside those of the path."""
+    body: Body | None = None
+    answers: Mapping[int, Answer] = {}
+
+
+HIDDEN = RouteDoc(is_hidden=True)
+
+
+class Route(NamedTuple):
+    """One route. `access` has no default: a route without a declaration does not exist."""
+
+    method: str
+    path: str
+    """Without the mount; a parameter is `{name}`."""
+    serve: Callable[..., Awaitable[Any]]
+    """Of a hot route: a method that takes an HttpRequest and the path's parameters. Of others: a
+    handler with FastAPI's annotations."""
+    access: Access
+    label: str
+    """Of the metrics. Labels are a bounded set (I10)."""
+    dialect: Dialect
+    doc: RouteDoc
+    is_ack: bool = False
+    """Whether the time to its response is the latency of an acknowledgment."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The whole path under each mount."""
+        return tuple(mount + self.path for mount in self.dialect.mounts)

@@ -1,0 +1,6 @@
+"""Requests between brokers.
+
+listener    the port for other brokers
+client      connections to other brokers
+forwarding  consumer requests, forwarded to the group's coordinator
+"""

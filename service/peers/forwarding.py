@@ -1,0 +1,251 @@
+"""Forwarding of consumer instances' requests to the group's coordinator.
+
+Any broker accepts any request. If another broker coordinates the group, the request is forwarded
+whole and the answer is returned whole. Records that a read returned count as delivered only after
+the forwarding broker confirms that its client has received them (`confirm`). Without a
+confirmation, the coordinator returns the same records again. The instance's next read waits for the
+confirmation, `CONFIRM_S` at most.
+
+**On a coordinator crash**: if the coordinator cannot be reached, it has not received the request,
+and this broker takes over the group. If it does not answer, the outcome is unknown, and the client
+receives an error that asks for a retry.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from tidelog.service.http.call import HttpRequest, Scope
+from tidelog.service.peers.client import GROUP_CONFIRM, GROUP_REQUEST, HttpPeers
+from tidelog.service.security.caller import rights_of
+from tidelog.storage.broker import Members
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
+from tidelog.storage.core.errors import LogError, Unavailable
+
+T = TypeVar("T")
+
+CONFIRM_S = 5.0
+LOOK_S = 0.5
+"""Interval at which a pending request checks whether the coordinator is still alive."""
+SECRET_HEADERS = (b"authorization", b"cookie")
+
+
+class Unreached(Exception):
+    """The coordinator has certainly not received the request."""
+
+
+class Transport(Protocol):
+    """Transport to the broker that the cluster state names as a group's coordinator."""
+
+    async def request(self, coordinator: str, message: bytes) -> bytes:
+        """Call `Forwarded.take` there. Raises Unreached; Unavailable if the outcome is unknown."""
+
+    async def confirm(self, coordinator: str, ticket: bytes) -> None:
+        """Call `Forwarded.confirm` there; raises the same errors."""
+
+
+class _Request(msgspec.Struct, array_like=True):
+    """A forwarded request. `caller` is the principal and the address that the forwarding broker
+    authenticated; empty if its security is off. Credentials are not forwarded."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    scheme: str
+    server: tuple[str, int | None]
+    body: bytes
+    caller: tuple[str, str] = ("", "")
+
+
+class _Response(msgspec.Struct, array_like=True):
+    """The answer to a forwarded request. `ticket` is empty if the coordinator needs no
+    confirmation."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    ticket: bytes = b""
+
+
+_encode = msgspec.msgpack.encode
+_requests = msgspec.msgpack.Decoder(_Request)
+_responses = msgspec.msgpack.Decoder(_Response)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], message: bytes) -> T:
+    """Raises msgspec.DecodeError."""
+    try:
+        return decoder.decode(message)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+class ForwardedCall(HttpRequest):
+    """A request whose client is connected to another broker. Its answer is returned there whole."""
+
+    __slots__ = ("answered", "arrived", "caller", "is_awaited", "response")
+
+    def __init__(self, request: _Request) -> None:
+        scope: Scope = {
+            "type": "http",
+            "method": request.method,
+            "path": request.path,
+            "query_string": request.query,
+            "headers": request.headers,
+            "scheme": request.scheme,
+            "server": request.server,
+        }
+        loop = asyncio.get_running_loop()
+        self.answered: asyncio.Future[None] = loop.create_future()
+        self.arrived: asyncio.Future[None] = loop.create_future()
+        self.is_awaited = False
+        self.caller = request.caller
+        response = _Response(0, [], b"")
+        bodies = [request.body]
+
+        async def receive() -> Any:
+            if not bodies:
+                await asyncio.Event().wait()  # a disconnect of the client is not reported here
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                response.status = message["status"]
+                response.headers = message["headers"]
+            else:
+                response.body = message["body"]
+
+        super().__init__(scope, receive, send)
+        self.response = response
+
+    async def until_delivered(self) -> None:
+        self.is_awaited = True
+        self.answered.set_result(None)
+        async with asyncio.timeout(CONFIRM_S):
+            await self.arrived
+
+
+class Forwarded:
+    """The coordinator's side: serves requests that peers forward. `serve` also answers errors."""
+
+    def __init__(self, serve: Callable[[ForwardedCall], Coroutine[Any, Any, None]]) -> None:
+        self._serve = serve
+        self._calls: dict[bytes, ForwardedCall] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def take(self, message: bytes, ticket: bytes) -> bytes:
+        """Serve a request that a peer forwarded. `ticket` is a unique id for it."""
+        call = ForwardedCall(_decode(_requests, message))
+        task = asyncio.create_task(self._serve(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            await asyncio.wait({task, call.answered}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        response = call.response
+        if call.is_awaited:
+            self._calls[ticket] = call
+            task.add_done_callback(lambda _: self._calls.pop(ticket, None))
+            response.ticket = ticket
+        return _encode(response)
+
+    def confirm(self, ticket: bytes) -> None:
+        """Confirm that the client has received the answer."""
+        call = self._calls.get(ticket)
+        if call is not None and not call.arrived.done():
+            call.arrived.set_result(None)
+
+
+class Forwarder:
+    """The other side: forwards requests to the coordinator."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._confirming: set[asyncio.Task[None]] = set()
+
+    async def forward(self, call: HttpRequest, coordinator: str, body: bytes) -> None:
+        """Answer the call with the coordinator's answer. Raises Unreached, Unavailable."""
+        server = call.scope.get("server") or ("localhost", None)
+        rights = rights_of(call.scope)
+        request = _Request(
+            call.scope["method"],
+            call.scope["path"],
+            call.scope["query_string"],
+            [pair for pair in call.scope["headers"] if pair[0] not in SECRET_HEADERS],
+            call.scope.get("scheme", "http"),
+            (server[0], server[1]),
+            body,
+            (rights.principal, rights.host),
+        )
+        try:
+            answer = await self._transport.request(coordinator, _encode(request))
+            response = _decode(_responses, answer)
+        except msgspec.MsgspecError as error:
+            raise Unavailable(f"invalid response from the group's coordinator: {error}") from error
+        if not response.status:
+            raise Unavailable("no response from the group's coordinator: retry")
+        call.status = response.status
+        headers = [(bytes(name), bytes(text)) for name, text in response.headers]
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
+        await call.send(start)
+        await call.send({"type": "http.response.body", "body": response.body})
+        if response.ticket:
+            task = asyncio.create_task(self._confirm(coordinator, response.ticket))
+            self._confirming.add(task)
+            task.add_done_callback(self._confirming.discard)
+
+    async def _confirm(self, coordinator: str, ticket: bytes) -> None:
+        with contextlib.suppress(Unreached, LogError):  # then it returns them again
+            await self._transport.confirm(coordinator, ticket)
+
+
+class GroupPeers:
+    """Transport through the port for peers. Owned by one event loop; lives as long as the broker.
+
+    If a coordinator was reached and does not answer, the caller waits until it answers or is
+    suspected to be down: only the coordinator knows the outcome.
+    """
+
+    def __init__(self, members: Callable[[], Members], peers: HttpPeers) -> None:
+        self._members = members
+        self._peers = peers
+
+    async def request(self, coordinator: str, message: bytes) -> bytes:
+        peer = self._peer(coordinator)
+        pending = asyncio.create_task(self._peers.post(peer, GROUP_REQUEST, message))
+        try:
+            while not pending.done():
+                await asyncio.wait({pending}, timeout=LOOK_S)
+                if not pending.done() and not self._lives(coordinator):
+                    raise Unavailable(f"broker {peer.name}, the group's coordinator, is not alive")
+            return pending.result()
+        except ForwardRefused as error:
+            raise Unreached(str(error)) from error
+        except ForwardOutcomeUnknown as error:
+            raise Unavailable(f"no response from the group's coordinator: {error}") from error
+        finally:
+            pending.cancel()
+
+    async def confirm(self, coordinator: str, ticket: bytes) -> None:
+        peer = self._peer(coordinator)
+        try:
+            async with asyncio.timeout(CONFIRM_S):
+                _ = await self._peers.post(peer, GROUP_CONFIRM, ticket)
+        except (ForwardRefused, ForwardOutcomeUnknown, TimeoutError) as error:
+            raise Unreached(str(error)) from error
+
+    def _peer(self, coordinator: str) -> Member:
+        for peer in self._members().peers:
+            if peer.id == coordinator:
+                return peer
+        raise Unreached(f"broker {coordinator} is not alive")
+
+    def _lives(self, coordinator: str) -> bool:
+        return any(peer.id == coordinator for peer in self._members().peers)

@@ -1,0 +1,167 @@
+"""The listener for other brokers (peers), on a port of its own.
+
+It has six routes: a forwarded draft; announced entries; requests of consumer instances for groups
+that this broker coordinates; confirmations that the answers to them arrived; this broker's metrics,
+for another worker of its port; its rates, for a broker that shows the whole cluster. A peer
+authenticates with the token in this broker's liveness object. Only a process that can read the
+bucket knows the token, and such a process can act as a broker. Bodies are bounded (I10). The status
+gives the outcome of a draft: 200, it is in the chain; 504 and 500, unknown; every other status,
+this broker did not and will not commit it.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import socket
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from tidelog.service.http.call import HttpRequest, IncompleteBody, Receive, Scope, Send
+from tidelog.service.http.errors import error_response
+from tidelog.service.http.protocol import Server
+from tidelog.service.peers.client import (
+    ANNOUNCE,
+    GROUP_CONFIRM,
+    GROUP_REQUEST,
+    HAND_OVER,
+    METRICS,
+    VITALS,
+)
+from tidelog.service.peers.forwarding import Forwarded
+from tidelog.storage.broker import Broker
+from tidelog.storage.cluster.liveness import PROTOCOL
+from tidelog.storage.cluster.messages import ForwardRefused
+from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge
+
+log = logging.getLogger("tidelog.peers")
+
+ROUTES = frozenset({HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_CONFIRM, METRICS, VITALS})
+PEER_BODY_BYTES_MAX = 32 * 1024 * 1024
+"""Bound of a request's body. A draft with uploaded chunks is only a header, of about 60 bytes a
+chunk. A peer commits a larger draft by itself."""
+CONNECTIONS_MAX = 1000
+KEEP_ALIVE_S = 600
+"""Longer than the pause between two announcements of a peer. If a connection breaks during a
+request, the outcome of its draft is unknown."""
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class PeerApp:
+    """The routes for peers, as plain ASGI."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        groups: Forwarded | None = None,
+        reports: Mapping[str, Callable[[], bytes]] | None = None,
+    ) -> None:
+        """`reports` has the functions that answer METRICS and VITALS."""
+        self._api = broker.peer_api
+        self._new_id = broker.clock.new_id
+        self._groups = groups
+        self._reports = reports or {}
+        self._token = f"Bearer {broker.members().me.token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        status, body = 200, b""
+        try:
+            message = await self._message(scope, receive, send)
+            body = await self._do(scope["path"], message)
+        except _Refused as error:
+            status, body = error.status, str(error).encode()
+        except Corrupt as error:
+            status, body = 400, str(error).encode()
+        except ForwardRefused as error:
+            status, body = 503, str(error).encode()
+        except LogError as error:
+            status, body = 504, str(error).encode()
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _do(self, path: str, message: bytes) -> bytes:
+        if path == HAND_OVER:
+            return await self._api.on_forward(message)
+        if path == ANNOUNCE:
+            self._api.on_announcements(message)
+            return b""
+        if (report := self._reports.get(path)) is not None:
+            return report()
+        if self._groups is None or path in (METRICS, VITALS):
+            raise _Refused(503, "this broker has no consumer groups and no reports")
+        if path == GROUP_CONFIRM:
+            self._groups.confirm(message)
+            return b""
+        try:
+            return await self._groups.take(message, self._new_id())
+        except msgspec.MsgspecError as error:
+            raise Corrupt("a peer's request", f"does not decode: {error}") from error
+
+    async def _message(self, scope: Scope, receive: Receive, send: Send) -> bytes:
+        shown = dict(scope["headers"]).get(b"authorization", b"")
+        if not hmac.compare_digest(shown, self._token):
+            raise _Refused(401, "the token differs from the one in this broker's liveness object")
+        if scope["path"] not in ROUTES or scope["method"] != "POST":
+            raise _Refused(404, f"no such route: this broker has peer protocol version {PROTOCOL}")
+        try:
+            return await HttpRequest(scope, receive, send).body(PEER_BODY_BYTES_MAX)
+        except (RecordTooLarge, IncompleteBody) as error:
+            raise _Refused(error_response(error).status, str(error)) from error
+
+
+class PeerListener:
+    """The server for peers; listens from `start` to `close`."""
+
+    def __init__(self, app: PeerApp, host: str, port: int) -> None:
+        self._host = host
+        self._server = Server(
+            app,
+            host,
+            port,
+            role="for peers ",
+            lifespan="off",
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=1,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, address: str) -> str:
+        """Listen. Return the address to announce to peers: `address`, or one that is found if it is
+        empty."""
+        self._task = asyncio.create_task(self._server.serve(), name="tidelog-peers")
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+            await asyncio.sleep(0.01)
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        return address or f"http://{_reachable(self._host)}:{port}"
+
+    async def close(self) -> None:
+        self._server.stop()
+        if self._task is not None:
+            with contextlib.suppress(LogError):  # `start` has raised it
+                await self._task
+
+
+def _reachable(host: str) -> str:
+    """Return the host name or address at which peers reach this machine."""
+    if host not in ("0.0.0.0", "::", ""):
+        return f"[{host}]" if ":" in host else host
+    family = socket.AF_INET6 if host == "::" else socket.AF_INET
+    far = "2001:db8::1" if host == "::" else "192.0.2.1"
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((far, 9))  # sends nothing: it only picks a route and so a local address
+        found: str = probe.getsockname()[0]
+        return f"[{found}]" if ":" in found else found
+    return socket.gethostname()

@@ -1,0 +1,233 @@
+"""Access control lists in Confluent's v3 dialect.
+
+Where security is off, the response is that of a cluster without an authorizer, which clients know.
+An empty list would mean "nothing is allowed", and a 404 another version of the API.
+"""
+
+import logging
+from typing import Annotated, Literal
+from urllib.parse import urlencode
+
+from fastapi import Depends, Query, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from tidelog.service.formats.resources_v3 import Resource, ResourceFactory, ResourceList
+from tidelog.service.http.route import V3, Permission, Route, RouteDoc
+from tidelog.service.routes.dependencies import (
+    CHANGE_ERRORS,
+    ERRORS,
+    FreshLog,
+    RequiredSecurity,
+    Resources,
+    Rights,
+    decided,
+)
+from tidelog.service.security.caller import CallerRights
+from tidelog.storage.core import acls
+from tidelog.storage.core.acls import ALTER, ANY, CLUSTER, DESCRIBE, Acl, AclFilter
+from tidelog.storage.core.actions import CreateAcls, DeleteAcls
+from tidelog.storage.core.errors import InvalidRequest
+
+log = logging.getLogger("tidelog.access")
+
+Upper = BeforeValidator(lambda word: word.upper() if isinstance(word, str) else word)
+"""Clients send `topic` and `TOPIC`."""
+
+
+class NewAcl(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "resource_type": "TOPIC",
+                    "resource_name": "flights",
+                    "pattern_type": "LITERAL",
+                    "principal": "User:alice",
+                    "host": "*",
+                    "operation": "READ",
+                    "permission": "ALLOW",
+                }
+            ]
+        },
+    )
+    resource_type: Annotated[str, Upper]
+    resource_name: str
+    pattern_type: Annotated[str, Upper]
+    principal: str
+    host: str
+    operation: Annotated[str, Upper]
+    permission: Annotated[str, Upper]
+
+    def acl(self) -> Acl:
+        """Return the ACL. Raises InvalidRequest."""
+        acl = Acl(**self.model_dump())
+        refusal = acls.check(acl)
+        if refusal is not None:
+            raise refusal
+        return acl
+
+
+class NewAcls(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    data: list[NewAcl] = Field(min_length=1)
+
+
+class AclData(Resource):
+    kind: Literal["KafkaAcl"] = "KafkaAcl"
+    resource_type: str
+    resource_name: str
+    pattern_type: str
+    principal: str
+    host: str
+    operation: str
+    permission: str
+
+
+class AclList(ResourceList[AclData]):
+    kind: Literal["KafkaAclList"] = "KafkaAclList"
+
+
+class DeletedAcls(BaseModel):
+    data: list[AclData] = Field(description="the deleted ones")
+
+
+async def search_filter(
+    resource_type: Annotated[str, Query(description="ANY, TOPIC, GROUP, CLUSTER, ...")] = ANY,
+    resource_name: Annotated[str, Query(description="empty: every name")] = "",
+    pattern_type: Annotated[
+        str, Query(description="ANY, LITERAL, PREFIXED; MATCH: every ACL that applies to the name")
+    ] = ANY,
+    principal: Annotated[str, Query(description="empty: every principal")] = "",
+    host: str = "",
+    operation: str = ANY,
+    permission: str = ANY,
+) -> AclFilter:
+    """Return the filter of a query, as in Confluent's API: empty and ANY match everything."""
+    return AclFilter(
+        _word("resource_type", resource_type, acls.RESOURCE_TYPES),
+        resource_name or None,
+        _word("pattern_type", pattern_type, (*acls.PATTERN_TYPES, acls.MATCH)),
+        principal or None,
+        host or None,
+        _word("operation", operation, acls.OPERATIONS),
+        _word("permission", permission, acls.PERMISSIONS),
+    )
+
+
+def _word(parameter: str, text: str, words: tuple[str, ...]) -> str:
+    if text.upper() not in (ANY, *words):
+        raise InvalidRequest(f"{parameter} {text[:99]!r} is none of {ANY}, {', '.join(words)}")
+    return text.upper()
+
+
+async def deletion_filter(
+    resource_type: Annotated[str, Query(description="ANY, TOPIC, GROUP, CLUSTER, ...")],
+    pattern_type: Annotated[
+        str, Query(description="ANY, LITERAL, PREFIXED; MATCH: every ACL that applies to the name")
+    ],
+    operation: Annotated[str, Query(description="ANY, READ, WRITE, ...")],
+    permission: Annotated[str, Query(description="ANY, ALLOW, DENY")],
+    resource_name: Annotated[str | None, Query(description="absent: any")] = None,
+    principal: Annotated[str | None, Query(description="absent: any")] = None,
+    host: Annotated[str | None, Query(description="absent: any")] = None,
+) -> AclFilter:
+    """Return the filter of a deletion. As in Confluent's API, the four words have no default. An
+    empty name is an error: it comes from an unset variable of a script."""
+    names = {"resource_name": resource_name, "principal": principal, "host": host}
+    for name, text in names.items():
+        if text == "":
+            raise InvalidRequest(f"{name} is empty: give a name, or omit the parameter for any")
+    return await search_filter(
+        resource_type,
+        resource_name or "",
+        pattern_type,
+        principal or "",
+        host or "",
+        operation,
+        permission,
+    )
+
+
+SearchFilter = Annotated[AclFilter, Depends(search_filter)]
+DeletionFilter = Annotated[AclFilter, Depends(deletion_filter)]
+
+
+async def list_acls(
+    _: RequiredSecurity, wanted: SearchFilter, broker: FreshLog, make: Resources
+) -> AclList:
+    """The ACLs that match a filter. 400/40002 where security is off."""
+    found = [acl for acl in broker.state.access.acls if wanted.matches(acl)]
+    return AclList(metadata=make.listed("acls"), data=_data(make, found))
+
+
+async def create_acl(
+    _: RequiredSecurity, body: NewAcl, broker: FreshLog, make: Resources, rights: Rights
+) -> Response:
+    """Allow or deny an operation to a principal. A principal is `User:` and a name."""
+    acl = body.acl()
+    await decided(broker.change_access(CreateAcls([acl])))
+    _log_changes(rights, "added", [acl])
+    return Response(status_code=201, headers={"Location": make.url(_path(_fields(acl)))})
+
+
+async def create_acls(
+    _: RequiredSecurity, body: NewAcls, broker: FreshLog, rights: Rights
+) -> Response:
+    """Create several ACLs, all or none."""
+    created = [each.acl() for each in body.data]
+    await decided(broker.change_access(CreateAcls(created)))
+    _log_changes(rights, "added", created)
+    return Response(status_code=201)
+
+
+async def delete_acls(
+    _: RequiredSecurity,
+    wanted: DeletionFilter,
+    broker: FreshLog,
+    make: Resources,
+    rights: Rights,
+) -> DeletedAcls:
+    """Delete the ACLs that match a filter. 400 unless the request has its four words; ANY is
+    one."""
+    found = [acl for acl in broker.state.access.acls if wanted.matches(acl)]
+    if found:
+        await decided(broker.change_access(DeleteAcls(found)))
+        _log_changes(rights, "removed", found)
+    return DeletedAcls(data=_data(make, found))
+
+
+def _log_changes(rights: CallerRights, change: str, acls: list[Acl]) -> None:
+    for acl in acls:
+        log.info("%s %s ACL %s", rights.principal, change, " ".join(_fields(acl).values()))
+
+
+def _data(make: ResourceFactory, found: list[Acl]) -> list[AclData]:
+    """Return the resources, in Confluent's order."""
+    ordered = sorted(map(_fields, found), key=lambda fields: tuple(fields.values()))
+    return [make.create(AclData, "/acl", (_path(fields),), **fields) for fields in ordered]
+
+
+def _fields(acl: Acl) -> dict[str, str]:
+    return {name: getattr(acl, name) for name in Acl.__struct_fields__}
+
+
+def _path(fields: dict[str, str]) -> str:
+    return f"acls?{urlencode(fields)}"
+
+
+_ACLS = "/clusters/{cluster_id}/acls"
+_DESCRIBE = Permission(DESCRIBE, CLUSTER)
+_ALTER = Permission(ALTER, CLUSTER)
+_LABEL = "v3 cluster"
+_ERRORS = ERRORS | {400: "40002: security is off, or Kafka has no such word"}
+_DOC = RouteDoc(_ERRORS)
+_CREATE_DOC = RouteDoc(_ERRORS | CHANGE_ERRORS, 201)
+_DELETE_DOC = RouteDoc(_ERRORS | CHANGE_ERRORS)
+
+ROUTES = (
+    Route("GET", _ACLS, list_acls, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("POST", _ACLS, create_acl, _ALTER, _LABEL, V3, _CREATE_DOC),
+    Route("DELETE", _ACLS, delete_acls, _ALTER, _LABEL, V3, _DELETE_DOC),
+    Route("POST", f"{_ACLS}:batch", create_acls, _ALTER, _LABEL, V3, _CREATE_DOC),
+)

@@ -1,0 +1,122 @@
+"""The cluster and its brokers in Confluent's v3 dialect.
+
+Served under `/v3` (Confluent's REST proxy) and `/kafka/v3` (Confluent Server, Cloud). Bodies and
+responses are those of Confluent's OpenAPI, so that its generated clients work. Lists of what does
+not exist here are empty: configs of brokers, reassignments.
+"""
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from tidelog.service.formats.resources_v3 import (
+    BROKER_ID,
+    BrokerData,
+    BrokerList,
+    ClusterData,
+    ClusterList,
+    EmptyList,
+    ReplicaList,
+)
+from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.routes.dependencies import (
+    ERRORS,
+    FreshLog,
+    Resources,
+    Rights,
+    TopicName,
+    broker_log,
+)
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.core.acls import CLUSTER, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+
+
+async def live_broker(request: Request, broker_id: str) -> Member | None:
+    """Return a live peer; None is this broker. Raises NoSuchResource."""
+    if broker_id == str(BROKER_ID):
+        return None
+    for member in broker_log(request).members().peers:
+        if broker_id == str(member.number):
+            return member
+    raise NoSuchResource(f"Broker {broker_id} cannot be found.")
+
+
+LiveBroker = Annotated[Member | None, Depends(live_broker)]
+
+
+async def list_clusters(make: Resources) -> ClusterList:
+    """The one cluster of this broker."""
+    return make.clusters()
+
+
+async def get_cluster(make: Resources) -> ClusterData:
+    """The cluster."""
+    return make.cluster()
+
+
+async def list_brokers(request: Request, make: Resources) -> BrokerList:
+    """The live brokers. 1 is the broker that answers: every broker serves every request."""
+    others = sorted(broker_log(request).members().peers, key=lambda member: member.number)
+    data = [make.broker(), *map(make.other_broker, others)]
+    return BrokerList(metadata=make.listed("brokers"), data=data)
+
+
+async def get_broker(member: LiveBroker, make: Resources) -> BrokerData:
+    """A live broker."""
+    return make.broker() if member is None else make.other_broker(member)
+
+
+async def list_broker_configs(member: LiveBroker, make: Resources) -> EmptyList:
+    """Empty: a broker's settings belong to its process."""
+    at = make.listed("brokers", _number(member), "configs")
+    return EmptyList(kind="KafkaBrokerConfigList", metadata=at)
+
+
+async def list_cluster_configs(make: Resources) -> EmptyList:
+    """Empty: a broker's settings belong to its process."""
+    return EmptyList(kind="KafkaClusterConfigList", metadata=make.listed("broker-configs"))
+
+
+async def list_broker_replicas(
+    member: LiveBroker, log: FreshLog, make: Resources, rights: Rights
+) -> ReplicaList:
+    """Every partition of every topic for broker 1, none for other brokers."""
+    partitions = [] if member is not None else log.state.partitions()
+    shown = [one for one in partitions if rights.may(DESCRIBE, TOPIC, one[0].name)]
+    return ReplicaList(
+        metadata=make.listed("brokers", _number(member), "partition-replicas"),
+        data=[make.replica(topic.name, number) for topic, number, _ in shown],
+    )
+
+
+async def list_reassignments(topic_name: TopicName, make: Resources) -> EmptyList:
+    """Empty: partitions are in the object store and never move."""
+    at = make.listed("topics", topic_name, "partitions", "-", "reassignment")
+    return EmptyList(kind="KafkaReassignmentList", metadata=at)
+
+
+def _number(member: Member | None) -> int:
+    return BROKER_ID if member is None else member.number
+
+
+_CLUSTER = "/clusters/{cluster_id}"
+_BROKER = f"{_CLUSTER}/brokers/{{broker_id}}"
+_REASSIGNMENTS = f"{_CLUSTER}/topics/{{topic_name}}/partitions/-/reassignment"
+_CONFIGS = Permission(DESCRIBE_CONFIGS, CLUSTER)
+_DESCRIBE = Permission(DESCRIBE, TOPIC, "topic_name")
+_KEY = RouteAccess.ANY_KEY
+_CHECKED = RouteAccess.CHECKED_BY_HANDLER
+_LABEL = "v3 cluster"
+_DOC = RouteDoc(ERRORS)
+
+ROUTES = (
+    Route("GET", "/clusters", list_clusters, _KEY, _LABEL, V3, _DOC),
+    Route("GET", _CLUSTER, get_cluster, _KEY, _LABEL, V3, _DOC),
+    Route("GET", f"{_CLUSTER}/brokers", list_brokers, _KEY, _LABEL, V3, _DOC),
+    Route("GET", _BROKER, get_broker, _KEY, _LABEL, V3, _DOC),
+    Route("GET", f"{_BROKER}/configs", list_broker_configs, _CONFIGS, _LABEL, V3, _DOC),
+    Route("GET", f"{_CLUSTER}/broker-configs", list_cluster_configs, _CONFIGS, _LABEL, V3, _DOC),
+    Route("GET", f"{_BROKER}/partition-replicas", list_broker_replicas, _CHECKED, _LABEL, V3, _DOC),
+    Route("GET", _REASSIGNMENTS, list_reassignments, _DESCRIBE, _LABEL, V3, _DOC),
+)

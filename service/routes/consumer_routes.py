@@ -1,0 +1,214 @@
+"""The routes of consumer instances, one declaration each. Handlers: service.routes.consumers."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from tidelog.service.http.call import JSON_V2, HttpResponse
+from tidelog.service.http.route import (
+    V2,
+    Answer,
+    Body,
+    Content,
+    Parameter,
+    Permission,
+    Route,
+    RouteDoc,
+)
+from tidelog.service.routes.consumers import ConsumerHandlers
+from tidelog.service.routes.fetch import records_answer
+from tidelog.storage.core.acls import GROUP, READ
+
+_GROUP = "/consumers/{consumer_group_id}"
+_INSTANCE = f"{_GROUP}/instances/{{instance}}"
+_PARTITION = {"topic": "flights", "partition": 0}
+_OFFSET = {**_PARTITION, "offset": 42, "metadata": ""}
+_ERRORS = {
+    400: "a name with control characters, a body that is not JSON, a parameter out of range",
+    413: "the body is over its limit",
+    422: "an invalid body",
+    429: "too many groups or members: retry after `Retry-After` seconds",
+    503: "the store, or the group's coordinator, does not answer: retry",
+    504: "the outcome is unknown: retry",
+}
+_NOT_FOUND = {404: "40403: the instance was deleted, has expired, or never existed"}
+_CHANGE_ERRORS = {
+    **_NOT_FOUND,
+    409: "40903: the instance has both a subscription and an assignment, or neither",
+}
+_JSON = (Content((JSON_V2,)),)
+_OK = {200: Answer("successful", _JSON)}
+
+
+def _route(
+    method: str,
+    path: str,
+    handler: Callable[..., Awaitable[HttpResponse | None]],
+    errors: Mapping[int, str],
+    *,
+    example: Mapping[str, Any] | None = None,
+    done: str = "",
+    label: str = "consumers",
+    **doc: Any,
+) -> Route:
+    """Declare a route. All need the permission to read the group; handlers check topics. `example`
+    is of the body; `done` describes a response without a body."""
+    if example is not None:
+        doc["body"] = Body(JSON_V2, example, is_required=False)
+    if done:
+        doc["answers"] = {204: Answer(done)}
+    access = Permission(READ, GROUP, "consumer_group_id")
+    documentation = RouteDoc({**_ERRORS, **errors}, tag="consumers", **doc)
+    return Route(method, path, handler, access, label, V2, documentation)
+
+
+ROUTES = (
+    _route(
+        "POST",
+        _GROUP,
+        ConsumerHandlers.create,
+        {
+            409: "40902: the group has an instance with this name",
+            422: "42204, 40001, 422: an invalid value",
+        },
+        summary="Create a consumer instance",
+        text="Every field has a default, and the body may be empty. Beside the dialects' "
+        "fields: `session.timeout.ms`, `max.poll.interval.ms`, `group.instance.id` (a static "
+        "member: a new instance with the same id takes its place), "
+        "`partition.assignment.strategy` (range, roundrobin, sticky; that of the group's first "
+        "member). `base_uri` has the service's address as the client sees it, and names no "
+        "broker: any broker serves the instance. With `enable.auto.commit` or "
+        "`isolation.level` it is a Strimzi instance: a committed offset is that of the next "
+        "record, and the response to a commit is 204.",
+        example={"name": "c1", "format": "json", "auto.offset.reset": "earliest"},
+        answers={200: Answer("`instance_id` and `base_uri`", _JSON)},
+    ),
+    _route(
+        "DELETE",
+        _INSTANCE,
+        ConsumerHandlers.delete,
+        _NOT_FOUND,
+        summary="Delete the instance",
+        done="deleted",
+    ),
+    _route(
+        "POST",
+        f"{_INSTANCE}/subscription",
+        ConsumerHandlers.subscribe,
+        _CHANGE_ERRORS,
+        summary="Subscribe to topics, together with the group's other members",
+        text="`topics`, or `topic_pattern` (RE2, of the whole name; it also matches topics "
+        "that are created later). The instance has its assignment when the response arrives.",
+        example={"topics": ["flights"]},
+        done="subscribed",
+    ),
+    _route(
+        "GET",
+        f"{_INSTANCE}/subscription",
+        ConsumerHandlers.subscription,
+        _NOT_FOUND,
+        summary="The subscription of the instance",
+        answers=_OK,
+    ),
+    _route(
+        "DELETE",
+        f"{_INSTANCE}/subscription",
+        ConsumerHandlers.unsubscribe,
+        _NOT_FOUND,
+        summary="Remove subscription and assignment",
+        done="the instance reads nothing",
+    ),
+    _route(
+        "POST",
+        f"{_INSTANCE}/assignments",
+        ConsumerHandlers.assign,
+        _CHANGE_ERRORS,
+        summary="Assign partitions, without regard to other members",
+        example={"partitions": [_PARTITION]},
+        done="assigned",
+    ),
+    _route(
+        "GET",
+        f"{_INSTANCE}/assignments",
+        ConsumerHandlers.assignments,
+        _NOT_FOUND,
+        summary="The partitions that the instance reads",
+        answers=_OK,
+    ),
+    _route(
+        "GET",
+        f"{_INSTANCE}/records",
+        ConsumerHandlers.records,
+        {
+            **_NOT_FOUND,
+            406: "40601: Accept has another format than the instance",
+            409: "40903: the instance has no subscription and no assignment",
+            422: "a record does not decode; the next read returns it again",
+        },
+        summary="Read records",
+        text="Responds as soon as there is a record, with one at least, however large. Records "
+        "count as read when the response is delivered, and the next read commits them "
+        "(`auto.commit.enable`). `Tidelog-Generation` is for a transaction. `Accept: "
+        "application/vnd.apache.arrow.stream` returns columns, for an instance of any format.",
+        parameters=(
+            Parameter("timeout", "ms; default: that of the instance", {"type": "integer"}),
+            Parameter("max_bytes", "of keys and values; one record at least", {"type": "integer"}),
+        ),
+        answers={200: records_answer("In the instance's format, or in that of Accept.")},
+        label="consume",
+    ),
+    _route(
+        "POST",
+        f"{_INSTANCE}/offsets",
+        ConsumerHandlers.commit,
+        {**_NOT_FOUND, 409: "40903: another member owns the partition"},
+        summary="Commit offsets",
+        text="`offsets` of the last records read (of the next ones, for a Strimzi instance), "
+        "or `partitions` of the next ones (Redpanda). An empty body: all returned records.",
+        example={"offsets": [_OFFSET]},
+        answers={
+            200: Answer("committed", _JSON),
+            204: Answer("committed, in Strimzi's and Redpanda's dialects"),
+        },
+        label="commit",
+    ),
+    _route(
+        "GET",
+        f"{_INSTANCE}/offsets",
+        ConsumerHandlers.committed,
+        _NOT_FOUND,
+        summary="The committed offsets of the group",
+        text="Of a body `{partitions}`, or of `?topic=&partition=`, repeated; else of all "
+        "partitions that the instance reads. -1: no committed offset.",
+        answers=_OK,
+    ),
+    _route(
+        "POST",
+        f"{_INSTANCE}/positions",
+        ConsumerHandlers.seek,
+        _CHANGE_ERRORS,
+        summary="Seek to offsets, or to times",
+        example={
+            "offsets": [_OFFSET],
+            "timestamps": [{**_PARTITION, "timestamp": "2021-02-05T19:14:42Z"}],
+        },
+        done="done, on every broker, also after a crash",
+    ),
+    _route(
+        "POST",
+        f"{_INSTANCE}/positions/beginning",
+        ConsumerHandlers.seek_to_beginning,
+        _CHANGE_ERRORS,
+        summary="Seek to the log start",
+        example={"partitions": [_PARTITION]},
+        done="done",
+    ),
+    _route(
+        "POST",
+        f"{_INSTANCE}/positions/end",
+        ConsumerHandlers.seek_to_end,
+        _CHANGE_ERRORS,
+        summary="Seek to the end",
+        example={"partitions": [_PARTITION]},
+        done="done",
+    ),
+)

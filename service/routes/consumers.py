@@ -1,0 +1,430 @@
+"""Consumer instances, v2: the routes of all dialects (DIALECTS.md).
+
+Hot routes: thousands of instances read and commit all the time. An instance belongs to no broker:
+it is in the cluster's state, and any broker serves it. The group's coordinator serves its requests;
+other brokers forward them. Records count as read when the response is delivered; records of an
+undelivered response are returned again (storage.groups.instances).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, quote
+
+import msgspec
+
+from tidelog.service.formats import arrow, json_out
+from tidelog.service.formats import consumers as wire_consumers
+from tidelog.service.formats.json_text import Undecodable
+from tidelog.service.http.call import (
+    ARROW,
+    EMBEDDED,
+    JSON_V2,
+    SCHEMA_FORMATS,
+    HttpRequest,
+    HttpResponse,
+    InvalidParameter,
+    NotAcceptable,
+    Receive,
+    UnsupportedMediaType,
+    integer,
+    media_type,
+    types_of_formats,
+)
+from tidelog.service.http.errors import check_printable
+from tidelog.service.http.route import Route
+from tidelog.service.http.urls import client_url
+from tidelog.service.peers.forwarding import Forwarder, Unreached
+from tidelog.service.routes.fetch import FETCH_FORMATS, Fetch, until_gone
+from tidelog.service.security.caller import check_found, check_topics, rights_of
+from tidelog.service.settings import Settings
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import DESCRIBE, READ
+from tidelog.storage.core.errors import AssignedOtherwise, InvalidRequest, LogError, UnknownMember
+from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
+from tidelog.storage.groups.instances import Instances, MemberSession, Read, portion_bytes
+from tidelog.storage.state.access import CONSUMER_BYTE_RATE
+from tidelog.storage.state.committed_offsets import check_group_id
+
+log = logging.getLogger("tidelog.groups")
+
+CONSUMER_BODY_BYTES_MAX = 4 * 1024 * 1024
+"""20,000 partitions with their offsets fit."""
+CLIENT_GONE = 499
+"""The status that metrics count, as in nginx: the client does not get it."""
+NO_CONTENT = HttpResponse(204, b"")
+NO_RECORDS = HttpResponse(200, b"[]")
+GENERIC = frozenset({b"", b"*/*", b"application/*", JSON_V2, b"application/json"})
+SCHEMA_TYPES = types_of_formats(SCHEMA_FORMATS)
+
+Handler: TypeAlias = Callable[..., Awaitable[HttpResponse | None]]
+
+
+class ConsumerNotFound(LogError):
+    """The instance does not exist: it was never created, was deleted, or has expired."""
+
+    status = 404
+    code = 40403
+
+    def __init__(self) -> None:
+        super().__init__("Consumer instance not found.")
+
+
+class NotConfigured(InvalidRequest):
+    """A read before a subscription or an assignment."""
+
+    status = 409
+    code = 40903
+
+
+class ConsumerHandlers:
+    """The handlers of the routes (service.routes.consumer_routes). One per broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        settings: Settings,
+        consumers: Instances,
+        fetch: Fetch,
+        forwarder: Forwarder | None = None,
+    ) -> None:
+        self._forwarder = forwarder
+        self._log = broker
+        self._settings = settings
+        self._consumers = consumers
+        self._fetch = fetch
+
+    def bound(self, route: Route) -> Handler:
+        """Return the handler of a route for requests of clients."""
+        return partial(self._serve, route.serve)
+
+    def bound_here(self, route: Route) -> Handler:
+        """Return the handler of a route for requests that are not forwarded any more."""
+        return partial(self._serve_here, route.serve)
+
+    async def _serve(
+        self, handler: Handler, call: HttpRequest, group: str, *instance: str
+    ) -> HttpResponse | None:
+        """Serve a request on the group's coordinator: here, or on another broker."""
+        coordinator = self._elsewhere(group)
+        if coordinator is None:
+            return await self._serve_here(handler, call, group, *instance)
+        assert self._forwarder is not None, "else every group is here"
+        body = await call.body(CONSUMER_BODY_BYTES_MAX)
+        gone = asyncio.create_task(until_gone(call))
+        forwarding = asyncio.create_task(self._forwarder.forward(call, coordinator, body))
+        try:
+            await asyncio.wait({gone, forwarding}, return_when=asyncio.FIRST_COMPLETED)
+            if not forwarding.done():
+                call.status = call.status or CLIENT_GONE
+                return None
+            forwarding.result()
+        except Unreached as error:
+            log.info("group %s: its coordinator cannot be reached: %s", group, error)
+            call.receive = _once(body, call.receive)
+            return await self._serve_here(handler, call, group, *instance)
+        finally:
+            gone.cancel()
+            forwarding.cancel()
+        return None
+
+    def _elsewhere(self, group: str) -> str | None:
+        """Return the group's coordinator if that is another broker."""
+        if self._forwarder is None:
+            return None
+        in_state = self._log.state.members.get(group)
+        coordinators = self._consumers.coordinators
+        coordinator = coordinators.of(group, "" if in_state is None else in_state.coordinator)
+        return None if coordinator == coordinators.me else coordinator
+
+    async def _serve_here(
+        self, handler: Handler, call: HttpRequest, group: str, *instance: str
+    ) -> HttpResponse | None:
+        """Serve a request on this broker. Every request of an instance is a heartbeat; an unknown
+        instance gets the dialects' error."""
+        if instance and call.scope["method"] == "POST":
+            _check_content_type(call)
+        try:
+            return await handler(self, call, group, *instance)
+        except UnknownMember as error:
+            if not instance:
+                raise
+            check_printable("group_name", group)
+            check_printable("instance", instance[0])
+            raise ConsumerNotFound from error
+
+    # -- instances
+
+    async def create(self, call: HttpRequest, group: str) -> HttpResponse:
+        check_printable("group_name", group)
+        refusal = check_group_id(group)
+        if refusal is not None:
+            raise refusal
+        _check_content_type(call)
+        body = await call.body(CONSUMER_BODY_BYTES_MAX)
+        created = wire_consumers.decode_creation(body, self._settings.consumer_instance_timeout_ms)
+        name = created.name or f"rest-consumer-{self._log.clock.new_id().hex()}"
+        config = msgspec.structs.replace(created.config, principal=rights_of(call.scope).principal)
+        await self._consumers.join(
+            group, name, config, instance_id=created.instance_id, assignor=created.assignor
+        )
+        base_uri = f"{client_url(call.scope).url}/consumers/{quote(group, safe='')}/instances/"
+        response = {"instance_id": name, "base_uri": base_uri + quote(name, safe="")}
+        return HttpResponse(200, msgspec.json.encode(response))
+
+    async def delete(self, _call: HttpRequest, group: str, name: str) -> HttpResponse:
+        await self._consumers.leave(group, name)
+        return NO_CONTENT
+
+    # -- subscriptions and assignments
+
+    async def subscribe(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
+        wanted = wire_consumers.decode_subscription(await call.body(CONSUMER_BODY_BYTES_MAX))
+        await check_topics(rights_of(call.scope), READ, [] if wanted is None else wanted.topics)
+        member = (await self._consumers.heartbeat(group, name)).member
+        if wanted is None or (wanted.pattern and member.topics and not member.pattern):
+            raise AssignedOtherwise
+        if wanted.topics and member.pattern:
+            raise AssignedOtherwise
+        await self._consumers.subscribe(group, name, wanted.topics, wanted.pattern)
+        return NO_CONTENT
+
+    async def subscription(self, _call: HttpRequest, group: str, name: str) -> HttpResponse:
+        session = await self._consumers.heartbeat(group, name)
+        partitions: dict[str, list[int]] | None = None
+        if session.member.config.dialect == wire_consumers.STRIMZI:
+            partitions = {}
+            for where in self._assigned(session):
+                partitions.setdefault(where.topic, []).append(where.partition)
+        return HttpResponse(
+            200, wire_consumers.encode_subscription(session.member.topics, partitions)
+        )
+
+    async def unsubscribe(self, _call: HttpRequest, group: str, name: str) -> HttpResponse:
+        session = await self._consumers.heartbeat(group, name)
+        if session.member.is_by_hand:
+            await self._consumers.assign(group, name, [])
+        else:
+            await self._consumers.subscribe(group, name, [])
+        return NO_CONTENT
+
+    async def assign(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
+        partitions = await _partitions(call, READ)
+        await self._consumers.assign(group, name, partitions)
+        return NO_CONTENT
+
+    async def assignments(self, _call: HttpRequest, group: str, name: str) -> HttpResponse:
+        session = await self._consumers.heartbeat(group, name)
+        return HttpResponse(200, wire_consumers.encode_partitions(self._assigned(session)))
+
+    def _assigned(self, session: MemberSession) -> list[TopicPartition]:
+        found = []
+        for where in session.member.owned:
+            topic = self._log.state.topic_of_id(where.topic_id)
+            if topic is not None:
+                found.append(TopicPartition(topic.name, where.partition))
+        return sorted(found)
+
+    # -- records
+
+    async def records(self, call: HttpRequest, group: str, name: str) -> HttpResponse | None:
+        query = call.query()
+        rights_of(call.scope).charge(CONSUMER_BYTE_RATE)
+        session = await self._consumers.heartbeat(group, name)
+        config = session.member.config
+        fmt = _accepted(call, config.format)
+        if not session.member.is_subscribed and not session.member.is_by_hand:
+            raise NotConfigured(
+                "IllegalStateError: Consumer is not subscribed to any topics or assigned any "
+                "partitions"
+            )
+        settings = self._settings
+        wait_ms = _bounded(query, "timeout", config.request_timeout_ms, 0)
+        bytes_max = _bounded(query, "max_bytes", settings.fetch_bytes, 1)
+        reading = self._consumers.reading(
+            group,
+            name,
+            bytes_max=min(bytes_max, settings.fetch_bytes_max),
+            wait_s=min(wait_ms, settings.fetch_wait_ms_max) / 1000,
+        )
+        loop = asyncio.get_running_loop()
+        gone = asyncio.create_task(until_gone(call))
+        try:
+            async with asyncio.timeout(None) as timeout:
+
+                def give_up(_: object) -> None:
+                    timeout.reschedule(loop.time())
+
+                gone.add_done_callback(give_up)
+                try:
+                    async with reading as read:
+                        # Inside the context: if the client disconnects before the response is
+                        # delivered, the next read returns the same records.
+                        await self._send(call, read, fmt)
+                finally:
+                    gone.remove_done_callback(give_up)
+        except TimeoutError:
+            call.status = call.status or CLIENT_GONE
+        finally:
+            gone.cancel()
+        return None
+
+    async def _send(self, call: HttpRequest, read: Read, fmt: str) -> None:
+        rights = rights_of(call.scope)
+        for portion in read.portions:
+            await check_found(rights, portion.topic)
+        size = sum(map(portion_bytes, read.portions))
+        with self._fetch.budget(size):
+            records, body = _encoded(read, fmt)
+            headers = ((b"tidelog-generation", b"%d" % read.generation),)
+            kind = ARROW if fmt == "arrow" else f"application/vnd.kafka.{fmt}.v2+json".encode()
+            await call.answer(HttpResponse(200, body, kind, headers))
+            self._fetch.counters.add_records_out(records, len(body))
+            rights.record(CONSUMER_BYTE_RATE, len(body))
+        await call.until_delivered()
+
+    # -- offsets
+
+    async def commit(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
+        body = await call.body(CONSUMER_BODY_BYTES_MAX)
+        session = await self._consumers.heartbeat(group, name)
+        commit = wire_consumers.decode_commit(body, session.member.config.dialect)
+        await check_topics(
+            rights_of(call.scope), READ, [each.topic for each in commit.offsets or ()]
+        )
+        await self._consumers.commit(session, commit.offsets)
+        return NO_CONTENT if commit.is_silent else NO_RECORDS
+
+    async def committed(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
+        partitions = _partitions_of_query(call)
+        body = await call.body(CONSUMER_BODY_BYTES_MAX)
+        if body.strip():
+            partitions += wire_consumers.decode_partitions(body)
+        await check_topics(rights_of(call.scope), DESCRIBE, [each.topic for each in partitions])
+        session = await self._consumers.heartbeat(group, name)
+        await self._log.refresh()
+        committed = self._log.committed_offsets(group)
+        offsets = {}
+        for each in partitions or self._assigned(session):
+            self._log.state.partition(each.topic, each.partition)
+            offset = committed.get(each)
+            offsets[each] = (-1, "") if offset is None else (offset.offset, offset.metadata)
+        return HttpResponse(200, wire_consumers.encode_offsets(offsets))
+
+    async def seek(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
+        wanted = wire_consumers.decode_positions(await call.body(CONSUMER_BODY_BYTES_MAX))
+        found = dict(wanted.offsets)
+        topics = [each.topic for each in (*found, *wanted.timestamps)]
+        await check_topics(rights_of(call.scope), DESCRIBE, topics)
+        for where, stamp in wanted.timestamps.items():
+            offset = await self._log.offset_for_timestamp(where.topic, where.partition, stamp)
+            if offset is None:
+                offset = self._log.state.partition(where.topic, where.partition).high_watermark
+            found[where] = offset
+        await self._consumers.seek(group, name, found)
+        return NO_CONTENT
+
+    async def seek_to_beginning(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
+        partitions = await _partitions(call, DESCRIBE)
+        await self._consumers.seek_to_end(group, name, partitions, is_beginning=True)
+        return NO_CONTENT
+
+    async def seek_to_end(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
+        partitions = await _partitions(call, DESCRIBE)
+        await self._consumers.seek_to_end(group, name, partitions, is_beginning=False)
+        return NO_CONTENT
+
+
+async def _partitions(call: HttpRequest, operation: str) -> list[TopicPartition]:
+    """Return the partitions of the body. Raises Forbidden unless the caller may do the operation on
+    their topics."""
+    partitions = wire_consumers.decode_partitions(await call.body(CONSUMER_BODY_BYTES_MAX))
+    await check_topics(rights_of(call.scope), operation, [each.topic for each in partitions])
+    return partitions
+
+
+def _once(body: bytes, then: Receive) -> Receive:
+    """Return a `receive` that gives a body, which was read already, once more."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        return left.pop() if left else await then()
+
+    return receive
+
+
+def _encoded(read: Read, fmt: str) -> tuple[int, bytes]:
+    """Return the number of records, and one array, or stream, of all partitions' records."""
+    if fmt == "arrow":
+        parts = [
+            (one.topic, one.where.partition, [piece.batch for piece in one.fetched.pieces])
+            for one in read.portions
+        ]
+        records = sum(batch.num_rows for _, _, batches in parts for batch in batches)
+        return records, arrow.encode_arrow_of_many(parts)
+    records, bodies = 0, []
+    for portion in read.portions:
+        pieces = portion.fetched.pieces
+        if fmt not in EMBEDDED:
+            why = "there is no schema registry"
+            raise Undecodable(fmt, portion.offset, why)  # type: ignore[arg-type]
+        batches = [piece.batch for piece in pieces]
+        body = json_out.encode_records(
+            batches,
+            portion.topic,
+            portion.where.partition,
+            fmt,  # type: ignore[arg-type]
+            is_json=[piece.is_json for piece in pieces],
+        )
+        records += sum(batch.num_rows for batch in batches)
+        bodies.append(memoryview(body)[1:-1])
+    return records, b"".join((b"[", b",".join(bodies), b"]"))
+
+
+def _check_content_type(call: HttpRequest) -> None:
+    if call.headers.get(b"content-type", b"") in (JSON_V2, b"", b"application/json"):
+        return
+    kind = media_type(call.headers.get(b"content-type", b""))
+    is_kafka = kind.startswith(b"application/vnd.kafka") and kind.endswith(b"json")
+    if not is_kafka and kind not in (b"application/json", b"application/octet-stream"):
+        sent = call.headers[b"content-type"].decode("latin-1")
+        raise UnsupportedMediaType(f"HTTP 415 Unsupported Media Type: {sent}")
+
+
+def _accepted(call: HttpRequest, fmt: str) -> str:
+    """Return the format of a response: the instance's, or Arrow. Raises NotAcceptable."""
+    accept = call.headers.get(b"accept", b"")
+    for part in accept.split(b","):
+        kind = media_type(part)
+        if kind == ARROW:
+            return "arrow"
+        if kind in GENERIC or (SCHEMA_TYPES.get(kind) or FETCH_FORMATS.get(kind)) == fmt:
+            return fmt
+    raise NotAcceptable(
+        f"The requested embedded data format {accept.decode('latin-1')!r} does not match the "
+        f"deserializer for this consumer instance: {fmt}"
+    )
+
+
+def _bounded(query: dict[str, str], name: str, default: int, low: int) -> int:
+    """Parse a number of the query. Confluent's clients send -1 for the default."""
+    text = query.get(name, "-1")
+    return default if text in ("", "-1") else integer(name, text, low, OFFSET_MAX)
+
+
+def _partitions_of_query(call: HttpRequest) -> list[TopicPartition]:
+    """Parse `?topic=t&partition=0`, repeated: for clients that cannot send a body with a GET."""
+    pairs = parse_qsl(call.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    topics = [text for name, text in pairs if name == "topic"]
+    numbers = [
+        integer("partition", text, 0, 2**31 - 1) for name, text in pairs if name == "partition"
+    ]
+    if len(topics) == 1:
+        topics *= len(numbers)
+    if len(topics) != len(numbers):
+        raise InvalidParameter("give a topic for each partition, or one topic for all")
+    for topic in topics:
+        check_printable("topic", topic)
+    return list(map(TopicPartition, topics, numbers))

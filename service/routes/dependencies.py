@@ -1,0 +1,174 @@
+"""Dependencies, parameters and errors that the handlers of FastAPI's routes share.
+
+A handler that reads the cluster's state, or decides by it, must first see what was committed before
+the request arrived: `FreshLog` is the one place that refreshes the view (I3). Handlers change the
+state through Broker alone.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+
+from fastapi import Depends, Path, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from tidelog.service.formats.resources_v3 import ResourceFactory
+from tidelog.service.http.call import JSON_V2
+from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
+from tidelog.service.http.route import V3
+from tidelog.service.http.urls import client_url
+from tidelog.service.security.authenticator import Security
+from tidelog.service.security.caller import CallerRights, rights_of
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.errors import CommitUnknown, InvalidRequest
+from tidelog.storage.state.cluster_state import Topic
+
+DECISION_S_MAX = 30.0
+"""How long a client waits for a change of the cluster. Then its outcome is unknown."""
+SECURITY_IS_OFF = "SecurityDisabledException: No Authorizer is configured on the broker."
+
+T = TypeVar("T")
+ConfigValue: TypeAlias = str | int | float | bool | None
+"""A config's value as clients send it."""
+
+
+class V2Response(JSONResponse):
+    """JSON with the v2 dialect's media type."""
+
+    media_type = JSON_V2.decode()
+
+
+# -- errors, for the documentation
+
+ERRORS = {
+    400: "a name with control characters, or an invalid parameter",
+    404: "no such topic or partition",
+    422: "the body is invalid",
+    503: "the object store does not answer: try again",
+}
+CHANGE_ERRORS = {
+    413: "the body is over its limit",
+    415: "the Content-Type of the body is not JSON",
+    504: "the outcome is unknown: look, and try again",
+}
+CREATE_ERRORS = {**CHANGE_ERRORS, 400: "the topic exists, or a name or config is invalid"}
+
+# -- the broker
+
+
+def broker_log(request: Request) -> Broker:
+    """Return the broker's log, as it is."""
+    log: Broker = request.app.state.log
+    return log
+
+
+async def fresh_log(request: Request) -> Broker:
+    """Return the broker's log after a refresh: its state has all that was acknowledged before."""
+    log = broker_log(request)
+    await log.refresh()
+    return log
+
+
+async def rights_of_caller(request: Request) -> CallerRights:
+    """Return the caller's rights; where security is off, they allow everything."""
+    return rights_of(request.scope)
+
+
+async def required_security(request: Request) -> Security:
+    """Raise InvalidRequest where security is off: the answer of a cluster without an authorizer."""
+    security: Security | None = request.app.state.security
+    if security is None:
+        raise InvalidRequest(SECURITY_IS_OFF)
+    return security
+
+
+FreshLog = Annotated[Broker, Depends(fresh_log)]
+Rights = Annotated[CallerRights, Depends(rights_of_caller)]
+RequiredSecurity = Annotated[Security, Depends(required_security)]
+TopicName = Annotated[str, Path(examples=["flights"])]
+PartitionId = Annotated[str, Path(examples=["0"], description="from 0 on")]
+
+# -- the v3 dialect
+
+
+async def resource_factory(request: Request) -> ResourceFactory:
+    """Return the factory of resources with this client's URLs."""
+    path = request.url.path
+    mount = next(mount for mount in V3.mounts if path.startswith(f"{mount}/"))
+    cluster_id = broker_log(request).identity.cluster_id
+    return ResourceFactory(client_url(request.scope), mount, cluster_id)
+
+
+Resources = Annotated[ResourceFactory, Depends(resource_factory)]
+
+
+async def check_cluster_id(cluster_id: str, make: Resources) -> None:
+    """Raise NoSuchResource for every cluster but this broker's."""
+    check_cluster(cluster_id, make.cluster_id)
+
+
+def check_cluster(requested: str, cluster_id: str) -> None:
+    if requested != cluster_id:
+        raise NoSuchResource(f"Cluster {requested} cannot be found.")
+
+
+class TopicContext(NamedTuple):
+    """A topic that exists, in a state that is fresh for this request."""
+
+    log: Broker
+    topic: Topic
+    make: ResourceFactory
+
+
+async def topic_of_path(topic_name: TopicName, log: FreshLog, make: Resources) -> TopicContext:
+    """Return the topic of the path. Raises TopicNotHosted."""
+    topic = log.state.topics.get(topic_name)
+    if topic is None:
+        raise TopicNotHosted(topic_name)
+    return TopicContext(log, topic, make)
+
+
+PathTopic = Annotated[TopicContext, Depends(topic_of_path)]
+WithOperations = Annotated[
+    bool, Query(description="also the operations that the caller may do (`authorized_operations`)")
+]
+
+# -- changes of the cluster
+
+
+class TopicCreation(BaseModel):
+    """Fields of a new topic in each dialect."""
+
+    topic_name: str
+    partitions_count: int | None = Field(default=None, description="-1 or null: the default")
+    replication_factor: int | None = Field(
+        default=None, description="accepted and ignored: the object store replicates"
+    )
+
+
+def partitions_wanted(request: Request, count: int | None) -> int:
+    """Return the number of partitions of a new topic; -1 and None mean the default."""
+    default: int = request.app.state.default_partitions
+    return default if count is None or count == -1 else count
+
+
+def config_text(value: str | int | float | bool) -> str:
+    """Return a config's value as Kafka writes it: clients also send JSON's own types."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+async def decided(change: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a change of the cluster.
+
+    Raises CommitUnknown after DECISION_S_MAX. The commit itself runs on: Broker shields it.
+    """
+    try:
+        async with asyncio.timeout(DECISION_S_MAX):
+            return await change
+    except TimeoutError:
+        raise CommitUnknown(
+            f"commit outcome unknown after {DECISION_S_MAX:.0f} s: look before you repeat it"
+        ) from None

@@ -1,0 +1,357 @@
+"""Fetch: records of both tiers, in the format that the client accepts.
+
+Stateless: the response's headers have the next offset. A fetch at the end waits (long poll). A
+follower keeps the connection and gets records when they are committed, as server-sent events or as
+lines.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from tidelog.service.formats import arrow, json_in, json_out
+from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
+from tidelog.service.http.call import (
+    ARROW,
+    EMBEDDED,
+    EVENT_STREAM,
+    JSON_V2,
+    NDJSON,
+    HttpRequest,
+    HttpResponse,
+    InvalidParameter,
+    NotAcceptable,
+    integer,
+    media_type,
+    partition_number,
+    types_of_formats,
+)
+from tidelog.service.http.errors import answered, check_printable, error_body
+from tidelog.service.http.route import V2, Answer, Content, Parameter, Permission, Route, RouteDoc
+from tidelog.service.security.caller import rights_of
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.core.acls import READ, TOPIC
+from tidelog.storage.core.errors import LogError, Unavailable, UnknownPartition
+from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.log import FetchResult, Log
+from tidelog.storage.state.access import CONSUMER_BYTE_RATE
+
+KEEPALIVE_S = 15.0
+FETCH_FORMATS: dict[bytes, str] = {
+    b"": "binary",
+    b"*/*": "binary",
+    b"application/*": "binary",
+    JSON_V2: "binary",
+    b"application/json": "binary",
+    b"application/vnd.kafka.v1+json": "binary",
+    b"application/vnd.kafka+json": "binary",
+    ARROW: "arrow",
+    NDJSON: "ndjson",
+    EVENT_STREAM: "sse",
+    **types_of_formats(EMBEDDED),
+}
+FRAMINGS: dict[str, json_out.Framing] = {"ndjson": "ndjson", "sse": "sse"}
+"""Of the formats that are no array."""
+MEDIA_TYPES: dict[str, bytes] = {
+    **{name: f"application/vnd.kafka.{name}.v2+json".encode() for name in EMBEDDED},
+    "arrow": ARROW,
+    "ndjson": NDJSON,
+    "sse": EVENT_STREAM,
+}
+
+
+class FetchParams(NamedTuple):
+    """The parameters of a fetch, without the offset."""
+
+    topic: str
+    partition: int
+    format_name: str
+    embedded: str
+    bytes_max: int
+
+
+class FetchPage(NamedTuple):
+    """Records as read, and as sent."""
+
+    fetched: FetchResult
+    body: bytes
+    records: int
+
+
+class Fetch:
+    """The fetch route. One per broker."""
+
+    def __init__(self, broker: Log, settings: Settings, counters: HttpCounters) -> None:
+        self._log = broker
+        self._settings = settings
+        self.counters = counters
+        self._in_flight = 0
+
+    async def fetch(
+        self, call: HttpRequest, topic: str, partition_text: str
+    ) -> HttpResponse | None:
+        """Return the response, or None after a stream."""
+        rights = rights_of(call.scope)
+        rights.charge(CONSUMER_BYTE_RATE)
+        format_name = _format(call.headers.get(b"accept", b""))
+        query = call.query()
+        embedded = _embedded(query, format_name)
+        number = await self._partition(topic, partition_text)
+        bytes_max = self._settings.fetch_bytes
+        if "max_bytes" in query:
+            bytes_max = integer("max_bytes", query["max_bytes"], 1, OFFSET_MAX)
+            bytes_max = min(bytes_max, self._settings.fetch_bytes_max)
+        wait_ms = 0
+        if "timeout" in query:
+            wait_ms = integer("timeout", query["timeout"], 0, OFFSET_MAX)
+            wait_ms = min(wait_ms, self._settings.fetch_wait_ms_max)
+        offset = await self._offset(call, topic, number, query)
+        view = FetchParams(topic, number, format_name, embedded, bytes_max)
+        if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
+            await self._follow(call, view, offset)
+            return None
+        page = await self._page(view, offset, wait_ms / 1000, call)
+        rights.record(CONSUMER_BYTE_RATE, len(page.body))
+        self.counters.add_records_out(page.records, len(page.body), topic)
+        return HttpResponse(200, page.body, MEDIA_TYPES[format_name], _positions(page.fetched))
+
+    async def _page(
+        self, view: FetchParams, offset: int, wait_s: float = 0.0, call: HttpRequest | None = None
+    ) -> FetchPage:
+        """Return the records from `offset` on, encoded. A fetch that waits for the first record
+        takes no part of the budget: else a few idle clients would block all others."""
+        partition = self._log.state.partition(view.topic, view.partition)
+        if wait_s > 0 and offset >= partition.high_watermark:
+            started_s = self._log.clock.boot_s()
+            waited = await self._log.fetch(
+                view.topic, view.partition, offset, bytes_max=0, wait_s=wait_s
+            )
+            if call is not None:
+                call.waited_s = self._log.clock.boot_s() - started_s
+            if offset == waited.high_watermark:
+                return encode(view, waited)
+        with self.budget(view.bytes_max):
+            return encode(
+                view,
+                await self._log.fetch(view.topic, view.partition, offset, bytes_max=view.bytes_max),
+            )
+
+    @contextlib.contextmanager
+    def budget(self, size: int) -> Iterator[None]:
+        """Reserve memory for a response while it is encoded (I10). Raises Unavailable."""
+        if self._in_flight + size > self._settings.fetch_bytes_in_flight and self._in_flight:
+            raise Unavailable(
+                f"responses of {self._in_flight} bytes are in flight, the limit is "
+                f"{self._settings.fetch_bytes_in_flight}: try again later"
+            )
+        self._in_flight += size
+        try:
+            yield
+        finally:
+            self._in_flight -= size
+
+    async def _partition(self, topic: str, text: str) -> int:
+        try:
+            return partition_number(self._log.state.topics[topic], text)
+        except (KeyError, UnknownPartition):
+            check_printable("topic_name", topic)
+            await self._log.refresh()  # another broker may just have created it (I3)
+            return partition_number(self._log.state.topic(topic), text)
+
+    async def _offset(
+        self, call: HttpRequest, topic: str, number: int, query: dict[str, str]
+    ) -> int:
+        seen = call.headers.get(b"last-event-id", b"").decode("latin-1")
+        if seen or "last-event-id" in query:
+            return integer("Last-Event-ID", seen or query["last-event-id"], 0, OFFSET_MAX - 1) + 1
+        if "timestamp" in query:
+            if "offset" in query:
+                raise InvalidParameter("give offset or timestamp, not both")
+            stamp = integer("timestamp", query["timestamp"], 0, TIMESTAMP_MS_MAX)
+            found = await self._log.offset_for_timestamp(topic, number, stamp)
+            if found is not None:
+                return found
+            return self._log.state.partition(topic, number).high_watermark
+        text = query.get("offset", "earliest")
+        if text == "earliest":
+            return self._log.state.partition(topic, number).log_start_offset
+        if text == "latest":
+            return (await self._log.offsets(topic, number)).high_watermark
+        return integer("offset", text, 0, OFFSET_MAX)
+
+    async def _follow(self, call: HttpRequest, view: FetchParams, offset: int) -> None:
+        # The first page comes before the response starts, so that its errors have a status.
+        page = await self._page(view, offset)
+        await call.start_stream(MEDIA_TYPES[view.format_name], _positions(page.fetched))
+        started_s = self._log.clock.boot_s()
+        rights = rights_of(call.scope)
+        gone = asyncio.create_task(until_gone(call))
+        paging: asyncio.Task[FetchPage] | None = None
+        try:
+            while not gone.done():
+                if page.body:
+                    await call.chunk(page.body)
+                    self.counters.add_records_out(page.records, len(page.body), view.topic)
+                    rights.record(CONSUMER_BYTE_RATE, len(page.body))
+                elif view.format_name == "sse":
+                    await call.chunk(b": keep-alive\n\n")
+                if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
+                    await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
+                    page = page._replace(body=b"")
+                    await rights.check(READ, TOPIC, view.topic)
+                    continue
+                await rights.check(READ, TOPIC, view.topic)  # the permission may be revoked
+                paging = asyncio.create_task(
+                    self._page(view, page.fetched.next_offset, KEEPALIVE_S)
+                )
+                await asyncio.wait({paging, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if paging.done():
+                    page = paging.result()
+        except LogError as error:
+            # The status is sent already: the last event has the error.
+            await call.chunk(self._error_event(call, view.format_name, error))
+        finally:
+            gone.cancel()
+            if paging is not None:
+                paging.cancel()
+            call.waited_s = self._log.clock.boot_s() - started_s
+        await call.end()
+
+    def _error_event(self, call: HttpRequest, format_name: str, error: LogError) -> bytes:
+        answer = answered(error, f"GET {call.scope['path']}", self.counters)
+        body = error_body(answer.code, str(error))
+        if format_name == "sse":
+            return b"event: error\ndata: " + body + b"\n\n"
+        return body + b"\n"
+
+
+def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
+    batches = [piece.batch for piece in fetched.pieces]
+    records = sum(batch.num_rows for batch in batches)
+    if view.format_name == "arrow":
+        return FetchPage(fetched, arrow.encode_arrow(batches), records)
+    body = json_out.encode_records(
+        batches,
+        view.topic,
+        view.partition,
+        cast("json_in.Format", view.embedded),
+        is_json=[piece.is_json for piece in fetched.pieces],
+        framing=FRAMINGS.get(view.format_name, "array"),
+    )
+    return FetchPage(fetched, body, records)
+
+
+def _format(accept: bytes) -> str:
+    for part in accept.split(b",") if b"," in accept else (accept,):
+        found = FETCH_FORMATS.get(media_type(part))
+        if found is not None:
+            return found
+    raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')}")
+
+
+def _embedded(query: dict[str, str], format_name: str) -> str:
+    """Return the format of keys and values: the format itself, or `format=` for lines and
+    events."""
+    if format_name in EMBEDDED:
+        return format_name
+    embedded = query.get("format", "json")
+    if embedded not in EMBEDDED:
+        raise InvalidParameter(f"parameter format={embedded!r} must be json, binary or text")
+    return embedded
+
+
+def _positions(fetched: FetchResult) -> tuple[tuple[bytes, bytes], ...]:
+    return (
+        (b"tidelog-next-offset", b"%d" % fetched.next_offset),
+        (b"tidelog-high-watermark", b"%d" % fetched.high_watermark),
+        (b"tidelog-log-start-offset", b"%d" % fetched.log_start_offset),
+    )
+
+
+async def until_gone(call: HttpRequest) -> None:
+    """Return when the client has disconnected."""
+    while (await call.receive())["type"] != "http.disconnect":
+        pass
+
+
+class FetchedRecord(msgspec.Struct):
+    """One record. `key` and `value` are JSON, or strings in base64 or of text."""
+
+    topic: str
+    key: Any
+    value: Any
+    partition: int
+    offset: int
+    timestamp: int
+    headers: list[dict[str, str | None]] = []
+
+
+def records_answer(description: str) -> Answer:
+    """Return the documentation of a response with records, in every format."""
+    example = {
+        "topic": "flights",
+        "key": "N14228",
+        "value": {"delay": 2},
+        "partition": 0,
+        "offset": 42,
+        "timestamp": 1357034400000,
+    }
+    json_types = tuple(MEDIA_TYPES[name] for name in EMBEDDED)
+    return Answer(
+        description,
+        (
+            Content(json_types, (list[FetchedRecord],), [example]),
+            Content((ARROW, NDJSON, EVENT_STREAM)),
+        ),
+    )
+
+
+_DOC = RouteDoc(
+    {
+        400: "40002: offset out of range (the message has the range), or an invalid parameter",
+        404: "40401 unknown topic, 40402 unknown partition",
+        406: "an unknown Accept",
+        422: "a record does not decode in the requested format",
+        500: "a corrupt object; the message names it. Reads of other partitions work.",
+        503: "the store does not answer, or too many fetches at once",
+    },
+    tag="records",
+    summary="Fetch records",
+    text="From an offset on, of both tiers, without a consumer instance.",
+    parameters=(
+        Parameter(
+            "offset",
+            "an offset, `earliest` or `latest`",
+            {"type": "string", "default": "earliest"},
+        ),
+        Parameter("timestamp", "ms: from the first record at or after", {"type": "integer"}),
+        Parameter("timeout", "ms to wait at the end", {"type": "integer", "default": 0}),
+        Parameter("max_bytes", "of keys and values; one record at least", {"type": "integer"}),
+        Parameter("follow", "with NDJSON: do not end", {"type": "boolean", "default": False}),
+        Parameter(
+            "format", "json, binary or text inside lines", {"type": "string", "default": "json"}
+        ),
+    ),
+    answers={
+        200: records_answer(
+            "Records in offset order. Headers: `Tidelog-Next-Offset`, `Tidelog-High-Watermark` and "
+            "`Tidelog-Log-Start-Offset`."
+        )
+    },
+)
+
+ROUTES = (
+    Route(
+        "GET",
+        "/topics/{topic_name}/partitions/{partition_id}/records",
+        Fetch.fetch,
+        Permission(READ, TOPIC, "topic_name"),
+        "fetch",
+        V2,
+        _DOC,
+    ),
+)

@@ -1,0 +1,242 @@
+"""Resources of consumer groups in the v3 dialect: their fields, and how they follow from the state.
+
+Lag is the distance from a committed offset to the end of the log. As in Confluent's API, a
+partition without a committed offset has no lag.
+"""
+
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from pydantic import Field
+
+from tidelog.service.formats.resources_v3 import (
+    BROKER_ID,
+    Related,
+    Resource,
+    ResourceFactory,
+    ResourceList,
+)
+from tidelog.service.security.caller import ALL_RIGHTS, CallerRights
+from tidelog.service.telemetry.log_metrics import committed_lags
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import DESCRIBE, TOPIC
+from tidelog.storage.core.model import TopicIdPartition, TopicPartition
+from tidelog.storage.state.group import DEFAULT_ASSIGNOR, GroupMember
+
+
+class _GroupResource(Resource):
+    consumer_group_id: str
+
+
+G = TypeVar("G", bound=_GroupResource)
+
+
+class GroupData(_GroupResource):
+    kind: Literal["KafkaConsumerGroup"] = "KafkaConsumerGroup"
+    is_simple: bool = Field(description="has no members")
+    partition_assignor: str = Field(examples=["sticky"])
+    state: Literal["STABLE", "EMPTY"]
+    type: Literal["CLASSIC"] = "CLASSIC"
+    is_mixed_consumer_group: bool = False
+    generation: int = Field(description="grows with every new assignment; not in Confluent's API")
+    coordinator: Related
+    consumers: Related
+    lag_summary: Related
+
+
+class ConsumerData(_GroupResource):
+    kind: Literal["KafkaConsumer"] = "KafkaConsumer"
+    consumer_id: str
+    instance_id: str | None = Field(description="`group.instance.id` of a static member")
+    client_id: str
+    assignments: Related
+
+
+class AssignmentData(_GroupResource):
+    kind: Literal["KafkaConsumerAssignment"] = "KafkaConsumerAssignment"
+    consumer_id: str
+    topic_name: str
+    partition_id: int
+    partition: Related
+    lag: Related
+
+
+class LagData(_GroupResource):
+    """`consumer_id` is empty if no member reads the partition."""
+
+    kind: Literal["KafkaConsumerLag"] = "KafkaConsumerLag"
+    topic_name: str
+    partition_id: int
+    current_offset: int
+    log_end_offset: int
+    lag: int
+    consumer_id: str
+    instance_id: str | None
+    client_id: str
+
+
+class LagSummaryData(_GroupResource):
+    kind: Literal["KafkaConsumerGroupLagSummary"] = "KafkaConsumerGroupLagSummary"
+    max_lag_consumer_id: str
+    max_lag_instance_id: str | None
+    max_lag_client_id: str
+    max_lag_topic_name: str
+    max_lag_partition_id: int
+    max_lag: int
+    total_lag: int
+    max_lag_consumer: Related
+    max_lag_partition: Related
+
+
+MOST = ("consumer_id", "instance_id", "client_id", "topic_name", "partition_id")
+"""Fields of a summary that are those of the partition with the largest lag."""
+
+
+class GroupList(ResourceList[GroupData]):
+    kind: Literal["KafkaConsumerGroupList"] = "KafkaConsumerGroupList"
+
+
+class ConsumerList(ResourceList[ConsumerData]):
+    kind: Literal["KafkaConsumerList"] = "KafkaConsumerList"
+
+
+class AssignmentList(ResourceList[AssignmentData]):
+    kind: Literal["KafkaConsumerAssignmentList"] = "KafkaConsumerAssignmentList"
+
+
+class LagList(ResourceList[LagData]):
+    kind: Literal["KafkaConsumerLagList"] = "KafkaConsumerLagList"
+
+
+class Lag(NamedTuple):
+    """A group's lag in a partition, and the member that reads it."""
+
+    partition: TopicPartition
+    current_offset: int
+    end_offset: int
+    member: GroupMember | None
+
+    @property
+    def lag(self) -> int:
+        return max(self.end_offset - self.current_offset, 0)
+
+
+def group_ids(log: Broker) -> list[str]:
+    """Return the ids of all groups with members or committed offsets."""
+    with_members = (group.group_id for group in log.state.members if group.members)
+    return sorted({*log.state.committed_offsets, *with_members})
+
+
+def lags(log: Broker, group_id: str, rights: CallerRights = ALL_RIGHTS) -> list[Lag]:
+    """Return the lags of a group in all topics that the caller may describe, sorted."""
+    group = log.state.members.get(group_id)
+    owners: dict[TopicIdPartition, GroupMember] = {}
+    if group is not None:
+        owners = {owned: one for one in group.members.values() for owned in one.owned}
+    found = []
+    for topic, number, committed, end_offset in committed_lags(log.state, group_id):
+        if rights.may(DESCRIBE, TOPIC, topic.name):
+            owner = owners.get(TopicIdPartition(topic.topic_id, number))
+            found.append(Lag(TopicPartition(topic.name, number), committed, end_offset, owner))
+    return sorted(found, key=lambda lag: lag.partition)
+
+
+class GroupResources:
+    """Creates the resources of one group in one response."""
+
+    def __init__(self, log: Broker, make: ResourceFactory, group_id: str) -> None:
+        self._log = log
+        self._make = make
+        self._group_id = group_id
+        self._at: tuple[str | int, ...] = ("consumer-groups", group_id)
+
+    def group(self) -> GroupData:
+        group = self._log.state.members.get(self._group_id)
+        has_members = group is not None and bool(group.members)
+        return self._create(
+            GroupData,
+            "",
+            (),
+            is_simple=not has_members,
+            partition_assignor=DEFAULT_ASSIGNOR if group is None else group.assignor,
+            state="STABLE" if has_members else "EMPTY",
+            generation=0 if group is None else group.generation,
+            coordinator=self._make.related("brokers", BROKER_ID),
+            consumers=self._make.related(*self._at, "consumers"),
+            lag_summary=self._make.related(*self._at, "lag-summary"),
+        )
+
+    def consumer(self, member: GroupMember) -> ConsumerData:
+        below = ("consumers", member.member_id)
+        return self._create(
+            ConsumerData,
+            f"/consumer={member.member_id}",
+            below,
+            consumer_id=member.member_id,
+            instance_id=member.instance_id or None,
+            client_id=member.config.client_id,
+            assignments=self._make.related(*self._at, *below, "assignments"),
+        )
+
+    def assignments(self, member: GroupMember) -> list[AssignmentData]:
+        found = []
+        for owned in member.owned:
+            topic = self._log.state.topic_of_id(owned.topic_id)
+            if topic is not None:
+                found.append(self._assignment(member, TopicPartition(topic.name, owned.partition)))
+        return sorted(found, key=lambda one: (one.topic_name, one.partition_id))
+
+    def _assignment(self, member: GroupMember, partition: TopicPartition) -> AssignmentData:
+        at = (partition.topic, "partitions", partition.partition)
+        return self._create(
+            AssignmentData,
+            f"/consumer={member.member_id}/assignment={partition}",
+            ("consumers", member.member_id, "assignments", *at),
+            consumer_id=member.member_id,
+            topic_name=partition.topic,
+            partition_id=partition.partition,
+            partition=self._make.related("topics", *at),
+            lag=self._make.related(*self._at, "lags", *at),
+        )
+
+    def lag(self, lag: Lag) -> LagData:
+        topic, number = lag.partition
+        member = lag.member
+        return self._create(
+            LagData,
+            f"/lag={lag.partition}",
+            ("lags", topic, "partitions", number),
+            topic_name=topic,
+            partition_id=number,
+            current_offset=lag.current_offset,
+            log_end_offset=lag.end_offset,
+            lag=lag.lag,
+            consumer_id="" if member is None else member.member_id,
+            instance_id=None if member is None else member.instance_id or None,
+            client_id="" if member is None else member.config.client_id,
+        )
+
+    def summary(self, lags: list[Lag]) -> LagSummaryData:
+        """The largest and the total of lags; there must be one at least."""
+        most = self.lag(max(lags, key=lambda one: one.lag))
+        return self._create(
+            LagSummaryData,
+            "/lag-summary",
+            ("lag-summary",),
+            **{f"max_lag_{name}": getattr(most, name) for name in MOST},
+            max_lag=most.lag,
+            total_lag=sum(one.lag for one in lags),
+            max_lag_consumer=self._make.related(*self._at, "consumers", most.consumer_id),
+            max_lag_partition=self._make.related(
+                "topics", most.topic_name, "partitions", most.partition_id
+            ),
+        )
+
+    def _create(self, kind: type[G], crn: str, below: tuple[str | int, ...], **fields: Any) -> G:
+        """Create a resource of the group; path and name follow those of the group."""
+        return self._make.create(
+            kind,
+            f"/consumer-group={self._group_id}{crn}",
+            (*self._at, *below),
+            consumer_group_id=self._group_id,
+            **fields,
+        )

@@ -1,0 +1,342 @@
+"""Consumer groups in the v3 dialect: members, assignments, lag.
+
+Confluent's API only reads groups. tidelog also has routes that list and reset the committed offsets
+of a group, and that delete a group. An offset has the same fields as an offset in the body of
+`POST /v3/clusters/{c}/transactions`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple
+
+from fastapi import Depends, Path, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
+from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
+from tidelog.service.formats.v3_records import milliseconds
+from tidelog.service.http.call import partition_number
+from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.routes.dependencies import (
+    CHANGE_ERRORS,
+    ERRORS,
+    FreshLog,
+    Resources,
+    Rights,
+    decided,
+)
+from tidelog.service.routes.group_resources_v3 import (
+    AssignmentData,
+    AssignmentList,
+    ConsumerData,
+    ConsumerList,
+    GroupData,
+    GroupList,
+    GroupResources,
+    Lag,
+    LagData,
+    LagList,
+    LagSummaryData,
+    group_ids,
+    lags,
+)
+from tidelog.service.security.caller import CallerRights, check_topics, may_describe_group
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ, TOPIC
+from tidelog.storage.core.actions import CommitOffsets, GroupOffset
+from tidelog.storage.core.errors import GroupNotEmpty
+from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
+from tidelog.storage.state.committed_offsets import check_group_id
+from tidelog.storage.state.group import GroupMember
+from tidelog.storage.state.group_members import NO_GENERATION
+
+GroupId = Annotated[str, Path(examples=["enrich"])]
+ConsumerId = Annotated[str, Path(examples=["rest-consumer-1"])]
+
+
+class GroupOffsetData(BaseModel):
+    """An offset, with the fields that it has in a transaction."""
+
+    topic_name: str = Field(examples=["flights"])
+    partition_id: int = Field(examples=[0])
+    offset: int = Field(examples=[42], description="of the next record to read")
+    metadata: str = Field(examples=[""], description="stored with the offset")
+
+
+class GroupOffsetList(BaseModel):
+    """Offsets of a group, sorted by topic and partition: the committed ones, or those of a reset.
+
+    A partition without an offset is absent.
+    """
+
+    kind: Literal["TidelogConsumerGroupOffsetList"] = "TidelogConsumerGroupOffsetList"
+    metadata: ListMetadata
+    cluster_id: str
+    consumer_group_id: str
+    data: list[GroupOffsetData]
+
+
+class Reset(BaseModel):
+    """The new position of a group. If `topic_name` is absent, the reset is for all partitions in
+    which the group has a committed offset."""
+
+    model_config = ConfigDict(extra="forbid")
+    to: Literal["EARLIEST", "LATEST", "OFFSET", "TIMESTAMP", "DURATION"] = Field(
+        description="OFFSET needs `offset`, TIMESTAMP needs `timestamp`, and DURATION (before now) "
+        "needs `duration_ms`"
+    )
+    topic_name: str | None = Field(default=None, examples=["flights"])
+    partition_ids: list[int] | None = Field(default=None, description="all if absent")
+    offset: int | None = Field(default=None, ge=0, le=OFFSET_MAX)
+    timestamp: str | None = Field(default=None, examples=["2021-02-05T19:14:42Z"])
+    duration_ms: int | None = Field(default=None, ge=0, le=TIMESTAMP_MS_MAX)
+    validate_only: bool = Field(default=False, description="respond, and change nothing")
+
+
+class GroupContext(NamedTuple):
+    """A group that exists, and the factory of its resources."""
+
+    log: Broker
+    group_id: str
+    make: GroupResources
+    rights: CallerRights
+
+    def lags(self) -> list[Lag]:
+        """Return the lags in topics that the caller may describe."""
+        return lags(self.log, self.group_id, self.rights)
+
+
+async def group_of_path(
+    consumer_group_id: GroupId, log: FreshLog, make: Resources, rights: Rights
+) -> GroupContext:
+    """Return the group of the path. Raises NoSuchResource."""
+    has_members = log.state.members.has_members(consumer_group_id)
+    if not has_members and consumer_group_id not in log.state.committed_offsets:
+        raise NoSuchResource(f"Consumer group {consumer_group_id} cannot be found.")
+    return GroupContext(
+        log, consumer_group_id, GroupResources(log, make, consumer_group_id), rights
+    )
+
+
+PathGroup = Annotated[GroupContext, Depends(group_of_path)]
+
+
+async def member_of_path(consumer_id: ConsumerId, group: PathGroup) -> GroupMember:
+    """Return the member of the path. Raises NoSuchResource."""
+    member = group.log.state.members.member(group.group_id, consumer_id)
+    if member is None:
+        raise NoSuchResource(f"Consumer {consumer_id} cannot be found.")
+    return member
+
+
+PathMember = Annotated[GroupMember, Depends(member_of_path)]
+
+
+async def list_group_offsets(
+    consumer_group_id: GroupId, log: FreshLog, make: Resources, rights: Rights
+) -> GroupOffsetList:
+    """The committed offsets of a group in topics that the caller may describe.
+
+    404 if the group has no committed offset. An offset is deleted with its topic, or when, for a
+    week, no client has committed it and the group has had no members.
+    """
+    committed = log.committed_offsets(consumer_group_id)
+    if not committed:
+        raise NoSuchResource(f"Consumer group {consumer_group_id} has no committed offsets.")
+    shown = {
+        partition: (each.offset, each.metadata)
+        for partition, each in committed.items()
+        if rights.may(DESCRIBE, TOPIC, partition.topic)
+    }
+    return _offset_list(make, consumer_group_id, shown)
+
+
+async def reset_group_offsets(
+    consumer_group_id: GroupId, body: Reset, log: FreshLog, make: Resources, rights: Rights
+) -> GroupOffsetList:
+    """Set the position of a group: to the log start, to the end, to an offset (or the nearest that
+    exists), or to the first record that is not older than a timestamp or a duration.
+    The reset changes all partitions or none. 409/40903 while the group has members that share
+    partitions."""
+    refusal = check_group_id(consumer_group_id)
+    if refusal is not None:
+        raise refusal
+    members = log.state.members.get(consumer_group_id)
+    if members is not None and members.is_active:
+        raise GroupNotEmpty(f"group {consumer_group_id!r} has members: stop them first")
+    if body.topic_name is not None:
+        await rights.check(READ, TOPIC, body.topic_name)
+    wanted = _partitions(log, consumer_group_id, body)
+    await check_topics(rights, READ, [each.topic for each in wanted])
+    found = {each: await _target(log, each, body) for each in wanted}
+    if not body.validate_only and found:
+        offsets = [
+            GroupOffset(log.state.topic(each.topic).topic_id, each.partition, offset)
+            for each, offset in found.items()
+        ]
+        commit = CommitOffsets(consumer_group_id, NO_GENERATION, offsets)
+        await decided(log.transact([], [commit], size=0, is_json=False))
+    shown = {each: (offset, "") for each, offset in found.items()}
+    return _offset_list(make, consumer_group_id, shown)
+
+
+def _offset_list(
+    make: ResourceFactory, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]]
+) -> GroupOffsetList:
+    return GroupOffsetList(
+        metadata=make.listed("consumer-groups", group_id, "offsets"),
+        cluster_id=make.cluster_id,
+        consumer_group_id=group_id,
+        data=[
+            GroupOffsetData(
+                topic_name=each.topic, partition_id=each.partition, offset=offset, metadata=text
+            )
+            for each, (offset, text) in offsets.items()
+        ],
+    )
+
+
+def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPartition]:
+    if body.topic_name is None:
+        if body.partition_ids is not None:
+            raise InvalidBody("partition_ids need a topic_name")
+        committed = list(log.committed_offsets(group_id))
+        if not committed:
+            raise NoSuchResource(f"Consumer group {group_id} has no committed offsets.")
+        return committed
+    topic = log.state.topic(body.topic_name)
+    numbers = body.partition_ids
+    if numbers is None:
+        return [TopicPartition(topic.name, number) for number in range(len(topic.partitions))]
+    return [
+        TopicPartition(topic.name, partition_number(topic, str(number)))
+        for number in sorted(set(numbers))
+    ]
+
+
+async def _target(log: Broker, where: TopicPartition, body: Reset) -> int:
+    partition = log.state.partition(where.topic, where.partition)
+    if body.to == "EARLIEST":
+        return partition.log_start_offset
+    if body.to == "LATEST":
+        return partition.high_watermark
+    if body.to == "OFFSET":
+        if body.offset is None:
+            raise InvalidBody("offset is missing")
+        return min(max(body.offset, partition.log_start_offset), partition.high_watermark)
+    if body.to == "TIMESTAMP":
+        if body.timestamp is None:
+            raise InvalidBody("timestamp is missing")
+        stamp = milliseconds(body.timestamp)
+    else:
+        if body.duration_ms is None:
+            raise InvalidBody("duration_ms is missing")
+        stamp = max(log.clock.now_ms() - body.duration_ms, 0)
+    found = await log.offset_for_timestamp(where.topic, where.partition, stamp)
+    return partition.high_watermark if found is None else found
+
+
+async def list_groups(log: FreshLog, make: Resources, rights: Rights) -> GroupList:
+    """The groups that the caller may describe and that have members or committed offsets."""
+    shown = [each for each in group_ids(log) if may_describe_group(rights, each)]
+    data = [GroupResources(log, make, group_id).group() for group_id in shown]
+    return GroupList(metadata=make.listed("consumer-groups"), data=data)
+
+
+async def get_group(group: PathGroup) -> GroupData:
+    """A group."""
+    return group.make.group()
+
+
+async def delete_group(group: PathGroup) -> Response:
+    """Delete a group and its committed offsets. 409/40903 while it has members."""
+    await decided(group.log.delete_group(group.group_id))
+    return Response(status_code=204)
+
+
+async def list_consumers(group: PathGroup, make: Resources) -> ConsumerList:
+    """Members of a group."""
+    in_state = group.log.state.members.get(group.group_id)
+    members = [] if in_state is None else sorted(in_state.members.items())
+    return ConsumerList(
+        metadata=make.listed("consumer-groups", group.group_id, "consumers"),
+        data=[group.make.consumer(member) for _, member in members],
+    )
+
+
+async def get_consumer(group: PathGroup, member: PathMember) -> ConsumerData:
+    """A member."""
+    return group.make.consumer(member)
+
+
+async def list_assignments(group: PathGroup, member: PathMember, make: Resources) -> AssignmentList:
+    """The partitions that a member reads."""
+    at = ("consumer-groups", group.group_id, "consumers", member.member_id, "assignments")
+    return AssignmentList(metadata=make.listed(*at), data=group.make.assignments(member))
+
+
+async def get_assignment(
+    group: PathGroup, member: PathMember, topic_name: str, partition_id: str
+) -> AssignmentData:
+    """One partition that a member reads."""
+    for each in group.make.assignments(member):
+        if (each.topic_name, str(each.partition_id)) == (topic_name, partition_id):
+            return each
+    raise NoSuchResource(f"Assignment {topic_name}-{partition_id} cannot be found.")
+
+
+async def get_lag_summary(group: PathGroup) -> LagSummaryData:
+    """The total lag of a group, and the partition with the largest lag. 404 if the group has no
+    committed offset in a topic that the caller may describe."""
+    found = group.lags()
+    if not found:
+        raise NoSuchResource(f"Consumer group {group.group_id} has no committed offsets.")
+    return group.make.summary(found)
+
+
+async def list_lags(group: PathGroup, make: Resources) -> LagList:
+    """The lag of a group in each partition with a committed offset."""
+    return LagList(
+        metadata=make.listed("consumer-groups", group.group_id, "lags"),
+        data=[group.make.lag(each) for each in group.lags()],
+    )
+
+
+async def get_lag(group: PathGroup, topic_name: str, partition_id: str) -> LagData:
+    """The lag of a group in one partition."""
+    for each in group.lags():
+        if (each.partition.topic, str(each.partition.partition)) == (topic_name, partition_id):
+            return group.make.lag(each)
+    raise NoSuchResource(f"Lag of {topic_name}-{partition_id} cannot be found.")
+
+
+_GROUPS = "/clusters/{cluster_id}/consumer-groups"
+_GROUP = f"{_GROUPS}/{{consumer_group_id}}"
+_CONSUMER = f"{_GROUP}/consumers/{{consumer_id}}"
+_PARTITION = "{topic_name}/partitions/{partition_id}"
+_CHECKED = RouteAccess.CHECKED_BY_HANDLER
+_DESCRIBE = Permission(DESCRIBE, GROUP, "consumer_group_id")
+_DELETE = Permission(DELETE, GROUP, "consumer_group_id")
+_READ = Permission(READ, GROUP, "consumer_group_id")
+_LABEL = "v3 consumer groups"
+_DOC = RouteDoc(ERRORS)
+_HAS_MEMBERS = {409: "40903: the group has members"}
+_RESET_DOC = RouteDoc(ERRORS | CHANGE_ERRORS | _HAS_MEMBERS)
+_DELETE_DOC = RouteDoc(ERRORS | CHANGE_ERRORS | _HAS_MEMBERS, 204)
+
+ROUTES = (
+    Route("GET", _GROUPS, list_groups, _CHECKED, _LABEL, V3, _DOC),
+    Route("GET", _GROUP, get_group, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("DELETE", _GROUP, delete_group, _DELETE, _LABEL, V3, _DELETE_DOC),
+    Route("GET", f"{_GROUP}/offsets", list_group_offsets, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("POST", f"{_GROUP}/offsets:reset", reset_group_offsets, _READ, _LABEL, V3, _RESET_DOC),
+    Route("GET", f"{_GROUP}/consumers", list_consumers, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("GET", _CONSUMER, get_consumer, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("GET", f"{_CONSUMER}/assignments", list_assignments, _DESCRIBE, _LABEL, V3, _DOC),
+    Route(
+        "GET", f"{_CONSUMER}/assignments/{_PARTITION}", get_assignment, _DESCRIBE, _LABEL, V3, _DOC
+    ),
+    Route("GET", f"{_GROUP}/lag-summary", get_lag_summary, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("GET", f"{_GROUP}/lags", list_lags, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("GET", f"{_GROUP}/lags/{_PARTITION}", get_lag, _DESCRIBE, _LABEL, V3, _DOC),
+)

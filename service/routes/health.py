@@ -1,0 +1,111 @@
+"""Health, metrics, version and the OpenAPI document: for load balancers, orchestrators,
+Prometheus."""
+
+import importlib.metadata
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field
+
+from tidelog.service.http.route import HIDDEN, PLAIN, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.routes.dependencies import broker_log
+from tidelog.service.telemetry.metrics import Telemetry
+from tidelog.storage.core.acls import CLUSTER, DESCRIBE
+
+VERSION = importlib.metadata.version("tidelog")
+
+
+class Version(BaseModel):
+    version: str = Field(examples=["0.1.0"])
+
+
+class Uptime(BaseModel):
+    process_uptime_sec: int
+    tidelog_version: str = Field(examples=["0.1.0"])
+
+
+class Status(BaseModel):
+    status: str = Field(examples=["ready"])
+
+
+class Readiness(Status):
+    """Counts are absent if they are 0. `set_aside`: requests acknowledged with acks=1 that the
+    store refuses. `tables_in_doubt`: topics whose table is in doubt; GET /tidelog/v1/overview has
+    their names."""
+
+    set_aside: int | None = Field(default=None, examples=[None])
+    tables_in_doubt: int | None = Field(default=None, examples=[None])
+
+
+async def get_version(request: Request) -> Version:
+    """The broker's version; a browser is redirected to the console."""
+    if "text/html" in request.headers.get("accept", ""):
+        redirect: Any = RedirectResponse("ui/", 307)  # FastAPI sends it as it is
+        return redirect
+    return Version(version=VERSION)
+
+
+async def get_uptime(request: Request) -> Uptime:
+    """The age of this process."""
+    uptime_s = broker_log(request).clock.boot_s() - request.app.state.started_s
+    return Uptime(process_uptime_sec=int(uptime_s), tidelog_version=VERSION)
+
+
+async def get_healthy() -> Status:
+    """The process runs. Restart it when this does not answer."""
+    return Status(status="healthy")
+
+
+async def get_startup() -> Status:
+    """The start is complete: the store is probed, the log loaded, a dead broker's hot log
+    committed. Before that, the port is closed."""
+    return Status(status="started")
+
+
+async def get_ready(request: Request) -> Readiness:
+    """The log can be read and written from here. Send no requests while this answers 503.
+    `set_aside` counts requests acknowledged with acks=1 that the store refuses: they are on this
+    broker's disk alone. A table in doubt does not make a broker unready: its topic takes records,
+    and all others are whole."""
+    broker = broker_log(request)
+    await broker.check_ready()
+    return Readiness(
+        status="ready",
+        set_aside=broker.set_aside or None,
+        tables_in_doubt=len(broker.doubts()) or None,
+    )
+
+
+async def get_metrics(request: Request) -> Response:
+    """Metrics as Prometheus text: of this broker, or of all workers that share its port, with the
+    label `worker`."""
+    telemetry: Telemetry = request.app.state.telemetry
+    body = await telemetry.text_of_all()
+    return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def get_document(request: Request) -> Response:
+    """The OpenAPI document."""
+    return JSONResponse(request.app.openapi())
+
+
+_LABEL = "health"
+_PUBLIC = RouteAccess.PUBLIC
+_DOC = RouteDoc()
+_READY_DOC = RouteDoc({503: "the message has the reason"}, omit="none")
+# Health shows nothing of the log. Metrics name topics and groups, so they need Kafka's permission
+# to describe a cluster.
+_METRICS = Permission(DESCRIBE, CLUSTER)
+
+ROUTES = (
+    Route("GET", "/", get_version, RouteAccess.KEY_UNLESS_BROWSER, _LABEL, PLAIN, _DOC),
+    Route("GET", "/_health", get_uptime, _PUBLIC, _LABEL, PLAIN, _DOC),
+    Route("GET", "/healthy", get_healthy, _PUBLIC, _LABEL, PLAIN, _DOC),
+    Route("GET", "/startup", get_startup, _PUBLIC, _LABEL, PLAIN, _DOC),
+    Route("GET", "/ready", get_ready, _PUBLIC, _LABEL, PLAIN, _READY_DOC),
+    Route("GET", "/status/ready", get_ready, _PUBLIC, _LABEL, PLAIN, HIDDEN._replace(omit="none")),
+    Route("GET", "/metrics", get_metrics, _METRICS, _LABEL, PLAIN, _DOC),
+    Route("GET", "/openapi.json", get_document, RouteAccess.ANY_KEY, "other", PLAIN, HIDDEN),
+)

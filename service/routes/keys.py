@@ -1,0 +1,259 @@
+"""Keys, quotas and the console's login, under /tidelog/v1: no other REST proxy has such routes.
+
+The secret of a key is only in the response to its creation. If security is off, the routes (except
+`/me`) respond as a Kafka cluster without an authorizer does, like the routes of ACLs.
+"""
+
+import logging
+from http.cookies import Morsel
+from typing import Annotated, Any, Literal
+
+from fastapi import Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.http.urls import client_url
+from tidelog.service.routes.dependencies import (
+    CHANGE_ERRORS,
+    ERRORS,
+    FreshLog,
+    RequiredSecurity,
+    Rights,
+    decided,
+)
+from tidelog.service.security.authenticator import Caller
+from tidelog.service.security.caller import rights_of
+from tidelog.storage.core.acls import (
+    ALTER,
+    ALTER_CONFIGS,
+    CLUSTER,
+    CLUSTER_NAME,
+    DEFAULT,
+    DESCRIBE,
+    DESCRIBE_CONFIGS,
+)
+from tidelog.storage.core.actions import DeleteKey, SetQuotas
+from tidelog.storage.state.access import QUOTAS, Key
+
+log = logging.getLogger("tidelog.access")
+
+TTL_S_MAX = 100 * 365 * 86_400
+
+# -- the console's session
+
+
+class Login(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+    key: str = Field(max_length=1024, description="the secret of a key")
+
+
+class Me(BaseModel):
+    """The caller. `operations` are the operations on the cluster that the caller may do."""
+
+    security: Literal["off", "keys"]
+    principal: str = ""
+    is_super: bool = False
+    expires_ms: int = Field(default=0, description="end of the session or key; 0: never")
+    operations: list[str] = []
+
+
+async def log_in(
+    request: Request, response: Response, body: Login, security: RequiredSecurity
+) -> Me:
+    """Begin a session of a browser: set a cookie for this site alone, valid for twelve hours and no
+    longer than the key."""
+    credential, cookie, until_ms = await security.log_in(body.key)
+    lives_s = max((until_ms - security.clock.now_ms()) // 1000, 0)
+    _set_cookie(request, response, security.cookie, cookie, lives_s)
+    return _me(Caller(security, credential.principal, "", credential._replace(expires_ms=until_ms)))
+
+
+async def log_out(request: Request, security: RequiredSecurity) -> Response:
+    """End the session."""
+    response = Response(status_code=204)
+    _set_cookie(request, response, security.cookie, "", 0)
+    return response
+
+
+async def get_me(request: Request) -> Me:
+    """Whether security is on, and the caller."""
+    rights = rights_of(request.scope)
+    return _me(rights) if isinstance(rights, Caller) else Me(security="off")
+
+
+def _me(caller: Caller) -> Me:
+    return Me(
+        security="keys",
+        principal=caller.principal,
+        is_super=caller.is_super,
+        expires_ms=0 if caller.credential is None else caller.credential.expires_ms,
+        operations=caller.operations(CLUSTER, CLUSTER_NAME),
+    )
+
+
+def _set_cookie(request: Request, response: Response, name: str, value: str, lives_s: int) -> None:
+    """Set the cookie. HttpOnly: scripts cannot read it; SameSite=Strict: requests from other sites
+    do not carry it; Secure if the browser uses TLS, to this broker or to a balancer."""
+    cookie: Morsel[str] = Morsel()
+    cookie.set(name, value, value)
+    cookie |= {"path": "/", "httponly": True, "samesite": "Strict", "max-age": str(lives_s)}
+    if client_url(request.scope).proto == "https":
+        cookie["secure"] = True
+    response.headers["Set-Cookie"] = cookie.OutputString()
+    response.headers["Cache-Control"] = "no-store"
+
+
+# -- keys
+
+
+class NewKey(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"principal": "User:alice", "note": "the nightly job"}]},
+    )
+    principal: str = Field(examples=["User:alice"])
+    ttl_s: int | None = Field(default=None, ge=1, le=TTL_S_MAX, description="null: no end")
+    note: str = Field(default="", description="for people")
+
+
+class KeyData(BaseModel):
+    """A key without its secret."""
+
+    key_id: str
+    principal: str
+    created_ms: int
+    expires_ms: int | None = Field(description="null: never")
+    is_expired: bool
+    note: str
+
+
+class CreatedKey(KeyData):
+    secret: str = Field(description="no other response has it")
+
+
+async def list_keys(broker: FreshLog, security: RequiredSecurity) -> list[KeyData]:
+    """All keys, oldest first."""
+    now_ms = security.clock.now_ms()
+    return [KeyData(**_fields(key, now_ms)) for key in broker.state.access.keys.values()]
+
+
+async def create_key(
+    response: Response, body: NewKey, broker: FreshLog, security: RequiredSecurity, rights: Rights
+) -> CreatedKey:
+    """Create a key of a principal. Only this response has its secret."""
+    now_ms = security.clock.now_ms()
+    expires_ms = 0 if body.ttl_s is None else now_ms + body.ttl_s * 1000
+    key, secret = await decided(
+        broker.create_key(body.principal, expires_ms=expires_ms, note=body.note)
+    )
+    log.info("%s created key %s of %s", rights.principal, key.key_id, key.principal)
+    response.headers["Cache-Control"] = "no-store"
+    return CreatedKey(**_fields(key, now_ms), secret=secret)
+
+
+async def delete_key(
+    key_id: str, broker: FreshLog, _: RequiredSecurity, rights: Rights
+) -> Response:
+    """Revoke a key and its sessions: here at once, on other brokers when they apply the commit,
+    after `poll_interval_ms` at most."""
+    key = broker.state.access.keys.get(key_id)
+    if key is None:
+        raise NoSuchResource(f"Key {key_id} cannot be found.")
+    await decided(broker.change_access(DeleteKey(key_id)))
+    log.info("%s deleted key %s of %s", rights.principal, key_id, key.principal)
+    return Response(status_code=204)
+
+
+def _fields(key: Key, now_ms: int) -> dict[str, Any]:
+    return {
+        "key_id": key.key_id,
+        "principal": key.principal,
+        "created_ms": key.created_ms,
+        "expires_ms": key.expires_ms or None,
+        "is_expired": bool(key.expires_ms) and key.expires_ms <= now_ms,
+        "note": key.note,
+    }
+
+
+# -- quotas
+
+Rate = Annotated[int | None, Field(default=None, description="bytes a second; null: no quota")]
+
+
+class QuotaRates(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    producer_byte_rate: Rate
+    consumer_byte_rate: Rate
+
+
+class QuotaData(QuotaRates):
+    """The quotas of a principal; each broker applies them by itself. The quotas of `<default>`
+    apply to principals without quotas of their own."""
+
+    principal: str = Field(examples=["User:alice", DEFAULT])
+
+
+async def list_quotas(broker: FreshLog, _: RequiredSecurity) -> list[QuotaData]:
+    """All quotas, by principal."""
+    quotas = sorted(broker.state.access.quotas.items())
+    return [QuotaData(principal=principal, **rates) for principal, rates in quotas]
+
+
+async def set_quotas(
+    principal: str, body: QuotaRates, broker: FreshLog, _: RequiredSecurity, rights: Rights
+) -> QuotaData:
+    """Set quotas of a principal: a quota that is absent in the body stays, null removes a quota."""
+    rates: dict[str, int | None] = body.model_dump(exclude_unset=True)
+    await decided(broker.change_access(SetQuotas(principal, rates)))
+    log.info("%s set quotas of %s: %s", rights.principal, principal, rates)
+    return QuotaData(principal=principal, **broker.state.access.quotas.get(principal, {}))
+
+
+async def delete_quotas(
+    principal: str, broker: FreshLog, _: RequiredSecurity, rights: Rights
+) -> Response:
+    """Remove the quotas of a principal: the default ones apply again."""
+    if principal not in broker.state.access.quotas:
+        raise NoSuchResource(f"Quotas of {principal} cannot be found.")
+    await decided(broker.change_access(SetQuotas(principal, dict.fromkeys(QUOTAS))))
+    log.info("%s removed the quotas of %s", rights.principal, principal)
+    return Response(status_code=204)
+
+
+_DESCRIBE = Permission(DESCRIBE, CLUSTER)
+_ALTER = Permission(ALTER, CLUSTER)
+_DESCRIBE_QUOTAS = Permission(DESCRIBE_CONFIGS, CLUSTER)
+_ALTER_QUOTAS = Permission(ALTER_CONFIGS, CLUSTER)
+_PUBLIC = RouteAccess.PUBLIC
+_LABEL = "security"
+_ERRORS = {
+    400: "40002: security is off, or a value is invalid",
+    401: "40101: no valid key",
+    403: "40301: the key's principal is not authorized",
+    503: ERRORS[503],
+}
+_CHANGE_ERRORS = _ERRORS | CHANGE_ERRORS
+_DELETE_ERRORS = _CHANGE_ERRORS | {404: ERRORS[404]}
+_LOGIN_DOC = RouteDoc(_ERRORS | {401: "40101: no key has this secret, or it has expired"})
+_LOGOUT_DOC = RouteDoc(_ERRORS, 204)
+_DOC = RouteDoc(_ERRORS)
+_CREATE_DOC = RouteDoc(_CHANGE_ERRORS, 201)
+_CHANGE_DOC = RouteDoc(_CHANGE_ERRORS)
+_DELETE_DOC = RouteDoc(_DELETE_ERRORS, 204)
+
+ROUTES = (
+    # Public: a client that logs in has no session yet.
+    Route("POST", "/login", log_in, _PUBLIC, _LABEL, TIDELOG, _LOGIN_DOC),
+    Route("POST", "/logout", log_out, _PUBLIC, _LABEL, TIDELOG, _LOGOUT_DOC),
+    Route("GET", "/me", get_me, RouteAccess.ANY_KEY, _LABEL, TIDELOG, _DOC),
+    # The permissions are those that Kafka requires for SCRAM credentials and client quotas.
+    Route("GET", "/keys", list_keys, _DESCRIBE, _LABEL, TIDELOG, _DOC),
+    Route("POST", "/keys", create_key, _ALTER, _LABEL, TIDELOG, _CREATE_DOC),
+    Route("DELETE", "/keys/{key_id}", delete_key, _ALTER, _LABEL, TIDELOG, _DELETE_DOC),
+    Route("GET", "/quotas", list_quotas, _DESCRIBE_QUOTAS, _LABEL, TIDELOG, _DOC),
+    Route("PUT", "/quotas/{principal}", set_quotas, _ALTER_QUOTAS, _LABEL, TIDELOG, _CHANGE_DOC),
+    Route(
+        "DELETE", "/quotas/{principal}", delete_quotas, _ALTER_QUOTAS, _LABEL, TIDELOG, _DELETE_DOC
+    ),
+)

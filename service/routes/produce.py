@@ -1,0 +1,449 @@
+"""Produce: from a request's body to columns, from columns to the parts of partitions, to the log.
+
+A request is checked as a whole before the log gets any part of it: a request with an error has
+written nothing (I6). The response has the order of the request.
+"""
+
+import contextlib
+import hashlib
+from typing import cast
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.service.formats import arrow, json_in, json_out
+from tidelog.service.formats.v3_records import NoSchemaRegistry
+from tidelog.service.http.call import (
+    ARROW,
+    EMBEDDED,
+    JSON_V2,
+    SCHEMA_FORMATS,
+    HttpRequest,
+    HttpResponse,
+    InvalidParameter,
+    UnsupportedMediaType,
+    media_type,
+    partition_number,
+    types_of_formats,
+)
+from tidelog.service.http.errors import check_printable
+from tidelog.service.http.route import (
+    V2,
+    Answer,
+    Body,
+    Content,
+    Parameter,
+    Permission,
+    Route,
+    RouteDoc,
+)
+from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, check_creation, rights_of
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.acls import TOPIC, WRITE
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.core.errors import (
+    InvalidRequest,
+    LogError,
+    RecordTooLarge,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tidelog.storage.core.model import Acks, AppendedRange
+from tidelog.storage.core.partitioner import NoSuchPartition, RecordPartitions, Sticky, place, tally
+from tidelog.storage.core.topic_configs import TopicConfig
+from tidelog.storage.state.access import PRODUCER_BYTE_RATE
+from tidelog.storage.state.cluster_state import Topic
+
+KEY_LENGTH_MAX = 255
+UNPACKED_FACTOR_MAX = 4
+"""An Arrow body may unpack to so many times the limit of a body (I10)."""
+ACKS = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LOCAL, "0": Acks.NONE}
+PRODUCE_FORMATS: dict[bytes, str] = {
+    b"": "binary",
+    JSON_V2: "binary",
+    b"application/json": "binary",
+    b"application/vnd.kafka+json": "binary",
+    b"application/vnd.kafka.v1+json": "binary",
+    b"application/octet-stream": "binary",
+    ARROW: "arrow",
+    **types_of_formats((*EMBEDDED, *SCHEMA_FORMATS)),
+}
+
+
+class OffsetReport(msgspec.Struct):
+    """The position of a record. `offset` is null with acks=1 and 0."""
+
+    partition: int
+    offset: int | None
+    error_code: int | None
+    error: str | None
+
+
+class ProduceReport(msgspec.Struct):
+    """One entry a record, in the request's order."""
+
+    offsets: list[OffsetReport]
+    key_schema_id: int | None
+    value_schema_id: int | None
+
+
+class RangeReport(msgspec.Struct):
+    """The first offset and the number of a partition's records."""
+
+    partition: int
+    base_offset: int | None
+    count: int
+
+
+class ArrowReport(msgspec.Struct):
+    """The response to a request of columns: one range a partition."""
+
+    partitions: list[RangeReport]
+
+
+class SchemaMissing(json_in.InvalidBody):
+    """A body of a format with schemas that has no schema."""
+
+
+class Produce:
+    """The v2 produce routes. One per broker."""
+
+    def __init__(self, broker: Broker, settings: Settings, counters: HttpCounters) -> None:
+        self._log = broker
+        self._settings = settings
+        self._counters = counters
+        seed = int.from_bytes(broker.clock.new_id()[:8], "little")
+        self.sticky = Sticky(seed)
+
+    async def produce(
+        self, call: HttpRequest, topic_name: str, partition: str | None = None
+    ) -> HttpResponse:
+        """Append the records of a request."""
+        format_name = PRODUCE_FORMATS.get(media_type(call.headers.get(b"content-type", b"")))
+        if format_name is None:
+            sent = call.headers[b"content-type"].decode("latin-1")
+            raise UnsupportedMediaType(f"HTTP 415 Unsupported Media Type: {sent}")
+        rights = rights_of(call.scope)
+        rights.charge(PRODUCER_BYTE_RATE)  # a throttled client need not send the body
+        body = await call.body(self._settings.request_bytes_max)
+        query = call.query()
+        acks = _acks(query)
+        topic = await self.topic(topic_name, rights)
+        try:
+            number, produced, key, places = self._placed(call, topic, partition, body, format_name)
+        except UnknownPartition:
+            topic = await self.newest(topic)
+            number, produced, key, places = self._placed(call, topic, partition, body, format_name)
+        rights.charge(PRODUCER_BYTE_RATE, len(body))
+        placements = await self.append(topic, produced, places, acks, key, len(body))
+        if key is not None and placements is not None:
+            places = self._places_of_first(topic, places, produced, number, key)
+        self._counters.add_records_in(produced.count, len(body), topic.name)
+        if query.get("async") == "true":
+            return HttpResponse(204, b"")
+        if format_name == "arrow":
+            return HttpResponse(200, _ranges(places, placements, produced.count))
+        return HttpResponse(200, json_out.encode_placements(places, placements, produced.count))
+
+    async def append(
+        self,
+        topic: Topic,
+        produced: json_in.Produced,
+        places: RecordPartitions,
+        acks: Acks,
+        key: IdempotencyKey | None,
+        size: int,
+    ) -> list[AppendedRange] | None:
+        """Append checked records; return None if their offsets are not known yet."""
+        parts = [(places, produced.rows)]
+        return await self._log.append(
+            topic, parts, size=size, is_json=produced.is_json, acks=acks, key=key
+        )
+
+    async def topic(self, name: str, rights: CallerRights = ALL_RIGHTS) -> Topic:
+        """Return the topic. Refresh the view before an answer that it does not exist, and create it
+        if `auto_create_topics` is on. Raises Forbidden if the caller may not create it."""
+        try:
+            return self._log.state.topic(name)
+        except UnknownTopic:
+            check_printable("topic_name", name)
+            await self._log.refresh()
+        if name not in self._log.state.topics and self._settings.auto_create_topics:
+            await check_creation(rights, name)
+            with contextlib.suppress(TopicExists):  # another broker has created it just now
+                await self._log.create_topic(name, self._settings.default_partitions, {})
+        return self._log.state.topic(name)
+
+    async def newest(self, topic: Topic) -> Topic:
+        """Return the topic with partitions that other brokers may have added (I3)."""
+        await self._log.refresh()
+        return self._log.state.topic(topic.name)
+
+    def _placed(
+        self, call: HttpRequest, topic: Topic, partition: str | None, body: bytes, format_name: str
+    ) -> tuple[int | None, json_in.Produced, IdempotencyKey | None, RecordPartitions]:
+        """Return the path's partition, the records, the request's key, and the records'
+        partitions."""
+        number = None if partition is None else partition_number(topic, partition)
+        produced = self._decode(body, format_name)
+        name = client_key(call)
+        key = None
+        if name is not None:
+            mark = fingerprint(f"{topic.topic_id}/{number}/{format_name}", body)
+            key = IdempotencyKey(name, mark, len(topic.partitions))
+        return number, produced, key, self.place(topic, produced, number, key)
+
+    def _decode(self, body: bytes, format_name: str) -> json_in.Produced:
+        now_ms = self._log.store_time.now_ms()
+        if format_name == "arrow":
+            bytes_max = self._settings.request_bytes_max * UNPACKED_FACTOR_MAX
+            return arrow.decode_arrow(body, now_ms, bytes_max=bytes_max)
+        if format_name in SCHEMA_FORMATS:
+            raise schema_error(body)
+        return json_in.decode_json(body, cast("json_in.Format", format_name), now_ms)
+
+    def place(
+        self,
+        topic: Topic,
+        produced: json_in.Produced,
+        number: int | None,
+        key: IdempotencyKey | None,
+    ) -> RecordPartitions:
+        """Check the records and return their partitions. For a request with an idempotency key,
+        these depend only on its content and on the number of partitions: a retry gets the same
+        ones, on any broker."""
+        check_records(produced.rows, self._log.state.config(topic))
+        return self.place_among(topic.name, len(topic.partitions), produced, number, key)
+
+    def place_among(
+        self,
+        name: str,
+        count: int,
+        produced: json_in.Produced,
+        number: int | None,
+        key: IdempotencyKey | None,
+    ) -> RecordPartitions:
+        """Return the records' partitions in a topic of so many partitions. Raises
+        UnknownPartition."""
+        sticky = self.sticky
+        if key is not None:
+            sticky = Sticky(int.from_bytes(key.fingerprint[:8], "little"))
+        try:
+            return place(produced.rows, produced.partitions, count, sticky, otherwise=number)
+        except NoSuchPartition as error:
+            raise UnknownPartition(name, error.partition, error.count) from error
+
+    def _places_of_first(
+        self,
+        topic: Topic,
+        places: RecordPartitions,
+        produced: json_in.Produced,
+        number: int | None,
+        key: IdempotencyKey,
+    ) -> RecordPartitions:
+        """Return `places`, or those of the first request with this key: if the topic has got more
+        partitions since then, the appended ranges are of that time."""
+        known = self._log.state.idempotency_record(key.key)
+        if known is None or known.claim.partitions == key.partitions:
+            return places
+        assert isinstance(known.claim.partitions, int), "its fingerprint is of another route"
+        return self.place_among(topic.name, known.claim.partitions, produced, number, key)
+
+
+def check_records(rows: Rows | pa.RecordBatch, config: TopicConfig) -> None:
+    """Raise RecordTooLarge; InvalidRequest for the first record without a key if the topic is
+    compacted: no record would ever replace it."""
+    check_sizes(rows, config.max_message_bytes)
+    if "compact" in config.cleanup_policy:
+        if isinstance(rows, Rows):
+            index = rows.keys.index(None) if None in rows.keys else -1
+        else:
+            index = rows.column("key").is_null().index(True).as_py()
+        if index >= 0:
+            raise InvalidRequest(f"record {index} has no key, and the topic is compacted by key")
+
+
+def check_sizes(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
+    """Raise RecordTooLarge for the first record with key and value over max.message.bytes."""
+    if isinstance(rows, Rows):
+        for index, (key, value) in enumerate(zip(rows.keys, rows.values, strict=True)):
+            size = len(key or b"") + len(value or b"")
+            if size > bytes_max:
+                raise _record_too_large(index, size, bytes_max)
+        return
+    before = chunks.sizes_before(rows)
+    if before[-1] <= bytes_max:
+        return
+    sizes = before[1:] - before[:-1]
+    index = int(sizes.argmax())
+    if sizes[index] > bytes_max:
+        raise _record_too_large(index, int(sizes[index]), bytes_max)
+
+
+def _record_too_large(index: int, size: int, bytes_max: int) -> RecordTooLarge:
+    return RecordTooLarge(
+        f"record {index} has {size} bytes of key and value, the topic's max.message.bytes is "
+        f"{bytes_max}"
+    )
+
+
+def _acks(query: dict[str, str]) -> Acks:
+    if query.get("async") == "true":
+        return Acks.NONE  # Strimzi's fire and forget
+    text = query.get("acks", "all")
+    if text not in ACKS:
+        raise InvalidParameter(f"parameter acks={text!r} must be all, 1 or 0")
+    return ACKS[text]
+
+
+def client_key(call: HttpRequest) -> str | None:
+    """Return the Idempotency-Key (IETF draft: a quoted string; bare ones are accepted, too)."""
+    header = call.headers.get(b"idempotency-key")
+    if header is None:
+        return None
+    key = header.decode("latin-1").strip('"')
+    if not 1 <= len(key) <= KEY_LENGTH_MAX or not key.isprintable():
+        raise InvalidParameter(
+            f"Idempotency-Key must be 1 to {KEY_LENGTH_MAX} printable characters, not {len(key)}"
+        )
+    return key
+
+
+def fingerprint(target: str, body: bytes) -> bytes:
+    """Return 16 bytes that identify a request: hash of its target, its format, and its body."""
+    digest = hashlib.blake2b(f"{target}/".encode(), digest_size=16)
+    digest.update(body)
+    return digest.digest()
+
+
+def _ranges(places: RecordPartitions, placements: list[AppendedRange] | None, count: int) -> bytes:
+    """Return the response to columns: one range a partition instead of one line a record."""
+    ranges: list[tuple[int, int | None, int]] = (
+        [(partition, None, rows) for partition, rows in tally(places, count)]
+        if placements is None
+        else [(placed.partition, placed.base_offset, placed.count) for placed in placements]
+    )
+    return msgspec.json.encode(ArrowReport([RangeReport(*each) for each in ranges]))
+
+
+class _Schemas(msgspec.Struct):
+    """The fields of a body with schemas that decide on the error."""
+
+    key_schema: msgspec.Raw = msgspec.Raw()
+    key_schema_id: msgspec.Raw = msgspec.Raw()
+    value_schema: msgspec.Raw = msgspec.Raw()
+    value_schema_id: msgspec.Raw = msgspec.Raw()
+    records: msgspec.Raw = msgspec.Raw()
+
+    def has(self, part: str) -> bool:
+        """Whether there is a schema for `key` or `value`."""
+        schemas = (getattr(self, f"{part}_schema"), getattr(self, f"{part}_schema_id"))
+        return any(bytes(each) not in (b"", b"null") for each in schemas)
+
+
+def schema_error(body: bytes) -> LogError:
+    """Return the proxies' error for a body of a format that needs a schema registry."""
+    try:
+        schemas = msgspec.json.decode(body, type=_Schemas)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return json_in.BadBody("the body is not a JSON object")
+    if not schemas.has("value"):
+        return SchemaMissing("Value schema is missing: give value_schema or value_schema_id", 42202)
+    if b'"key"' in bytes(schemas.records) and not schemas.has("key"):
+        return SchemaMissing("Key schema is missing: give key_schema or key_schema_id", 42201)
+    return NoSchemaRegistry("no schema registry: tidelog takes json, binary, text and arrow")
+
+
+RETRY_ERRORS = {
+    429: "the buffer is full: retry after `Retry-After` seconds",
+    503: "not written: retry",
+    504: "the outcome is unknown: retry with the same Idempotency-Key",
+}
+IDEMPOTENCY_KEY = Parameter(
+    "idempotency-key",
+    "a retry with the same key and body gets the first response, on any broker",
+    {"type": "string"},
+    "header",
+)
+_DOC = RouteDoc(
+    {
+        400: "not JSON, invalid base64, a wrong type; an invalid parameter or Idempotency-Key",
+        404: "40401 unknown topic, 40402 unknown partition",
+        408: "40801: a body with a schema, and there is no schema registry",
+        413: "the body, or a record, is over its limit",
+        415: "an unknown Content-Type",
+        422: "no records; a timestamp beyond the topic's bounds; or the Idempotency-Key was used "
+        "for another body",
+        **RETRY_ERRORS,
+    },
+    tag="records",
+    parameters=(
+        Parameter(
+            "acks",
+            "`all`: in object storage, with offsets; `1`: on this broker's disk; `0`",
+            {"type": "string", "default": "all"},
+        ),
+        IDEMPOTENCY_KEY,
+    ),
+    body=Body(
+        b"application/vnd.kafka.json.v2+json",
+        {"records": [{"key": "N14228", "value": {"delay": 2}}]},
+    ),
+    answers={
+        200: Answer(
+            "One entry a record, in the request's order. `offset` is null with acks=1 and 0. The "
+            "response to an Arrow request has one range a partition.",
+            (
+                Content(
+                    (JSON_V2,),
+                    (ProduceReport, ArrowReport),
+                    {
+                        "offsets": [
+                            {"partition": 0, "offset": 42, "error_code": None, "error": None}
+                        ],
+                        "key_schema_id": None,
+                        "value_schema_id": None,
+                    },
+                ),
+            ),
+        ),
+        204: Answer("With `async=true`: accepted, without an acknowledgment."),
+    },
+)
+_WRITE = Permission(WRITE, TOPIC, "topic_name")
+_TOPIC = "/topics/{topic_name}"
+
+ROUTES = (
+    Route(
+        "POST",
+        _TOPIC,
+        Produce.produce,
+        _WRITE,
+        "produce",
+        V2,
+        _DOC._replace(
+            summary="Produce records",
+            text="The partition of a record is its `partition`, else it follows from its key "
+            "(murmur2), else the records go to one partition in turn.",
+        ),
+        is_ack=True,
+    ),
+    Route(
+        "POST",
+        f"{_TOPIC}/partitions/{{partition_id}}",
+        Produce.produce,
+        _WRITE,
+        "produce",
+        V2,
+        _DOC._replace(
+            summary="Produce records to a partition",
+            text="A record's own `partition` takes precedence.",
+        ),
+        is_ack=True,
+    ),
+)

@@ -1,0 +1,275 @@
+"""Confluent's v3 produce: a stream of concatenated JSON records, and batches of records.
+
+Each record is a request of its own, and goes into the next commit. Reports have the order of the
+records. An `Idempotency-Key` of the request gives one to each record: `<key>/<n>` to number n of a
+stream, `<key>/<id>` to an entry of a batch.
+"""
+
+import asyncio
+import datetime as dt
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+import msgspec
+
+from tidelog.service.formats import json_in, v3_records
+from tidelog.service.http.call import JSON, HttpRequest, HttpResponse
+from tidelog.service.http.errors import TopicNotHosted, answered
+from tidelog.service.http.route import V3, Answer, Body, Content, Permission, Route, RouteDoc
+from tidelog.service.routes.dependencies import check_cluster
+from tidelog.service.routes.produce import IDEMPOTENCY_KEY, Produce, client_key, fingerprint
+from tidelog.service.security.caller import CallerRights, rights_of
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import TOPIC, WRITE
+from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.core.errors import InvalidRequest, LogError, UnknownPartition, UnknownTopic
+from tidelog.storage.core.model import Acks
+from tidelog.storage.core.partitioner import RecordPartitions
+from tidelog.storage.state.access import PRODUCER_BYTE_RATE
+from tidelog.storage.state.cluster_state import Topic
+
+Report: TypeAlias = dict[str, Any]
+
+IN_FLIGHT_MAX = 1000
+"""Records of one stream before their commit. With so many, the broker stops reading (I10)."""
+
+
+class BatchReport(msgspec.Struct):
+    """A report for each entry, by its id."""
+
+    successes: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+
+
+class ProduceV3:
+    """The v3 produce routes. One per broker."""
+
+    def __init__(
+        self, broker: Broker, settings: Settings, produce: Produce, counters: HttpCounters
+    ) -> None:
+        self._log = broker
+        self._settings = settings
+        self._produce = produce
+        self._counters = counters
+
+    async def stream(self, call: HttpRequest, cluster: str, topic_name: str) -> None:
+        """Append the records of a stream; send reports while records arrive."""
+        rights = rights_of(call.scope)
+        rights.charge(PRODUCER_BYTE_RATE)
+        await self._topic(cluster, topic_name, rights)
+        key = client_key(call)
+        reports: asyncio.Queue[asyncio.Task[Report] | None] = asyncio.Queue(IN_FLIGHT_MAX)
+        sender = asyncio.create_task(_send_reports(call, reports))
+        number = 0
+        try:
+            try:
+                async for record in _records(call):
+                    name = None if key is None else f"{key}/{number}"
+                    report = asyncio.create_task(
+                        self._report(call, topic_name, record, name, rights)
+                    )
+                    # If the client has disconnected, the sender is done: stop reading.
+                    await _put(reports, report, sender)
+                    number += 1
+            except InvalidRequest as error:
+                if not number:
+                    raise
+                # The rest of the body cannot be split into records: this is the last report.
+                await _put(reports, asyncio.create_task(self._refused(call, error)), sender)
+            if not number:
+                raise json_in.InvalidBody("the body is empty")
+            await _put(reports, None, sender)
+            await sender
+        finally:
+            sender.cancel()
+
+    async def batch(self, call: HttpRequest, cluster: str, topic_name: str) -> HttpResponse:
+        """Append the records of a batch; respond 207 with successes and failures by id."""
+        rights = rights_of(call.scope)
+        rights.charge(PRODUCER_BYTE_RATE)
+        await self._topic(cluster, topic_name, rights)
+        key = client_key(call)
+        body = await call.body(self._settings.request_bytes_max)
+        entries = v3_records.decode_v3_batch(body)
+        reports = await asyncio.gather(
+            *(
+                self._report(
+                    call, topic_name, record, None if key is None else f"{key}/{entry_id}", rights
+                )
+                for entry_id, record in entries
+            )
+        )
+        successes: list[Report] = []
+        failures: list[Report] = []
+        for (entry_id, _), report in zip(entries, reports, strict=True):
+            is_done = report["error_code"] == 200
+            (successes if is_done else failures).append({"id": entry_id, **report})
+        return HttpResponse(207, msgspec.json.encode(BatchReport(successes, failures)), JSON)
+
+    async def _topic(self, cluster: str, name: str, rights: CallerRights) -> Topic:
+        check_cluster(cluster, self._log.identity.cluster_id)
+        try:
+            return await self._produce.topic(name, rights)
+        except UnknownTopic as error:
+            raise TopicNotHosted(name) from error
+
+    async def _report(
+        self,
+        call: HttpRequest,
+        topic_name: str,
+        record: bytes,
+        name: str | None,
+        rights: CallerRights,
+    ) -> Report:
+        """Append one record and return its report, also after an error."""
+        try:
+            # For each record: a stream may outlast the caller's key and permission.
+            await rights.check(WRITE, TOPIC, topic_name)
+            return await self._append(topic_name, record, name, rights)
+        except UnknownTopic:
+            return await self._refused(call, TopicNotHosted(topic_name))
+        except LogError as error:
+            return await self._refused(call, error)
+
+    async def _refused(self, call: HttpRequest, error: LogError) -> Report:
+        answer = answered(error, f"POST {call.scope['path']}", self._counters)
+        return {"error_code": answer.code, "message": answer.message}
+
+    async def _append(
+        self, topic_name: str, record: bytes, name: str | None, rights: CallerRights
+    ) -> Report:
+        decoded = v3_records.decode_v3_record(record, self._log.store_time.now_ms())
+        partitions: list[int | None] | None = (
+            None if decoded.partition is None else [decoded.partition]
+        )
+        produced = json_in.Produced(decoded.rows, partitions, decoded.is_json, 1)
+        # For each record: while a stream lasts, the topic may be deleted or get more partitions.
+        topic = await self._produce.topic(topic_name, rights)
+        try:
+            key, places = self._placed(topic, produced, record, name)
+        except UnknownPartition:
+            topic = await self._produce.newest(topic)
+            key, places = self._placed(topic, produced, record, name)
+        rights.charge(PRODUCER_BYTE_RATE, len(record))
+        placements = await self._produce.append(topic, produced, places, Acks.ALL, key, len(record))
+        self._counters.add_records_in(1, len(record), topic.name)
+        assert placements is not None, "acks=all returns the appended ranges"
+        (placement,) = placements
+        return {
+            "error_code": 200,
+            "cluster_id": self._log.identity.cluster_id,
+            "topic_name": topic.name,
+            "partition_id": placement.partition,
+            "offset": placement.base_offset,
+            "timestamp": _instant(decoded.rows.timestamps[0]),
+            "key": _shown(decoded.key),
+            "value": _shown(decoded.value),
+        }
+
+    def _placed(
+        self, topic: Topic, produced: json_in.Produced, record: bytes, name: str | None
+    ) -> tuple[IdempotencyKey | None, RecordPartitions]:
+        key = None
+        if name is not None:
+            mark = fingerprint(f"{topic.topic_id}/v3", record)
+            key = IdempotencyKey(name, mark, len(topic.partitions))
+        return key, self._produce.place(topic, produced, None, key)
+
+
+async def _records(call: HttpRequest) -> AsyncIterator[bytes]:
+    """Iterate over the JSON objects of the body as they arrive. Raises at the first invalid one."""
+    stream = v3_records.ObjectStream()
+    more = True
+    while more:
+        message = await call.receive()
+        if message["type"] == "http.disconnect":
+            return
+        more = message.get("more_body", False)
+        for record in stream.feed(message.get("body", b"")):
+            yield record
+        stream.feed(b"")  # raises an error behind these objects now, not with the next piece
+    stream.finish()
+
+
+async def _put(
+    reports: "asyncio.Queue[asyncio.Task[Report] | None]",
+    report: "asyncio.Task[Report] | None",
+    sender: "asyncio.Task[None]",
+) -> None:
+    putting = asyncio.ensure_future(reports.put(report))
+    await asyncio.wait({putting, sender}, return_when=asyncio.FIRST_COMPLETED)
+    if not putting.done():
+        putting.cancel()
+        sender.result()
+
+
+async def _send_reports(
+    call: HttpRequest, reports: "asyncio.Queue[asyncio.Task[Report] | None]"
+) -> None:
+    is_started = False
+    while (task := await reports.get()) is not None:
+        body = msgspec.json.encode(await task)
+        if not is_started:
+            await call.start_stream(JSON)
+            is_started = True
+        await call.chunk(body + b"\r\n")
+    await call.end()
+
+
+def _shown(shown: v3_records.ShownValue | None) -> dict[str, Any] | None:
+    return None if shown is None else shown._asdict()
+
+
+def _instant(timestamp_ms: int) -> str:
+    instant = dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_RECORD = {"value": {"type": "JSON", "data": {"delay": 2}}}
+_DOC = RouteDoc(
+    {
+        400: "an invalid Idempotency-Key, or a body that is not JSON",
+        404: "404 another cluster, 40403 unknown topic",
+        413: "the body is over its limit",
+        422: "no records, or too many for a batch",
+        503: "the store does not answer: retry",
+    },
+    parameters=(IDEMPOTENCY_KEY,),
+)
+_WRITE = Permission(WRITE, TOPIC, "topic_name")
+_TOPIC = "/clusters/{cluster_id}/topics/{topic_name}"
+
+ROUTES = (
+    Route(
+        "POST",
+        f"{_TOPIC}/records",
+        ProduceV3.stream,
+        _WRITE,
+        "records",
+        V3,
+        _DOC._replace(
+            summary="Produce a stream of concatenated JSON records",
+            text="The broker sends reports, in the records' order, while records arrive.",
+            body=Body(JSON, _RECORD),
+            answers={200: Answer("A report for each record.", (Content((JSON,)),))},
+        ),
+        is_ack=True,
+    ),
+    Route(
+        "POST",
+        f"{_TOPIC}/records:batch",
+        ProduceV3.batch,
+        _WRITE,
+        "records",
+        V3,
+        _DOC._replace(
+            summary="Produce up to ten records, with a report for each",
+            text="207 with `successes` and `failures` by entry id.",
+            body=Body(JSON, {"entries": [{"id": "1", **_RECORD}]}),
+            answers={207: Answer("A report for each entry.", (Content((JSON,), (BatchReport,)),))},
+        ),
+        is_ack=True,
+    ),
+)

@@ -1,0 +1,179 @@
+"""Topics, partitions and offsets in the v2 dialect, creation as in Strimzi's bridge, and the
+seal."""
+
+from typing import Annotated
+
+from fastapi import Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
+from tidelog.service.formats.resources_v3 import BROKER_ID
+from tidelog.service.http.call import integer, partition_number
+from tidelog.service.http.errors import TopicNotHosted, check_printable_field
+from tidelog.service.http.route import V2, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.routes.dependencies import (
+    CREATE_ERRORS,
+    ERRORS,
+    FreshLog,
+    PartitionId,
+    Rights,
+    TopicCreation,
+    TopicName,
+    broker_log,
+    config_text,
+    decided,
+    partitions_wanted,
+)
+from tidelog.service.security.caller import check_creation
+from tidelog.storage.core import topic_configs
+from tidelog.storage.core.acls import ALTER, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+from tidelog.storage.state.cluster_state import Topic
+
+
+class Replica(BaseModel):
+    broker: int = BROKER_ID
+    leader: bool = True
+    in_sync: bool = True
+
+
+class PartitionInfo(BaseModel):
+    """A partition. Its leader and only replica is the logical broker."""
+
+    partition: int
+    leader: int = BROKER_ID
+    replicas: list[Replica] = [Replica()]
+
+
+class TopicInfo(BaseModel):
+    name: str
+    configs: dict[str, str] = Field(examples=[{"retention.ms": "604800000"}])
+    partitions: list[PartitionInfo]
+
+
+class Offsets(BaseModel):
+    beginning_offset: int = Field(description="first offset that is kept")
+    end_offset: int = Field(description="offset that the next record gets (the high watermark)")
+    timestamp_offset: int | None = Field(
+        default=None,
+        description="first offset stamped at or after `timestamp`, null when there is none yet; "
+        "only when `timestamp` was given",
+    )
+
+
+class Brokers(BaseModel):
+    brokers: list[int] = [BROKER_ID]
+
+
+class NewTopic(TopicCreation):
+    """Strimzi's body, and `configs`."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"topic_name": "flights", "partitions_count": 3}]},
+    )
+    configs: dict[str, str | int | float | bool | None] = Field(
+        default={}, examples=[{"segment.ms": "60000"}]
+    )
+
+
+class SealedRecords(BaseModel):
+    sealed_records: int = Field(description="records moved from the tail into the table")
+
+
+async def list_topics(log: FreshLog, rights: Rights) -> list[str]:
+    """Names of all topics that may be described."""
+    return sorted(name for name in log.state.topics if rights.may(DESCRIBE, TOPIC, name))
+
+
+async def get_topic(topic_name: TopicName, log: FreshLog, rights: Rights) -> TopicInfo:
+    """A topic with its effective configs, where they may be described, and its partitions."""
+    topic = log.state.topics.get(topic_name)
+    if topic is None:
+        raise TopicNotHosted(topic_name)
+    configs = {name: key.default for name, key in topic_configs.CONFIGS.items()} | topic.configs
+    if not rights.may(DESCRIBE_CONFIGS, TOPIC, topic_name):
+        configs = {}
+    return TopicInfo(name=topic.name, configs=configs, partitions=_partitions(topic))
+
+
+async def list_partitions(topic_name: TopicName, log: FreshLog) -> list[PartitionInfo]:
+    """The partitions of a topic."""
+    return _partitions(log.state.topic(topic_name))
+
+
+async def get_partition(
+    topic_name: TopicName, partition_id: PartitionId, log: FreshLog
+) -> PartitionInfo:
+    """One partition."""
+    number = partition_number(log.state.topic(topic_name), partition_id)
+    return PartitionInfo(partition=number)
+
+
+async def get_offsets(
+    topic_name: TopicName,
+    partition_id: PartitionId,
+    log: FreshLog,
+    timestamp: Annotated[str | None, Query(description="ms since the epoch")] = None,
+) -> Offsets:
+    """The range of offsets, and with `timestamp` the first offset at that time or later."""
+    topic = log.state.topic(topic_name)
+    number = partition_number(topic, partition_id)
+    partition = topic.partitions[number]
+    range_ = {
+        "beginning_offset": partition.log_start_offset,
+        "end_offset": partition.high_watermark,
+    }
+    if timestamp is None:
+        return Offsets(**range_)
+    stamp = integer("timestamp", timestamp, 0, TIMESTAMP_MS_MAX)
+    found = await log.offset_for_timestamp(topic_name, number, stamp)
+    return Offsets(**range_, timestamp_offset=found)
+
+
+async def list_brokers(request: Request) -> Brokers:
+    """The live brokers. 1 is the broker that answers: every broker serves every request."""
+    others = broker_log(request).members().peers
+    return Brokers(brokers=[BROKER_ID, *sorted(member.number for member in others)])
+
+
+async def create_topic(
+    request: Request, body: NewTopic, log: FreshLog, rights: Rights
+) -> dict[str, str]:
+    """Create a topic."""
+    check_printable_field(body.topic_name)
+    await check_creation(rights, body.topic_name)
+    configs = {k: config_text(v) for k, v in body.configs.items() if v is not None}
+    partitions = partitions_wanted(request, body.partitions_count)
+    await decided(log.create_topic(body.topic_name, partitions, configs))
+    return {}
+
+
+async def seal_topic(topic_name: TopicName, log: FreshLog) -> SealedRecords:
+    """Move the records in the tails of all partitions into the topic's table now, without regard to
+    `segment.ms` and `segment.bytes`: Spark and other readers of the table see them."""
+    return SealedRecords(sealed_records=await log.seal(topic_name))
+
+
+def _partitions(topic: Topic) -> list[PartitionInfo]:
+    return [PartitionInfo(partition=number) for number in range(len(topic.partitions))]
+
+
+_TOPIC = "/topics/{topic_name}"
+_PARTITION = f"{_TOPIC}/partitions/{{partition_id}}"
+_DESCRIBE = Permission(DESCRIBE, TOPIC, "topic_name")
+_ALTER = Permission(ALTER, TOPIC, "topic_name")
+_CHECKED = RouteAccess.CHECKED_BY_HANDLER
+_DOC = RouteDoc(ERRORS)
+_OFFSETS_DOC = RouteDoc(ERRORS, omit="unset")
+_CREATE_DOC = RouteDoc(ERRORS | CREATE_ERRORS, 201)
+
+ROUTES = (
+    Route("GET", "/topics", list_topics, _CHECKED, "topics", V2, _DOC),
+    Route("GET", _TOPIC, get_topic, _DESCRIBE, "topics", V2, _DOC),
+    Route("GET", f"{_TOPIC}/partitions", list_partitions, _DESCRIBE, "topics", V2, _DOC),
+    Route("GET", _PARTITION, get_partition, _DESCRIBE, "topics", V2, _DOC),
+    Route("GET", f"{_PARTITION}/offsets", get_offsets, _DESCRIBE, "topics", V2, _OFFSETS_DOC),
+    Route("GET", "/brokers", list_brokers, RouteAccess.ANY_KEY, "cluster", V2, _DOC),
+    Route("POST", "/admin/topics", create_topic, _CHECKED, "topics", V2, _CREATE_DOC),
+    Route("POST", "/admin/topics/{topic_name}/seal", seal_topic, _ALTER, "topics", V2, _DOC),
+)

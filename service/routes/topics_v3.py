@@ -1,0 +1,263 @@
+"""Topics, partitions and offsets in Confluent's v3 dialect.
+
+Accepted and ignored: replication factors and assignments to brokers, which have no meaning here.
+"""
+
+from typing import Annotated
+
+from fastapi import Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidelog.service.formats.resources_v3 import (
+    BROKER_ID,
+    PartitionData,
+    PartitionList,
+    PartitionOffsetsData,
+    ReplicaData,
+    ReplicaList,
+    TopicData,
+    TopicList,
+)
+from tidelog.service.http.call import InvalidParameter, partition_number
+from tidelog.service.http.errors import NoSuchResource, check_printable_field
+from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.routes.dependencies import (
+    CHANGE_ERRORS,
+    CREATE_ERRORS,
+    ERRORS,
+    ConfigValue,
+    FreshLog,
+    PartitionId,
+    PathTopic,
+    Resources,
+    Rights,
+    TopicCreation,
+    WithOperations,
+    config_text,
+    decided,
+    partitions_wanted,
+)
+from tidelog.service.security.caller import CallerRights, check_creation
+from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, OPERATIONS_OF, TOPIC
+from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.state.cluster_state import PARTITIONS_MAX
+
+
+class NewTopicConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    value: ConfigValue = Field(default=None, description="null: the default")
+
+
+class NewTopicV3(TopicCreation):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "topic_name": "flights",
+                    "partitions_count": 3,
+                    "configs": [{"name": "segment.ms", "value": "60000"}],
+                }
+            ]
+        },
+    )
+    replicas_assignments: dict[int, list[int]] | None = Field(
+        default=None, description="gives the number of partitions; the brokers are ignored"
+    )
+    configs: list[NewTopicConfig] | None = None
+    validate_only: bool = False
+
+
+class MorePartitions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    partitions_count: int = Field(examples=[6])
+
+
+async def leading_broker(broker_id: str) -> None:
+    """Raise NoSuchResource for every broker but the one that answers: it has the only replica."""
+    if broker_id != str(BROKER_ID):
+        raise NoSuchResource(f"Broker {broker_id} cannot be found.")
+
+
+LeadingBroker = Annotated[None, Depends(leading_broker)]
+
+
+async def list_topics(
+    log: FreshLog,
+    make: Resources,
+    rights: Rights,
+    include_authorized_operations: WithOperations = False,
+) -> TopicList:
+    """All topics that the caller may describe, by name."""
+    topics = [each for each in log.state.topics.values() if rights.may(DESCRIBE, TOPIC, each.name)]
+    found = make.topics(topics)
+    if include_authorized_operations:
+        for each in found.data:
+            each.authorized_operations = _operations(rights, each.topic_name)
+    return found
+
+
+async def create_topic(
+    request: Request,
+    response: Response,
+    body: NewTopicV3,
+    log: FreshLog,
+    make: Resources,
+    rights: Rights,
+) -> TopicData:
+    """Create a topic; with `validate_only`, respond 200 and create nothing."""
+    check_printable_field(body.topic_name)
+    await check_creation(rights, body.topic_name)
+    partitions = partitions_wanted(request, _partitions(body))
+    configs = {
+        each.name: config_text(each.value) for each in body.configs or [] if each.value is not None
+    }
+    creation = log.create_topic(
+        body.topic_name, partitions, configs, validate_only=body.validate_only
+    )
+    await decided(creation)
+    data = make.topic(body.topic_name, partitions)
+    if body.validate_only:
+        response.status_code = 200
+    else:
+        response.headers["Location"] = data.metadata.self_url
+    return data
+
+
+async def get_topic(
+    context: PathTopic, rights: Rights, include_authorized_operations: WithOperations = False
+) -> TopicData:
+    """A topic."""
+    found = context.make.topic(context.topic.name, len(context.topic.partitions))
+    if include_authorized_operations:
+        found.authorized_operations = _operations(rights, context.topic.name)
+    return found
+
+
+async def add_partitions(body: MorePartitions, context: PathTopic) -> TopicData:
+    """Add partitions to a topic. Records stay in their partitions; new records with the same key
+    may go to another partition."""
+    name, has, wanted = context.topic.name, len(context.topic.partitions), body.partitions_count
+    if wanted <= has:
+        is_same = f"Topic already has {has} partition(s)."
+        is_less = (
+            f"Topic currently has {has} partitions, which is higher than the requested {wanted}."
+        )
+        raise InvalidRequest(is_same if wanted == has else is_less)
+    if wanted > PARTITIONS_MAX:
+        raise InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {wanted}")
+    await decided(context.log.add_partitions(name, wanted))
+    return context.make.topic(name, wanted)
+
+
+async def delete_topic(context: PathTopic) -> None:
+    """Delete a topic with all its records."""
+    await decided(context.log.delete_topic(context.topic.name))
+
+
+async def list_partitions(context: PathTopic) -> PartitionList:
+    """The partitions of a topic."""
+    name, count = context.topic.name, len(context.topic.partitions)
+    return PartitionList(
+        metadata=context.make.listed("topics", name, "partitions"),
+        data=[context.make.partition(name, number) for number in range(count)],
+    )
+
+
+async def get_partition(partition_id: PartitionId, context: PathTopic) -> PartitionData:
+    """One partition."""
+    return context.make.partition(context.topic.name, partition_number(context.topic, partition_id))
+
+
+async def get_partition_offsets(
+    partition_id: PartitionId,
+    context: PathTopic,
+    offset_type: Annotated[
+        str, Query(description="`earliest`, `latest` or `earliest_and_latest`")
+    ] = "earliest_and_latest",
+) -> PartitionOffsetsData:
+    """The log start offset, and the offset of the next record."""
+    words = {
+        "earliest": (True, False),
+        "latest": (False, True),
+        "earliest_and_latest": (True, True),
+    }
+    if offset_type not in words:
+        raise InvalidParameter(f"offset_type={offset_type!r} must be one of {', '.join(words)}")
+    earliest, latest = words[offset_type]
+    number = partition_number(context.topic, partition_id)
+    partition = context.topic.partitions[number]
+    return context.make.partition_offsets(
+        context.topic.name, number, partition, earliest=earliest, latest=latest
+    )
+
+
+async def list_replicas(partition_id: PartitionId, context: PathTopic) -> ReplicaList:
+    """The one replica, on the logical broker."""
+    name, number = context.topic.name, partition_number(context.topic, partition_id)
+    return ReplicaList(
+        metadata=context.make.listed("topics", name, "partitions", number, "replicas"),
+        data=[context.make.replica(name, number)],
+    )
+
+
+async def get_replica(
+    _: LeadingBroker, partition_id: PartitionId, context: PathTopic
+) -> ReplicaData:
+    """The replica on the logical broker."""
+    return context.make.replica(context.topic.name, partition_number(context.topic, partition_id))
+
+
+async def get_reassignment(partition_id: PartitionId, context: PathTopic) -> None:
+    """Always 404: partitions never move."""
+    number = partition_number(context.topic, partition_id)
+    raise NoSuchResource(f"Partition {number} of {context.topic.name} is not being reassigned.")
+
+
+def _operations(rights: CallerRights, topic: str) -> list[str]:
+    return [each for each in OPERATIONS_OF[TOPIC] if rights.may(each, TOPIC, topic)]
+
+
+def _partitions(body: NewTopicV3) -> int | None:
+    assigned = body.replicas_assignments
+    if not assigned:
+        return body.partitions_count
+    if set(assigned) != set(range(len(assigned))):
+        raise InvalidRequest("replicas_assignments must name the partitions 0, 1, 2, ... each once")
+    if body.partitions_count not in {None, -1, len(assigned)}:
+        raise InvalidRequest(
+            f"partitions_count is {body.partitions_count}, replicas_assignments has {len(assigned)}"
+        )
+    return len(assigned)
+
+
+_TOPICS = "/clusters/{cluster_id}/topics"
+_TOPIC = f"{_TOPICS}/{{topic_name}}"
+_PARTITION = f"{_TOPIC}/partitions/{{partition_id}}"
+_DESCRIBE = Permission(DESCRIBE, TOPIC, "topic_name")
+_ALTER = Permission(ALTER, TOPIC, "topic_name")
+_DELETE = Permission(DELETE, TOPIC, "topic_name")
+_CHECKED = RouteAccess.CHECKED_BY_HANDLER
+_LABEL = "v3 topics"
+_DOC = RouteDoc(ERRORS)
+_CREATE_DOC = RouteDoc(ERRORS | CREATE_ERRORS, 201)
+_ADD_DOC = RouteDoc(ERRORS | CREATE_ERRORS)
+_DELETE_DOC = RouteDoc(ERRORS | CHANGE_ERRORS, 204)
+_OFFSETS_DOC = RouteDoc(ERRORS, omit="none")
+
+ROUTES = (
+    Route("GET", _TOPICS, list_topics, _CHECKED, _LABEL, V3, _DOC),
+    Route("POST", _TOPICS, create_topic, _CHECKED, _LABEL, V3, _CREATE_DOC),
+    Route("GET", _TOPIC, get_topic, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("PATCH", _TOPIC, add_partitions, _ALTER, _LABEL, V3, _ADD_DOC),
+    Route("DELETE", _TOPIC, delete_topic, _DELETE, _LABEL, V3, _DELETE_DOC),
+    Route("GET", f"{_TOPIC}/partitions", list_partitions, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("GET", _PARTITION, get_partition, _DESCRIBE, _LABEL, V3, _DOC),
+    Route(
+        "GET", f"{_PARTITION}/offset", get_partition_offsets, _DESCRIBE, _LABEL, V3, _OFFSETS_DOC
+    ),
+    Route("GET", f"{_PARTITION}/replicas", list_replicas, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("GET", f"{_PARTITION}/replicas/{{broker_id}}", get_replica, _DESCRIBE, _LABEL, V3, _DOC),
+    Route("GET", f"{_PARTITION}/reassignment", get_reassignment, _DESCRIBE, _LABEL, V3, _DOC),
+)

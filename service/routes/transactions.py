@@ -1,0 +1,317 @@
+"""POST /v3/clusters/{c}/transactions: records for several topics and offsets of groups, all or
+nothing.
+
+No other proxy has this route. One request is one commit (I4), so consume, transform and produce is
+exactly once without a coordinator: results and committed offsets are in one commit, and a client
+that does not know the outcome repeats the request with its Idempotency-Key.
+
+These routes check all that they can before the log gets anything (I6). `apply` checks again what
+may change until the commit (a deleted topic, an old generation), and refuses the whole.
+
+**On a crash**: before the commit, nothing is written; after it, a retry gets the response.
+"""
+
+import asyncio
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidelog.service.formats.transactions import (
+    GroupOffsets,
+    Transaction,
+    TransactionRecords,
+    decode_transaction,
+)
+from tidelog.service.http.call import JSON, HttpRequest, HttpResponse
+from tidelog.service.http.route import V3, Answer, Body, Content, Route, RouteAccess, RouteDoc
+from tidelog.service.routes.dependencies import check_cluster
+from tidelog.service.routes.produce import (
+    IDEMPOTENCY_KEY,
+    RETRY_ERRORS,
+    Produce,
+    check_records,
+    client_key,
+    fingerprint,
+)
+from tidelog.service.security.caller import CallerRights, rights_of
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import GROUP, READ, TOPIC, WRITE
+from tidelog.storage.core.actions import CommitOffsets, GroupOffset
+from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.core.errors import (
+    IdempotencyMismatch,
+    InvalidRequest,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.core.partitioner import RecordPartitions
+from tidelog.storage.state.access import PRODUCER_BYTE_RATE
+from tidelog.storage.state.cluster_state import Topic
+
+DECODE_INLINE_BYTES = 64 * 1024
+"""Smaller bodies are decoded on the loop; a record takes ~4 us."""
+
+
+class TransactionReport(msgspec.Struct):
+    """The position of each record, in the request's order, and the committed offsets."""
+
+    cluster_id: str
+    topics: list[dict[str, Any]]
+    consumer_groups: list[dict[str, Any]]
+
+
+class _Plan(NamedTuple):
+    """A request with its topics and its records' partitions."""
+
+    parts: list[tuple[Topic, RecordPartitions]]
+    offsets: list[CommitOffsets]
+    key: IdempotencyKey | None
+
+
+class Transactions:
+    """The route. One per broker."""
+
+    def __init__(
+        self, broker: Broker, settings: Settings, produce: Produce, counters: HttpCounters
+    ) -> None:
+        self._log = broker
+        self._settings = settings
+        self._produce = produce
+        self._counters = counters
+
+    async def transact(self, call: HttpRequest, cluster: str) -> HttpResponse:
+        """Commit a transaction."""
+        check_cluster(cluster, self._log.identity.cluster_id)
+        name = client_key(call)
+        rights = rights_of(call.scope)
+        rights.charge(PRODUCER_BYTE_RATE)
+        body = await call.body(self._settings.request_bytes_max)
+        request = await self._decode(body)
+        await _check_rights(rights, request)
+        rights.charge(PRODUCER_BYTE_RATE, len(body))
+        try:
+            return await self._commit(request, body, name, rights)
+        except (UnknownTopic, UnknownPartition, IdempotencyMismatch):
+            # Nothing is written (I6), and the view may be old: refresh and try once more. A topic
+            # may have been created again, or have got more partitions.
+            await self._log.refresh()
+            return await self._commit(request, body, name, rights)
+
+    async def _commit(
+        self, request: Transaction, body: bytes, name: str | None, rights: CallerRights
+    ) -> HttpResponse:
+        plan = await self._plan(request, body, name, rights)
+        placements = await self._log.transact(
+            [
+                (topic, places, records.produced.rows)
+                for (topic, places), records in zip(plan.parts, request.topics, strict=True)
+            ],
+            plan.offsets,
+            size=len(body),
+            is_json=all(records.produced.is_json for records in request.topics),
+            key=plan.key,
+        )
+        self._counters.add_records_in(request.records, len(body))
+        all_places = self._places_of_first(plan, request)
+        return HttpResponse(200, self._response(request, all_places, placements), JSON)
+
+    async def _decode(self, body: bytes) -> Transaction:
+        now_ms = self._log.store_time.now_ms()
+        if len(body) <= DECODE_INLINE_BYTES:
+            return decode_transaction(body, now_ms)
+        return await asyncio.to_thread(decode_transaction, body, now_ms)
+
+    async def _plan(
+        self, request: Transaction, body: bytes, name: str | None, rights: CallerRights
+    ) -> _Plan:
+        """Find the topics, check the records, and return the records' partitions.
+
+        With an idempotency key, these depend only on the content and the numbers of partitions,
+        which are stored with the key: a retry gets the same partitions, on any broker.
+        """
+        topics = [await self._produce.topic(records.name, rights) for records in request.topics]
+        offsets = [self._commit_of(group) for group in request.groups]
+        key = None
+        if name is not None:
+            # By ids: a request to a topic that was deleted and created again is another request.
+            ids = [topic.topic_id for topic in topics]
+            ids += [each.topic_id for commit in offsets for each in commit.offsets]
+            mark = fingerprint(f"transactions/{'/'.join(ids)}", body)
+            key = IdempotencyKey(name, mark, [len(topic.partitions) for topic in topics])
+        parts = []
+        for topic, records in zip(topics, request.topics, strict=True):
+            try:
+                check_records(records.produced.rows, self._log.state.config(topic))
+            except InvalidRequest as error:
+                raise type(error)(f"topic {topic.name!r}: {error}") from error
+            parts.append((topic, self._place(records, key, len(topic.partitions))))
+        return _Plan(parts, offsets, key)
+
+    def _commit_of(self, group: GroupOffsets) -> CommitOffsets:
+        offsets = []
+        for each in group.offsets:
+            topic, number = self._log.state.topic(each.topic_name), each.partition_id
+            if number >= len(topic.partitions):
+                raise UnknownPartition(topic.name, number, len(topic.partitions))
+            metadata = each.metadata or ""
+            offsets.append(GroupOffset(topic.topic_id, number, each.offset, metadata=metadata))
+        member = group.consumer_id or ""
+        return CommitOffsets(group.consumer_group_id, group.generation, offsets, member)
+
+    def _place(
+        self, records: TransactionRecords, key: IdempotencyKey | None, count: int
+    ) -> RecordPartitions:
+        return self._produce.place_among(records.name, count, records.produced, None, key)
+
+    def _places_of_first(self, plan: _Plan, request: Transaction) -> list[RecordPartitions]:
+        """Return the records' partitions in the first request with this key: topics may have got
+        more partitions since then, and the appended ranges are of that time."""
+        placed = [places for _, places in plan.parts]
+        known = None if plan.key is None else self._log.state.idempotency_record(plan.key.key)
+        if plan.key is None or known is None or known.claim.partitions == plan.key.partitions:
+            return placed
+        counts = known.claim.partitions
+        assert isinstance(counts, list), "its fingerprint is of another route"
+        return [
+            self._place(records, plan.key, count)
+            for records, count in zip(request.topics, counts, strict=True)
+        ]
+
+    def _response(
+        self,
+        request: Transaction,
+        all_places: list[RecordPartitions],
+        placements: list[AppendedRange],
+    ) -> bytes:
+        """Return the body of the response. It depends only on the request and the commit, so a
+        retry gets the same bytes."""
+        following = {(each.topic, each.partition): each.base_offset for each in placements}
+        topics: list[dict[str, Any]] = []
+        for records, places in zip(request.topics, all_places, strict=True):
+            reports = []
+            for number in range(records.produced.count):
+                partition = places if isinstance(places, int) else int(places[number])
+                offset = following[records.name, partition]
+                following[records.name, partition] += 1
+                reports.append({"partition_id": partition, "offset": offset})
+            topics.append({"topic_name": records.name, "records": reports})
+        groups = [
+            {"consumer_group_id": group.consumer_group_id, "offsets": group.offsets}
+            for group in request.groups
+        ]
+        cluster_id = self._log.identity.cluster_id
+        return msgspec.json.encode(TransactionReport(cluster_id, topics, groups))
+
+
+async def _check_rights(rights: CallerRights, request: Transaction) -> None:
+    """Check Kafka's permissions of a transaction's parts. Raises Forbidden."""
+    for records in request.topics:
+        await rights.check(WRITE, TOPIC, records.name)
+    for group in request.groups:
+        await rights.check(READ, GROUP, group.consumer_group_id)
+        for name in {each.topic_name for each in group.offsets}:
+            await rights.check(READ, TOPIC, name)
+
+
+EXAMPLE = {
+    "topics": [
+        {
+            "topic_name": "delays",
+            "records": [
+                {
+                    "key": {"type": "STRING", "data": "N14228"},
+                    "value": {"type": "JSON", "data": {"delay_minutes": 2}},
+                }
+            ],
+        },
+        {"topic_name": "audit", "records": [{"value": {"type": "STRING", "data": "0-41"}}]},
+    ],
+    "consumer_groups": [
+        {
+            "consumer_group_id": "enrich",
+            "offsets": [{"topic_name": "flights", "partition_id": 0, "offset": 42}],
+        }
+    ],
+}
+_EXAMPLE_ANSWER = {
+    "cluster_id": "c0ffee",
+    "topics": [
+        {"topic_name": "delays", "records": [{"partition_id": 2, "offset": 1017}]},
+        {"topic_name": "audit", "records": [{"partition_id": 0, "offset": 9}]},
+    ],
+    "consumer_groups": [
+        {
+            "consumer_group_id": "enrich",
+            "offsets": [{"topic_name": "flights", "partition_id": 0, "offset": 42, "metadata": ""}],
+        }
+    ],
+}
+_TEXT = """\
+Records for up to 100 topics, and offsets of consumer groups, in one commit: readers see all of it
+or nothing, also after a crash. Records are those of the v3 `records` route (types `JSON`, `STRING`
+and `BINARY`), 10,000 at most; an offset is that of the next record to read. `acks` is always all.
+
+**Consume, transform, produce, exactly once** takes two requests in a loop, no transaction
+coordinator, and any broker for each request:
+
+```
+next = 0                                                     # or, after a start:
+GET  /v3/clusters/{c}/consumer-groups/enrich/offsets         # 404: nothing committed yet
+loop:
+  GET  /topics/flights/partitions/0/records?offset={next}&timeout=5000
+                                                             # 200, Tidelog-Next-Offset: 42
+  POST /v3/clusters/{c}/transactions                         # the results, and
+       Idempotency-Key: "enrich-flights-0-{next}"            # {"topic_name": "flights",
+                                                             #  "partition_id": 0, "offset": 42}
+  next = 42
+```
+
+After a crash the client continues at the committed offset: a batch is committed with its results,
+or neither is. After 503, 504 or a lost response, send the same body with the same key: the response
+is that of the first request.
+
+A consumer instance commits as `consumer_id`, its instance id, with the `generation` of its read
+(`Tidelog-Generation`). If the partition has another owner since then, or the instance is deleted,
+the response is 409/40903: delete the instance and create another, which continues at the committed
+offset. Without both fields the committer is no member of the group. A group with subscribed members
+rejects it; otherwise it must itself keep other committers off its partitions.
+"""
+
+ROUTES = (
+    Route(
+        "POST",
+        "/clusters/{cluster_id}/transactions",
+        Transactions.transact,
+        RouteAccess.CHECKED_BY_HANDLER,
+        "transactions",
+        V3,
+        RouteDoc(
+            {
+                400: "an invalid Idempotency-Key, or half a body",
+                404: "404 another cluster, 40401 unknown topic, 40402 unknown partition",
+                408: "40801: a record with a schema, and there is no schema registry",
+                409: "40903: the generation is not the group's; nothing is written",
+                413: "the body, or a record, is over its limit",
+                422: "the body is no transaction, the message says where; or the Idempotency-Key "
+                "was used for another body",
+                **RETRY_ERRORS,
+            },
+            tag="v3 consumer groups",
+            summary="Produce to several topics and commit offsets, all or nothing",
+            text=_TEXT,
+            parameters=(IDEMPOTENCY_KEY,),
+            body=Body(JSON, EXAMPLE),
+            answers={
+                200: Answer(
+                    "All of it is committed: the position of each record, in the request's order, "
+                    "and the committed offsets of each group.",
+                    (Content((JSON,), (TransactionReport,), _EXAMPLE_ANSWER),),
+                )
+            },
+        ),
+        is_ack=True,
+    ),
+)

@@ -1,0 +1,390 @@
+"""Authentication and authorization on one broker: keys, sessions, ACLs and quotas.
+
+Every request but those of public routes (RouteAccess.PUBLIC) needs a principal: by `Authorization:
+Basic` (user and secret of a key), by `Bearer` (the secret), or by the console's cookie. Callers are
+cached by header and address, so authorization costs two lookups in dicts. A change of the cluster's
+state applies to the next request.
+
+Before a broker rejects a request it refreshes its view, because another broker may have added the
+key or the ACL (I3): a few times a second at most, so that invalid keys cost a hash each, no memory,
+and no flood of requests to the store (I10). Secrets are compared as SHA-256 in constant time, and
+appear in no message, log line, trace or metric.
+"""
+
+import base64
+import binascii
+import hmac
+import math
+from collections.abc import Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+from tidelog.service.http.errors import CrossSite
+from tidelog.service.http.route import Access, Permission, RouteAccess
+from tidelog.service.security import sessions
+from tidelog.service.security.caller import BASIC, BEARER, Forbidden, QuotaExceeded, Unauthenticated
+from tidelog.service.security.quotas import Bucket
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import CLUSTER, DESCRIBE, OPERATIONS_OF, TOPIC
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.state.access import Access as AccessState
+from tidelog.storage.state.access import Key, TopicFilter, all_topics, digest
+
+ADMIN_ID = "admin"
+"""Id of the key in the settings, which is not in the state. Its principal is User:admin."""
+ADMIN = "User:admin"
+HEADER_BYTES_MAX = 1024
+CALLERS_MAX = 10_000
+"""Cached callers; one more clears the cache."""
+DECISIONS_MAX = 1_000
+"""Cached decisions of one caller; one more clears them."""
+REFRESHES_PER_S = 5.0
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+CONSOLE_HEADER = b"tidelog-console"
+"""Pages of other sites cannot send this header, so a cookie alone does not permit a change."""
+
+
+class Credential(NamedTuple):
+    """The key that proves a principal. `expires_ms` 0: never."""
+
+    key_id: str
+    principal: str
+    digest: bytes
+    expires_ms: int
+
+
+class Caller:
+    """A principal at an address: CallerRights. Shared by all requests with the same header."""
+
+    __slots__ = (
+        "_access",
+        "_decisions",
+        "_is_revoked",
+        "_security",
+        "_version",
+        "credential",
+        "host",
+        "principal",
+    )
+
+    def __init__(
+        self, security: "Security", principal: str, host: str, credential: Credential | None
+    ) -> None:
+        self.principal, self.host, self.credential = principal, host, credential
+        self._security = security
+        self._access: AccessState | None = None
+        self._version = -1
+        self._is_revoked = False
+        self._decisions: dict[tuple[str, str, str], bool] = {}
+
+    @property
+    def is_super(self) -> bool:
+        return self.principal in self._security.super_users
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the key exists and has not expired."""
+        access = self._security.access
+        if access.version != self._version or access is not self._access:
+            self._renew(access)
+        credential = self.credential
+        if self._is_revoked or credential is None:
+            return not self._is_revoked
+        return not credential.expires_ms or self._security.clock.now_ms() < credential.expires_ms
+
+    def may(self, operation: str, resource_type: str, name: str) -> bool:
+        if not self.is_valid:
+            return False
+        key = (operation, resource_type, name)
+        decision = self._decisions.get(key)
+        if decision is None:
+            if len(self._decisions) >= DECISIONS_MAX:
+                self._decisions.clear()
+            acls = self._security.access.acls
+            decision = self.is_super or acls.allows(self.principal, self.host, *key)
+            self._decisions[key] = decision
+        return decision
+
+    async def check(self, operation: str, resource_type: str, name: str) -> None:
+        if self.may(operation, resource_type, name):
+            return
+        await self._security.refresh()
+        if self.may(operation, resource_type, name):
+            return
+        if not self.is_valid:
+            raise self._security.refused("revoked", "API key revoked")
+        self._security.counters.denied[resource_type] += 1
+        what = "the cluster" if resource_type == CLUSTER else f"{resource_type.lower()} {name!r}"
+        raise Forbidden(f"not authorized: {self.principal} may not {operation} {what}")
+
+    def charge(self, quota: str, size: int = 0) -> None:
+        bucket = self._security.bucket(quota, self.principal)
+        if bucket is None:
+            return
+        throttle_s = bucket.throttle_s(self._security.clock.boot_s())
+        if throttle_s > 0:
+            self._security.counters.throttled[quota] += 1
+            raise QuotaExceeded(
+                f"{self.principal} has used up its {quota} on this broker: "
+                f"{bucket.rate} bytes a second",
+                retry_after_ms=math.ceil(throttle_s * 1000),
+            )
+        bucket.charge(size)
+
+    def record(self, quota: str, size: int) -> None:
+        bucket = self._security.bucket(quota, self.principal)
+        if bucket is not None:
+            bucket.charge(size)
+
+    def throttle_s(self, quota: str) -> float:
+        bucket = self._security.bucket(quota, self.principal)
+        return 0.0 if bucket is None else bucket.throttle_s(self._security.clock.boot_s())
+
+    def operations(self, resource_type: str, name: str) -> list[str]:
+        known = OPERATIONS_OF[resource_type]
+        return [operation for operation in known if self.may(operation, resource_type, name)]
+
+    def _renew(self, access: AccessState) -> None:
+        self._access, self._version = access, access.version
+        self._decisions.clear()
+        credential = self.credential
+        if credential is not None and credential.key_id != ADMIN_ID:
+            key = access.keys.get(credential.key_id)
+            self._is_revoked = key is None or key.digest != credential.digest
+
+
+def topic_filter(settings: Settings) -> TopicFilter:
+    """Return the function that decides whether a principal may describe a topic, from any host."""
+    if settings.security == "off":
+        return all_topics
+    super_users = _super_users(settings)
+
+    def may_describe(access: AccessState, principal: str, topic: str) -> bool:
+        return principal in super_users or access.acls.allows(principal, "", DESCRIBE, TOPIC, topic)
+
+    return may_describe
+
+
+def _super_users(settings: Settings) -> frozenset[str]:
+    return frozenset({ADMIN, *settings.super_user_names})
+
+
+class Security:
+    """One per broker, where security is on. `secret` is the cluster's."""
+
+    def __init__(
+        self, broker: Broker, settings: Settings, secret: bytes, counters: HttpCounters
+    ) -> None:
+        self._log = broker
+        self._secret = secret
+        self.counters = counters
+        self.clock = broker.clock
+        self.super_users = _super_users(settings)
+        self._admin = digest(settings.admin_key.encode()) if settings.admin_key else None
+        self._callers: dict[tuple[bytes, str], Caller] = {}
+        self._buckets: dict[tuple[str, str], Bucket] = {}
+        self._refreshes = Bucket(REFRESHES_PER_S, broker.clock.boot_s())
+        self.cookie = sessions.cookie_name(broker.identity.cluster_id)
+
+    # -- admission
+
+    async def admit(
+        self, scope: MutableMapping[str, Any], access: Access, name: str | None
+    ) -> LogError | None:
+        """Authenticate a request and put the caller's rights into its scope; return the error if
+        the caller has no access.
+
+        `name` is the resource of a Permission; None: the permission is not checked here.
+        """
+        try:
+            header = None
+            for key, value in scope["headers"]:
+                if key == b"authorization":
+                    header = value
+                    break
+            client = scope.get("client")
+            host = client[0] if client else ""
+            caller = None if header is None else self._callers.get((header, host))
+            if caller is None or not caller.is_valid:
+                caller = await self._identify(scope, access, header, host)
+                if caller is None:
+                    return None
+            scope["rights"] = caller
+            if (
+                name is not None
+                and isinstance(access, Permission)
+                and not caller.may(access.operation, access.resource_type, name)
+            ):
+                await caller.check(access.operation, access.resource_type, name)
+        except LogError as error:
+            return error
+        return None
+
+    async def check_access(
+        self, scope: MutableMapping[str, Any], access: Access, parameters: Mapping[str, str]
+    ) -> None:
+        """Check the access to a route that FastAPI serves. Raises Forbidden, Unauthenticated."""
+        rights = scope.get("rights")
+        if rights is None:
+            if not _needs_no_key(scope, access):
+                raise self.refused("missing", "authentication required")
+        elif isinstance(access, Permission):
+            await rights.check(access.operation, access.resource_type, access.name(parameters))
+
+    async def _identify(
+        self, scope: MutableMapping[str, Any], access: Access, header: bytes | None, host: str
+    ) -> Caller | None:
+        """Return the caller; None: without a key, on a route that needs none."""
+        if header is not None:
+            credential = await self._of_header(header)
+            caller = Caller(self, credential.principal, _plain(host), credential)
+            return self._remember((header, host), caller)
+        headers = dict(scope["headers"])
+        cookies = headers.get(b"cookie", b"").decode("latin-1")
+        cookie = sessions.cookie_of(cookies, self.cookie) if cookies else None
+        if _needs_no_key(scope, access):
+            return None
+        # With a challenge of Basic, a browser would ask for a password over the console's page.
+        challenge = BEARER if CONSOLE_HEADER in headers else BASIC
+        if cookie is None:
+            raise self.refused(
+                "missing", "authentication required: Authorization: Basic or Bearer", challenge
+            )
+        if scope["method"] not in READING and CONSOLE_HEADER not in headers:
+            raise CrossSite
+        key = (cookie.encode("latin-1"), host)
+        cached = self._callers.get(key)
+        if cached is not None and cached.is_valid:
+            return cached
+        session = sessions.parse(cookie)
+        claimed = None if session is None else await self._of_session(session)
+        if claimed is None:
+            raise self.refused("session", "the session has expired: log in", challenge)
+        return self._remember(key, Caller(self, claimed.principal, _plain(host), claimed))
+
+    async def log_in(self, secret: str) -> tuple[Credential, str, int]:
+        """Return the credential of this secret, a cookie for it, and the end of the session. Raises
+        Unauthenticated."""
+        credential = await self._of_secret(
+            secret.encode("utf-8", "replace")[:HEADER_BYTES_MAX], BEARER
+        )
+        until_ms = self.clock.now_ms() + sessions.LIVES_MS
+        until_ms = min(until_ms, credential.expires_ms or until_ms)
+        cookie = sessions.sign(self._secret, credential.key_id, until_ms, credential.digest)
+        return credential, cookie, until_ms
+
+    def of_peer(self, principal: str, host: str) -> Caller:
+        """Return the caller of a forwarded request: another broker has authenticated it. The name
+        is empty if security is off on that broker: such a caller has the rights of every client."""
+        key = (b"", f"{host} {principal}")
+        known = self._callers.get(key)
+        return known or self._remember(key, Caller(self, principal, host, None))
+
+    def _remember(self, key: tuple[bytes, str], caller: Caller) -> Caller:
+        if len(self._callers) >= CALLERS_MAX:
+            self._callers.clear()
+        self._callers[key] = caller
+        return caller
+
+    async def _of_header(self, header: bytes) -> Credential:
+        scheme, _, rest = header.strip().partition(b" ")
+        user: bytes | None = None
+        secret = rest.strip()
+        if len(header) > HEADER_BYTES_MAX or scheme.lower() not in (b"basic", b"bearer"):
+            raise self.refused("malformed", "Authorization is neither Basic nor Bearer")
+        if scheme.lower() == b"basic":
+            try:
+                user, colon, secret = base64.b64decode(secret, validate=True).partition(b":")
+            except (binascii.Error, ValueError):
+                user, colon, secret = b"", b"", b""
+            if not colon:
+                raise self.refused("malformed", "Basic takes base64 of user:secret")
+        credential = await self._of_secret(secret, BASIC)
+        if user is not None and b"User:" + user != credential.principal.encode():
+            raise self.refused("unknown", "invalid credentials: no key of this user")
+        return credential
+
+    async def _of_secret(self, secret: bytes, challenge: str) -> Credential:
+        sha256 = digest(secret)
+        credential = self._find(sha256)
+        if credential is None:
+            await self.refresh()
+            credential = self._find(sha256)
+        if credential is None:
+            raise self.refused("unknown", "invalid credentials", challenge)
+        if credential.expires_ms and self.clock.now_ms() >= credential.expires_ms:
+            raise self.refused("expired", "API key expired", challenge)
+        return credential
+
+    def _find(self, sha256: bytes) -> Credential | None:
+        # The lookup in a dict by digest takes a time that depends on the digest. That helps only an
+        # attacker that can choose digests.
+        if self._admin is not None and hmac.compare_digest(sha256, self._admin):
+            return Credential(ADMIN_ID, ADMIN, self._admin, 0)
+        key = self.access.key_of_digest(sha256)
+        if key is None or not hmac.compare_digest(sha256, key.digest):
+            return None
+        return _credential(key)
+
+    async def _of_session(self, session: sessions.Session) -> Credential | None:
+        if session.key_id == ADMIN_ID and self._admin is not None:
+            credential = Credential(ADMIN_ID, ADMIN, self._admin, 0)
+        else:
+            key = self.access.keys.get(session.key_id)
+            if key is None:
+                await self.refresh()
+                key = self.access.keys.get(session.key_id)
+            if key is None:
+                return None
+            credential = _credential(key)
+        if not sessions.is_signed(self._secret, session, credential.digest):
+            return None
+        until_ms = min(session.expires_ms, credential.expires_ms or session.expires_ms)
+        return credential._replace(expires_ms=until_ms) if self.clock.now_ms() < until_ms else None
+
+    # -- what callers need
+
+    @property
+    def access(self) -> AccessState:
+        return self._log.state.access
+
+    async def refresh(self) -> None:
+        """Refresh the view, before a request is rejected. Raises Unavailable."""
+        if self._refreshes.throttle_s(self.clock.boot_s()) == 0:
+            self._refreshes.charge(1.0)
+            await self._log.refresh()
+
+    def bucket(self, quota: str, principal: str) -> Bucket | None:
+        """Return the principal's token bucket; None: no quota."""
+        if not self.access.quotas:
+            return None
+        rate = self.access.quota(quota, principal)
+        if rate is None:
+            return None
+        bucket = self._buckets.get((quota, principal))
+        if bucket is None or bucket.rate != rate:
+            if len(self._buckets) >= CALLERS_MAX:
+                self._buckets.clear()
+            bucket = self._buckets[quota, principal] = Bucket(rate, self.clock.boot_s())
+        return bucket
+
+    def refused(self, kind: str, why: str, challenge: str = BASIC) -> Unauthenticated:
+        """Count the failure and return its error."""
+        self.counters.auth_failures[kind] += 1
+        return Unauthenticated(kind, why, challenge)
+
+
+def _credential(key: Key) -> Credential:
+    return Credential(key.key_id, key.principal, key.digest, key.expires_ms)
+
+
+def _needs_no_key(scope: MutableMapping[str, Any], access: Access) -> bool:
+    if access is RouteAccess.KEY_UNLESS_BROWSER:
+        return b"text/html" in dict(scope["headers"]).get(b"accept", b"")
+    return access is RouteAccess.PUBLIC
+
+
+def _plain(host: str) -> str:
+    """Return an IPv4 address as such, also from a socket for both versions."""
+    return host.removeprefix("::ffff:") if "." in host else host

@@ -1,0 +1,120 @@
+"""The caller of a request, as handlers see it: permissions and quotas.
+
+Where security is off, it is `ALL_RIGHTS`, which allows everything. Where security is on,
+service.security.authenticator puts the caller into the request's scope before a handler runs.
+"""
+
+from collections.abc import Iterable, MutableMapping
+from typing import Any, Protocol
+
+from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, CREATE, DESCRIBE, GROUP, READ, TOPIC
+from tidelog.storage.core.errors import LogError, Throttled
+
+BASIC = 'Basic realm="tidelog", charset="UTF-8"'
+BEARER = 'Bearer realm="tidelog"'
+
+
+class Unauthenticated(LogError):
+    """The request has no valid credentials; `kind` is counted."""
+
+    status = 401
+    code = 40101
+
+    def __init__(self, kind: str, why: str, challenge: str = BASIC) -> None:
+        super().__init__(why)
+        self.kind = kind
+        self.headers = {"WWW-Authenticate": challenge}
+
+
+class Forbidden(LogError):
+    """The principal is not authorized."""
+
+    status = 403
+    code = 40301
+
+
+class QuotaExceeded(Throttled):
+    """The principal's quota on this broker is used up."""
+
+
+class CallerRights(Protocol):
+    """The rights of a request's caller: of a principal at an address."""
+
+    @property
+    def principal(self) -> str: ...
+
+    @property
+    def host(self) -> str: ...
+
+    def may(self, operation: str, resource_type: str, name: str) -> bool: ...
+
+    async def check(self, operation: str, resource_type: str, name: str) -> None:
+        """Raise Forbidden unless the caller may do it; Unauthenticated if the key was revoked after
+        the request began."""
+
+    def charge(self, quota: str, size: int = 0) -> None:
+        """Charge bytes to a quota. Raises QuotaExceeded while the principal is throttled."""
+
+    def record(self, quota: str, size: int) -> None:
+        """Charge bytes that are sent already."""
+
+    def throttle_s(self, quota: str) -> float:
+        """Return the throttle time; 0: not throttled."""
+
+
+class _AllRights:
+    """The rights of every client where security is off."""
+
+    principal = ""
+    host = ""
+
+    def may(self, operation: str, resource_type: str, name: str) -> bool:
+        return True
+
+    async def check(self, operation: str, resource_type: str, name: str) -> None:
+        return
+
+    def charge(self, quota: str, size: int = 0) -> None:
+        return
+
+    def record(self, quota: str, size: int) -> None:
+        return
+
+    def throttle_s(self, quota: str) -> float:
+        return 0.0
+
+
+ALL_RIGHTS: CallerRights = _AllRights()
+
+
+def rights_of(scope: MutableMapping[str, Any]) -> CallerRights:
+    """Return the rights of an admitted request's caller."""
+    rights: CallerRights = scope.get("rights", ALL_RIGHTS)
+    return rights
+
+
+def may_describe_group(rights: CallerRights, group: str) -> bool:
+    """Whether the caller may describe the group. As in Kafka, the permission to describe the
+    cluster covers all groups."""
+    return rights.may(DESCRIBE, CLUSTER, CLUSTER_NAME) or rights.may(DESCRIBE, GROUP, group)
+
+
+async def check_creation(rights: CallerRights, topic: str) -> None:
+    """Raise Forbidden unless the caller may create every topic, or this one."""
+    if not rights.may(CREATE, CLUSTER, CLUSTER_NAME):
+        await rights.check(CREATE, TOPIC, topic)
+
+
+async def check_topics(rights: CallerRights, operation: str, topics: Iterable[str]) -> None:
+    """Raise Forbidden unless the caller may do the operation on all topics."""
+    for topic in dict.fromkeys(topics):
+        await rights.check(operation, TOPIC, topic)
+
+
+async def check_found(rights: CallerRights, topic: str) -> None:
+    """Raise Forbidden unless the caller may read a topic that a pattern may have found. The message
+    names the topic only if the caller may describe it."""
+    if rights.may(DESCRIBE, TOPIC, topic):
+        await rights.check(READ, TOPIC, topic)
+    elif not rights.may(READ, TOPIC, topic):
+        raise Forbidden("not authorized: the pattern matches a topic that may not be read")

@@ -1,0 +1,269 @@
+"""The FastAPI application: every route that is not hot, the OpenAPI document, and the limits of
+every request that reaches it.
+
+The router (service.server.router) serves hot routes in front of it. It has no state: a crash loses
+nothing.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote_from_bytes
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidelog.service.console.topic_layout import TopicLayouts
+from tidelog.service.console.wal_page import WalPage
+from tidelog.service.http import openapi
+from tidelog.service.http.call import (
+    SHOWN_MAX,
+    HttpRequest,
+    InvalidParameter,
+    UnsupportedMediaType,
+    media_type,
+)
+from tidelog.service.http.errors import ErrorBody, answered, check_printable
+from tidelog.service.http.route import V2, Route
+from tidelog.service.http.urls import clean_path
+from tidelog.service.routes.dependencies import V2Response, check_cluster_id
+from tidelog.service.routes.health import VERSION
+from tidelog.service.security.authenticator import Security
+from tidelog.service.server.router import ACK_LABELS, APP_ROUTES, HOT_ROUTES
+from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Telemetry, Worker
+from tidelog.service.telemetry.rates import Ask, RateSampler, nobody
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.io.threads import TASK_ENDS
+
+BODY_BYTES_MAX = 4 * 1024 * 1024
+"""Of requests without records (I10): a topic with an assignment of every partition fits."""
+
+_ASCII = bytes(range(128))
+
+DESCRIPTION = """
+A log service like Kafka on object storage, with a REST API.
+
+The dialects of Confluent's REST proxy (v2 and v3), Karapace, Strimzi's bridge and Redpanda's proxy
+are served side by side: a client library for any of them works with this service's URL. Every error
+is `{"error_code": int, "message": str}`.
+
+Where `security=keys`, every request but those of health and the console's files needs a key.
+"""
+TAGS = {
+    "records": "Produce and fetch: the hot routes.",
+    "consumers": "Consumer instances, v2: any broker serves them.",
+    "topics": "Topics, partitions and offsets, v2.",
+    "cluster": "The cluster, v2.",
+    "v3 cluster": "The cluster in the v3 dialect.",
+    "v3 topics": "Topics in the v3 dialect; also under `/kafka/v3`.",
+    "v3 configs": "Configs of topics; also under `/kafka/v3`.",
+    "v3 consumer groups": "Groups, their lag, and transactions; also under `/kafka/v3`.",
+    "console": "Data that only the console at /ui needs: read-only.",
+    "security": "Keys, quotas, and the console's login, where `security=keys`.",
+    "health": "For load balancers, orchestrators and Prometheus.",
+}
+"""Descriptions of the parts of the API, in the order of the document."""
+
+
+class Application(FastAPI):
+    """FastAPI with the hot routes in its OpenAPI document."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the document of the broker, made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = openapi.completed(
+                super().openapi(), (*HOT_ROUTES, *APP_ROUTES), HOT_ROUTES
+            )
+        return self.openapi_schema
+
+
+def build_app(
+    broker: Broker,
+    *,
+    http: HttpCounters | None = None,
+    default_partitions: int = 1,
+    routes: Sequence[Route] = (),
+    maintenance: MaintenanceCounters | None = None,
+    worker: Worker | None = None,
+    peers: Ask = nobody,
+    security: Security | None = None,
+) -> FastAPI:
+    """Build the application on an open log. `routes` are served beside those of APP_ROUTES."""
+    counters = HttpCounters() if http is None else http
+    app = Application(
+        title="tidelog",
+        version=VERSION,
+        summary="A log service on object storage",
+        description=DESCRIPTION,
+        openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        openapi_url=None,  # a route of the table, with its access
+        docs_url=None,  # FastAPI's page loads scripts from other hosts; the console has one
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.log = broker
+    app.state.default_partitions = default_partitions
+    app.state.counters = counters
+    app.state.security = security
+    app.state.telemetry = Telemetry(broker, counters, VERSION, maintenance, worker)
+    number = 0 if worker is None else worker.number
+    app.state.vitals = RateSampler(broker, counters, VERSION, number, peers, ack_labels=ACK_LABELS)
+    app.state.layouts = TopicLayouts(broker)
+    app.state.wal_page = WalPage(broker)
+    app.state.started_s = broker.clock.boot_s()
+    for kind in (LogError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _on_error)
+    app.add_middleware(Edge, counters=counters)
+    for route in (*APP_ROUTES, *routes):
+        _add(app, route)
+    return app
+
+
+def _add(app: FastAPI, route: Route) -> None:
+    """Give a route to FastAPI, under each mount; the first one is documented."""
+    doc = route.doc
+    dependencies = [Depends(_Check(route))]
+    if "{cluster_id}" in route.path:
+        dependencies.append(Depends(check_cluster_id))
+    response_class = V2Response if route.dialect is V2 else JSONResponse
+    is_plain = route.serve.__annotations__.get("return") is Response
+    for number, path in enumerate(route.paths):
+        app.add_api_route(
+            path,
+            route.serve,
+            methods=[route.method],
+            tags=[route.label],
+            status_code=doc.status,
+            dependencies=dependencies,
+            responses={
+                status: {"model": ErrorBody, "description": description}
+                for status, description in doc.errors.items()
+            },
+            response_class=Response if is_plain else response_class,
+            include_in_schema=not (number or doc.is_hidden),
+            response_model_exclude_none=doc.omit == "none",
+            response_model_exclude_unset=doc.omit == "unset",
+        )
+
+
+class _Check:
+    """Check every request of a route: the caller has access, names in the path have no control
+    characters, and a DELETE or PUT has no query parameter that the route ignores."""
+
+    def __init__(self, route: Route) -> None:
+        self._access = route.access
+
+    async def __call__(self, request: Request) -> None:
+        security: Security | None = request.app.state.security
+        if security is not None:
+            await security.check_access(request.scope, self._access, request.path_params)
+        for parameter, text in request.path_params.items():
+            check_printable(parameter, str(text))
+        if request.method in ("DELETE", "PUT"):
+            _check_query(request)
+
+
+def _check_query(request: Request) -> None:
+    """Raise InvalidParameter for a parameter that the route does not take, or that is repeated: the
+    client that sends it wants a smaller change."""
+    own: Dependant = request.scope["route"].dependant
+    taken = {field.alias for part in (own, *own.dependencies) for field in part.query_params}
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if name not in taken:
+            takes = ", ".join(sorted(taken)) or "none"
+            raise InvalidParameter(f"parameter {name[:SHOWN_MAX]!r} is unknown here: takes {takes}")
+        if names.count(name) > 1:
+            raise InvalidParameter(f"parameter {name} is given more than once")
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError) and _is_no_json(error):
+        header = request.headers.get("content-type", "").encode("latin-1")
+        sent = media_type(header).decode("latin-1")
+        error = UnsupportedMediaType(
+            f"HTTP 415 Unsupported Media Type: send application/json, not {sent!r}"
+        )
+    path = request.url.path
+    answer = answered(error, f"{request.method} {path}", request.app.state.counters)
+    response = answer.response(path)
+    return Response(
+        response.body, response.status, answer.headers, media_type=response.media_type.decode()
+    )
+
+
+def _is_no_json(error: RequestValidationError) -> bool:
+    """Whether FastAPI passed the body on as bytes, because its Content-Type is not JSON."""
+    first = error.errors()[0]
+    return first["loc"] == ("body",) and isinstance(first["input"], bytes)
+
+
+class Edge:
+    """The first code of the application that sees a request: it normalizes the path, limits the
+    body, counts the request, and answers after an unexpected exception."""
+
+    def __init__(self, app: ASGIApp, counters: HttpCounters) -> None:
+        self._app = app
+        self._counters = counters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        scope = {
+            **scope,
+            "path": clean_path(scope["path"]),
+            "query_string": _ascii(scope["query_string"]),
+            "headers": _typed(scope["headers"]),
+        }
+        status = 0
+        received = 0
+
+        async def bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > BODY_BYTES_MAX:
+                raise HTTPException(
+                    413, f"request body is over the limit of {BODY_BYTES_MAX} bytes"
+                )
+            return message
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, bounded, watched)
+        except TASK_ENDS:
+            raise
+        except BaseException as error:  # the root of a request
+            answer = answered(error, f"{scope['method']} {scope['path']}", self._counters)
+            if status:
+                raise  # half a response is sent: the server closes the connection
+            await HttpRequest(scope, receive, watched).answer(answer.response(scope["path"]))
+        # FastAPI's tag is the label of the route: a histogram for each of 80 routes is too much.
+        tags = getattr(scope.get("route"), "tags", None) or ["other"]
+        self._counters.observe(str(tags[0]), status, time.perf_counter() - started)
+
+
+def _ascii(query: bytes) -> bytes:
+    """Return a query whose every byte is valid in a URL: starlette decodes it as UTF-8."""
+    return query if query.isascii() else quote_from_bytes(query, safe=_ASCII).encode()
+
+
+def _typed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return headers with a Content-Type: a body without one is JSON, as in every dialect but
+    Redpanda's."""
+    if any(name == b"content-type" for name, _ in headers):
+        return headers
+    return [*headers, (b"content-type", b"application/json")]

@@ -1,0 +1,187 @@
+"""Maintenance by the broker itself: periodic retention and collection, beside serving.
+
+The same work as `tidelog retain` and `tidelog collect`, with the same guarantees: any number of
+brokers may do it at once, and may crash meanwhile. Retention uses the broker's view, so a round
+does not load the cluster again. Collection runs on its own thread, with its own view and
+connections, at the lowest priority: a listing of 100,000 objects must not delay a fetch. Merging
+and compaction read and write existing data many times over. They are left to `tidelog compact`, on
+a machine with spare capacity.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.offline import OfflineCluster, topics_of
+from tidelog.compaction.repair import undo_rearrangement
+from tidelog.compaction.retention import retain
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import MaintenanceCounters
+from tidelog.storage.core.errors import LogError, TableInDoubt
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.loop_thread import LoopThread
+from tidelog.storage.io.open import open_store
+from tidelog.storage.io.threads import TASK_ENDS, lower_priority
+from tidelog.storage.log import Log
+from tidelog.storage.state.cluster_state import Topic
+
+log = logging.getLogger("tidelog.care")
+
+COLLECTED_EVERY = 12
+"""Rounds from one collection to the next: about an hour. A collection lists all objects, and reads
+the last day's commits of tables from which files were removed."""
+
+
+async def run_maintenance(
+    settings: Settings, broker: Log, counters: MaintenanceCounters | None = None
+) -> None:
+    """Run a round about every `retention_check_interval_ms`; return at once if that is 0. The next
+    round does the work of a failed one."""
+    interval_s = settings.retention_check_interval_ms / 1000
+    if not interval_s or settings.store.startswith("memory:"):
+        return  # data in memory ends with the process
+    counters = counters or MaintenanceCounters()
+    draws = random.Random(broker.clock.new_id())
+    for number in itertools.count():
+        # Jitter, so that brokers that started together do not run every round together.
+        await asyncio.sleep(interval_s * draws.uniform(0.5, 1.5))
+        counters.rounds += 1
+        try:
+            is_collecting = number % COLLECTED_EVERY == 0
+            await maintain_once(settings, broker, counters, is_collecting=is_collecting)
+        except (LogError, OSError) as error:
+            counters.failures += 1
+            log.warning("retention and collection failed and will be retried: %s", error)
+        except TASK_ENDS:
+            raise
+        except BaseException:  # the root of a task: log a bug, or a panic of deltalake, and go on
+            counters.failures += 1
+            log.exception("retention and collection failed")
+
+
+async def check_tables(broker: Log) -> None:
+    """Look at the tables of all topics once, when a broker starts: the first reader or seal of a
+    topic may come much later. The result is logged and shown (`Broker.doubts`)."""
+    session = OfflineCluster.of_broker(broker)
+
+    async def look(topic: Topic) -> None:
+        if any(partition.sealed_end for partition in topic.partitions):
+            await session.checked_table(topic)
+
+    try:
+        await session.for_each(topics_of(session.state, None), look)
+    except LogError as error:
+        log.warning("not all tables could be checked at the start: %s", error)
+    finally:
+        _note_doubts(broker, session)
+        await session.close()
+
+
+async def maintain_once(
+    settings: Settings,
+    broker: Log,
+    counters: MaintenanceCounters | None = None,
+    *,
+    is_collecting: bool = True,
+) -> None:
+    """Run retention once, then collection. Raises LogError."""
+    counters = counters or MaintenanceCounters()
+    session = OfflineCluster.of_broker(broker)
+    try:
+        await _retain(session, counters)
+        await _undo_rearrangements(session)
+    finally:
+        _note_doubts(broker, session)
+        await session.close()
+        if is_collecting:  # also if retention failed: one topic must not stop the other duty
+            await _collect_apart(settings, counters)
+
+
+async def _collect_apart(settings: Settings, counters: MaintenanceCounters) -> None:
+    grace = Grace(wal_ms=settings.wal_retention_ms)
+
+    def resource() -> AbstractAsyncContextManager[OfflineCluster]:
+        lower_priority()  # of the lane's thread
+        return opened_cluster(settings)
+
+    lane = LoopThread(resource, name="tidelog-care")
+    try:
+        await lane.open()
+        await lane.run(lambda cluster: _collect(cluster, grace, counters))
+    finally:
+        await lane.close()
+
+
+def _note_doubts(broker: Log, session: OfflineCluster) -> None:
+    """Tell the broker what a round over all topics found about their tables."""
+    for name, topic in broker.state.topics.items():
+        error = session.skipped.get(name)
+        broker.note_doubt(topic, error if isinstance(error, TableInDoubt) else None)
+
+
+@asynccontextmanager
+async def opened_cluster(
+    settings: Settings, *, report_damage: bool = True
+) -> AsyncIterator[OfflineCluster]:
+    """Open the cluster in the store of the settings; close both at the end of the block."""
+    store = await open_store(settings.store, s3=settings.s3)
+    try:
+        cluster = await OfflineCluster.open(store, SystemClock(), report_damage=report_damage)
+        try:
+            yield cluster
+        finally:
+            await cluster.close()
+    finally:
+        await store.close()
+
+
+async def _retain(cluster: OfflineCluster, counters: MaintenanceCounters) -> None:
+    for each in await retain(cluster, None, is_dry=False):
+        counters.retentions += 1
+        log.info(
+            "%s-%d: log start offset is now %d: %s",
+            each.topic,
+            each.partition,
+            each.log_start_offset,
+            each.why,
+        )
+
+
+async def _undo_rearrangements(cluster: OfflineCluster) -> None:
+    """Follow an OPTIMIZE of another engine: the rows are the same, so put the segments back. All
+    else that is in doubt waits for an operator."""
+
+    async def undo(topic: Topic) -> None:
+        error = cluster.skipped.get(topic.name)
+        if isinstance(error, TableInDoubt) and await undo_rearrangement(cluster, topic):
+            del cluster.skipped[topic.name]
+            log.warning("topic %s: undone, its rows are the same: %s", topic.name, error)
+
+    skipped = [name for name in cluster.skipped if name in cluster.state.topics]
+    await cluster.for_each(topics_of(cluster.state, skipped), undo)
+
+
+async def _collect(cluster: OfflineCluster, grace: Grace, counters: MaintenanceCounters) -> None:
+    planned = await plan(cluster, grace)
+    counters.waiting_bytes = planned.waiting
+    counters.due_bytes, counters.oldest_s = planned.size, planned.oldest_ms / 1000
+    done = 0
+
+    def count(objects: int) -> None:
+        nonlocal done
+        size = sum(each.size for each in planned.garbage[done:objects])
+        counters.collected_objects += objects - done
+        counters.collected_bytes += size
+        counters.due_bytes -= size
+        done = objects
+
+    if planned.garbage or planned.emptied:
+        await collect(cluster, planned, count)
+        oldest_s = planned.oldest_ms // 1000
+        log.info("collected %d objects, %d bytes, %d s old", done, planned.size, oldest_s)
+    counters.oldest_s = 0.0

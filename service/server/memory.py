@@ -1,0 +1,54 @@
+"""The memory of a broker after a peak: it goes back to the kernel, and RSS follows.
+
+malloc keeps what the process frees (storage.io.malloc), because the next request needs as much.
+That is wrong after an outage, whose requests filled the write buffer, and for a broker without
+load.
+"""
+
+import asyncio
+import logging
+
+from tidelog.storage.broker import Broker
+from tidelog.storage.io.malloc import return_freed
+
+log = logging.getLogger("tidelog.memory")
+
+CHECK_S = 10.0
+PEAK_BYTES_MIN = 64 * 1024 * 1024
+"""A smaller peak is not worth it: the memory is mapped and zeroed again for the next one."""
+IDLE_BYTES_MAX = 1024 * 1024
+"""A writer that flushes less between two checks is idle."""
+
+
+class PeakWatch:
+    """Tells when a writer's peak is over: its buffer was large and has drained, or it has flushed
+    much and is idle now."""
+
+    def __init__(self) -> None:
+        self._peak_bytes = 0
+        self._flushed_bytes = 0  # at the last check
+        self._returned_at = 0  # flushed bytes at the end of the last peak
+
+    def is_over(self, buffered: int, flushed: int) -> bool:
+        """Look at the bytes in the buffer and those flushed so far; call it every CHECK_S."""
+        self._peak_bytes = max(self._peak_bytes, buffered)
+        is_idle = flushed - self._flushed_bytes <= IDLE_BYTES_MAX
+        has_drained = self._peak_bytes >= PEAK_BYTES_MIN and buffered * 4 <= self._peak_bytes
+        has_worked = flushed - self._returned_at >= PEAK_BYTES_MIN and not buffered
+        self._flushed_bytes = flushed
+        if not has_drained and not (has_worked and is_idle):
+            return False
+        self._peak_bytes, self._returned_at = buffered, flushed
+        return True
+
+
+async def return_memory(broker: Broker) -> None:
+    """Return freed memory to the kernel after each peak of the broker. Does not return."""
+    watch, loop = PeakWatch(), asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(CHECK_S)
+        stats = broker.stats()
+        if watch.is_over(stats.buffered_bytes, stats.writer.flush_bytes):
+            began_s = loop.time()
+            await asyncio.to_thread(return_freed)
+            log.debug("returned freed memory to the kernel in %.3f s", loop.time() - began_s)

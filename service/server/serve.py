@@ -1,0 +1,356 @@
+"""Composition root of a broker: from settings to a running process.
+
+The start opens the parts in the order of their dependencies: store, probe, log (with its hot log),
+peers, port. The end is the reverse: close the port, drain requests, flush the log, close the store.
+
+**On a crash**: a kill at any moment loses no acknowledged record (I1). Open requests fail.
+"""
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from urllib.parse import urlsplit
+
+import uvloop
+
+from tidelog.service.http.protocol import Server
+from tidelog.service.peers.client import METRICS, VITALS, HttpPeers
+from tidelog.service.peers.forwarding import Forwarder, GroupPeers
+from tidelog.service.peers.listener import PeerApp, PeerListener
+from tidelog.service.routes.health import VERSION
+from tidelog.service.security.authenticator import Security, topic_filter
+from tidelog.service.server.app import build_app
+from tidelog.service.server.log_lines import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_UNREACHABLE,
+    last_words,
+    log_to_stderr,
+)
+from tidelog.service.server.maintenance import check_tables, run_maintenance
+from tidelog.service.server.memory import return_memory
+from tidelog.service.server.router import Router
+from tidelog.service.settings import Settings, state_home
+from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Worker, gathered
+from tidelog.service.telemetry.rates import RateSampler
+from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.core.errors import LogError, Unavailable
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.io.malloc import keep_freed
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.metered import MeteredStore
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.io.open import open_store
+from tidelog.storage.io.probe import probe
+
+if TYPE_CHECKING:
+    from tidelog.service.server.tracing import Traces
+
+log = logging.getLogger("tidelog")
+
+CLOSE_S = 12.0
+"""Timeout of the last flush. uvicorn gives open requests 10 s before it: together 22 s of the 30 s
+after which Kubernetes kills the process."""
+
+SWITCH_INTERVAL_S = 0.0005
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+GC_THRESHOLDS = (50_000, 20, 100)
+"""Thresholds of Python's garbage collector. With the default of 700 new objects, one flush of 64
+requests starts several collections, which take half of a broker's CPU."""
+
+
+def run(
+    settings: Settings, on_listening: Callable[[], object] = lambda: None, *, worker: int = 0
+) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status. `worker` is the number of a process
+    that shares its port with other workers, else 0."""
+    log_to_stderr(settings.log_level.upper(), settings.log_format)
+    keep_freed()
+    # A commit's thread needs the interpreter's lock again after each system call. With Python's
+    # interval of 5 ms, a busy loop makes each PUT to a folder take 2 to 3 times as long.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.freeze()  # modules and routes live until the end: exclude them from collections
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        uvloop.run(serve(settings, on_listening, worker))
+    except LogError as error:
+        last_words(str(error), settings.log_format)
+        return EXIT_UNREACHABLE if isinstance(error, Unavailable) else EXIT_FAILED
+    return EXIT_OK
+
+
+def leave(status: int) -> NoReturn:
+    """End the process after `run`, without waiting for threads. On a busy machine, threads with the
+    lowest priority may need a minute to end."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+async def serve(settings: Settings, on_listening: Callable[[], object], worker: int = 0) -> None:
+    """Run one broker from start to drained end. Raises LogError if it cannot start or continue."""
+    clock = SystemClock()
+    retry_s = settings.start_retry_s
+    store = await open_store(settings.store, s3=settings.s3, retry_s=retry_s)
+    try:
+        await probe(store, clock, retry_s=retry_s)
+        broker_id = settings.broker_id or clock.new_id().hex()[:12]
+        traces = _traces(settings, broker_id)
+        observer = NO_OBSERVER if traces is None else traces
+        peers = HttpPeers()
+        try:
+            broker = await Broker.open(
+                MeteredStore(store, clock, observer),
+                settings.log_settings(),
+                clock=clock,
+                name=broker_id,
+                cluster_id=settings.cluster_id or None,
+                hot_dir=hot_dir(settings, store),
+                peers=peers if _has_peers(settings) else NO_PEERS,
+                observer=observer,
+                may_describe=topic_filter(settings),
+            )
+            await _serve_cluster(settings, _Serving(broker, peers, worker, traces), on_listening)
+        finally:
+            await peers.close()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
+    finally:
+        await store.close()
+
+
+class _Serving(NamedTuple):
+    """The parts of a running broker; `worker` is its number among several workers, else 0."""
+
+    broker: Broker
+    peers: HttpPeers
+    worker: int
+    traces: "Traces | None"
+
+
+def _has_peers(settings: Settings) -> bool:
+    return not settings.store.startswith("memory:")  # a memory store has no other processes
+
+
+def _traces(settings: Settings, broker_id: str) -> "Traces | None":
+    """Return the traces, None if they are off. Raises LogError if a package is missing."""
+    if settings.traces == "none":
+        return None
+    try:
+        from tidelog.service.server.tracing import otlp
+    except ImportError as error:
+        raise LogError(f"traces={settings.traces} needs tidelog[otel]: {error}") from error
+    return otlp(broker_id, VERSION)
+
+
+async def _serve_cluster(
+    settings: Settings, serving: _Serving, on_listening: Callable[[], object]
+) -> None:
+    """Run the peer listener around the HTTP server: a broker registers before it accepts requests,
+    and answers its peers until it has ended."""
+    broker, counters = serving.broker, MaintenanceCounters()
+    maintaining = asyncio.create_task(
+        run_maintenance(settings, broker, counters), name="tidelog-care"
+    )
+    look = asyncio.create_task(check_tables(broker), name="tidelog-tables")
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            app, peer_app, rates = await _build_apps(settings, serving, counters)
+            if _has_peers(settings):
+                host = settings.peer_host or settings.host
+                listener = PeerListener(peer_app, host, settings.peer_port)
+                stack.push_async_callback(listener.close)
+                address = await listener.start(settings.peer_address)
+                await broker.join(address, settings.port)
+            await _serve_http(settings, broker, app, rates, on_listening)
+        finally:
+            maintaining.cancel()
+            look.cancel()
+            await _close(broker)
+            await asyncio.wait([maintaining, look], timeout=BACKGROUND_STOP_S)
+
+
+async def _close(broker: Broker) -> None:
+    """Flush and close. Raises Unavailable if the store does not answer within CLOSE_S: a supervisor
+    would kill the process soon after."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await broker.close()
+    except TimeoutError:
+        raise Unavailable(
+            f"ended without the last flush: {broker.store_url} did not answer for {CLOSE_S:.0f} s; "
+            "records acknowledged with acks=1 are in the hot log"
+        ) from None
+
+
+async def _build_apps(
+    settings: Settings, serving: _Serving, maintenance: MaintenanceCounters
+) -> tuple[Router, PeerApp, RateSampler]:
+    """Return the ASGI applications for clients and for peers, and the rates."""
+    broker, traces = serving.broker, serving.traces
+    counters = HttpCounters()
+    security = await _security(settings, broker, counters)
+    app = build_app(
+        broker,
+        http=counters,
+        default_partitions=settings.default_partitions,
+        maintenance=maintenance,
+        worker=_worker(settings, serving),
+        peers=lambda: _responses(serving, VITALS, broker.members().peers),
+        security=security,
+    )
+    forwarder = Forwarder(GroupPeers(broker.members, serving.peers))
+    kind = Router if traces is None else traces.router()
+    router = kind(app, broker, settings, counters, broker.groups, forwarder, security)
+    reports = {METRICS: app.state.telemetry.text, VITALS: app.state.vitals.encoded}
+    return router, PeerApp(broker, router.forwarded, reports), app.state.vitals
+
+
+async def _serve_http(
+    settings: Settings,
+    broker: Broker,
+    app: Router,
+    rates: RateSampler,
+    on_listening: Callable[[], object],
+) -> None:
+    sampling = asyncio.create_task(rates.run(), name="tidelog-vitals")
+    memory = asyncio.create_task(return_memory(broker), name="tidelog-memory")
+
+    def listening(url: str) -> None:
+        # With port 0, a caller reads the port from this line: the first one with a URL.
+        log.info("listening on %s", url)
+        log.info("the console is at %s/ui/", url)
+        if _has_peers(settings):
+            log.info("peers reach this broker at %s", broker.members().me.address)
+        on_listening()
+
+    server = Server(
+        app,
+        settings.host,
+        settings.port,
+        on_listening=listening,
+        loop="uvloop",
+        timeout_keep_alive=75,
+        limit_concurrency=settings.connections_max,
+        timeout_graceful_shutdown=10,
+    )
+
+    def stop() -> None:
+        broker.drain()
+        server.stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    log.info(
+        "broker %s of cluster %s on %s",
+        broker.name,
+        broker.identity.cluster_id,
+        broker.store_url,
+    )
+    watch = asyncio.create_task(broker.run_until_failed())
+    watch.add_done_callback(lambda _: server.stop())
+    try:
+        await server.serve(_shared_port(settings))
+    finally:
+        watch.cancel()
+        sampling.cancel()
+        memory.cancel()
+        # A failed task of the log is a bug: raise its exception instead of dropping it.
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+
+
+async def _security(settings: Settings, broker: Broker, counters: HttpCounters) -> Security | None:
+    if settings.security == "off":
+        if settings.host not in LOOPBACK:
+            log.warning("security is off: every client that reaches %s may do all", settings.host)
+        return None
+    secret = await broker.secret()
+    if not (settings.admin_key or broker.state.access.keys):
+        log.warning("security=keys, but no key exists: set admin_key and create keys with it")
+    if settings.host not in LOOPBACK:
+        log.warning("keys are sent unencrypted: put a TLS proxy before %s", settings.host)
+    return Security(broker, settings, secret, counters)
+
+
+def _worker(settings: Settings, serving: _Serving) -> Worker | None:
+    """Return the worker's view of the others, the brokers on this host and port; None if alone."""
+    if not serving.worker:
+        return None
+
+    async def ask() -> list[bytes]:
+        members = serving.broker.members()
+        host = urlsplit(members.me.address).hostname
+        beside = [
+            member
+            for member in members.peers
+            if member.port == settings.port and urlsplit(member.address).hostname == host
+        ]
+        return await _responses(serving, METRICS, beside)
+
+    return Worker(serving.worker, settings.workers, ask)
+
+
+async def _responses(serving: _Serving, path: str, members: Iterable[Member]) -> list[bytes]:
+    """Return the responses of those members that answer before the timeout."""
+    return await gathered(serving.peers.post(member, path, b"") for member in members)
+
+
+def _shared_port(settings: Settings) -> list[socket.socket] | None:
+    """Bind a socket to the workers' port (SO_REUSEPORT): the kernel distributes the connections."""
+    if settings.workers == 1:
+        return None
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sharing = socket.socket(family)
+    try:
+        sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sharing.bind((settings.host, settings.port))
+    except OSError as error:
+        sharing.close()
+        where = f"{settings.host}:{settings.port}"
+        raise LogError(f"cannot listen on {where}: {error.strerror}") from error
+    return [sharing]
+
+
+def hot_dir(settings: Settings, store: ObjectStore) -> Path | None:
+    """Return the folder of the hot log: inside a folder store, else one of this user and store.
+
+    None for a memory store: its records do not outlive the process.
+    """
+    if settings.hot_dir:
+        return _usable_folder(Path(settings.hot_dir))
+    if isinstance(store, FolderStore):
+        return Path(store.table_uri(".hot"))
+    if isinstance(store, MemoryStore):
+        return None
+    name = hashlib.blake2b(store.url.encode(), digest_size=8).hexdigest()
+    return state_home() / "tidelog" / name
+
+
+def _usable_folder(path: Path) -> Path:
+    """Create the folder. Raises LogError at the start if the broker cannot use it."""
+    try:
+        folder = path.expanduser().absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: unknown home of `~USER`
+        raise LogError(f"hot_dir {path} cannot be used: {error}") from error
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise LogError(
+            f"hot_dir {folder} cannot be used: the broker's user has no write permission"
+        )
+    return folder

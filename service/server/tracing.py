@@ -1,0 +1,165 @@
+"""OpenTelemetry traces: a produce request, its flush, the PUT; a fetch and the tiers that it reads.
+
+    produce            a request, in the trace that its `traceparent` names
+    flush              linked to every request in it
+      commit           by this broker, or forwarded to the sequencer
+        create wal     the conditional PUT, if this broker commits
+    fetch              `tidelog.tiers` lists the sources of its records: memory, wal, table
+      get table        reads of the object store
+
+Loaded only if `traces` is on (the extra `otel`): a broker without traces runs none of these
+classes. The usual OTEL_ variables, which the SDK reads, set the destination and the sampling.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from http import HTTPStatus
+from typing import NamedTuple
+
+from opentelemetry import propagate, trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
+
+from tidelog.service.http.call import HttpRequest
+from tidelog.service.server.router import Router, Target
+from tidelog.storage.core import keys
+from tidelog.storage.core.entry import Draft
+from tidelog.storage.core.observer import TRACE, TracedRequest
+
+CLOSE_S = 2.0
+"""The longest wait for the export of the last spans when a broker stops."""
+LINKS_MAX = 100
+"""Bound of the requests that one flush links to."""
+TIERS = {keys.WAL: "wal", keys.DATA: "wal", keys.TOPICS: "table"}
+
+_tiers: ContextVar[set[str] | None] = ContextVar("tidelog-tiers", default=None)
+
+
+class Traces:
+    """The tracer of one broker, from its start to `close`."""
+
+    def __init__(self, broker_id: str, version: str, exporter: SpanExporter) -> None:
+        about = {
+            "service.name": "tidelog",
+            "service.version": version,
+            "service.instance.id": broker_id,
+        }
+        # `create` merges OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME in.
+        self._provider = TracerProvider(resource=Resource.create(about))
+        self._exporter = exporter
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self.tracer = self._provider.get_tracer("tidelog", version)
+        self._committing: Span | None = None
+        """The span of the running commit; there is one at a time. It is the parent of each PUT of
+        the WAL that begins meanwhile. The task that sends the PUT may be older than the flush and
+        have another context."""
+
+    def router(self) -> "type[TracedRouter]":
+        """The router, with a span for each hot request."""
+        return type("TracedRouter", (TracedRouter,), {"tracer": self.tracer})
+
+    @contextlib.contextmanager
+    def flush(self, requests: Sequence[TracedRequest]) -> Iterator[None]:
+        """Trace a flush, in a trace of its own because it serves many requests."""
+        contexts = [
+            request.trace.get_span_context()
+            for request in requests
+            if isinstance(request.trace, Span)
+        ]
+        facts = {"tidelog.requests": len(requests)}
+        links = [Link(context) for context in contexts[:LINKS_MAX]]
+        with self.tracer.start_as_current_span("flush", links=links, attributes=facts):
+            yield
+
+    @contextlib.contextmanager
+    def commit(self, draft: Draft) -> Iterator[None]:
+        facts = {
+            "tidelog.commits": len(draft.commits),
+            "tidelog.chunks": len(draft.chunks),
+            "tidelog.bytes": sum(map(len, draft.bodies)),
+        }
+        with self.tracer.start_as_current_span("commit", attributes=facts) as span:
+            self._committing = span
+            try:
+                yield
+            finally:
+                self._committing = None
+
+    @contextlib.contextmanager
+    def request(self, verb: str, key: str, size: int | None) -> Iterator["_RequestSpan | None"]:
+        """Trace a request to the store that is made within a span; polls and heartbeats are not."""
+        current: Span | None = trace.get_current_span()
+        if verb == "create" and key.startswith(keys.WAL):
+            current = self._committing
+        if current is None or not current.is_recording():
+            yield None
+            return
+        tier = TIERS.get(f"{key.partition('/')[0]}/", "other")
+        seen = _tiers.get()
+        if verb == "get" and seen is not None:
+            seen.add(tier)
+        facts: dict[str, str | int] = {"tidelog.object": key}
+        if size is not None:
+            facts["tidelog.bytes"] = size
+        parent = trace.set_span_in_context(current)
+        with self.tracer.start_as_current_span(
+            f"{verb} {tier}", parent, SpanKind.CLIENT, attributes=facts
+        ) as span:
+            yield _RequestSpan(span)
+
+    def close(self) -> None:
+        # If the collector is unreachable, the SDK retries longer than a broker may take to stop.
+        # Only a shutdown of the exporter ends the retries.
+        patience = threading.Timer(CLOSE_S, self._exporter.shutdown)
+        patience.start()
+        self._provider.shutdown()
+        patience.cancel()
+
+
+class _RequestSpan(NamedTuple):
+    span: Span
+
+    def outcome(self, outcome: str) -> None:
+        self.span.set_attribute("tidelog.outcome", outcome)
+
+
+def otlp(broker_id: str, version: str) -> Traces:
+    """Return traces that are sent to a collector by OTLP over HTTP: to localhost:4318, unless OTEL_
+    variables name another address."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return Traces(broker_id, version, OTLPSpanExporter())
+
+
+class TracedRouter(Router):
+    """A router with a span for each hot request."""
+
+    tracer: Tracer
+
+    async def _serve(self, target: Target, segments: list[str], call: HttpRequest) -> None:
+        scope = call.scope
+        carrier = {
+            name: call.headers[name.encode()].decode("latin-1")
+            for name in ("traceparent", "tracestate")
+            if name.encode() in call.headers
+        }
+        facts = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        tiers: set[str] = set()
+        with self.tracer.start_as_current_span(
+            target.route.label, propagate.extract(carrier), SpanKind.SERVER, attributes=facts
+        ) as span:
+            trace_token, tiers_token = TRACE.set(span), _tiers.set(tiers)
+            try:
+                await super()._serve(target, segments, call)
+            finally:
+                TRACE.reset(trace_token)
+                _tiers.reset(tiers_token)
+            span.set_attribute("http.response.status_code", call.status)
+            if call.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                span.set_status(Status(StatusCode.ERROR))
+            if scope["method"] == "GET":
+                span.set_attribute("tidelog.tiers", sorted(tiers) or ["memory"])

@@ -1,0 +1,317 @@
+"""Metrics of the log, read from its counters at each scrape. service/METRICS.md lists names and
+meanings; a test compares it with this code.
+
+Runs on the event loop that owns the log. The number of series is bounded (I10): topics and
+partitions beyond the bound have no series; a metric counts the partitions.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, chain, islice
+from typing import TypeAlias
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from tidelog.storage.broker import Broker, BrokerStats
+from tidelog.storage.core.histogram import Histogram
+from tidelog.storage.state.cluster_state import ClusterState, Topic
+
+SERIES_MAX = 2000
+"""Bound of partitions, and of topics, with series of their own. A scrape of so many blocks the
+event loop for ~25 ms."""
+
+
+Series: TypeAlias = tuple[str, str, float]
+"""The name of a metric without the prefix `tidelog_`, its documentation, its value."""
+Labelled: TypeAlias = tuple[Sequence[str], float]
+"""The values of a metric's labels, and its value."""
+
+
+def _labelled(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    doc: str,
+    labels: Sequence[str],
+    values: Iterable[Labelled],
+) -> Metric:
+    family = kind(f"tidelog_{name}", doc, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family
+
+
+counter = partial(_labelled, CounterMetricFamily)
+gauge = partial(_labelled, GaugeMetricFamily)
+
+
+def histogram(
+    name: str, doc: str, found: dict[str, Histogram], label: str | None = None
+) -> HistogramMetricFamily:
+    """Build a family of histograms: one for each value of `label`, or one without labels if `label`
+    is None."""
+    family = HistogramMetricFamily(
+        f"tidelog_{name}", doc, labels=None if label is None else [label]
+    )
+    for value, each in found.items():
+        bounds = (*map(str, each.bounds), "+Inf")
+        buckets = list(zip(bounds, map(float, accumulate(each.counts)), strict=True))
+        family.add_metric([] if label is None else [value], buckets, each.total)
+    return family
+
+
+class LogCollector(Collector):
+    """Collects all metrics of one broker's log."""
+
+    def __init__(self, broker: Broker, version: str) -> None:
+        self._broker = broker
+        self._version = version
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("tidelog", "the broker", value=self._identity())
+        stats = self._broker.stats()
+        counters = (_writer, _wal, _sequencer, _sealer)
+        for name, doc, value in chain.from_iterable(of(stats) for of in counters):
+            yield CounterMetricFamily(f"tidelog_{name}", doc, value=value)
+        for name, doc, value in _gauges(self._broker, stats):
+            yield GaugeMetricFamily(f"tidelog_{name}", doc, value=value)
+        yield from _writing(stats)
+        yield from _store(stats)
+        yield _sequencing(self._broker)
+        yield from _caches(stats)
+        yield from _topics(self._broker)
+        yield _group_lag(self._broker)
+
+    def _identity(self) -> dict[str, str]:
+        return {
+            "version": self._version,
+            "broker_id": self._broker.name,
+            "cluster_id": self._broker.identity.cluster_id,
+        }
+
+
+def _writer(stats: BrokerStats) -> tuple[Series, ...]:
+    counters = stats.writer
+    return (
+        ("flushes", "flushes committed", counters.flushes),
+        ("flushes_failed", "failed flushes: records not in the log", counters.flushes_failed),
+        ("flush_bytes", "bytes of chunks committed", counters.flush_bytes),
+        ("append_requests", "requests taken into a hot segment", counters.requests),
+        ("append_throttled", "requests refused because the buffer is full", counters.throttled),
+        ("appended_records", "records committed by this broker", counters.records),
+    )
+
+
+def _writing(stats: BrokerStats) -> Iterator[Metric]:
+    counters = stats.writer
+    doc = "time that a flush's oldest request waits for the flush to begin"
+    yield histogram("queue_wait_seconds", doc, {"": counters.queue_wait})
+    doc = "time from the encoded chunks of a flush to their commit in the WAL"
+    yield histogram("commit_latency_seconds", doc, {"": counters.commit_latency})
+    yield histogram("batch_requests", "requests in a flush", {"": counters.batch_requests})
+    yield histogram("batch_records", "records in a flush", {"": counters.batch_records})
+    yield histogram("batch_bytes", "bytes of a flush's chunks", {"": counters.batch_bytes})
+
+
+def _store(stats: BrokerStats) -> Iterator[Metric]:
+    """Yield the requests to the object store and their latencies; nothing if not metered."""
+    if stats.store is None:
+        return
+    counters, label = stats.store, ["verb"]
+    requests = [([verb], count) for verb, count in counters.requests.items()]
+    yield counter("store_requests", "requests to the object store", label, requests)
+    failures = [([verb], counters.failures[verb]) for verb in counters.requests]
+    doc = "requests to the object store that failed or had no answer"
+    yield counter("store_request_failures", doc, label, failures)
+    yield histogram(
+        "store_request_seconds", "latency of the object store", counters.seconds, "verb"
+    )
+    sizes = [(["in"], counters.bytes_written), (["out"], counters.bytes_read)]
+    doc = "bytes of objects written (in) and read (out)"
+    yield counter("store_bytes", doc, ["direction"], sizes)
+
+
+def _wal(stats: BrokerStats) -> tuple[Series, ...]:
+    counters = stats.wal
+    return (
+        ("wal_puts", "conditional PUTs of entries, retries included", counters.puts),
+        ("wal_gets", "reads of entries, polls included", counters.gets),
+        ("wal_entries_committed", "entries committed by this broker", counters.entries_committed),
+        ("wal_entries_applied", "entries applied, of all brokers", counters.entries_applied),
+        ("wal_bytes_written", "bytes of entries written", counters.bytes_written),
+        ("wal_lost", "sequence numbers that another broker took first", counters.lost),
+        ("wal_unknown", "PUTs with unknown outcome", counters.unknown),
+        ("wal_void", "expired views, reloaded from a checkpoint", counters.void),
+        ("wal_checkpoints", "checkpoints written", counters.checkpoints),
+    )
+
+
+def _sequencer(stats: BrokerStats) -> tuple[Series, ...]:
+    own, sent = stats.sequencer, stats.announcer
+    return (
+        ("commits", "entries committed: own drafts and those of peers", own.commits),
+        ("drafts", "closed hot segments of this broker, each one draft", own.drafts),
+        ("handovers", "drafts forwarded to the sequencer", own.handed_over),
+        ("handovers_refused", "forwarded drafts that the sequencer refused", own.refused),
+        ("handovers_unanswered", "forwarded drafts with unknown outcome", own.unanswered),
+        (
+            "own_commits",
+            "own drafts committed by this broker after a refused or unknown forward",
+            own.own_commits,
+        ),
+        ("drafts_taken", "drafts accepted from peers", own.taken),
+        ("drafts_not_taken", "drafts from peers refused", own.not_taken),
+        ("drafts_uploaded", "large drafts uploaded before they were forwarded", own.uploads),
+        ("wakeups_sent", "announcements sent to peers, each of one or more entries", sent.sent),
+        ("wakeups_failed", "announcements that did not arrive", sent.failed),
+        ("wakeups_received", "entries announced by peers", sent.received),
+        ("wakeups_useful", "announced entries that could be applied at once", sent.useful),
+        ("peers_suspected", "times that a peer was suspected and skipped", sent.suspected),
+    )
+
+
+def _sequencing(broker: Broker) -> Metric:
+    sequencer = broker.members().sequencer
+    doc = "the broker that commits for all"
+    return gauge("sequencer", doc, ["broker_id"], [([sequencer.name], 1)])
+
+
+def _sealer(stats: BrokerStats) -> tuple[Series, ...]:
+    counters = stats.sealer
+    return (
+        ("sealed_segments", "segments sealed by this broker", counters.segments),
+        ("sealed_records", "records sealed by this broker", counters.rows),
+        ("sealed_bytes", "bytes of segments sealed by this broker", counters.bytes),
+        ("seal_conflicts", "seals that another broker completed first", counters.conflicts),
+        ("seal_failures", "seals that failed and will be retried", counters.failures),
+        ("cold_reads", "row groups read from the store", stats.cold_reads),
+    )
+
+
+def _gauges(broker: Broker, stats: BrokerStats) -> tuple[Series, ...]:
+    wal, state, members = stats.wal, broker.state, broker.members()
+    partitions = sum(len(topic.partitions) for topic in state.topics.values())
+    return (
+        (
+            "requests_per_flush",
+            "average number of conditional PUTs for one committed entry: 1 is ideal; lost races "
+            "and unknown outcomes add more (wal_puts / wal_entries_committed)",
+            wal.puts / max(wal.entries_committed, 1),
+        ),
+        ("buffered_bytes", "produced bytes that are not committed yet", stats.buffered_bytes),
+        (
+            "buffered_bytes_max",
+            "bound of the buffer: further requests get 429",
+            stats.buffered_bytes_max,
+        ),
+        (
+            "set_aside",
+            "requests acknowledged with acks=1 that the store refuses: on this broker's disk alone",
+            stats.set_aside,
+        ),
+        ("live_brokers", "live brokers, including this one", 1 + len(members.peers)),
+        ("is_sequencer", "1 if this broker is the sequencer", members.is_sequencer),
+        (
+            "wal_view_age_seconds",
+            "time since this broker's view was known to be the end of the WAL",
+            stats.view_age_s,
+        ),
+        ("wal_seq", "sequence number of the newest applied entry", state.seq),
+        ("topics", "topics", len(state.topics)),
+        (
+            "tables_in_doubt",
+            "topics whose table is damaged, was changed by another program or is ahead of the WAL, "
+            "as this broker found: nothing is sealed into it (tidelog repair)",
+            len(broker.doubts()),
+        ),
+        ("partitions", "partitions of all topics", partitions),
+        (
+            "group_offsets",
+            "committed offsets of all consumer groups",
+            state.committed_offsets.count,
+        ),
+        (
+            "group_series_omitted",
+            f"committed offsets without a lag series: only the first {SERIES_MAX} have one",
+            max(state.committed_offsets.count - SERIES_MAX, 0),
+        ),
+        ("group_members", "members of all consumer groups", state.members.count),
+        ("producer_partitions", "(producer, partition) pairs in the state", state.producers.count),
+        (
+            "series_omitted",
+            f"partitions without series: only the first {SERIES_MAX} have them",
+            max(partitions - SERIES_MAX, 0),
+        ),
+    )
+
+
+def _caches(stats: BrokerStats) -> Iterator[Metric]:
+    label, caches = ["cache"], stats.caches
+    sizes = [([name], cache.bytes) for name, cache in caches.items()]
+    bounds = [([name], cache.bytes_max) for name, cache in caches.items()]
+    yield gauge("cache_bytes", "bytes in the cache", label, sizes)
+    yield gauge("cache_bytes_max", "bound of the cached bytes", label, bounds)
+    # Misses of the tail are reads of the other caches.
+    read = {name: cache for name, cache in caches.items() if name != "tail"}
+    hits = [([name], cache.hits) for name, cache in read.items()]
+    misses = [([name], cache.misses) for name, cache in read.items()]
+    yield counter("cache_hits", "lookups found in the cache or in flight", label, hits)
+    yield counter("cache_misses", "lookups that read the store", label, misses)
+
+
+def _topics(broker: Broker) -> Iterator[Metric]:
+    state, now_ms = broker.state, broker.clock.now_ms()
+    topics = list(islice(state.topics.values(), SERIES_MAX))
+    sizes = [([topic.name], tail_bytes(topic)) for topic in topics]
+    ages = [([topic.name], (now_ms - unsealed_since_ms(topic, now_ms)) / 1000) for topic in topics]
+    doc = "bytes of the tail that are not in the table yet"
+    yield gauge("unsealed_bytes", doc, ["topic"], sizes)
+    yield gauge("unsealed_age_seconds", "age of the oldest unsealed record", ["topic"], ages)
+    starts, ends = [], []
+    for topic, number, partition in islice(state.partitions(), SERIES_MAX):
+        starts.append(([topic.name, str(number)], partition.log_start_offset))
+        ends.append(([topic.name, str(number)], partition.high_watermark))
+    label = ["topic", "partition"]
+    yield gauge("log_start_offset", "first offset retained", label, starts)
+    yield gauge("high_watermark", "offset after the last committed record", label, ends)
+
+
+def tail_bytes(topic: Topic) -> int:
+    return sum(partition.tail_bytes for partition in topic.partitions)
+
+
+def unsealed_since_ms(topic: Topic, now_ms: int) -> int:
+    """Return the commit time of the topic's oldest unsealed record, or `now_ms` if there is
+    none."""
+    committed = (held.tail[0].committed_ms for held in topic.partitions if held.tail)
+    return min(committed, default=now_ms)
+
+
+def _group_lag(broker: Broker) -> Metric:
+    """Return the lag of the first SERIES_MAX committed offsets (I10), in the groups' order."""
+    doc = f"records after the committed offset, for the first {SERIES_MAX} committed offsets"
+    first = islice(lags(broker), SERIES_MAX)
+    found = [([group_id, topic, str(number)], behind) for group_id, topic, number, behind in first]
+    return gauge("group_lag", doc, ["group", "topic", "partition"], found)
+
+
+def lags(broker: Broker) -> Iterator[tuple[str, str, int, int]]:
+    """Iterate over (group, topic, partition, lag) of all committed offsets."""
+    for group_id in broker.state.committed_offsets:
+        for topic, number, committed, end_offset in committed_lags(broker.state, group_id):
+            yield group_id, topic.name, number, max(end_offset - committed, 0)
+
+
+def committed_lags(state: ClusterState, group_id: str) -> Iterator[tuple[Topic, int, int, int]]:
+    """Iterate over (topic, partition, committed offset, high watermark) of a group's partitions."""
+    for topic_id, partitions in state.committed_offsets.of_group(group_id).items():
+        topic = state.topic_of_id(topic_id)
+        if topic is not None:
+            for number, committed in partitions.items():
+                yield topic, number, committed.offset, topic.partitions[number].high_watermark

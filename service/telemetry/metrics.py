@@ -1,0 +1,320 @@
+"""HTTP and maintenance counters, and the Prometheus text of all metrics of a broker.
+
+Only `HttpCounters` is on a hot path; it consists of dicts of ints. `log_metrics` reads the log's
+own counters. service/METRICS.md lists names and meanings. Labels have values from bounded sets
+only: routes, verbs, kinds of errors, and the first topics with traffic (I10).
+
+Workers behind one port (`serve --workers`) are separate brokers. The worker that is scraped
+requests the metrics of the others, and the label `worker` of each sample names its worker.
+"""
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from tidelog.service.telemetry.log_metrics import Labelled, LogCollector, counter, histogram
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.histogram import SECONDS, Histogram
+
+WORKER_WAIT_S = 1.0
+"""Timeout for the metrics of another worker: a worker that hangs must not delay the whole
+scrape."""
+METRIC_TOPICS_MAX = 500
+"""Bound of topics with their own counters: the first topics with traffic. All others share one."""
+OTHER_TOPICS = "(other)"
+"""Not a valid topic name, so it collides with none."""
+
+
+class Traffic:
+    """Counters of one topic since the process started."""
+
+    __slots__ = ("bytes_in", "bytes_out", "records_in", "records_out")
+
+    def __init__(self) -> None:
+        self.records_in = self.bytes_in = self.records_out = self.bytes_out = 0
+
+
+class HttpCounters:
+    """Counters of HTTP requests since the process started. Owned by one event loop. `observe` takes
+    ~0.4 us."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        """By route and status class (2 to 5)."""
+        self.latencies: dict[str, Histogram] = {}
+        """By route. The time that a request waits for new records does not count."""
+        self.errors: Counter[str] = Counter()
+        """By the name of the error's class."""
+        self.auth_failures: Counter[str] = Counter()
+        """By reason: the `kind` of Unauthenticated."""
+        self.denied: Counter[str] = Counter()
+        """By type of resource."""
+        self.throttled: Counter[str] = Counter()
+        """By quota."""
+        self.topics: dict[str, Traffic] = {}
+        self.records_in = 0
+        self.bytes_in = 0
+        self.records_out = 0
+        self.bytes_out = 0
+
+    def observe(self, route: str, status: int, seconds: float) -> None:
+        """Count one answered request. `route` is the label of a route, never a path."""
+        self.requests[route, status // 100] += 1
+        latency = self.latencies.get(route)
+        if latency is None:
+            latency = self.latencies[route] = Histogram(SECONDS)
+        latency.counts[bisect_left(SECONDS, seconds)] += 1  # `latency.add`, without a call
+        latency.total += seconds
+
+    def refused(self, error: BaseException) -> None:
+        """Count a request that was answered with this error, by the error's class (a bounded
+        set)."""
+        self.errors[type(error).__name__] += 1
+
+    def add_records_in(self, records: int, size: int, topic: str | None = None) -> None:
+        """Count records produced by a request of `size` bytes. `topic` is None if the request wrote
+        to several topics."""
+        self.records_in += records
+        self.bytes_in += size
+        if topic is not None:
+            traffic = self.topics.get(topic) or self._traffic(topic)
+            traffic.records_in += records
+            traffic.bytes_in += size
+
+    def add_records_out(self, records: int, size: int, topic: str | None = None) -> None:
+        """Count records fetched in an answer of `size` bytes. `topic` is None if the answer had
+        several topics."""
+        self.records_out += records
+        self.bytes_out += size
+        if topic is not None:
+            traffic = self.topics.get(topic) or self._traffic(topic)
+            traffic.records_out += records
+            traffic.bytes_out += size
+
+    def keep_topics(self, live: Container[str]) -> None:
+        """Drop counters of deleted topics, to make room for new topics."""
+        for topic in [name for name in self.topics if name not in live and name != OTHER_TOPICS]:
+            del self.topics[topic]
+
+    def _traffic(self, topic: str) -> Traffic:
+        if len(self.topics) >= METRIC_TOPICS_MAX:
+            topic = OTHER_TOPICS
+        return self.topics.setdefault(topic, Traffic())
+
+
+class MaintenanceCounters:
+    """Counters of this broker's maintenance (service.server.maintenance). Written by one thread."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.failures = 0
+        self.retentions = 0
+        self.collected_objects = 0
+        self.collected_bytes = 0
+        self.due_bytes = 0
+        self.waiting_bytes = 0
+        self.oldest_s = 0.0
+
+
+class Worker(NamedTuple):
+    """One of several workers behind a port. `ask` returns the metrics texts of the other workers
+    that answer in time."""
+
+    number: int
+    workers: int
+    ask: Callable[[], Awaitable[Sequence[bytes]]]
+
+
+class Telemetry:
+    """Renders /metrics. It has its own registry, because a process may run several brokers."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        http: HttpCounters,
+        version: str,
+        maintenance: MaintenanceCounters | None = None,
+        worker: Worker | None = None,
+    ) -> None:
+        self._log = broker
+        self._http = http
+        self._worker = worker
+        self._registry = CollectorRegistry()
+        collectors = [
+            LogCollector(broker, version),
+            _HttpCollector(http),
+            _MaintenanceCollector(maintenance or MaintenanceCounters()),
+            ProcessCollector(registry=None),
+        ]
+        labels = {} if worker is None else {"worker": str(worker.number)}
+        for collector in collectors:
+            self._registry.register(_Labelled(collector, labels) if labels else collector)
+
+    def text(self) -> bytes:
+        """Return the metrics of this process. Call it on the log's event loop."""
+        self._http.keep_topics(self._log.state.topics)
+        return generate_latest(self._registry)
+
+    def families(self) -> list[Metric]:
+        """Return every metric, with those of several workers, for the documentation."""
+        return [*self._registry.collect(), *_Answered(0, 0).collect()]
+
+    async def text_of_all(self) -> bytes:
+        """Return the metrics of every worker behind the port."""
+        if self._worker is None:
+            return self.text()
+        others = await self._worker.ask()
+        answered = CollectorRegistry()
+        answered.register(_Answered(self._worker.workers, 1 + len(others)))
+        return merged([generate_latest(answered), self.text(), *others])
+
+
+def merged(texts: Iterable[bytes]) -> bytes:
+    """Merge Prometheus texts: each family once, with the samples of all texts."""
+    families: dict[bytes, list[bytes]] = {}
+    for text in texts:
+        # Label values contain no line breaks (they are escaped), so a block is a family.
+        for block in (b"\n" + text).split(b"\n# HELP ")[1:]:
+            help_line, type_line, *samples = block.removesuffix(b"\n").split(b"\n")
+            name = help_line.split(b" ", 1)[0]
+            head = b"# HELP " + help_line + b"\n" + type_line + b"\n"
+            families.setdefault(name, [head]).extend(sample + b"\n" for sample in samples)
+    return b"".join(part for parts in families.values() for part in parts)
+
+
+async def gathered(requests: Iterable[Awaitable[bytes]]) -> list[bytes]:
+    """Return the answers that arrive within WORKER_WAIT_S."""
+    answers = await asyncio.gather(*(_patient(one) for one in requests))
+    return [answer for answer in answers if answer]
+
+
+async def _patient(one: Awaitable[bytes]) -> bytes:
+    try:
+        async with asyncio.timeout(WORKER_WAIT_S):
+            return await one
+    except (LogError, TimeoutError):
+        return b""
+
+
+class _Labelled(Collector):
+    """Adds labels to all samples of a collector."""
+
+    def __init__(self, inner: Collector, labels: dict[str, str]) -> None:
+        self._inner = inner
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._inner.collect():
+            metric.samples = [
+                Sample(each.name, {**each.labels, **self._labels}, *each[2:])
+                for each in metric.samples
+            ]
+            yield metric
+
+
+class _Answered(Collector):
+    def __init__(self, workers: int, answered: int) -> None:
+        self._workers = workers
+        self._answered = answered
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("tidelog_workers", "workers behind this port", self._workers)
+        yield GaugeMetricFamily(
+            "tidelog_workers_answered",
+            "workers whose metrics are in this answer",
+            self._answered,
+        )
+
+
+class _HttpCollector(Collector):
+    def __init__(self, http: HttpCounters) -> None:
+        self._http = http
+
+    def collect(self) -> Iterator[Metric]:
+        http = self._http
+        requests = [
+            ([route, f"{hundreds}xx"], count) for (route, hundreds), count in http.requests.items()
+        ]
+        yield counter("http_requests", "requests answered", ["route", "status"], requests)
+        yield histogram(
+            "http_request_seconds",
+            "from first byte received to last byte sent, without waiting for new records",
+            http.latencies,
+            "route",
+        )
+        for name, doc, label, counts in (
+            ("errors", "requests refused or failed, by kind", "kind", http.errors),
+            ("auth_failures", "requests without a valid key", "kind", http.auth_failures),
+            ("denied", "requests refused by ACLs", "resource", http.denied),
+            ("quota_throttled", "requests refused by a quota", "quota", http.throttled),
+        ):
+            yield counter(name, doc, [label], [([value], count) for value, count in counts.items()])
+        for name, doc, count_in, count_out in (
+            (
+                "http_records",
+                "records produced (in) and fetched (out)",
+                http.records_in,
+                http.records_out,
+            ),
+            ("http_bytes", "bytes of bodies that carried records", http.bytes_in, http.bytes_out),
+        ):
+            yield counter(name, doc, ["direction"], [(["in"], count_in), (["out"], count_out)])
+        records: list[Labelled] = []
+        sizes: list[Labelled] = []
+        for topic, traffic in http.topics.items():
+            records += ([topic, "in"], traffic.records_in), ([topic, "out"], traffic.records_out)
+            sizes += ([topic, "in"], traffic.bytes_in), ([topic, "out"], traffic.bytes_out)
+        labels = ["topic", "direction"]
+        yield counter("topic_records", "records by topic, of this broker", labels, records)
+        yield counter("topic_bytes", "bytes of bodies by topic, of this broker", labels, sizes)
+
+
+class _MaintenanceCollector(Collector):
+    def __init__(self, counters: MaintenanceCounters) -> None:
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        counters = self._counters
+        for name, doc, value in (
+            (
+                "care_rounds",
+                "retention rounds, every 12th also with collection",
+                counters.rounds,
+            ),
+            (
+                "care_failures",
+                "rounds that failed; the next one does their work",
+                counters.failures,
+            ),
+            ("retentions", "log starts moved by this broker", counters.retentions),
+            ("garbage_objects", "unreferenced objects deleted", counters.collected_objects),
+            ("garbage_bytes", "bytes of unreferenced objects deleted", counters.collected_bytes),
+        ):
+            yield CounterMetricFamily(f"tidelog_{name}", doc, value=value)
+        gauges: Sequence[tuple[str, str, float]] = (
+            (
+                "garbage_due_bytes",
+                "garbage found by the last collection and not deleted yet",
+                counters.due_bytes,
+            ),
+            (
+                "garbage_waiting_bytes",
+                "garbage found by the last collection, within its grace",
+                counters.waiting_bytes,
+            ),
+            (
+                "garbage_oldest_seconds",
+                "age of the oldest garbage that is due",
+                counters.oldest_s,
+            ),
+        )
+        for name, doc, number in gauges:
+            yield GaugeMetricFamily(f"tidelog_{name}", doc, value=number)

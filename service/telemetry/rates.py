@@ -1,0 +1,278 @@
+"""Rates per second for the console: of this broker and its peers, now and in the last half hour.
+
+Every few seconds, a task reads the counters and appends the difference to a ring: no work on a hot
+path, bounded memory (I10). The steps of all brokers end at the same wall-clock times. So one broker
+can request the rings of the others (service.peers) and add them up. The rings are in memory only:
+empty after a restart.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from itertools import islice
+
+import msgspec
+
+from tidelog.service.telemetry.log_metrics import SERIES_MAX, lags
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.histogram import SECONDS
+from tidelog.storage.io.threads import surviving
+
+log = logging.getLogger("tidelog")
+
+STEP_S = 5
+STEPS = 360
+"""Half an hour of steps."""
+RATE_STEPS = 3
+"""Number of the last steps of which a current rate is the average."""
+LAGS_MAX = 500
+"""Bound of the (group, topic) pairs with a lag history."""
+
+NAMES = (
+    "records_in",
+    "bytes_in",
+    "records_out",
+    "bytes_out",
+    "requests",
+    "flushes",
+    "commits",
+    "puts",
+    "gets",
+    "lists",
+    "deletes",
+    "cold_reads",
+)
+"""The counters, in the order of a Step's `added`."""
+
+
+class Step(msgspec.Struct, array_like=True):
+    """The increments of the counters in one step of wall time. `acks` are ack latencies: a count
+    for each bucket of SECONDS."""
+
+    number: int
+    added: list[float]
+    acks: list[int]
+
+
+class BrokerRates(msgspec.Struct):
+    """The rates and the state of one broker, as it reports them to its peers."""
+
+    id: str
+    name: str
+    number: int
+    address: str
+    port: int
+    started_ms: int
+    version: str
+    worker: int
+    is_sequencer: bool
+    sequencer: str
+    wal_seq: int
+    view_age_s: float
+    buffered_bytes: int
+    buffered_bytes_max: int
+    seconds: float
+    """Length of the period of `recent`."""
+    recent: Step
+    steps: list[Step]
+
+
+class LagHistory(msgspec.Struct):
+    """The lag of a group in each topic: one value a step, the last at `end_ms`."""
+
+    step_ms: int
+    end_ms: int
+    topics: dict[str, list[int | None]]
+
+
+class _Sample:
+    """The counters at one moment."""
+
+    def __init__(self, at_s: float, values: list[float], acks: list[int]) -> None:
+        self.at_s = at_s
+        self.values = values
+        self.acks = acks
+
+    def since(self, before: "_Sample", number: int) -> Step:
+        return Step(
+            number,
+            [now - was for now, was in zip(self.values, before.values, strict=True)],
+            [now - was for now, was in zip(self.acks, before.acks, strict=True)],
+        )
+
+
+Ask = Callable[[], Awaitable[Sequence[bytes]]]
+
+
+async def nobody() -> Sequence[bytes]:
+    """Return no answers: the default of a broker without peers."""
+    return ()
+
+
+class RateSampler:
+    """Collects the rates of one broker, and reads those of its peers through `ask`. Owned by one
+    event loop. `run` does not end by itself."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        http: HttpCounters,
+        version: str,
+        worker: int = 0,
+        ask: Ask = nobody,
+        *,
+        ack_labels: Collection[str],
+    ) -> None:
+        """`ack_labels`: of the routes whose latency is that of an acknowledgment."""
+        self._ack_labels = ack_labels
+        self._log = broker
+        self._http = http
+        self._version = version
+        self._worker = worker
+        self._ask = ask
+        self._samples: deque[_Sample] = deque([self._sample()], maxlen=RATE_STEPS + 1)
+        self._steps: deque[Step] = deque(maxlen=STEPS)
+        self._lags: dict[tuple[str, str], deque[tuple[int, int]]] = {}
+
+    async def run(self) -> None:
+        """Record a step at the end of each STEP_S, until cancelled."""
+        while True:
+            step_ms = STEP_S * 1000
+            await asyncio.sleep((step_ms - self._log.clock.now_ms() % step_ms) / 1000)
+            with surviving(log, "a step of the rates"):
+                self.step()
+
+    def step(self) -> None:
+        number = round(self._log.clock.now_ms() / (STEP_S * 1000))
+        sample = self._sample()
+        self._steps.append(sample.since(self._samples[-1], number))
+        self._samples.append(sample)
+        self._look_at_lags(number)
+
+    def encoded(self) -> bytes:
+        return msgspec.msgpack.encode(self.own())
+
+    async def all(self) -> list[BrokerRates]:
+        """Return the rates of every broker that answers in time, this one first."""
+        others = [one for text in await self._ask() if (one := _decoded(text)) is not None]
+        return [self.own(), *sorted(others, key=lambda one: one.name)]
+
+    def own(self) -> BrokerRates:
+        now, stats = self._sample(), self._log.stats()
+        me, _, sequencer = members = self._log.members()
+        return BrokerRates(
+            id=me.id,
+            name=me.name,
+            number=me.number,
+            address=me.address,
+            port=me.port,
+            started_ms=me.started_ms,
+            version=self._version,
+            worker=self._worker,
+            is_sequencer=members.is_sequencer,
+            sequencer=sequencer.name,
+            wal_seq=self._log.state.seq,
+            view_age_s=min(stats.view_age_s, 1e9),
+            buffered_bytes=stats.buffered_bytes,
+            buffered_bytes_max=stats.buffered_bytes_max,
+            seconds=now.at_s - self._samples[0].at_s,
+            recent=now.since(self._samples[0], 0),
+            steps=list(self._steps),
+        )
+
+    def lag_history(self, group_id: str) -> LagHistory:
+        """Return the lag of the group's topics since this broker started."""
+        found = {topic: past for (group, topic), past in self._lags.items() if group == group_id}
+        numbers = sorted({number for past in found.values() for number, _ in past})
+        topics: dict[str, list[int | None]] = {}
+        steps = range(numbers[0], numbers[-1] + 1) if numbers else range(0)
+        for topic, past in found.items():
+            behind = dict(past)
+            topics[topic] = [behind.get(number) for number in steps]
+        end_ms = numbers[-1] * STEP_S * 1000 if numbers else self._log.clock.now_ms()
+        return LagHistory(STEP_S * 1000, end_ms, topics)
+
+    def _look_at_lags(self, number: int) -> None:
+        totals: dict[tuple[str, str], int] = {}
+        for group_id, topic, _, behind in islice(lags(self._log), SERIES_MAX):
+            key = (group_id, topic)
+            totals[key] = totals.get(key, 0) + behind
+        for key, total in totals.items():
+            if key in self._lags or len(self._lags) < LAGS_MAX:
+                self._lags.setdefault(key, deque(maxlen=STEPS)).append((number, total))
+        for key in [key for key in self._lags if key not in totals]:
+            del self._lags[key]
+
+    def _sample(self) -> _Sample:
+        http, stats = self._http, self._log.stats()
+        requests = {} if stats.store is None else stats.store.requests
+        acks = [0] * (len(SECONDS) + 1)
+        for route in self._ack_labels:
+            latency = http.latencies.get(route)
+            if latency is not None:
+                acks = [have + more for have, more in zip(acks, latency.counts, strict=True)]
+        values: list[float] = [
+            http.records_in,
+            http.bytes_in,
+            http.records_out,
+            http.bytes_out,
+            sum(http.requests.values()),
+            stats.writer.flushes,
+            stats.wal.entries_committed,
+            requests.get("create", 0) + requests.get("put", 0),
+            requests.get("get", 0),
+            requests.get("list", 0),
+            requests.get("delete", 0),
+            stats.cold_reads,
+        ]
+        return _Sample(self._log.clock.boot_s(), values, acks)
+
+
+def _decoded(text: bytes) -> BrokerRates | None:
+    """Return None for the format of another version: the console shows such a broker without
+    rates."""
+    try:
+        rates = msgspec.msgpack.decode(text, type=BrokerRates)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    sizes = {(len(step.added), len(step.acks)) for step in [rates.recent, *rates.steps]}
+    return rates if sizes == {(len(NAMES), len(SECONDS) + 1)} else None
+
+
+def summed(brokers: Iterable[BrokerRates]) -> list[Step]:
+    """Sum the steps of all brokers. A broker without a step adds nothing to it. Omit the newest
+    step unless all brokers have it: its partial sum would look like a drop of the rate.
+    """
+    all_steps = [broker.steps for broker in brokers if broker.steps]
+    newest = max((steps[-1].number for steps in all_steps), default=0)
+    end = max(min((steps[-1].number for steps in all_steps), default=0), newest - 1)
+    found: dict[int, Step] = {}
+    for steps in all_steps:
+        for step in steps:
+            if step.number > end:
+                continue
+            held = found.get(step.number)
+            if held is None:
+                found[step.number] = Step(step.number, list(step.added), list(step.acks))
+            else:
+                held.added = [a + b for a, b in zip(held.added, step.added, strict=True)]
+                held.acks = [a + b for a, b in zip(held.acks, step.acks, strict=True)]
+    return [found[number] for number in sorted(found)]
+
+
+def quantile_s(counts: Sequence[int], part: float) -> float | None:
+    """Estimate the quantile `part` of latencies by linear interpolation within a bucket; None if
+    there are no latencies."""
+    total = sum(counts)
+    if not total:
+        return None
+    wanted, seen = part * total, 0
+    low = 0.0
+    for bound, count in zip(SECONDS, counts, strict=False):
+        if count and seen + count >= wanted:
+            return low + (bound - low) * (wanted - seen) / count
+        seen += count
+        low = bound
+    return SECONDS[-1]

@@ -1,0 +1,456 @@
+"""One broker of a cluster: a log whose commits may go through a sequencer, its peers, its groups.
+
+`Broker.open` is the only composition of these parts: a serving process, the tests and the simulator
+use it. Parts are constructed in the order in which they receive applied entries: sequencer, log,
+consumer groups. Nothing is assigned to a part after its construction.
+
+**On a crash** at any moment: the store has what is committed, the hot log has what was acknowledged
+with acks=1. The next `open` in the same folder commits the rest of the hot log.
+"""
+
+import asyncio
+import base64
+import contextlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tidelog.storage.cluster.announcer import NO_PEERS, AnnouncerCounters, PeerTransport
+from tidelog.storage.cluster.liveness import Member, MembershipSettings
+from tidelog.storage.cluster.membership import Membership
+from tidelog.storage.cluster.secret import cluster_secret
+from tidelog.storage.cluster.sequencer import Sequencer, SequencerCounters, SequencerSettings
+from tidelog.storage.core import keys
+from tidelog.storage.core.actions import AccessAction, CreateKey, RetireHotLog
+from tidelog.storage.core.entry import Commit, Draft, Entry
+from tidelog.storage.core.errors import (
+    InvalidRequest,
+    LogError,
+    NotFound,
+    SetAside,
+    Unavailable,
+    UnknownTopic,
+)
+from tidelog.storage.core.model import SKEW_MS_MAX
+from tidelog.storage.core.observer import NO_OBSERVER, Observer
+from tidelog.storage.groups.coordinator import Rendezvous
+from tidelog.storage.groups.instances import Instances
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.metered import MeteredStore, StoreCounters
+from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
+from tidelog.storage.io.start_retry import StartRetry
+from tidelog.storage.io.threads import surviving
+from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.read.cache import Cache
+from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.state.access import Key, TopicFilter, all_topics, digest
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.tables.manifest import SegmentColumns, clean_app_id, seal_app_id
+from tidelog.storage.wal.announced import AnnouncedChunks
+from tidelog.storage.wal.chain import WalCounters, WalObjects, WalSettings
+from tidelog.storage.wal.view import WalView
+from tidelog.storage.write import hot_log_file
+from tidelog.storage.write.counters import WriterCounters
+from tidelog.storage.write.sealer import BACKGROUND_STOP_S, SealerCounters, SealerSettings
+from tidelog.storage.write.writer import WriterSettings
+
+__all__ = [  # the settings of a broker's parts, too
+    "BACKGROUND_STOP_S",
+    "NO_OBSERVER",
+    "NO_PEERS",
+    "Broker",
+    "BrokerStats",
+    "LogSettings",
+    "Members",
+    "MembershipSettings",
+    "Observer",
+    "PartitionFiles",
+    "PeerTransport",
+    "ReaderSettings",
+    "SealerSettings",
+    "SequencerSettings",
+    "WalSettings",
+    "WriterSettings",
+]
+
+log = logging.getLogger("tidelog.log")
+
+READY_WAIT_S = 1.0
+READY_GRACE_S = 10.0
+"""A broker stays ready for this time while the store does not answer."""
+LAYOUT_AGE_MAX_S = 30.0
+SECRET_PREFIX = "tl_"
+"""Lets secret scanners recognise a leaked key."""
+KEY_ID_BYTES = 8
+
+
+class Members(NamedTuple):
+    """The live brokers as this broker sees them."""
+
+    me: Member
+    peers: list[Member]
+    sequencer: Member
+
+    @property
+    def is_sequencer(self) -> bool:
+        return self.sequencer.id == self.me.id
+
+
+class CacheStats(NamedTuple):
+    """A cache; `hits` and `misses` count since the process started."""
+
+    bytes: int
+    bytes_max: int
+    hits: int = 0
+    misses: int = 0
+
+
+class BrokerStats(NamedTuple):
+    """All counters of a broker's parts since the process started, and their current gauges. The
+    counters are live: read them before the next await. `store` is None if the store is not metered.
+    """
+
+    writer: WriterCounters
+    wal: WalCounters
+    sequencer: SequencerCounters
+    announcer: AnnouncerCounters
+    sealer: SealerCounters
+    store: StoreCounters | None
+    caches: Mapping[str, CacheStats]
+    cold_reads: int
+    buffered_bytes: int
+    buffered_bytes_max: int
+    view_age_s: float
+    set_aside: int
+    """Requests of the hot log that the store refuses."""
+
+
+class PartitionFiles(NamedTuple):
+    """A partition's sealed segments. `live` are the segments with offsets of [log start, sealed
+    end); `hot_start` is the first offset in this broker's memory, the high watermark if none; key
+    compaction ran up to `clean_end`."""
+
+    segments: SegmentColumns
+    live: SegmentColumns
+    clean_end: int
+    hot_start: int
+
+
+class Broker(Log):
+    """A broker of a cluster, from `open` to `close`, owned by one event loop.
+
+    It is a `Log` and does not contain one: delegation would add a call to each append and fetch.
+    """
+
+    def __init__(
+        self,
+        wal: WalView,
+        settings: LogSettings,
+        name: str,
+        hot_dir: Path | None,
+        peers: PeerTransport,
+        observer: Observer,
+        may_describe: TopicFilter,
+    ) -> None:
+        """Use `open`."""
+        announced = AnnouncedChunks()
+        self.membership = Membership(
+            wal.store, wal.clock, name, wal.cluster.cluster_id, settings.membership
+        )
+        self.sequencer = Sequencer(wal, self.membership, peers, announced, settings.sequencer)
+        super().__init__(
+            wal,
+            settings,
+            committer=self.sequencer,
+            announced=announced,
+            owns=self.membership.is_first_for,
+            hot_dir=hot_dir,
+            observer=observer,
+        )
+        membership = self.membership
+        coordinators = Rendezvous(membership.me.id, lambda: [one.id for one in membership.others])
+        self.groups = Instances(self, coordinators, may_describe)
+        self.name = name
+        self._has_peers = peers is not NO_PEERS
+        self._retry = StartRetry(wal.clock, settings.start_retry_s)
+        self._fresh_s: float | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- life
+
+    @classmethod
+    async def open(  # noqa: PLR0913 - the only composition
+        cls,
+        store: ObjectStore,
+        settings: LogSettings,
+        *,
+        clock: Clock,
+        name: str = "",
+        cluster_id: str | None = None,
+        hot_dir: Path | None = None,
+        peers: PeerTransport = NO_PEERS,
+        observer: Observer = NO_OBSERVER,
+        may_describe: TopicFilter = all_topics,
+    ) -> "Broker":
+        """Open the cluster in `store`, or create it, and commit what the hot log of a crashed
+        process left in `hot_dir`. With `peers`, call `join` next.
+
+        Raises StoreUnfit (also if the cluster's id is not `cluster_id`), Corrupt or Unavailable.
+        """
+        chain = WalObjects(store, clock)
+        retry = StartRetry(clock, settings.start_retry_s)
+        cluster = await retry.until_done(
+            lambda: chain.open_cluster(cluster_id, is_creating=True, bounds=settings.wal.bounds)
+        )
+        if cluster.bounds.is_test:
+            log.warning("the cluster has the bounds of tests: %s", cluster.bounds)
+        elif cluster.bounds != settings.wal.bounds:
+            log.info("the bounds of the cluster count: %s", cluster.bounds)
+        process = clock.new_id().hex()
+        name = name or process[:12]
+        # Processes may have one `name` after another: the WAL needs one of this process alone.
+        wal = WalView(chain, cluster, f"{name}-{process}", settings.wal)
+        broker = cls(wal, settings, name, hot_dir, peers, observer, may_describe)
+        try:
+            await broker._start(hot_dir)
+        except (Exception, asyncio.CancelledError):
+            await broker.release()
+            raise
+        return broker
+
+    async def _start(self, hot_dir: Path | None) -> None:
+        await self._retry.until_done(self.wal.load)
+        left: list[hot_log_file.Recovered] = []
+        if hot_dir is not None:
+            cluster_id = self.identity.cluster_id
+            left = await asyncio.to_thread(hot_log_file.recover, hot_dir, cluster_id)
+        self.writer.start()
+        await self._recommit(left)
+        self._tasks.append(asyncio.create_task(self.poll(), name="tidelog-poll"))
+        if self.settings.is_sealing:
+            run = self.sealer.run(lambda: self.wal.state)
+            self._tasks.append(asyncio.create_task(run, name="tidelog-sealer"))
+        if not self._has_peers:
+            self._start_groups()
+
+    async def _recommit(self, files: list[hot_log_file.Recovered]) -> None:
+        kept = [file for file in files if file.is_kept]
+        files = [file for file in files if not file.is_kept]
+        requests = [request for file in files for request in file.requests]
+        for waiter in self.writer.recover(requests):
+            # A refusal is final, like an outcome: the topic was deleted since. A request that is
+            # set aside has another file.
+            with contextlib.suppress(UnknownTopic, InvalidRequest, SetAside):
+                await waiter
+        if requests:
+            log.info("hot log: recovered %d requests of a crashed process", len(requests))
+        # All of them are applied. Only now delete the files, and after the files retire the marks.
+        await self.writer.retire(await asyncio.to_thread(hot_log_file.discard, files))
+        # Not before: until then, requests that are set aside may be in these files, too.
+        if kept:
+            self.writer.adopt(kept)
+
+    async def join(self, address: str, port: int = 0) -> None:
+        """Register as a broker of the cluster: peers must be able to reach it at `address` from now
+        on, clients at `port`. A broker that does not register commits without a sequencer; results
+        are the same."""
+        await self.membership.join(address, port)
+        self._tasks.append(asyncio.create_task(self.membership.run(), name="tidelog-members"))
+        if self._has_peers:
+            self._start_groups()  # not before the peers are known: it would take over their groups
+
+    def _start_groups(self) -> None:
+        if self.settings.is_coordinating:
+            self.groups.start()
+
+    async def run_until_failed(self) -> None:
+        """Wait until a background task fails, which is a bug, or a copy of this process writes to
+        the log (Fenced); raise the exception."""
+        fenced = asyncio.create_task(self.wal.own_entries.until_fenced(), name="tidelog-fence")
+        tasks = [fenced, self.writer.task, self.groups.task, *self._tasks]
+        running = [task for task in tasks if task is not None]
+        try:
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            fenced.cancel()
+
+    def drain(self) -> None:
+        """Prepare shutdown: flush without delay and end all long polls."""
+        self.sequencer.refuse()
+        self.writer.flush_without_delay()
+        self.end_waits()
+
+    async def close(self) -> None:
+        """Flush, stop, release. Acknowledged records are safe without this call, too."""
+        await self.groups.close()
+        for task in self._tasks:
+            task.cancel()
+        ended = asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.wait([ended], timeout=BACKGROUND_STOP_S)
+        await self.writer.close()
+        await self.sequencer.close()
+        if self.membership.me.address:
+            await self.membership.leave()
+        await self._retire_hot_log()
+        await self.wal.close()
+        self.sealer.close()
+        self.reader.close()
+
+    async def _retire_hot_log(self) -> None:
+        """Retire the mark of this process's hot log if no file of it is left: all is committed.
+
+        **On a crash** before: a mark of fifty bytes is left."""
+        hot_log = self.writer.hot_log
+        if hot_log is None or hot_log.log_id not in self.state.hot_logs:
+            return
+        left = await asyncio.to_thread(list, hot_log.directory.glob(f"{hot_log.log_id}-*.hot"))
+        if not left:
+            commit = Commit(self.clock.new_id(), [RetireHotLog(hot_log.log_id)])
+            with surviving(log, "retiring the mark of the hot log"):
+                await self.wal.commit(Draft([commit], [], []))
+
+    async def release(self) -> None:
+        """Free tasks, threads and file locks without a flush, as the end of a process does."""
+        tasks = [task for task in (*self._tasks, self.groups.task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.writer.release_files()
+        await self.wal.close()
+        self.sealer.close()
+        self.reader.close()
+
+    async def check_ready(self) -> None:
+        """Raise Unavailable, with the reason, unless this broker can serve requests: the WAL was
+        read to its end within READY_GRACE_S, the last writes succeeded, and the broker does not
+        shut down."""
+        if self._is_draining or self.writer.task is None or self.writer.task.done():
+            raise Unavailable("this broker is shutting down")
+        if why := self.writer.why_failing() or self.membership.why_failing():
+            raise Unavailable(f"the store does not accept writes: {why}")
+        try:
+            async with asyncio.timeout(READY_WAIT_S):
+                await self.refresh()
+        except (LogError, TimeoutError) as error:
+            age_s = self.clock.boot_s() - (self._fresh_s or 0.0)
+            if self._fresh_s is None or age_s > READY_GRACE_S:
+                why = str(error) or f"no answer within {READY_WAIT_S:.0f} s"
+                raise Unavailable(f"the WAL cannot be read: {why}") from error
+        else:
+            self._fresh_s = self.clock.boot_s()
+        skew_ms = self.store_time.skew_ms()
+        if abs(skew_ms) > SKEW_MS_MAX:
+            raise Unavailable(
+                f"this machine's clock is {abs(skew_ms) / 1000:.0f} s "
+                f"{'ahead of' if skew_ms > 0 else 'behind'} the store's: set it"
+            )
+
+    @property
+    def set_aside(self) -> int:
+        """The number of requests that were acknowledged with acks=1 and that the store refuses."""
+        return 0 if self.writer.hot_log is None else len(self.writer.hot_log.kept)
+
+    # -- the cluster
+
+    def members(self) -> Members:
+        me = self.membership.me
+        return Members(me, self.membership.others, self.sequencer.target or me)
+
+    @property
+    def peer_api(self) -> Sequencer:
+        """The handler of messages, only for peers with access to the cluster's store."""
+        return self.sequencer
+
+    async def secret(self) -> bytes:
+        """Return the cluster's secret: 32 bytes, the same on every broker. Raises StoreUnfit."""
+        return await self._retry.until_done(lambda: cluster_secret(self.store, self.clock))
+
+    def doubts(self) -> dict[str, str]:
+        """Return the topics whose tables this broker found in doubt, by name, and why."""
+        known = (
+            (self.state.topic_of_id(each), error) for each, error in self.tables.doubts.items()
+        )
+        return {topic.name: str(error) for topic, error in known if topic is not None}
+
+    def stats(self) -> BrokerStats:
+        reader, tail, writer = self.reader, self.tail, self.writer
+        return BrokerStats(
+            writer=writer.counters,
+            wal=self.wal.counters,
+            sequencer=self.sequencer.counters,
+            announcer=self.sequencer.announcer.counters,
+            sealer=self.sealer.counters,
+            store=self.store.counters if isinstance(self.store, MeteredStore) else None,
+            caches={
+                "tail": CacheStats(tail.bytes, tail.bytes_max),
+                "chunk": _cache_stats(reader.chunk_cache),
+                "segment": _cache_stats(reader.segments.groups),
+                "footer": _cache_stats(reader.segments.footers),
+            },
+            cold_reads=reader.segments.cold_reads,
+            buffered_bytes=writer.buffered_bytes,
+            buffered_bytes_max=writer.settings.buffer_bytes_max,
+            view_age_s=self.wal.view_age_s,
+            set_aside=self.set_aside,
+        )
+
+    # -- API keys and permissions
+
+    async def create_key(
+        self, principal: str, *, expires_ms: int = 0, note: str = ""
+    ) -> tuple[Key, str]:
+        """Create an API key; return it with its secret, which is not stored. Raises what
+        `change_access` does."""
+        drawn = self.clock.new_id() + self.clock.new_id()
+        secret = SECRET_PREFIX + base64.urlsafe_b64encode(drawn).decode().rstrip("=")
+        held = digest(secret.encode())
+        key_id = self.clock.new_id()[:KEY_ID_BYTES].hex()
+        await self.change_access(CreateKey(key_id, principal, held, expires_ms, note))
+        made = Key(key_id, principal, held, self.clock.now_ms(), expires_ms, note)
+        return self.state.access.keys.get(key_id, made), secret
+
+    async def change_access(self, *actions: AccessAction) -> None:
+        """Apply all actions or none (I4). Raises InvalidRequest, Unavailable, CommitUnknown."""
+        for action in actions:
+            # Check here too: text that is not valid UTF-8 must not get into an entry.
+            if (refusal := self.state.access.check(action)) is not None:
+                raise refusal
+        await self.submit(*actions)
+
+    # -- stored objects, for the console
+
+    async def partition_files(self, topic: Topic, number: int) -> PartitionFiles:
+        """Return the partition's files, from a manifest of at most LAYOUT_AGE_MAX_S. Raises
+        Unavailable, Corrupt."""
+        table = await self.tables.of(topic, age_max_s=LAYOUT_AGE_MAX_S)
+        sealed = await table.transaction_version(seal_app_id(number)) or 0
+        if sealed < topic.partitions[number].sealed_end:
+            await table.refresh()
+        segments = (await table.segments(number)).columns
+        clean_end = await table.transaction_version(clean_app_id(number)) or 0
+        held = topic.partitions[number]
+        live = segments.of_offsets(held.log_start_offset, held.sealed_end)
+        hot = self.tail.start((topic.topic_id, number))
+        hot = held.high_watermark if hot is None else max(hot, held.log_start_offset)
+        return PartitionFiles(segments, live, clean_end, hot)
+
+    async def list_entries(self, after: int) -> list[ObjectInfo]:
+        """Return the WAL's objects with a number above `after`, ascending."""
+        return [info async for info in self.store.list(keys.WAL, start_after=keys.wal(after))]
+
+    async def read_entry(self, seq: int) -> Entry | None:
+        """Return the WAL entry; None if it was collected."""
+        try:
+            return (await self.wal.chain.read(seq)).entry
+        except NotFound:
+            return None
+
+    async def list_checkpoints(self) -> list[ObjectInfo]:
+        return [info async for info in self.store.list(keys.CHECKPOINTS)]
+
+
+def _cache_stats(cache: Cache[Any, Any]) -> CacheStats:
+    return CacheStats(cache.bytes, cache.bytes_max, cache.hits, cache.misses)

@@ -1,0 +1,173 @@
+"""Announce committed entries to the peers, and find out whether suspected peers answer again.
+
+One sender for each peer, with at most one message in flight. Entries that are committed meanwhile
+go into the next message, so a slow peer costs bounded memory (I10). A lost message has no effect on
+results: that peer reads the WAL.
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.cluster.membership import Membership
+from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardRefused, encode_announcements
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.threads import TASK_ENDS
+
+log = logging.getLogger("tidelog.members")
+
+SUSPECT_S_MAX = 30.0
+"""Upper bound of the pause before a suspected peer is tried again; it doubles each time."""
+OUTBOX_MAX = 64
+"""Announcements that wait for one peer; the oldest are dropped."""
+
+
+class PeerTransport(Protocol):
+    """Sends messages to other brokers. Both methods raise LogError if a peer cannot be reached."""
+
+    async def forward(self, peer: Member, message: bytes) -> bytes:
+        """Forward a draft; return the response. Raises ForwardRefused if the peer certainly did not
+        take it, ForwardOutcomeUnknown if that is not known."""
+
+    async def announce(self, peer: Member, message: bytes) -> None:
+        """Send announcements of committed entries."""
+
+
+@dataclass
+class AnnouncerCounters:
+    """Since the process started."""
+
+    sent: int = 0
+    failed: int = 0
+    received: int = 0
+    useful: int = 0
+    suspected: int = 0
+
+
+@dataclass(eq=False)
+class _Sender:
+    peer: Member
+    outbox: deque[EntryAnnouncement] = field(default_factory=lambda: deque(maxlen=OUTBOX_MAX))
+    task: asyncio.Task[None] | None = None
+
+
+class Announcer:
+    """Owned by one event loop; `close` ends its tasks."""
+
+    def __init__(
+        self, membership: Membership, clock: Clock, transport: PeerTransport, timeout_s: float
+    ) -> None:
+        self.membership = membership
+        self.clock = clock
+        self.transport = transport
+        self.timeout_s = timeout_s
+        self.counters = AnnouncerCounters()
+        self.suspects: dict[str, float] = {}
+        """Peers that did not answer or failed, and the boot time of the next attempt, by id."""
+        self._failures: dict[str, int] = {}
+        self._senders: dict[str, _Sender] = {}
+
+    def announce(self, entry: EntryAnnouncement, *, but: Collection[str] = ()) -> None:
+        """Announce the entry to every live peer except `but`, without a wait."""
+        if len(self._senders) > len(self.membership.others):
+            self._forget_stopped()
+        for peer in self.membership.others:
+            if peer.id not in but:
+                self._sender(peer).outbox.append(entry)
+                self._start(self._sender(peer))
+
+    def suspect(self, peer: Member, why: str) -> None:
+        """Suspect the peer until it answers a message; each time the pause before that doubles."""
+        self.counters.suspected += 1
+        if peer.id not in self.suspects:
+            log.warning("broker %s is suspected: %s", peer.name, why)
+        failures = self._failures[peer.id] = self._failures.get(peer.id, 0) + 1
+        pause_s = min(self.timeout_s * 2 ** min(failures - 1, 10), SUSPECT_S_MAX)
+        self.suspects[peer.id] = self.clock.boot_s() + pause_s
+        self._start(self._sender(peer))
+
+    def trust(self, peer: Member) -> None:
+        """Record that the peer answered a request."""
+        self._failures.pop(peer.id, None)
+
+    async def close(self) -> None:
+        tasks = [sender.task for sender in self._senders.values() if sender.task is not None]
+        self._senders.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _sender(self, peer: Member) -> _Sender:
+        return self._senders.setdefault(peer.id, _Sender(peer))
+
+    def _start(self, sender: _Sender) -> None:
+        if sender.task is None or sender.task.done():
+            sender.task = asyncio.create_task(self._send(sender))
+
+    async def _send(self, sender: _Sender) -> None:
+        peer = sender.peer
+        while (sender.outbox or peer.id in self.suspects) and self._is_live(peer):
+            started_s = self.clock.boot_s()
+            if not sender.outbox and started_s < (until_s := self.suspects[peer.id]):
+                await asyncio.sleep(until_s - started_s)
+                continue
+            if not await self._deliver(sender):
+                await asyncio.sleep(self.timeout_s)
+            elif self.suspects.get(peer.id, math.inf) <= started_s:
+                log.info("broker %s answers again", peer.name)
+                del self.suspects[peer.id]
+        if not self._is_live(peer):
+            self._forget(peer.id)
+
+    def _forget_stopped(self) -> None:
+        """Drop senders of stopped peers. A sender with a running task drops itself."""
+        live = {peer.id for peer in self.membership.others}
+        for peer_id, sender in list(self._senders.items()):
+            if peer_id not in live and (sender.task is None or sender.task.done()):
+                self._forget(peer_id)
+
+    def _forget(self, peer_id: str) -> None:
+        self.suspects.pop(peer_id, None)
+        self._failures.pop(peer_id, None)
+        self._senders.pop(peer_id, None)
+
+    async def _deliver(self, sender: _Sender) -> bool:
+        """Send all waiting announcements in one message. An empty one tests the peer."""
+        waiting = list(sender.outbox)
+        sender.outbox.clear()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self.transport.announce(sender.peer, encode_announcements(waiting))
+        except TASK_ENDS:
+            raise
+        except BaseException as error:  # the root of a task
+            if not isinstance(error, (LogError, TimeoutError)):
+                log.critical("bug in a message to a peer", exc_info=error)
+            self.counters.failed += 1
+            if sender.peer.id not in self.suspects:
+                self.suspect(sender.peer, str(error) or f"no answer within {self.timeout_s:g} s")
+            return False
+        self.counters.sent += 1
+        return True
+
+    def _is_live(self, peer: Member) -> bool:
+        return any(other.id == peer.id for other in self.membership.others)
+
+
+class _NoPeers:
+    """The transport of a broker without peers."""
+
+    async def forward(self, peer: Member, message: bytes) -> bytes:
+        raise ForwardRefused("this broker has no peers")
+
+    async def announce(self, peer: Member, message: bytes) -> None:
+        raise ForwardRefused("this broker has no peers")
+
+
+NO_PEERS: PeerTransport = _NoPeers()

@@ -1,0 +1,113 @@
+"""Find the live brokers in listings of `brokers/` and rank them; the first is the sequencer.
+
+Pure. A broker overwrites its object every few seconds; a changed line in the listing is its
+heartbeat. The observer measures silence with its own clock, and only between two listings. Clocks
+of two machines are never compared. A listing that fails, or a suspended observer, makes no other
+broker look dead. The results affect speed only: brokers may disagree about them for any time.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.storage.core import levels
+from tidelog.storage.io.object_store import ObjectInfo
+
+PROTOCOL = 1
+"""Version of the messages between brokers; brokers with another version are no peers."""
+GAP_FACTOR = 2.0
+"""At most this many heartbeat intervals count as silence between two listings."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """`brokers/<id>.json`. `id` is random, one per process; `name` is for people. A peer must send
+    `token` to `address`: a process that can read the bucket can act as a broker."""
+
+    id: str
+    name: str
+    address: str
+    token: str
+    started_ms: int
+    port: int = 0
+    """The port for clients, on the host of `address`; 0 if not known."""
+    protocol: int = PROTOCOL
+    beat: int = 0
+    level: int = levels.FIRST
+    """The newest level of the format that the broker knows; version 0.1 did not write it."""
+
+    @property
+    def number(self) -> int:
+        """The numeric broker id in Kafka's dialects; 1 stands for the responding broker."""
+        return 2 + int(self.id[:7], 16)
+
+
+class MembershipSettings(NamedTuple):
+    """Values, which the service reads from its settings."""
+
+    heartbeat_interval_s: float = 5.0
+    member_timeout_s: float = 15.0
+    """A broker without a heartbeat for this time counts as dead."""
+    sweep_after_s: float = 3600.0
+    """Any broker removes the object of a broker without a heartbeat for this time."""
+
+
+class _Seen(NamedTuple):
+    line: tuple[int, int]
+    silent_s: float
+
+
+class LivenessTracker:
+    """The liveness of brokers, as one observer finds it in successive listings of `brokers/`."""
+
+    def __init__(self, settings: MembershipSettings) -> None:
+        self._settings = settings
+        self._seen: dict[str, _Seen] = {}
+        self._looked_s: float | None = None
+
+    def look(self, now_s: float, listing: Iterable[ObjectInfo]) -> None:
+        """Process a listing that was requested at boot time `now_s`."""
+        infos = list(listing)
+        gap_s = 0.0 if self._looked_s is None else now_s - self._looked_s
+        gap_s = min(gap_s, GAP_FACTOR * self._settings.heartbeat_interval_s)
+        newest_ms = max((info.modified_ms for info in infos), default=0)
+        seen: dict[str, _Seen] = {}
+        for info in infos:
+            line = (info.modified_ms, info.size)
+            known = self._seen.get(info.key)
+            if known is None:
+                # Both times are the store's clock. An object that is old at first sight is dead.
+                silent_s = (newest_ms - info.modified_ms) / 1000
+            else:
+                silent_s = known.silent_s + gap_s if known.line == line else 0.0
+            seen[info.key] = _Seen(line, silent_s)
+        self._seen = seen
+        self._looked_s = now_s
+
+    @property
+    def live(self) -> list[str]:
+        """Keys of brokers with a heartbeat within the timeout."""
+        timeout_s = self._settings.member_timeout_s
+        return [key for key, seen in self._seen.items() if seen.silent_s < timeout_s]
+
+    @property
+    def forgotten(self) -> list[str]:
+        """Keys of brokers that have been silent for so long that their objects may be removed."""
+        after_s = self._settings.sweep_after_s
+        return [key for key, seen in self._seen.items() if seen.silent_s >= after_s]
+
+
+def ranked(cluster_id: str, members: Iterable[Member]) -> list[Member]:
+    """Sort by rendezvous hash, the sequencer first. Brokers that agree on the live brokers agree on
+    the order. If a broker comes or goes, the others keep their order."""
+    return sorted(members, key=lambda member: weight(cluster_id, member.id), reverse=True)
+
+
+def weight(task: str, broker_id: str) -> bytes:
+    """The rendezvous hash: of the live brokers, the one with the greatest weight has the task."""
+    return hashlib.blake2b(f"{task}/{broker_id}".encode(), digest_size=16).digest()
+
+
+def first_trusted(members: Sequence[Member], suspects: Mapping[str, object]) -> Member | None:
+    return next((member for member in members if member.id not in suspects), None)

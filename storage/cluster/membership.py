@@ -1,0 +1,153 @@
+"""Membership: this broker's liveness object, overwritten every few seconds, and the live peers.
+
+Soft state: it does not decide what is in the log. **On a crash** at any moment: the liveness object
+stays without heartbeats. Each other broker measures that time, and any broker deletes the object
+much later.
+"""
+
+import asyncio
+import logging
+
+import msgspec
+
+from tidelog.storage.cluster.liveness import (
+    PROTOCOL,
+    LivenessTracker,
+    Member,
+    MembershipSettings,
+    ranked,
+)
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.errors import NotFound
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.io.threads import surviving
+
+log = logging.getLogger("tidelog.members")
+
+
+class Membership:
+    """Owned by one event loop. Until `join` the broker has no peers."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        name: str,
+        cluster_id: str,
+        settings: MembershipSettings,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.settings = settings
+        self.me = Member(
+            clock.new_id().hex(),
+            name,
+            "",
+            clock.new_id().hex(),
+            clock.now_ms(),
+            level=levels.NEWEST,
+        )
+        self.cluster_id = cluster_id
+        self.others: list[Member] = []
+        """Live peers."""
+        self.ranking: list[Member] = [self.me]
+        """The live peers and this broker, the sequencer first."""
+        self._view = LivenessTracker(settings)
+        self._known: dict[str, Member | None] = {}
+        self._beat: asyncio.Task[None] | None = None
+        # Boot time of the first heartbeat without a success since, the one under way included.
+        self._failing_s: float | None = None
+        self._failure = ""
+
+    async def join(self, address: str, port: int) -> None:
+        """Write this broker's liveness object, with `address` for peers and `port` for clients, and
+        find the peers. Then call `run`."""
+        self.me = msgspec.structs.replace(self.me, address=address, port=port)
+        await self._beat_and_look()
+
+    async def run(self) -> None:
+        """Write heartbeats and list the peers. Does not return."""
+        while True:
+            await asyncio.sleep(self.settings.heartbeat_interval_s)
+            await self._beat_and_look()
+
+    def why_failing(self) -> str:
+        """Return why this broker's heartbeats do not reach the store, if they have not for so long
+        that its peers count it as failed; else an empty text."""
+        failing_s = 0.0 if self._failing_s is None else self.clock.boot_s() - self._failing_s
+        if failing_s <= self.settings.member_timeout_s:
+            return ""
+        return f"no heartbeat was written for {failing_s:.0f} s: {self._failure}"
+
+    def is_first_for(self, what: str) -> bool:
+        """Return whether a task of this name is this broker's. Brokers may disagree for a while."""
+        return ranked(f"{self.cluster_id}/{what}", self.ranking)[0].id == self.me.id
+
+    async def leave(self) -> None:
+        """Delete this broker's liveness object; call after `run` has ended."""
+        self.others, self.ranking = [], [self.me]
+        if self._beat is not None:  # a PUT in flight could be stored after the delete
+            await asyncio.wait([self._beat])
+        with surviving(log, "deleting the liveness object"):  # without heartbeats it is the same
+            await self.store.delete([keys.broker(self.me.id)])
+
+    async def _beat_and_look(self) -> None:
+        if self._failing_s is None:
+            self._failing_s, self._failure = self.clock.boot_s(), "no answer"
+        with surviving(log, "writing the liveness object"):
+            try:
+                await self.beat()
+            except Exception as error:
+                self._failure = str(error)
+                raise
+            self._failing_s = None
+        with surviving(log, "listing the live brokers"):
+            await self.look()
+
+    async def beat(self) -> None:
+        self.me = msgspec.structs.replace(self.me, beat=self.me.beat + 1)
+        # Every other one is a byte longer: some stores round times to seconds, sizes are exact.
+        body = msgspec.json.encode(self.me) + b" " * (self.me.beat % 2)
+        put = self.store.put(keys.broker(self.me.id), [body])
+        self._beat = asyncio.create_task(put, name="tidelog-beat")
+        await asyncio.shield(self._beat)
+
+    async def look(self) -> None:
+        """Find the live peers: one LIST, and one GET for each new broker."""
+        now_s = self.clock.boot_s()
+        self._view.look(now_s, [info async for info in self.store.list(keys.BROKERS)])
+        live = self._view.live
+        self._known = {key: self._known[key] for key in live if key in self._known}
+        mine = keys.broker(self.me.id)
+        for key in live:
+            if key not in self._known and key != mine:
+                self._known[key] = await self._read(key)
+        self._set([member for member in self._known.values() if member is not None])
+        if forgotten := [key for key in self._view.forgotten if key != mine]:
+            log.info("deleting %d liveness objects of stopped brokers", len(forgotten))
+            await self.store.delete(forgotten)
+
+    async def _read(self, key: str) -> Member | None:
+        try:
+            member = msgspec.json.decode(await self.store.get(key), type=Member)
+        except NotFound:
+            return None  # deleted since the listing
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            log.warning("%s is not a valid liveness object: %s", key, error)
+            return None
+        if member.protocol != PROTOCOL or keys.broker(member.id) != key:
+            why = f"version {member.protocol} of the peers' protocol, this broker {PROTOCOL}"
+            log.warning("%s has %s: it is no peer", key, why)
+            return None
+        return member
+
+    def _set(self, others: list[Member]) -> None:
+        before, was = {member.id for member in self.others}, self.ranking[0]
+        self.others = others
+        self.ranking = ranked(self.cluster_id, [self.me, *others])
+        now = {member.id for member in others}
+        if now != before or was.id != self.ranking[0].id:
+            first = self.ranking[0]
+            who = "this broker" if first.id == self.me.id else f"broker {first.name}"
+            log.info("%d live brokers; the sequencer is %s", len(others) + 1, who)

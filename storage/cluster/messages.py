@@ -1,0 +1,147 @@
+"""Encode and decode the messages between brokers, and merge many drafts into one entry.
+
+Pure. Decoding untrusted bytes returns a value or raises Corrupt. Chunks are verified before they
+go into an entry, because an entry cannot be repaired.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from tidelog.storage.core import keys
+from tidelog.storage.core.actions import AnyAction, Append, Chunk
+from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.entry import Commit, Draft, DraftId
+from tidelog.storage.core.errors import Corrupt, LogError
+from tidelog.storage.core.model import Part
+
+MESSAGE = "message of a peer"
+
+
+class ForwardRefused(LogError):
+    """The peer refused the draft, and will not put it into an entry."""
+
+
+class ForwardOutcomeUnknown(LogError):
+    """Outcome unknown: the peer may have put the draft into an entry, or may do so later."""
+
+
+class ForwardDraft(msgspec.Struct, frozen=True, array_like=True):
+    """A draft that a broker forwards to the sequencer. `origin` is its id."""
+
+    origin: DraftId
+    commits: list[Commit]
+    chunks: list[Chunk]
+    body: bytes
+
+
+class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
+    """An announcement: entry `seq` is in the chain. `header` is the object's start up to the
+    chunks, `body` the chunks; each is empty if it is too large."""
+
+    seq: int
+    header: bytes = b""
+    body: bytes = b""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_forwarded_drafts = msgspec.msgpack.Decoder(ForwardDraft)
+_announcements = msgspec.msgpack.Decoder(list[EntryAnnouncement])
+
+
+def encode_forwarded(draft: Draft) -> bytes:
+    (origin,) = draft.origins
+    body = b"".join(draft.bodies)
+    return _encoder.encode(ForwardDraft(origin, draft.commits, draft.chunks, body))
+
+
+def decode_forwarded(message: Part) -> Draft:
+    """Decode a forwarded draft and verify its chunks; raises Corrupt."""
+    try:
+        taken = _forwarded_drafts.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(MESSAGE, f"does not decode: {error}") from error
+    at = 0
+    view = memoryview(taken.body)
+    for chunk in taken.chunks:
+        if chunk.data:
+            if keys.data_not_after_ms(chunk.data) is None:
+                raise Corrupt(MESSAGE, f"refers to {chunk.data!r}, which is no key of an upload")
+            continue
+        if chunk.position != at or chunk.size < 0:
+            raise Corrupt(MESSAGE, "its chunks are not contiguous")
+        if crc32c(view[at : at + chunk.size]) != chunk.crc32c:
+            raise Corrupt(MESSAGE, "checksum of a chunk differs")
+        at += chunk.size
+    if at != len(view) or taken.origin.commits != len(taken.commits):
+        raise Corrupt(MESSAGE, "its length or number of commits is wrong")
+    bodies: list[Part] = [taken.body] if taken.body else []
+    return Draft(taken.commits, taken.chunks, bodies, [taken.origin])
+
+
+def encode_announcements(entries: Sequence[EntryAnnouncement]) -> bytes:
+    return _encoder.encode(entries)
+
+
+def decode_announcements(message: Part) -> list[EntryAnnouncement]:
+    """Decode announcements of entries; raises Corrupt."""
+    try:
+        return _announcements.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(MESSAGE, f"does not decode: {error}") from error
+
+
+def merge(drafts: Sequence[Draft]) -> Draft:
+    """Merge drafts into one: commits in order, chunks one after the other. Drafts without
+    `origins`, which are the writer's own, must come last."""
+    if len(drafts) == 1:
+        return drafts[0]
+    own = [not draft.origins for draft in drafts]
+    assert own == sorted(own), "own commits must come after those of forwarded drafts"
+    commits: list[Commit] = []
+    chunks: list[Chunk] = []
+    bodies: list[Part] = []
+    origins: list[DraftId] = []
+    position = 0
+    for draft in drafts:
+        first = len(chunks)
+        chunks += [_moved(chunk, position) for chunk in draft.chunks]
+        commits += (
+            [_renumbered(commit, first) for commit in draft.commits] if first else draft.commits
+        )
+        origins += draft.origins
+        bodies += draft.bodies
+        position += sum(len(body) for body in draft.bodies)
+    return Draft(commits, chunks, bodies, origins)
+
+
+def refer(draft: Draft, key: str) -> Draft:
+    """Return the draft with its chunks in object `key`, which contains its bodies in order."""
+    chunks = [
+        chunk if chunk.data else msgspec.structs.replace(chunk, data=key) for chunk in draft.chunks
+    ]
+    return draft._replace(chunks=chunks, bodies=[])
+
+
+def not_after_ms(draft: Draft) -> float:
+    """Return the elapsed time in ms after which no entry may include the draft, because its uploads
+    may be collected (FORMAT rule 8); infinity if it has none."""
+    ends = {keys.data_not_after_ms(chunk.data) for chunk in draft.chunks if chunk.data}
+    return min((end for end in ends if end is not None), default=math.inf)
+
+
+def _moved(chunk: Chunk, by: int) -> Chunk:
+    if chunk.data or not by:
+        return chunk
+    return msgspec.structs.replace(chunk, position=chunk.position + by)
+
+
+def _renumbered(commit: Commit, by: int) -> Commit:
+    actions: list[AnyAction] = [
+        msgspec.structs.replace(action, chunk=action.chunk + by)  # keeps a producer's sequence
+        if isinstance(action, Append)
+        else action
+        for action in commit.actions
+    ]
+    return msgspec.structs.replace(commit, actions=actions)

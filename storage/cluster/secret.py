@@ -1,0 +1,49 @@
+"""The cluster's secret: an object that brokers can read, and clients and table readers cannot.
+
+The first broker creates it. It signs the console's session cookies, so that each broker accepts
+cookies of the others. A process that can read it can act as a broker (DESIGN 11).
+"""
+
+import asyncio
+
+import msgspec
+
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import NotFound, StoreUnfit
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.object_store import ObjectStore
+
+SECRET_RETRY_S = 0.05
+BYTES_MIN = 16
+
+
+class _Secret(msgspec.Struct, frozen=True):
+    format: int
+    secret: str
+
+
+async def cluster_secret(store: ObjectStore, clock: Clock) -> bytes:
+    """Return the secret, 32 bytes, the same on every broker; create it if there is none.
+
+    Raises StoreUnfit, Unavailable. Several brokers may create it at once, and each may crash: after
+    its PUT, with any outcome, a broker reads the stored object and uses that.
+    """
+    while True:
+        try:
+            return _decoded(await store.get(keys.SECRET), store.url)
+        except NotFound:
+            drawn = clock.new_id() + clock.new_id()
+        await store.create(keys.SECRET, [msgspec.json.encode(_Secret(1, drawn.hex()))])
+        await asyncio.sleep(SECRET_RETRY_S)
+
+
+def _decoded(body: bytes, url: str) -> bytes:
+    try:
+        secret = bytes.fromhex(msgspec.json.decode(body, type=_Secret).secret)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        secret = b""
+    if len(secret) < BYTES_MIN:
+        raise StoreUnfit(
+            f"{url}/{keys.SECRET} is invalid: delete it and restart; all users must log in again"
+        )
+    return secret

@@ -1,0 +1,442 @@
+"""Commits by one broker for all; any broker commits by itself if that one does not answer.
+
+The sequencer is the first in rank of the live brokers (cluster.liveness). The other brokers forward
+their drafts to it. Drafts that wait while its last PUT is in flight become one entry. Correctness
+does not depend on it (DESIGN 6): after a refusal or a timeout, a broker commits by itself at once.
+Two sequencers at a time do no harm, nor does a draft that both of them have: a broker that makes an
+entry has read the whole chain before it and omits drafts that are there, and `apply` checks again
+(state.forwarded_drafts).
+
+**On a crash**: a forwarded draft is with the sequencer and with its own broker; if one crashes, the
+other commits it, or finds it in the chain. I6: no caller gets "definitely not in the log" for a
+draft that was forwarded without an answer. Its broker commits it again, under the same number,
+until one of the copies is in the chain.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tidelog.storage.cluster.announcer import Announcer, PeerTransport
+from tidelog.storage.cluster.liveness import Member, first_trusted
+from tidelog.storage.cluster.membership import Membership
+from tidelog.storage.cluster.messages import (
+    EntryAnnouncement,
+    ForwardOutcomeUnknown,
+    ForwardRefused,
+    decode_announcements,
+    decode_forwarded,
+    encode_announcements,
+    encode_forwarded,
+    merge,
+    not_after_ms,
+    refer,
+)
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.entry import Draft, DraftId, Entry, draft_header_bytes_max, shares
+from tidelog.storage.core.errors import (
+    CommitUnknown,
+    Corrupt,
+    Fenced,
+    LogError,
+    StoreUnfit,
+    Unavailable,
+)
+from tidelog.storage.core.model import Part
+from tidelog.storage.io.object_store import upload
+from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception
+from tidelog.storage.state.cluster_state import Applied, Outcome
+from tidelog.storage.wal.announced import AnnouncedChunks
+from tidelog.storage.wal.view import Committed, WalView
+
+log = logging.getLogger("tidelog.sequencer")
+
+TOLD_BYTES_MAX = 64 * 1024
+"""Larger headers, and larger chunks of an entry, are not announced: peers read the store."""
+TOO_OLD = "the upload was not committed in time and may be collected: retry"
+SEQUENCER_RETRY_S = 0.05
+RETRY_S_MAX = 2.0
+
+
+class SequencerSettings(NamedTuple):
+    """Settings of the sequencer; the service sets them."""
+
+    handover_timeout_s: float = 1.0
+    """Longer than two PUTs take: the one in flight, and the one with this draft."""
+    handover_bytes_max: int = 512 * 1024
+    """The chunks of a larger draft are uploaded first, and the draft refers to them."""
+    entry_bytes_max: int = 64 * 1024 * 1024
+    queue_bytes_max: int = 64 * 1024 * 1024
+    """Bound of drafts that peers forwarded. Further ones are refused: their brokers commit them."""
+
+
+@dataclass
+class SequencerCounters:
+    """Since the process started."""
+
+    commits: int = 0
+    drafts: int = 0
+    handed_over: int = 0
+    refused: int = 0
+    unanswered: int = 0
+    own_commits: int = 0
+    taken: int = 0
+    not_taken: int = 0
+    uploads: int = 0
+
+
+@dataclass(eq=False)
+class _WaitingDraft:
+    """A draft that waits here for its entry: a peer's, which has an `origin`, or this broker's."""
+
+    draft: Draft
+    origin: DraftId | None
+    size: int
+    not_after_ms: float
+    done: "asyncio.Future[int | list[Outcome]]"
+
+
+@dataclass(eq=False)
+class _ForwardedDraft:
+    """A draft of this broker that was forwarded; its number identifies it in the chain."""
+
+    draft: Draft
+    number: int
+    wal: WalView
+    done: "asyncio.Future[list[Outcome]]"
+    is_in_doubt: bool = False
+    is_void: bool = False
+
+    def next_draft(self) -> Draft | None:
+        if self.done.done():
+            return None
+        if self.is_void and self.is_in_doubt:
+            # The view skipped entries. The draft may be in one, and its mark dropped since.
+            raise CommitUnknown("the process was suspended: the draft's outcome is unknown")
+        if self.wal.state.elapsed_ms > not_after_ms(self.draft):
+            # Definite for all brokers: it is in no entry so far, and must not be in a later one.
+            self.is_in_doubt = False
+            raise Unavailable(TOO_OLD)
+        return self.draft
+
+
+class Sequencer:
+    """A broker's committer, and the committer of its peers' drafts. Owned by one event loop."""
+
+    def __init__(
+        self,
+        wal: WalView,
+        membership: Membership,
+        transport: PeerTransport,
+        announced: AnnouncedChunks,
+        settings: SequencerSettings,
+    ) -> None:
+        self.wal = wal
+        self.clock = wal.clock
+        self.membership = membership
+        self.transport = transport
+        self.settings = settings
+        self.counters = SequencerCounters()
+        self.announcer = Announcer(membership, wal.clock, transport, settings.handover_timeout_s)
+        self._announced = announced
+        self._number = 0
+        self._own: _ForwardedDraft | None = None
+        self._queue: dict[_WaitingDraft, None] = {}  # in order
+        self._queue_bytes = 0
+        self._batch: list[_WaitingDraft] = []
+        self._drain: asyncio.Task[None] | None = None
+        self._newest = EntryAnnouncement(0)
+        self._is_closing = False
+        wal.subscribers.append(self)
+
+    @property
+    def target(self) -> Member | None:
+        """The peer that commits this broker's drafts; None if this broker does."""
+        first = first_trusted(self.membership.ranking, self.announcer.suspects)
+        return None if first is None or first.id == self.membership.me.id else first
+
+    def refuse(self) -> None:
+        """Refuse drafts of peers from now on, before shutdown."""
+        self._is_closing = True
+
+    async def close(self) -> None:
+        """Commit the drafts that were taken, then stop."""
+        self.refuse()
+        if self._drain is not None:
+            await self._drain
+        await self.announcer.close()
+
+    # -- our own drafts
+
+    async def commit(self, draft: Draft) -> list[Outcome]:
+        """Commit the draft, by the sequencer or this broker; return one outcome per commit.
+
+        Raises what WalView.commit does: StoreRefused and Unavailable if the draft is not in the WAL
+        and never will be, Corrupt, CommitUnknown. One call at a time.
+        """
+        self.counters.drafts += 1
+        target = self.target
+        if target is not None:
+            return await self._commit_through(target, draft)
+        if not self.membership.others and not self._queue:
+            self.counters.commits += 1
+            return await self.wal.commit(draft)  # no peers: one PUT and nothing else
+        # A large draft would delay the drafts of all brokers in its entry.
+        draft = await self._upload_if_large(draft)
+        waiting = self._enqueue(draft, None, _body_bytes(draft) + draft.header_bytes)
+        outcomes = await waiting.done
+        assert isinstance(outcomes, list), "only a peer's draft is answered with a number"
+        return outcomes
+
+    async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
+        draft = await self._upload_if_large(draft)
+        # Used even if the draft fails: two drafts never have the same number.
+        self._number += 1
+        origin = DraftId(self.membership.me.id, self._number, len(draft.commits))
+        done = asyncio.get_running_loop().create_future()
+        draft = draft._replace(origins=[origin])
+        own = self._own = _ForwardedDraft(draft, self._number, self.wal, done)
+        try:
+            await self._forward(target, own)
+            return own.done.result() if own.done.done() else await self._commit_alone(own)
+        finally:
+            self._own = None
+
+    async def _upload_if_large(self, draft: Draft) -> Draft:
+        """Return the draft as it is committed. **On a crash**: an object is left that no entry
+        names; collection deletes it.
+
+        A suspended process or a late message does no harm. Collection deletes the upload only after
+        an entry whose elapsed time is past the upload's end. A broker that makes an entry has
+        applied all entries before it, so it does not name an upload that may be deleted.
+        """
+        if _body_bytes(draft) <= self.settings.handover_bytes_max:
+            return draft
+        self.counters.uploads += 1
+        state = self.wal.state
+        is_first = state.level == levels.FIRST
+        now_ms = max(state.time_ms, self.clock.now_ms()) if is_first else state.elapsed_ms
+        end_ms = now_ms + int(self.wal.cluster.bounds.wal_retention_ms / 2)
+        key = keys.data(self.clock.new_id().hex(), end_ms)
+        await upload(self.wal.store, key, draft.bodies)
+        return refer(draft, key)
+
+    async def _forward(self, target: Member, own: _ForwardedDraft) -> None:
+        """Forward the draft once. It is then done, in doubt, or certainly not with the peer."""
+        self.counters.handed_over += 1
+        try:
+            own.is_in_doubt = True
+            async with asyncio.timeout(self.settings.handover_timeout_s):
+                answer = await self.transport.forward(target, encode_forwarded(own.draft))
+            (entry,) = decode_announcements(answer)
+            self._on_announcement(entry)
+            await self.wal.reach(entry.seq)
+            if not own.done.done():
+                raise ForwardOutcomeUnknown(
+                    f"entry {entry.seq}, named by the peer, does not contain the draft"
+                )
+            self.announcer.trust(target)
+        except ForwardRefused as error:
+            own.is_in_doubt = False
+            self.counters.refused += 1
+            self.announcer.suspect(target, str(error))
+        except TASK_ENDS:
+            raise
+        except BaseException as error:
+            self.counters.unanswered += 1
+            if not isinstance(error, (LogError, TimeoutError, ValueError)):
+                log.critical("bug in a message to a peer", exc_info=error)
+            timeout_s = self.settings.handover_timeout_s
+            self.announcer.suspect(target, str(error) or f"no answer within {timeout_s:g} s")
+            try:
+                await self.wal.refresh()  # the draft may be in the chain
+            except LogError as second:
+                log.warning("cannot read the WAL: %s", second)
+
+    async def _commit_alone(self, own: _ForwardedDraft) -> list[Outcome]:
+        self.counters.own_commits += 1
+        pause_s = SEQUENCER_RETRY_S
+        while True:
+            try:
+                committed = await self.wal.commit_next(own.next_draft)
+            except Unavailable as error:
+                if not own.is_in_doubt:
+                    raise
+                # The peer may still commit the draft: this is not an answer for a caller (I6).
+                log.warning("the outcome of draft %d is unknown, retrying: %s", own.number, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, RETRY_S_MAX)
+                continue
+            if committed is not None:
+                self._announce(committed)
+            return own.done.result()
+
+    # -- drafts that wait here for the next entry
+
+    async def on_forward(self, message: Part) -> bytes:
+        """Commit a peer's draft and return the response. Raises ForwardRefused if this broker will
+        never commit it, ForwardOutcomeUnknown if the outcome is unknown."""
+        try:
+            draft = decode_forwarded(message)
+        except Corrupt as error:
+            self.counters.not_taken += 1
+            raise ForwardRefused(str(error)) from error
+        if self._is_closing or self._queue_bytes + len(message) > self.settings.queue_bytes_max:
+            self.counters.not_taken += 1
+            why = "shutting down" if self._is_closing else "the queue of drafts is full"
+            raise ForwardRefused(why)
+        self.counters.taken += 1
+        (origin,) = draft.origins
+        # Shielded: a peer that disconnects does not cancel the commit.
+        seq = await asyncio.shield(self._enqueue(draft, origin, len(message)).done)
+        assert isinstance(seq, int), "a peer's draft is answered with a number"
+        newest = self._newest
+        return encode_announcements([newest if newest.seq == seq else EntryAnnouncement(seq)])
+
+    def _enqueue(self, draft: Draft, origin: DraftId | None, size: int) -> _WaitingDraft:
+        done = asyncio.get_running_loop().create_future()
+        done.add_done_callback(retrieve_exception)
+        waiting = _WaitingDraft(draft, origin, size, not_after_ms(draft), done)
+        self._queue[waiting] = None
+        self._queue_bytes += size
+        if self._drain is None or self._drain.done():
+            self._drain = asyncio.create_task(self._commit_waiting(), name="tidelog-sequencer")
+        return waiting
+
+    async def _commit_waiting(self) -> None:
+        while self._queue:
+            self._batch = []
+            try:
+                committed = await self.wal.commit_next(self._next_batch)
+                if committed is not None:
+                    self._announce(committed)
+                    self._answer_own(committed)
+            except (CommitUnknown, Corrupt, StoreUnfit) as error:
+                self._fail(
+                    self._batch or list(self._queue), error, ForwardOutcomeUnknown(str(error))
+                )
+            except Unavailable as error:  # the drafts are not in the WAL; drop them
+                self._fail(list(self._queue), error, ForwardRefused(str(error)))
+            except TASK_ENDS:
+                raise
+            except BaseException as bug:  # the root of a task: no caller may wait without end
+                log.critical("bug in a commit", exc_info=bug)
+                why = f"the sequencer failed: {bug!r}"
+                self._fail(list(self._queue), CommitUnknown(why), ForwardOutcomeUnknown(why))
+
+    def _next_batch(self) -> Draft | None:
+        """Return the first waiting drafts that fit into one entry. Called before each attempt:
+        drafts that reached the chain meanwhile wait no more."""
+        now_ms = self.wal.state.elapsed_ms
+        old = [waiting for waiting in self._queue if waiting.not_after_ms < now_ms]
+        self._fail(old, Unavailable(TOO_OLD), ForwardRefused(TOO_OLD))
+        batch: list[_WaitingDraft] = []
+        size = header_bytes = 0
+        for waiting in self._queue:
+            size += waiting.size
+            header_bytes += waiting.size - _body_bytes(waiting.draft)
+            is_large = size > self.settings.entry_bytes_max
+            if batch and (is_large or header_bytes > draft_header_bytes_max()):
+                break
+            batch.append(waiting)
+        self._batch = sorted(batch, key=lambda waiting: waiting.origin is None)
+        return merge([waiting.draft for waiting in self._batch]) if batch else None
+
+    def _answer_own(self, committed: Committed) -> None:
+        """Answer this broker's drafts of the batch; `on_applied` answered those of peers."""
+        first = sum(origin.commits for origin in committed.entry.origins)
+        for waiting in self._batch:
+            if waiting.origin is None:
+                last = first + len(waiting.draft.commits)
+                self._finish(waiting, committed.outcomes[first:last])
+                first = last
+
+    def _finish(self, waiting: _WaitingDraft, result: int | list[Outcome]) -> None:
+        self._forget(waiting)
+        if not waiting.done.done():
+            waiting.done.set_result(result)
+
+    def _fail(self, batch: Sequence[_WaitingDraft], own: Exception, peers: LogError) -> None:
+        for waiting in batch:
+            self._forget(waiting)
+            if not waiting.done.done():
+                waiting.done.set_exception(own if waiting.origin is None else peers)
+
+    def _forget(self, waiting: _WaitingDraft) -> None:
+        if waiting in self._queue:
+            del self._queue[waiting]
+            self._queue_bytes -= waiting.size
+
+    # -- entries of other brokers
+
+    def on_announcements(self, message: Part) -> None:
+        """Handle announcements of committed entries. Raises Corrupt."""
+        for entry in decode_announcements(message):
+            self.announcer.counters.received += 1
+            before = self.wal.state.seq
+            self._on_announcement(entry)
+            self.announcer.counters.useful += self.wal.state.seq > before
+
+    def _on_announcement(self, entry: EntryAnnouncement) -> None:
+        # The body first: the header ends long polls, which then read the body.
+        self._announced.add(keys.wal(entry.seq), len(entry.header), entry.body)
+        self.wal.on_announced(entry.seq, entry.header)
+
+    def _announce(self, committed: Committed) -> None:
+        """Announce an entry of this broker. Its PUT is done: nothing is announced before that."""
+        self.counters.commits += 1
+        entry, header = committed.entry, committed.header
+        size = sum(len(body) for body in committed.bodies)
+        is_small = len(header) <= TOLD_BYTES_MAX
+        body = b"".join(committed.bodies) if is_small and size <= TOLD_BYTES_MAX else b""
+        self._newest = EntryAnnouncement(entry.seq, header if is_small else b"", body)
+        self._announced.add(keys.wal(entry.seq), len(header), body)
+        if self.membership.others:
+            answered = {origin.origin_id for origin in entry.origins}
+            self.announcer.announce(self._newest, but=answered)
+
+    def on_applied(self, entry: Entry, applied: Applied) -> None:
+        if not entry.origins:
+            return
+        seen = dict[str, int]()
+        for origin, commits in shares(entry):
+            seen[origin.origin_id] = max(origin.number, seen.get(origin.origin_id, 0))
+            if origin.origin_id == self.membership.me.id:
+                self._answer_forwarded(entry, origin, commits, applied)
+        for waiting in [waiting for waiting in self._queue if waiting.origin is not None]:
+            origin = waiting.draft.origins[0]
+            if origin.number <= seen.get(origin.origin_id, 0):
+                self._finish(waiting, entry.seq)
+
+    def _answer_forwarded(
+        self, entry: Entry, origin: DraftId, commits: range, applied: Applied
+    ) -> None:
+        """Answer the forwarded draft with this number. If the entry has other commits under it, or
+        a number that was not used yet, a copy of this process forwarded them. This process's own
+        draft of that number changes nothing then, in any entry."""
+        own = self._own
+        if own is not None and origin.number == own.number:
+            if own.done.done():
+                return
+            found = [entry.commits[index].commit_id for index in commits]
+            if found == [commit.commit_id for commit in own.draft.commits]:
+                own.done.set_result(applied.outcomes[commits.start : commits.stop])
+                return
+            self.wal.own_entries.fence(entry.seq)
+            own.done.set_exception(Fenced(self.wal.writer, entry.seq))
+        elif origin.number > self._number:
+            self.wal.own_entries.fence(entry.seq)
+
+    def on_reset(self) -> None:
+        """Handle a reload of the view: peers' waiting drafts may be in the skipped entries."""
+        unknown = ForwardOutcomeUnknown("the sequencer's view of the WAL had expired")
+        foreign = [waiting for waiting in self._queue if waiting.origin is not None]
+        self._fail(foreign, unknown, unknown)
+        if self._own is not None:
+            self._own.is_void = True
+
+
+def _body_bytes(draft: Draft) -> int:
+    return sum(len(body) for body in draft.bodies)

@@ -1,0 +1,19 @@
+"""Types, object keys and codecs of the log. Pure: values in, values out.
+
+errors         every error of the log, one class for each reaction of a caller
+model          types without behaviour that several packages share
+observer       the interface by which a tracer observes a broker
+bounds         view age and WAL retention of a cluster
+levels         the level of the format: what the objects of a cluster may have
+keys           builds and parses every object key
+histogram      counts of durations and sizes, by bucket
+bounds         how old a view may be, and how long the WAL is kept, in one cluster
+topic_configs  configs of a topic: names, defaults, checks
+acls           access control lists, with Kafka's rules
+chunk          records as Arrow columns, and the bytes of a chunk
+checksum       CRC-32C
+partitioner    the partition of a record: by key, sticky, or requested
+murmur2        Kafka's hash of keys, for one key and for a column
+actions        every change that a commit can make to the cluster state
+entry          commits, drafts, and the bytes of a WAL entry
+"""

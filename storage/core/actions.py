@@ -1,0 +1,311 @@
+"""The actions of a commit: every change of the cluster state, as plain data. Pure."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.storage.core.acls import Acl
+from tidelog.storage.core.model import TopicIdPartition
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """The records of one partition in one closed hot segment.
+
+    If `data` is empty, the chunk is in this entry and `position` counts from the end of the header.
+    Else `data` is the key of the object that contains the chunk. Timestamps are ms.
+    `is_json`: every key and value is known to be JSON text, so that a reader need not check.
+    """
+
+    topic_id: str
+    partition: int
+    position: int
+    size: int
+    crc32c: int
+    rows: int
+    timestamp_min: int
+    timestamp_max: int
+    is_json: bool
+    codec: str
+    raw_size: int
+    data: str = ""
+
+
+class Action(
+    msgspec.Struct,
+    frozen=True,
+    array_like=True,
+    tag_field="kind",
+    gc=False,
+    forbid_unknown_fields=True,
+):
+    """A change that `apply` makes. The tag selects the class; an unknown tag or element does not
+    decode."""
+
+
+class Append(Action, frozen=True, array_like=True, tag="append", gc=False):
+    """An append of rows [first_row, first_row + count) of the entry's chunk number `chunk`."""
+
+    chunk: int
+    first_row: int
+    count: int
+
+
+class ProducerBatch(NamedTuple):
+    """The identity of a Kafka producer's batch, whose first record has `base_sequence`."""
+
+    producer_id: int
+    epoch: int
+    base_sequence: int
+
+
+class ProducerAppend(Append, frozen=True, array_like=True, tag="append-of-producer", gc=False):
+    """An append of a Kafka producer's batch (ProducerBatch): applied once, in order.
+
+    It has its own tag, so that the many other appends do not carry three empty fields.
+    """
+
+    producer_id: int
+    epoch: int
+    base_sequence: int
+
+
+class InitProducer(Action, frozen=True, array_like=True, tag="init-producer", gc=False):
+    """A request for a new producer id (`producer_id` -1), or for the next epoch of a known id.
+    `epoch` is the producer's current epoch, or -1. The commit must not have another action."""
+
+    producer_id: int = -1
+    epoch: int = -1
+
+
+class GroupOffset(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
+):
+    """The next offset that a group reads in a partition. `leader_epoch` is for Kafka's clients."""
+
+    topic_id: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class CommitOffsets(Action, frozen=True, array_like=True, tag="commit-offsets", gc=False):
+    """Offsets that a group commits. `generation` is -1 if the committer is no member, or is a
+    member with a manual assignment."""
+
+    group_id: str
+    generation: int
+    offsets: list[GroupOffset]
+    member_id: str = ""
+
+
+class MemberConfig(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
+):
+    """The settings of a consumer instance. The log stores them, so that every broker serves the
+    instance with the same settings; it does not interpret them. The service defines `format` and
+    `dialect`. If authentication is on, `principal` is the instance's creator."""
+
+    format: str = "binary"
+    auto_offset_reset: str = "latest"
+    auto_commit: bool = True
+    fetch_min_bytes: int = -1
+    request_timeout_ms: int = 1000
+    session_timeout_ms: int = 300_000
+    max_poll_interval_ms: int = 300_000
+    dialect: str = ""
+    client_id: str = ""
+    principal: str = ""
+
+
+class MemberAction(Action, frozen=True, array_like=True, gc=False):
+    """A change of one member of a group."""
+
+    group_id: str
+    member_id: str
+
+
+class JoinGroup(MemberAction, frozen=True, array_like=True, tag="join-group", gc=False):
+    """A new member, without partitions. It replaces a member with the same `instance_id`.
+    `assignor` sets the assignor of a group without members; empty: no change."""
+
+    coordinator: str
+    config: MemberConfig
+    instance_id: str = ""
+    assignor: str = ""
+
+
+class LeaveGroup(MemberAction, frozen=True, array_like=True, tag="leave-group", gc=False):
+    """The member leaves the group."""
+
+
+class ExpireMember(MemberAction, frozen=True, array_like=True, tag="expire-member", gc=False):
+    """The coordinator received no heartbeat of the member for a session timeout. `apply` refuses
+    the action unless `term`, the coordinator's term, is the group's current term."""
+
+    term: int
+
+
+class TakeGroup(Action, frozen=True, array_like=True, tag="take-group", gc=False):
+    """This broker becomes the group's coordinator: a new term begins."""
+
+    group_id: str
+    coordinator: str
+
+
+class Subscribe(MemberAction, frozen=True, array_like=True, tag="subscribe", gc=False):
+    """The member shares these topics' partitions with the other members. The coordinator resolved
+    `pattern`, if any, to `topics`; `apply` ignores it. If both are empty, it reads nothing."""
+
+    topics: list[str]
+    pattern: str = ""
+
+
+class AssignByHand(MemberAction, frozen=True, array_like=True, tag="assign-by-hand", gc=False):
+    """A manual assignment: the member reads these partitions. Other members may read them too."""
+
+    partitions: list[TopicIdPartition]
+
+
+class SeekPosition(NamedTuple):
+    """A member's next offset in a partition. It takes precedence over the committed offset."""
+
+    topic_id: str
+    partition: int
+    offset: int
+
+
+class Seek(MemberAction, frozen=True, array_like=True, tag="seek", gc=False):
+    """The member continues at these offsets, until it commits or loses the partition."""
+
+    positions: list[SeekPosition]
+
+
+class DeleteGroup(Action, frozen=True, array_like=True, tag="delete-group", gc=False):
+    """The group and its committed offsets are deleted; refused while it has members."""
+
+    group_id: str
+
+
+GroupAction = (
+    JoinGroup
+    | LeaveGroup
+    | ExpireMember
+    | TakeGroup
+    | Subscribe
+    | AssignByHand
+    | Seek
+    | DeleteGroup
+)
+
+
+class CreateTopic(Action, frozen=True, array_like=True, tag="create-topic", gc=False):
+    """A new topic; refused if the name is taken. A later topic of that name has another id."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    configs: dict[str, str]
+
+
+class DeleteTopic(Action, frozen=True, array_like=True, tag="delete-topic", gc=False):
+    """The topic disappears for readers and writers. Its objects are collected later."""
+
+    topic_id: str
+
+
+class AlterTopic(Action, frozen=True, array_like=True, tag="alter-topic", gc=False):
+    """New config values; None returns a config to its default."""
+
+    topic_id: str
+    configs: dict[str, str | None]
+
+
+class AddPartitions(Action, frozen=True, array_like=True, tag="add-partitions", gc=False):
+    """The topic grows to `partitions` in total; refused if it has as many or more."""
+
+    topic_id: str
+    partitions: int
+
+
+class Sealed(Action, frozen=True, array_like=True, tag="sealed", gc=False):
+    """The partition's table has all records below `end_offset`; `apply` trims the tail."""
+
+    topic_id: str
+    partition: int
+    end_offset: int
+
+
+class RetireHotLog(Action, frozen=True, array_like=True, tag="retire-hot-log", gc=False):
+    """The hot log's file is deleted durably; `apply` drops its mark."""
+
+    log_id: str
+
+
+class MoveLogStart(Action, frozen=True, array_like=True, tag="log-start", gc=False):
+    """Records below `offset` disappear for readers. Their bytes are collected later."""
+
+    topic_id: str
+    partition: int
+    offset: int
+
+
+class ForgetTopic(Action, frozen=True, array_like=True, tag="forget-topic", gc=False):
+    """No object of a deleted topic is left; `apply` drops the topic's `DeletedTopic`."""
+
+    topic_id: str
+
+
+class CreateKey(Action, frozen=True, array_like=True, tag="create-key", gc=False):
+    """A new API key of `principal`. `digest`: SHA-256 of its secret; `expires_ms` 0: no expiry."""
+
+    key_id: str
+    principal: str
+    digest: bytes
+    expires_ms: int = 0
+    note: str = ""
+
+
+class DeleteKey(Action, frozen=True, array_like=True, tag="delete-key", gc=False):
+    """The API key is revoked. If there is no such key, nothing happens."""
+
+    key_id: str
+
+
+class CreateAcls(Action, frozen=True, array_like=True, tag="create-acls", gc=False):
+    """New ACL bindings. Existing bindings stay."""
+
+    acls: list[Acl]
+
+
+class DeleteAcls(Action, frozen=True, array_like=True, tag="delete-acls", gc=False):
+    """The removal of exactly these ACL bindings."""
+
+    acls: list[Acl]
+
+
+class SetQuotas(Action, frozen=True, array_like=True, tag="set-quotas", gc=False):
+    """Quotas of a principal: bytes per second by name; None removes a quota. Other quotas stay."""
+
+    principal: str
+    rates: dict[str, int | None]
+
+
+AccessAction = CreateKey | DeleteKey | CreateAcls | DeleteAcls | SetQuotas
+
+AnyAction = (
+    Append
+    | ProducerAppend
+    | InitProducer
+    | CommitOffsets
+    | CreateTopic
+    | DeleteTopic
+    | AlterTopic
+    | AddPartitions
+    | Sealed
+    | RetireHotLog
+    | MoveLogStart
+    | ForgetTopic
+    | GroupAction
+    | AccessAction
+)

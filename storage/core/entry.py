@@ -1,0 +1,208 @@
+"""WAL entries: the types of commits and drafts, and the bytes of an entry (FORMAT.md section 3).
+
+    magic "TIDEWAL1" | u32 header length | u32 CRC-32C of the header | header | chunks ...
+
+The header (MessagePack) contains the hash of the previous entry, the position and checksum of
+every chunk, and every commit. An entry's hash is that of its header, which contains the chunks'
+checksums. So a broker verifies the chain without reading records. Pure: bytes in, values out.
+From untrusted bytes, the decoders return a value or raise Corrupt.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.storage.core import levels
+from tidelog.storage.core.actions import AnyAction, Chunk
+from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.core.model import SKEW_MS_MAX, Part
+
+MAGIC = b"TIDEWAL1"
+GENESIS = bytes(32)
+"""The previous hash in the first entry."""
+
+HEADER_BYTES_MAX = 64 * 1024 * 1024
+"""A larger header is refused (I10): ~500,000 commits."""
+
+
+def draft_header_bytes_max() -> int:
+    """Return the bound of `Draft.header_bytes`. Half: numbers of chunks, and positions, take more
+    bytes in an entry of several drafts."""
+    return HEADER_BYTES_MAX // 2
+
+
+_PREFIX = struct.Struct("<8sII")
+
+
+class IdempotencyKey(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
+):
+    """The Idempotency-Key of a request, the hash of its content, and its topic's partition count
+    at the first request. A broker partitions a retry with that count: else the stored offsets
+    would not match. For several topics, `partitions` is a list, in the request's order."""
+
+    key: str
+    fingerprint: bytes
+    partitions: int | list[int] = 0
+
+
+class HotMark(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """The number of a commit in a broker's hot log (acks=1). `apply` takes each at most once."""
+
+    log_id: str
+    seq: int
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """The unit of atomicity (I4): `apply` does all actions, or records a refusal. `principal` is
+    the client that requested it, if authentication is on; level 1 does not store it."""
+
+    commit_id: bytes
+    actions: list[AnyAction]
+    key: IdempotencyKey | None = None
+    hot: HotMark | None = None
+    principal: str = ""
+
+
+class DraftId(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """The id of a forwarded draft: `number` of broker `origin_id`. `commits` counts its commits in
+    the entry. A draft is applied at most once, even if two brokers put it into entries."""
+
+    origin_id: str
+    number: int
+    commits: int
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """The header of a WAL object: everything except the records. `at_ms` is the writer's clock.
+
+    `origins` are the forwarded drafts: their commits come first, in order; the writer's own follow.
+    `store_ms` is the newest time of the store's clock that the writer knows, 0 if none; level 1
+    does not store it. An entry whose `level` is one above the cluster's raises it.
+    """
+
+    level: int
+    seq: int
+    previous: bytes
+    entry_id: bytes
+    writer: str
+    at_ms: int
+    chunks: list[Chunk]
+    commits: list[Commit]
+    origins: list[DraftId] = []
+    store_ms: int = 0
+
+    @property
+    def time_ms(self) -> int:
+        """Return the time of the writer's clock, moved to within SKEW_MS_MAX of the store's."""
+        if not self.store_ms:
+            return self.at_ms
+        return min(max(self.at_ms, self.store_ms - SKEW_MS_MAX), self.store_ms + SKEW_MS_MAX)
+
+
+class Draft(NamedTuple):
+    """The content that a broker proposes for the next entry. The positions of `chunks` count from
+    the first body; `origins` has the same meaning as in Entry. `level`: the cluster's next level,
+    to which the entry raises it; 0: the entry has the cluster's level. `header_bytes` is a bound of
+    its bytes in the header; 0 for a few actions."""
+
+    commits: list[Commit]
+    chunks: list[Chunk]
+    bodies: list[Part]
+    origins: Sequence[DraftId] = ()
+    level: int = 0
+    header_bytes: int = 0
+
+
+class Decoded(NamedTuple):
+    """A decoded entry: its header, its hash, and the position of the first chunk in the object."""
+
+    entry: Entry
+    hash: bytes
+    body_start: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def encode_header(entry: Entry) -> tuple[bytes, bytes]:
+    """Return the bytes before the chunks, and the entry's hash."""
+    header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
+    assert len(header) <= HEADER_BYTES_MAX, "no reader accepts so large a header"
+    return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
+
+
+def header_length(start: Part, key: str) -> int:
+    """Return the number of bytes before the chunks. `start` has the object's first 16 or more."""
+    if len(start) < _PREFIX.size:
+        raise Corrupt(key, f"it has {len(start)} bytes, too few for an entry")
+    magic, length, _ = _PREFIX.unpack_from(start)
+    if magic != MAGIC:
+        raise Corrupt(key, "it does not begin with the magic of a WAL entry")
+    if length > HEADER_BYTES_MAX:
+        raise Corrupt(key, f"its header has {length} bytes, over the limit of {HEADER_BYTES_MAX}")
+    return _PREFIX.size + int(length)
+
+
+def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decoded:
+    """Decode the entry whose header is in `start`. `previous` None: do not check the previous hash.
+
+    Raises Corrupt if the header does not verify, or has another number or previous hash; NewerLevel
+    if this version does not know its level.
+    """
+    end = header_length(start, key)
+    header = bytes(memoryview(start)[_PREFIX.size : end])
+    if _PREFIX.size + len(header) < end:
+        raise Corrupt(key, f"it ends after {len(start)} bytes, inside its header")
+    if crc32c(header) != _PREFIX.unpack_from(start)[2]:
+        raise Corrupt(key, "checksum of the header differs")
+    levels.leading(header, key)
+    try:
+        entry = _decoder.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(key, f"its header does not decode: {error}") from error
+    if entry.level == levels.FIRST and _exceeds_first_level(entry):
+        raise Corrupt(key, "its header has elements that level 1 of the format does not have")
+    if entry.seq != seq:
+        raise Corrupt(key, f"its number is {entry.seq}, expected {seq}")
+    if previous is not None and entry.previous != previous:
+        raise Corrupt(key, "it does not name the entry before it: the chain is broken")
+    return Decoded(entry, _hash(header), end)
+
+
+def shares(entry: Entry) -> Iterator[tuple[DraftId, range]]:
+    """Yield each draft id, and the indexes of its commits in the entry."""
+    first = 0
+    for origin in entry.origins:
+        last = min(first + max(origin.commits, 0), len(entry.commits))
+        yield origin, range(first, last)
+        first = last
+
+
+def _first_level(entry: Entry) -> list[object]:
+    """Return the elements of level 1: without a principal, a store time and empty origins."""
+    commits = [(it.commit_id, it.actions, it.key, it.hot) for it in entry.commits]
+    elements = [
+        entry.level,
+        entry.seq,
+        entry.previous,
+        entry.entry_id,
+        entry.writer,
+        entry.at_ms,
+        entry.chunks,
+        commits,
+    ]
+    return [*elements, entry.origins] if entry.origins else elements
+
+
+def _exceeds_first_level(entry: Entry) -> bool:
+    return bool(entry.store_ms) or any(commit.principal for commit in entry.commits)
+
+
+def _hash(header: bytes) -> bytes:
+    return hashlib.blake2b(header, digest_size=32).digest()

@@ -1,0 +1,195 @@
+"""All errors that the log raises. A class exists only where a caller acts differently
+(DESIGN 2, Errors).
+
+A message is one lower-case line: what happened, where, which value, what to do. The attributes of
+an error have its values for callers.
+"""
+
+
+class LogError(Exception):
+    """Root of all errors of the log."""
+
+
+class InvalidRequest(LogError):
+    """The request cannot succeed unless the caller changes it."""
+
+
+class RecordTooLarge(InvalidRequest):
+    """A record is over max.message.bytes, or a body over its bound."""
+
+
+class InvalidTimestamp(InvalidRequest):
+    """A record's timestamp is too far from the broker's time: Kafka's INVALID_TIMESTAMP."""
+
+
+class IdempotencyMismatch(InvalidRequest):
+    """The Idempotency-Key belongs to an earlier request with another body."""
+
+
+class OffsetMetadataTooLarge(InvalidRequest):
+    """The metadata of a committed offset is over Kafka's offset.metadata.max.bytes."""
+
+
+class TopicExists(InvalidRequest):
+    """A topic of that name exists."""
+
+
+class MemberExists(InvalidRequest):
+    """The group has a member of that name."""
+
+
+class NotAssigned(InvalidRequest):
+    """The partition is not assigned to the member."""
+
+
+class AssignedOtherwise(InvalidRequest):
+    """A member requested a subscription and a manual assignment. The message is Kafka's."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "IllegalStateError: You must choose only one way to configure your consumer: (1) "
+            "subscribe to specific topics by name, (2) subscribe to topics matching a regex "
+            "pattern, (3) assign itself specific topic-partitions."
+        )
+
+
+class InvalidConfig(InvalidRequest):
+    """A topic config that does not exist, or an invalid value of one."""
+
+
+class UnknownTopic(LogError):
+    """No topic of that name."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} does not exist")
+        self.topic = topic
+
+
+class UnknownPartition(LogError):
+    """The topic has no such partition."""
+
+    def __init__(self, topic: str, partition: int | str, count: int) -> None:
+        super().__init__(f"topic {topic!r} has no partition {partition}: it has 0 to {count - 1}")
+        self.topic = topic
+        self.partition = partition
+
+
+class OffsetOutOfRange(LogError):
+    """The offset is below the log start or beyond the high watermark."""
+
+    def __init__(
+        self, topic: str, partition: int, offset: int, *, log_start_offset: int, high_watermark: int
+    ) -> None:
+        super().__init__(
+            f"offset {offset} is out of range for {topic}-{partition}: "
+            f"valid offsets are {log_start_offset} to {high_watermark}"
+        )
+        self.offset = offset
+        self.log_start_offset = log_start_offset
+        self.high_watermark = high_watermark
+
+
+class StaleCommit(LogError):
+    """A commit that conflicts with the cluster state. A retry without a change fails again."""
+
+
+class ProducerFenced(StaleCommit):
+    """The epoch is older than the producer's newest: Kafka's PRODUCER_FENCED."""
+
+
+class OutOfOrderSequence(StaleCommit):
+    """A batch does not follow the producer's last: Kafka's OUT_OF_ORDER_SEQUENCE_NUMBER."""
+
+
+class IllegalGeneration(StaleCommit):
+    """The generation is not the group's: Kafka's ILLEGAL_GENERATION."""
+
+
+class UnknownMember(StaleCommit):
+    """The group has no such member, or no members: Kafka's UNKNOWN_MEMBER_ID."""
+
+
+class GroupNotEmpty(StaleCommit):
+    """The group has members, or subscribed ones: Kafka's NON_EMPTY_GROUP."""
+
+
+class Throttled(LogError):
+    """A bounded buffer is full (I10); nothing was written."""
+
+    def __init__(self, message: str, *, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class Unavailable(LogError):
+    """A request that was definitely not done (I6). The request is valid; a retry may succeed."""
+
+
+class StoreRefused(Unavailable):
+    """A definite refusal by the store (no space, permission or bucket): nothing was stored."""
+
+
+class CommitUnknown(LogError):
+    """A commit whose outcome is unknown: its records may be in the log, or may appear later.
+    A retry needs the same Idempotency-Key."""
+
+
+class SetAside(CommitUnknown):
+    """A request that was acknowledged with acks=1 and that the store refuses: it stays in a file of
+    the hot log, and is committed when the store takes it."""
+
+
+class Corrupt(LogError):
+    """An object whose bytes do not verify."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(f"object {key} is corrupt: {why}")
+        self.key = key
+        self.why = why
+
+
+class TableInDoubt(Corrupt):
+    """A table whose version is not what the log has put into it: damaged, ahead of the WAL, or
+    changed by another program. Its topic keeps its tails and its files until a repair."""
+
+    def __init__(self, prefix: str, version: int, why: str) -> None:
+        super().__init__(f"{prefix}/_delta_log", why)
+        topic = prefix.rpartition("/")[2].rpartition("-")[0]
+        where = f"table {self.key} is in doubt at version {version}"
+        self.args = (f"{where}: {why}; see tidelog repair",)
+        self.topic = topic
+        self.version = version
+
+
+class NotFound(LogError):
+    """No object has this key. Only storage/ sees this error."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"object {key} does not exist")
+        self.key = key
+
+
+class StoreUnfit(LogError):
+    """A store that cannot hold this cluster: a failed probe, invalid content, another cluster."""
+
+
+class NewerLevel(StoreUnfit):
+    """An object at a level of the format that this version does not know. It is not damaged."""
+
+    def __init__(self, key: str, level: int, newest: int) -> None:
+        super().__init__(
+            f"object {key} has level {level} of the format, this version reads up to {newest}: "
+            "it needs a newer tidelog"
+        )
+        self.key = key
+        self.level = level
+
+
+class Fenced(StoreUnfit):
+    """A copy of this process writes to the log under its name: this process must stop."""
+
+    def __init__(self, writer: str, seq: int) -> None:
+        super().__init__(
+            f"entry {seq} has the name of this process, {writer}, which did not write it: a copy "
+            "of the process runs (a cloned machine or a restored snapshot), and this one stops"
+        )

@@ -1,0 +1,83 @@
+"""Build and parse the object keys of a cluster (FORMAT.md section 2); only this module does so."""
+
+import re
+from typing import NamedTuple
+
+CLUSTER = "cluster.json"
+WAL = "wal/"
+CHECKPOINTS = "checkpoints/"
+DATA = "data/"
+TOPICS = "topics/"
+SECRET = "secret.json"
+BROKERS = "brokers/"
+PROBE = "probe/"
+
+_SEGMENT = re.compile(r"partition=(\d+)/(\d{20})-(\d{20})-([0-9a-f]+)\.parquet")
+_DATA = re.compile(r"data/([0-9a-z]{2})/\1[0-9a-z]*-(\d{1,16})")
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+TOPIC_NAME_MAX = 222
+"""Longest name of a new topic. With a dash and the topic id it is a folder name of 255 bytes, the
+limit of file systems. `apply` accepts Kafka's 249: existing topics may have such names."""
+
+
+class SegmentName(NamedTuple):
+    """The parts of a segment's path."""
+
+    partition: int
+    base_offset: int
+    end_offset: int
+    unique: str
+
+
+def is_topic_name(name: str) -> bool:
+    """Check Kafka's rule: 1 to 249 of `[a-zA-Z0-9._-]`, and neither `.` nor `..`."""
+    return _NAME.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def wal(seq: int) -> str:
+    return f"{WAL}{seq:020d}"
+
+
+def checkpoint(seq: int) -> str:
+    return f"{CHECKPOINTS}{seq:020d}"
+
+
+def seq_of(key: str) -> int | None:
+    """Return the number of a WAL entry or checkpoint; None for any other key."""
+    tail = key.rpartition("/")[2]
+    return int(tail) if len(tail) == 20 and tail.isascii() and tail.isdigit() else None
+
+
+def data(unique: str, not_after_ms: int) -> str:
+    """Return the key of a large draft's chunks, in one of 256 prefixes: S3 limits requests by
+    prefix. Once the elapsed time is past `not_after_ms`, no entry may name the object for the
+    first time."""
+    return f"{DATA}{unique[:2]}/{unique}-{not_after_ms}"
+
+
+def data_not_after_ms(key: str) -> int | None:
+    """Return `not_after_ms` of a key that `data` built; None for any other key."""
+    match = _DATA.fullmatch(key)
+    return None if match is None else int(match[2])
+
+
+def topic(name: str, topic_id: str) -> str:
+    """Return the root of a topic's table, without a slash at the end."""
+    return f"{TOPICS}{name}-{topic_id}"
+
+
+def segment(partition: int, base_offset: int, end_offset: int, unique: str) -> str:
+    """Return a segment's path below its topic's prefix."""
+    return f"partition={partition}/{base_offset:020d}-{end_offset:020d}-{unique}.parquet"
+
+
+def parse_segment(path: str) -> SegmentName | None:
+    match = _SEGMENT.fullmatch(path)
+    if match is None:
+        return None
+    return SegmentName(int(match[1]), int(match[2]), int(match[3]), match[4])
+
+
+def broker(broker_id: str) -> str:
+    return f"{BROKERS}{broker_id}.json"

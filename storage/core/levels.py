@@ -1,0 +1,47 @@
+"""The level of the format: which elements, actions and bytes the objects of a cluster may have.
+
+A cluster has one level. The first element of each entry and each checkpoint is the level at which
+it was written; a reader looks at it before it decodes the rest. FORMAT.md has the table of levels.
+An entry without commits raises the level by one (`tidelog upgrade`); it never goes down. Pure.
+"""
+
+import msgspec
+
+from tidelog.storage.core.errors import Corrupt, NewerLevel
+
+FIRST = 1
+"""The level of tidelog 0.1."""
+NEWEST = 2
+"""The newest level that this version reads and writes; new clusters begin at it."""
+
+_FIXARRAY, _FIXARRAY_MASK, _FIXINT_MAX = 0x90, 0xF0, 0x7F
+
+
+class _Leading(msgspec.Struct, array_like=True):
+    """The first element; the decoder skips all others, which may be of any type."""
+
+    level: int
+
+
+_decoder = msgspec.msgpack.Decoder(_Leading)
+
+
+def check(level: int, key: str) -> None:
+    """Raise NewerLevel if this version does not know the level, Corrupt if nothing has it."""
+    if level > NEWEST:
+        raise NewerLevel(key, level, NEWEST)
+    if level < FIRST:
+        raise Corrupt(key, f"it has level {level} of the format; the first is {FIRST}")
+
+
+def leading(body: bytes, key: str) -> int:
+    """Return the level of a MessagePack array, from its first element; raises as `check`."""
+    if len(body) > 1 and body[0] & _FIXARRAY_MASK == _FIXARRAY and body[1] <= _FIXINT_MAX:
+        level = body[1]  # without a look at the rest: each entry comes through here
+    else:
+        try:
+            level = _decoder.decode(body).level
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Corrupt(key, f"it does not begin with a level: {error}") from error
+    check(level, key)
+    return level

@@ -1,0 +1,218 @@
+"""Topic configs: Kafka's names and meanings (`target.segment.bytes` is tidelog's own), tidelog's
+defaults, validation of values. Pure."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.errors import InvalidConfig, InvalidRequest
+
+_FRACTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,19})?")
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+VALUE_CHARS_MAX = 1000
+MS_PER_MINUTE = 60_000
+MS_PER_DAY = 86_400_000
+
+
+class ConfigKey(NamedTuple):
+    """One config: its default as text, its description, the parser that validates a value, and the
+    first level of the format at which a topic may have it. Below that level the default
+    applies: versions that do not know the config would refuse the commit that sets it."""
+
+    default: str
+    doc: str
+    parse: Callable[[str], object]
+    level: int = levels.FIRST
+
+
+def _integer(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not _INTEGER.fullmatch(text):  # int() also accepts spaces, underscores, other digits
+            raise ValueError("must be a whole number")
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(f"must be {low} to {high}")
+        return value
+
+    return parse
+
+
+def _ratio(text: str) -> float:
+    if not _FRACTION.fullmatch(text) or float(text) > 1:
+        raise ValueError("must be 0 to 1")
+    return float(text)
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return text
+
+    return parse
+
+
+def _cleanup_policy(text: str) -> frozenset[str]:
+    policies = frozenset(part.strip() for part in text.split(","))
+    if not policies <= {"delete", "compact"}:
+        raise ValueError("must be delete, compact, or both, separated by a comma")
+    return policies
+
+
+CONFIGS: Mapping[str, ConfigKey] = {
+    "cleanup.policy": ConfigKey(
+        "delete", "cleanup of records: delete, compact (newest per key) or both", _cleanup_policy
+    ),
+    "compression.type": ConfigKey(
+        "producer",
+        "codec of Parquet segments; producer means zstd",
+        _one_of("producer", "uncompressed", "zstd", "lz4", "snappy", "gzip"),
+    ),
+    "delete.retention.ms": ConfigKey(
+        str(MS_PER_DAY), "how long compaction keeps a tombstone, in ms", _integer(0)
+    ),
+    "max.message.bytes": ConfigKey(
+        "1048588", "largest size of a record's key and value", _integer(1, 64 * 1024 * 1024)
+    ),
+    "message.timestamp.after.max.ms": ConfigKey(
+        "3600000",
+        "how far a record's timestamp may be ahead of the broker's time, in ms; the broker refuses "
+        "a request with a later timestamp",
+        _integer(0),
+        level=2,
+    ),
+    "message.timestamp.before.max.ms": ConfigKey(
+        str(2**63 - 1),
+        "how far a record's timestamp may be behind the broker's time, in ms; the broker refuses a "
+        "request with an earlier timestamp",
+        _integer(0),
+        level=2,
+    ),
+    "message.timestamp.type": ConfigKey(
+        "CreateTime", "clock of record timestamps", _one_of("CreateTime", "LogAppendTime")
+    ),
+    "min.cleanable.dirty.ratio": ConfigKey(
+        "0.5", "compaction is due when this share of sealed bytes is not compacted yet", _ratio
+    ),
+    "min.compaction.lag.ms": ConfigKey(
+        "0", "age in ms below which compaction keeps a record", _integer(0)
+    ),
+    "retention.bytes": ConfigKey("-1", "bytes kept per partition, -1: no limit", _integer(-1)),
+    "retention.ms": ConfigKey(
+        str(7 * MS_PER_DAY), "how long records are kept in ms, -1: no limit", _integer(-1)
+    ),
+    "segment.bytes": ConfigKey(
+        str(64 * 1024 * 1024),
+        "bytes at which a partition's tail is sealed into its table",
+        _integer(1024, 2**30),
+    ),
+    "segment.ms": ConfigKey(
+        str(10 * MS_PER_MINUTE), "age in ms at which a partition's tail is sealed", _integer(100)
+    ),
+    "target.segment.bytes": ConfigKey(
+        str(512 * 1024 * 1024), "size up to which small segments are merged", _integer(1024, 2**32)
+    ),
+}
+"""All configs of a topic. Two defaults differ from Kafka's, because sealed records are cheap to
+read: `segment.bytes` (1 GiB in Kafka) and `segment.ms` (7 days in Kafka)."""
+
+
+class TopicConfig(NamedTuple):
+    """A topic's effective configs, parsed. A field has the name of its config, with underscores;
+    only `is_log_append_time` is the config `message.timestamp.type`."""
+
+    cleanup_policy: frozenset[str]
+    compression_type: str
+    delete_retention_ms: int
+    max_message_bytes: int
+    message_timestamp_after_max_ms: int
+    message_timestamp_before_max_ms: int
+    is_log_append_time: bool
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    retention_bytes: int
+    retention_ms: int
+    segment_bytes: int
+    segment_ms: int
+    target_segment_bytes: int
+
+
+def check(name: str, value: str, level: int = levels.NEWEST) -> None:
+    """Raise InvalidConfig if the config is unknown, if a cluster at this level of the format cannot
+    have it, or if the value is not valid. The message names the config, the value and what
+    is allowed."""
+    known = CONFIGS.get(name)
+    if known is None:
+        raise InvalidConfig(f"unknown topic config {name!r}: known are {', '.join(CONFIGS)}")
+    if known.level > level:
+        raise InvalidConfig(
+            f"topic config {name} needs level {known.level} of the format, the cluster has level "
+            f"{level}: run tidelog upgrade"
+        )
+    try:
+        known.parse(value)
+    except ValueError as error:
+        raise InvalidConfig(f"invalid value {value!r} for topic config {name}: {error}") from error
+
+
+def canonical(name: str, value: str, level: int) -> str:
+    """Return the text that the cluster state keeps of a new value. The text is bounded, because
+    each broker has it in memory and each checkpoint contains it. Raises InvalidConfig. (`apply`
+    accepts any valid text, because version 0.1 stored any valid text.)"""
+    if len(value) > VALUE_CHARS_MAX:
+        raise InvalidConfig(
+            f"the value of topic config {name} has {len(value)} characters, "
+            f"the limit is {VALUE_CHARS_MAX}"
+        )
+    check(name, value, level)
+    parsed = CONFIGS[name].parse(value)
+    if isinstance(parsed, frozenset):  # cleanup.policy, in the order of the request
+        return ",".join(dict.fromkeys(part.strip() for part in value.split(",")))
+    return str(parsed) if isinstance(parsed, int) else value
+
+
+def check_all(configs: Mapping[str, str], level: int) -> InvalidConfig | None:
+    """Return the first error of `check`; None if all values are valid."""
+    try:
+        for name, value in configs.items():
+            check(name, value, level)
+    except InvalidConfig as error:
+        return error
+    return None
+
+
+def check_name(name: str) -> InvalidRequest | None:
+    """Return why the name is no valid topic name; None if it is valid."""
+    if keys.is_topic_name(name):
+        return None
+    return InvalidRequest(
+        f"topic name {name!r} is illegal: use 1 to 249 characters of a-z A-Z 0-9 . _ - "
+        "but not the name . or .."
+    )
+
+
+def check_new_name(name: str) -> None:
+    """Raise InvalidRequest unless a new topic may have this name. A folder store cannot seal topics
+    with longer names. The limit is the same on every store, so that data can be copied."""
+    if not keys.is_topic_name(name) or len(name) > keys.TOPIC_NAME_MAX:
+        raise InvalidRequest(
+            f"topic name {name!r} is illegal: use 1 to {keys.TOPIC_NAME_MAX} characters of "
+            "a-z A-Z 0-9 . _ - but not the name . or .."
+        )
+
+
+def effective(configs: Mapping[str, str]) -> TopicConfig:
+    """Parse the configs and add the defaults. The default also replaces an invalid value: `apply`
+    must not fail on a value that an older or newer writer accepted."""
+
+    def get(name: str) -> object:
+        key = CONFIGS[name]
+        try:
+            return key.parse(configs.get(name, key.default))
+        except ValueError:
+            return key.parse(key.default)
+
+    values = {name.replace(".", "_"): get(name) for name in CONFIGS}
+    is_log_append_time = values.pop("message_timestamp_type") == "LogAppendTime"
+    return TopicConfig(is_log_append_time=is_log_append_time, **values)  # type: ignore[arg-type]

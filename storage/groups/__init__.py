@@ -1,0 +1,8 @@
+"""Consumer groups on a broker. The group's state itself is in state/.
+
+coordinator     the coordinator of a group: sessions of members, expiry
+instances       consumer instances: subscribe, read, commit
+offset_commits  many members' commits in one commit of the log
+positions       the read position of an instance
+patterns        subscriptions by regular expression
+"""

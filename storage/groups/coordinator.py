@@ -1,0 +1,313 @@
+"""A group's coordinator: tracks heartbeats of group members, expires silent ones.
+
+Each group has one coordinator, a broker, which holds soft state: each member's last heartbeat and
+its instance's positions (groups.positions). The cluster state names the coordinator and its term.
+So brokers that disagree on which brokers are live cannot both act: `ExpireMember` carries the term,
+and soft state of an older term is dropped. Heartbeats never reach the WAL.
+
+Session timeouts use the coordinator's boot clock and pause while its process is suspended: a
+resumed broker expires no member. **On a crash**: another broker takes the group (`TakeGroup`) on
+the next request, or within a tick of seeing the coordinator gone. Session timers start again.
+
+A live coordinator that was replaced learns of its successor at its next refresh of the WAL. Until
+then both would serve a member from different positions: records whose offsets are committed would
+be returned again, and might enter a transaction that commits. So a coordinator returns records only
+with a view of the WAL younger than `VIEW_AGE_MAX_S`; its successor reads a member's position only
+after `HANDOVER_S`. (Rejected: refresh the WAL at each read, which costs a GET and its time; a
+generation for each coordinator, which would reject all commits under way when a broker crashes.)
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tidelog.storage.cluster.liveness import weight
+from tidelog.storage.core.actions import ExpireMember, TakeGroup
+from tidelog.storage.core.entry import Entry
+from tidelog.storage.core.errors import StaleCommit, Unavailable, UnknownMember
+from tidelog.storage.groups.positions import Positions
+from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.log import Log
+from tidelog.storage.state.cluster_state import Applied
+from tidelog.storage.state.group import ConsumerGroup, GroupMember
+
+log = logging.getLogger("tidelog.groups")
+
+VIEW_AGE_MAX_S = 1.5
+"""More than `poll.interval.ms`: while the store answers, the check costs nothing."""
+HANDOVER_S = 2.0
+"""Exceeds VIEW_AGE_MAX_S by more than two clocks differ in that time. Members wait so long when
+their coordinator is replaced."""
+
+
+class Coordinators(Protocol):
+    """Choice of the broker that coordinates a group."""
+
+    @property
+    def me(self) -> str:
+        """This process; a name that no process had before."""
+
+    def of(self, group_id: str, holder: str) -> str:
+        """Return the broker for the group: `holder`, as in the cluster state, while it lives."""
+
+
+class Rendezvous:
+    """The choice among several brokers: the holder while it lives, else the highest by rendezvous
+    hash. Brokers that see the same agree, and the groups of a failed broker spread."""
+
+    def __init__(self, me: str, live: Callable[[], Iterable[str]]) -> None:
+        self.me = me
+        self._live = live
+
+    def of(self, group_id: str, holder: str) -> str:
+        if holder == self.me:
+            return holder
+        live = {*self._live(), self.me}
+        return holder if holder in live else max(live, key=lambda one: weight(group_id, one))
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """A coordinator's soft state of a member. `lock` serialises reads, `finding` the search for a
+    start position. `sending` is done when the last response arrived or is lost. Setting `waiter`
+    makes a read check again. From `alone_s` on, no other broker serves the member."""
+
+    heard_s: float
+    polled_s: float
+    alone_s: float = 0.0
+    under_way: int = 0
+    turn: int = 0
+    positions: Positions = field(default_factory=Positions)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    finding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sending: "asyncio.Future[None] | None" = None
+    waiter: "asyncio.Future[None] | None" = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class CoordinatedGroup:
+    """A group that this broker coordinates, in one term. No session can end before `look_s`; the
+    expiry check skips the group until then."""
+
+    term: int
+    since_s: float
+    look_s: float = 0.0
+    instances: dict[str, Instance] = field(default_factory=dict)
+
+
+class MemberSession(NamedTuple):
+    """A member after its heartbeat, in a term of its group."""
+
+    group: ConsumerGroup
+    member: GroupMember
+    instance: Instance
+    term: int
+
+
+class Coordinator:
+    """The groups that this broker coordinates; owned by the log's event loop. A call takes the
+    group over from another coordinator: ask `coordinators` first."""
+
+    def __init__(self, broker: Log, coordinators: Coordinators) -> None:
+        self.coordinators = coordinators
+        self.led: dict[str, CoordinatedGroup] = {}
+        self._log = broker
+        self._taking: dict[str, asyncio.Task[None]] = {}
+        broker.wal.subscribers.append(self)
+
+    async def heartbeat(self, group_id: str, member_id: str) -> MemberSession:
+        """Record a heartbeat of the member. Raises UnknownMember."""
+        session = self._known(group_id, member_id)
+        if session is not None:
+            return session
+        member = self._log.state.members.member(group_id, member_id)
+        if member is None:
+            await self._log.wal.refresh()  # another broker may have just created it (I3)
+        led = await self.coordinate(group_id)
+        group, member = self.look(group_id, member_id)
+        instance = led.instances.get(member_id)
+        if instance is None:
+            instance = led.instances[member_id] = self.new_instance()
+            if led.term > 1:  # another coordinator served it before
+                instance.alone_s = led.since_s + HANDOVER_S
+        instance.heard_s = self._log.clock.boot_s()
+        return MemberSession(group, member, instance, led.term)
+
+    def _known(self, group_id: str, member_id: str) -> MemberSession | None:
+        """Do the same for a member known here in this term: the usual case."""
+        group, led = self._log.state.members.get(group_id), self.led.get(group_id)
+        if group is None or led is None or group.term != led.term:
+            return None
+        member, instance = group.members.get(member_id), led.instances.get(member_id)
+        if member is None or instance is None or group.coordinator != self.coordinators.me:
+            return None
+        instance.heard_s = self._log.clock.boot_s()
+        return MemberSession(group, member, instance, led.term)
+
+    def look(self, group_id: str, member_id: str) -> tuple[ConsumerGroup, GroupMember]:
+        group = self._log.state.members.get(group_id)
+        member = None if group is None else group.members.get(member_id)
+        if group is None or member is None:
+            raise UnknownMember(f"group {group_id!r} has no member {member_id!r}")
+        return group, member
+
+    def revalidate(self, session: MemberSession) -> MemberSession:
+        """Return the member's current state. Raises UnknownMember; Unavailable if the group has
+        moved to another coordinator."""
+        group, member = self.look(session.group.group_id, session.member.member_id)
+        if group.term != session.term:
+            raise _another(group.group_id)
+        return session._replace(group=group, member=member)
+
+    async def wait_for_exclusive(self, session: MemberSession) -> MemberSession:
+        """Wait until no other broker serves the member; the state then has all that the member
+        committed before. Raises as `revalidate`."""
+        left_s = session.instance.alone_s - self._log.clock.boot_s()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
+        await self._log.wal.refresh()
+        return self.revalidate(session)
+
+    async def refresh(self, session: MemberSession) -> MemberSession:
+        """Return the member after a recent refresh (VIEW_AGE_MAX_S). Raises as `revalidate`."""
+        if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
+            await self._log.wal.refresh()
+            if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
+                raise Unavailable("the store answers too slowly: retry")
+        return self.revalidate(session)
+
+    def new_instance(self) -> Instance:
+        now_s = self._log.clock.boot_s()
+        return Instance(now_s, now_s)
+
+    async def coordinate(self, group_id: str) -> CoordinatedGroup:
+        """Make this broker the group's coordinator, if it is not yet."""
+        group = self._log.state.members.get(group_id)
+        if group is not None and group.coordinator != self.coordinators.me:
+            taking = self._taking.get(group_id)
+            if taking is None:
+                take = TakeGroup(group_id, self.coordinators.me)
+                taking = asyncio.create_task(self._log.submit(take))
+                self._taking[group_id] = taking
+                taking.add_done_callback(lambda _: self._taking.pop(group_id, None))
+                taking.add_done_callback(retrieve_exception)
+            await asyncio.shield(taking)
+            group = self._log.state.members.get(group_id)
+        if group is None:
+            raise UnknownMember(f"group {group_id!r} has no members")
+        if group.coordinator != self.coordinators.me:
+            raise _another(group_id)
+        led = self.led.get(group_id)
+        if led is None or led.term != group.term:
+            led = self.led[group_id] = CoordinatedGroup(group.term, self._log.clock.boot_s())
+        return led
+
+    def drop(self, group_id: str, member_id: str) -> None:
+        led = self.led.get(group_id)
+        gone = None if led is None else led.instances.pop(member_id, None)
+        if gone is not None:
+            gone.wake()
+
+    def ours(self) -> list[tuple[ConsumerGroup, CoordinatedGroup]]:
+        """Return the groups that this broker has taken and still coordinates."""
+        found = []
+        for group_id, led in list(self.led.items()):
+            group = self._log.state.members.get(group_id)
+            if group is None or (group.coordinator, group.term) != (self.coordinators.me, led.term):
+                for instance in self.led.pop(group_id).instances.values():
+                    instance.wake()
+            else:
+                found.append((group, led))
+        return found
+
+    # -- background work
+
+    def on_applied(self, entry: Entry, applied: Applied) -> None:
+        for group_id in applied.groups:
+            self._follow(group_id)
+
+    def on_reset(self) -> None:
+        for group_id in list(self.led):
+            self._follow(group_id)
+
+    def _follow(self, group_id: str) -> None:
+        """Drop state of removed members and lost partitions; wake the reads of the group."""
+        led, group = self.led.get(group_id), self._log.state.members.get(group_id)
+        if led is not None:
+            led.look_s = 0.0
+            for member_id, instance in list(led.instances.items()):
+                member = None if group is None else group.members.get(member_id)
+                if member is None:
+                    del led.instances[member_id]
+                else:
+                    instance.positions.retain(member.owned)
+                instance.wake()
+
+    def restart_session_timers(self, now_s: float) -> None:
+        for led in self.led.values():
+            led.since_s = now_s
+            for instance in led.instances.values():
+                instance.heard_s = instance.polled_s = now_s
+
+    async def adopt_groups(self) -> None:
+        """Take groups whose coordinator is gone and that this broker should coordinate."""
+        me = self.coordinators.me
+        orphans = [
+            self.coordinate(group.group_id)
+            for group in self._log.state.members
+            if group.members
+            and self.coordinators.of(group.group_id, group.coordinator) == me
+            and (group.coordinator != me or group.group_id not in self.led)
+        ]
+        await all_of(orphans)
+
+    async def expire(self, now_s: float) -> None:
+        silent = []
+        for group, led in self.ours():
+            if now_s < led.look_s:
+                continue
+            ends = {one.member_id: _silent_at(one, led, now_s) for one in group.members.values()}
+            led.look_s = min(ends.values(), default=0.0)
+            silent += [(group, led, group.members[who]) for who, at in ends.items() if at < now_s]
+        for group, _, member in silent:
+            log.info("member %s of group %s has expired", member.member_id, group.group_id)
+        await all_of(
+            [
+                self._log.submit(ExpireMember(group.group_id, member.member_id, led.term))
+                for group, led, member in silent
+            ]
+        )
+
+
+def _another(group_id: str) -> Unavailable:
+    return Unavailable(f"group {group_id!r} has moved to another coordinator: retry")
+
+
+async def all_of(duties: Sequence[Awaitable[object]]) -> None:
+    """Run all concurrently, so one flush serves all. A refusal does not stop the others."""
+    for failed in await asyncio.gather(*duties, return_exceptions=True):
+        if isinstance(failed, StaleCommit):
+            log.info("the group has changed: %s", failed)  # normal at any time
+        elif isinstance(failed, BaseException):
+            raise failed
+
+
+def _silent_at(member: GroupMember, led: CoordinatedGroup, now_s: float) -> float:
+    """Return when the member's session ends without another heartbeat."""
+    instance = led.instances.get(member.member_id)
+    if instance is None:
+        heard_s = polled_s = led.since_s
+    elif instance.under_way:
+        heard_s = polled_s = now_s
+    else:
+        heard_s, polled_s = instance.heard_s, instance.polled_s
+    at_s = heard_s + member.config.session_timeout_ms / 1000
+    if member.is_subscribed:
+        at_s = min(at_s, polled_s + member.config.max_poll_interval_ms / 1000)
+    return at_s

@@ -1,0 +1,498 @@
+"""Consumer instances: what a group's coordinator does for them, on top of the log.
+
+Members, generations and committed offsets are in the cluster state (state.group_members,
+state.committed_offsets), so every broker has them. An instance's positions are soft state of the
+group's coordinator alone (groups.coordinator, groups.positions). I10: the state's members bound the
+instances, the callers' budget bounds the reads.
+
+**On a coordinator crash**: the next one resumes at the last `Seek`, else at the committed offset,
+else where `auto.offset.reset` says. Records returned after the last commit are returned again; no
+record is skipped. Auto-commits run every second, all instances' in one flush: a crash repeats a
+second of records.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple
+
+from tidelog.storage.core.actions import (
+    AssignByHand,
+    GroupOffset,
+    JoinGroup,
+    LeaveGroup,
+    MemberConfig,
+    Seek,
+    SeekPosition,
+    Subscribe,
+)
+from tidelog.storage.core.chunk import sizes_before
+from tidelog.storage.core.errors import (
+    InvalidRequest,
+    LogError,
+    NotAssigned,
+    OffsetOutOfRange,
+    UnknownMember,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tidelog.storage.core.model import TopicIdPartition, TopicPartition
+from tidelog.storage.groups import patterns
+from tidelog.storage.groups.coordinator import Coordinator, Coordinators, Instance, MemberSession
+from tidelog.storage.groups.offset_commits import OffsetCommits
+from tidelog.storage.io.threads import surviving
+from tidelog.storage.log import FetchResult, Log
+from tidelog.storage.state.access import TopicFilter, all_topics
+from tidelog.storage.state.group import GroupMember
+from tidelog.storage.state.group_members import GROUP_TOPICS_MAX
+
+__all__ = ["Instances", "MemberSession", "Portion", "Read", "portion_bytes"]
+
+log = logging.getLogger("tidelog.consumers")
+
+TICK_S = 1.0
+"""Period of auto-commits, of taking groups, and of matching patterns against topics."""
+LOOKS = 4
+"""Expiry checks in a tick: other members wait for the partitions of a silent one."""
+AWAKE_FACTOR = 5
+"""A pause of more ticks between checks means that the process was suspended or its loop blocked."""
+AUTO_COMMITS_MAX = 2000
+"""In one tick, ~25 us each; the members left out are the first in the next tick. 10,000 instances
+that read all the time commit every five seconds, Kafka's default."""
+
+ARRIVAL_S = 10.0
+"""Longest wait of a read for the fate of the last response (I10): longer than brokers take to
+exchange it (service/peers/forwarding.py)."""
+
+
+class Portion(NamedTuple):
+    """Records of one partition."""
+
+    where: TopicIdPartition
+    topic: str
+    offset: int
+    fetched: FetchResult
+
+
+class Read(NamedTuple):
+    """Result of a read: records of partitions that the member owns in this generation."""
+
+    portions: list[Portion]
+    generation: int
+
+
+class Instances:
+    """Instances of the groups that this broker coordinates, owned by the log's event loop between
+    `start` and `close`. A call takes the group over from another coordinator."""
+
+    def __init__(
+        self, broker: Log, coordinators: Coordinators, may_describe: TopicFilter = all_topics
+    ) -> None:
+        self.coordinators = coordinators
+        self._log = broker
+        self._coordinator = Coordinator(broker, coordinators)
+        self._commits = OffsetCommits(broker, self._coordinator)
+        self.task: asyncio.Task[None] | None = None
+        self._may_describe = may_describe
+
+    def start(self) -> None:
+        self.task = asyncio.create_task(self._run(), name="tidelog-consumers")
+
+    async def close(self) -> None:
+        """Stop, and commit delivered offsets."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+        with contextlib.suppress(LogError):
+            await self.commit_delivered()
+
+    # -- membership
+
+    async def join(
+        self,
+        group_id: str,
+        member_id: str,
+        config: MemberConfig,
+        *,
+        instance_id: str = "",
+        assignor: str = "",
+    ) -> None:
+        """Create the instance. Raises MemberExists, InvalidRequest, Throttled."""
+        me = self.coordinators.me
+        await self._log.submit(JoinGroup(group_id, member_id, me, config, instance_id, assignor))
+        led = await self._coordinator.coordinate(group_id)
+        led.instances[member_id] = self._coordinator.new_instance()
+
+    async def leave(self, group_id: str, member_id: str) -> None:
+        """Auto-commit what the member read, then remove it. Raises UnknownMember."""
+        session = await self._coordinator.heartbeat(group_id, member_id)
+        if session.member.config.auto_commit:
+            await self._acknowledge(session.instance)
+            with contextlib.suppress(LogError):  # another member has the partitions by now
+                await self._commits.commit_due(session)
+        await self._log.submit(LeaveGroup(group_id, member_id))
+        self._coordinator.drop(group_id, member_id)
+
+    async def subscribe(
+        self, group_id: str, member_id: str, topics: Sequence[str], pattern: str = ""
+    ) -> None:
+        """Subscribe to these topics, or to those that match the pattern, now and later; with
+        neither, read nothing. Returns with the assignment made; a member that starts at the end
+        starts at the log's current end. Raises UnknownMember, AssignedOtherwise, InvalidRequest."""
+        session = await self._coordinator.heartbeat(group_id, member_id)
+        if pattern:
+            await self._log.wal.refresh()
+            topics = self._found(pattern, session.member.config.principal)
+        await self._hand_in(group_id)
+        await self._log.submit(Subscribe(group_id, member_id, list(topics), pattern))
+        session.instance.polled_s = self._log.clock.boot_s()
+        await self._settle(session)
+
+    async def assign(
+        self, group_id: str, member_id: str, partitions: Sequence[TopicPartition]
+    ) -> None:
+        """Assign partitions manually; other members may read them too. Raises UnknownTopic,
+        UnknownPartition, AssignedOtherwise, UnknownMember."""
+        session = await self._coordinator.heartbeat(group_id, member_id)
+        owned = [await self._owned(where) for where in partitions]
+        await self._log.submit(AssignByHand(group_id, member_id, owned))
+        await self._settle(session)
+
+    async def heartbeat(self, group_id: str, member_id: str) -> MemberSession:
+        """Record a heartbeat of the member. Raises UnknownMember."""
+        return await self._coordinator.heartbeat(group_id, member_id)
+
+    # -- positions
+
+    async def seek(
+        self, group_id: str, member_id: str, positions: Mapping[TopicPartition, int]
+    ) -> None:
+        """Set positions, valid on any broker. Raises NotAssigned, UnknownMember."""
+        session = await self._coordinator.heartbeat(group_id, member_id)
+        await self._seek(session, {await self._owned(at): to for at, to in positions.items()})
+
+    async def seek_to_end(
+        self,
+        group_id: str,
+        member_id: str,
+        partitions: Sequence[TopicPartition],
+        *,
+        is_beginning: bool,
+    ) -> None:
+        """Seek to the log start offset, or to the end of the log."""
+        await self._log.wal.refresh()
+        found = {}
+        for where in partitions:
+            held = self._log.state.partition(where.topic, where.partition)
+            found[where] = held.log_start_offset if is_beginning else held.high_watermark
+        await self.seek(group_id, member_id, found)
+
+    async def _seek(
+        self, session: MemberSession, positions: Mapping[TopicIdPartition, int]
+    ) -> None:
+        session = await self._coordinator.wait_for_exclusive(session)
+        seeks = [SeekPosition(*where, offset) for where, offset in positions.items()]
+        await self._log.submit(Seek(session.group.group_id, session.member.member_id, seeks))
+        self._begin(session, positions)
+        session.instance.wake()
+
+    def _begin(self, session: MemberSession, positions: Mapping[TopicIdPartition, int]) -> None:
+        """Set positions of partitions that the member still owns: others would count when it gets
+        them back. Raises Unavailable if another coordinator may have read the position before."""
+        _, member, instance, _ = self._coordinator.revalidate(session)
+        owned = set(member.owned)
+        for where, offset in positions.items():
+            if where in owned:
+                instance.positions.begin(where, offset)
+
+    async def _settle(self, session: MemberSession) -> None:
+        """Find the start positions after the member changed its own assignment."""
+        session.instance.wake()
+        _ = await self._position(self._coordinator.revalidate(session))
+
+    async def _position(self, session: MemberSession) -> MemberSession:
+        """Find unknown positions of the member's partitions. A start at the end of the log is
+        committed as a `Seek`: another coordinator must not start at a later end."""
+        session.instance.positions.retain(session.member.owned)
+        if not _unknown(session):
+            return session
+        async with session.instance.finding:
+            session = await self._coordinator.wait_for_exclusive(session)
+            await self._find(session)
+        return self._coordinator.revalidate(session)
+
+    async def _find(self, session: MemberSession) -> None:
+        _, member, instance, _ = session
+        committed = self._log.state.committed_offsets.of_group(session.group.group_id)
+        ends: list[TopicIdPartition] = []
+        for where in _unknown(session):
+            held = committed.get(where.topic_id, {}).get(where.partition)
+            sought = member.position(where)
+            if sought is not None:
+                instance.positions.begin(where, sought)
+            elif held is not None:
+                instance.positions.begin(where, held.offset)
+            else:
+                ends.append(where)
+        await self._reset(session, ends)
+
+    async def _reset(self, session: MemberSession, partitions: Sequence[TopicIdPartition]) -> None:
+        """Set positions by `auto.offset.reset`."""
+        if not partitions:
+            return
+        is_earliest = session.member.config.auto_offset_reset == "earliest"
+        if not is_earliest:
+            await self._log.wal.refresh()
+        found = {}
+        for where in partitions:
+            topic = self._log.state.topic_of_id(where.topic_id)
+            if topic is not None:
+                held = topic.partitions[where.partition]
+                found[where] = held.log_start_offset if is_earliest else held.high_watermark
+        if is_earliest:
+            self._begin(session, found)
+        elif found:
+            with contextlib.suppress(NotAssigned):  # lost just now: the next read finds others
+                await self._seek(session, found)
+
+    # -- records
+
+    @contextlib.asynccontextmanager
+    async def reading(
+        self, group_id: str, member_id: str, *, bytes_max: int, wait_s: float
+    ) -> AsyncIterator[Read]:
+        """Yield the next records of the member's partitions: about `bytes_max` bytes, at least one
+        record if there is any, waiting up to `wait_s` for the first. If the context ends without an
+        error, the records are not returned again. One read of a member runs at a time; another
+        waits, within `wait_s`. The wait for the last response is extra: the client may have it
+        before this broker knows. Raises UnknownMember, Corrupt, Unavailable."""
+        deadline = asyncio.get_running_loop().time() + wait_s
+        session = await self._coordinator.heartbeat(group_id, member_id)
+        instance = session.instance
+        instance.under_way += 1
+        try:
+            # Without this wait, a read with `wait_s` 0 would return nothing and acknowledge
+            # nothing: the last records of all would never be committed.
+            await _until_sent(instance)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await instance.lock.acquire()
+            except TimeoutError:
+                yield Read([], session.group.generation)
+                return
+            try:
+                instance.polled_s = self._log.clock.boot_s()
+                instance.positions.acknowledge()
+                read = await self._read(session, bytes_max, deadline)
+                instance.sending = asyncio.get_running_loop().create_future()
+                yield read
+                for portion in read.portions:
+                    after = portion.fetched.next_offset
+                    instance.positions.advance(portion.where, portion.offset, after)
+            finally:
+                if instance.sending is not None:
+                    instance.sending.set_result(None)
+                    instance.sending = None
+                instance.lock.release()
+        finally:
+            instance.under_way -= 1
+            instance.heard_s = instance.polled_s = self._log.clock.boot_s()
+
+    async def _read(self, session: MemberSession, bytes_max: int, deadline: float) -> Read:
+        loop = asyncio.get_running_loop()
+        is_fresh = False
+        while True:
+            session = await self._position(self._coordinator.revalidate(session))
+            portions = await self._take_records(session, bytes_max)
+            session = await self._coordinator.refresh(session)
+            owned = set(session.member.owned)
+            portions = [one for one in portions if one.where in owned]  # I8: the current owner
+            read = Read(portions, session.group.generation)
+            wanted = min(max(session.member.config.fetch_min_bytes, 1), bytes_max)
+            if is_fresh and loop.time() >= deadline:
+                return read
+            if portions and (wanted == 1 or sum(map(portion_bytes, portions)) >= wanted):
+                return read
+            if not is_fresh:
+                await self._log.wal.refresh()  # to see every acked record (I3)
+                is_fresh = True
+                continue
+            taken = {one.where for one in portions}
+            await self._wait(session.member, session.instance, taken, deadline)
+
+    async def _wait(
+        self, member: GroupMember, instance: Instance, taken: set[TopicIdPartition], deadline: float
+    ) -> None:
+        """Wait for more records, a changed assignment or the deadline."""
+        keys = []
+        for where in member.owned:
+            topic = self._log.state.topic_of_id(where.topic_id)
+            if topic is None:
+                continue
+            end = topic.partitions[where.partition].high_watermark
+            at = instance.positions.next_of(where)
+            if where not in taken and (at is None or at < end):
+                return  # it arrived during the reads
+            keys.append((topic.name, where.partition))
+        instance.waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._log.wait_any(keys, instance.waiter, deadline)
+        finally:
+            instance.waiter = None
+
+    async def _take_records(self, session: MemberSession, bytes_max: int) -> list[Portion]:
+        """Read one partition after the other; each read begins with another. An error is raised
+        only if no other partition has records."""
+        _, member, instance, _ = session
+        owned, portions, budget = list(member.owned), [], bytes_max
+        failure: LogError | None = None
+        first = instance.turn % max(len(owned), 1)
+        for where in owned[first:] + owned[:first]:
+            topic = self._log.state.topic_of_id(where.topic_id)
+            offset = instance.positions.next_of(where)
+            if topic is None or offset is None:
+                continue
+            if offset == topic.partitions[where.partition].high_watermark:
+                continue
+            try:
+                fetched = await self._log.fetch(
+                    topic.name, where.partition, offset, bytes_max=budget
+                )
+            except OffsetOutOfRange:
+                await self._reset(session, [where])
+                continue
+            except (UnknownTopic, UnknownPartition):
+                continue  # deleted just now
+            except LogError as error:
+                failure = failure or error
+                continue
+            if not fetched.pieces:
+                instance.positions.advance(where, offset, fetched.next_offset)
+                continue
+            portions.append(Portion(where, topic.name, offset, fetched))
+            budget -= portion_bytes(portions[-1])
+            instance.turn += 1
+            if budget <= 0:
+                break
+        if failure is not None and not portions:
+            raise failure
+        return portions
+
+    # -- commits
+
+    async def commit(
+        self,
+        session: MemberSession,
+        offsets: Mapping[TopicPartition, tuple[int, str]] | None = None,
+    ) -> None:
+        """Commit these offsets (each of the next record) with metadata; if None, of all returned
+        records. Raises UnknownTopic, UnknownPartition, UnknownMember, IllegalGeneration."""
+        if offsets is None:
+            await self._acknowledge(session.instance)
+            await self._commits.commit_due(session)
+            return
+        commits = [
+            GroupOffset(*owned, offset, metadata=metadata)
+            for where, (offset, metadata) in offsets.items()
+            for owned in (self._known(where) or await self._owned(where),)
+        ]
+        if commits:
+            await self._commits.commit(session, commits)
+
+    async def _acknowledge(self, instance: Instance) -> None:
+        """Mark sent records as delivered, after a short wait for a response under way."""
+        await _until_sent(instance)
+        instance.positions.acknowledge()
+
+    async def _hand_in(self, group_id: str) -> None:
+        """Commit delivered offsets before the assignment changes, while the members own them."""
+        group, led = self._log.state.members.get(group_id), self._coordinator.led.get(group_id)
+        if group is not None and led is not None:
+            await self._commits.commit_delivered([(group, led)])
+
+    async def commit_delivered(self) -> None:
+        """Auto-commit delivered offsets of all instances in few flushes."""
+        await self._commits.commit_delivered(self._coordinator.ours())
+
+    # -- background work
+
+    async def _run(self) -> None:
+        looked_s = self._log.clock.boot_s()
+        for number in itertools.count(1):
+            await asyncio.sleep(TICK_S / LOOKS)
+            now_s = self._log.clock.boot_s()
+            if now_s - looked_s > AWAKE_FACTOR * TICK_S:
+                self._coordinator.restart_session_timers(now_s)
+            looked_s = now_s
+            with surviving(log, "the duties of groups"):
+                if number % LOOKS == 0:
+                    await self._tick()
+                await self._coordinator.expire(now_s)
+
+    async def _tick(self) -> None:
+        await self._commits.commit_delivered(self._coordinator.ours(), AUTO_COMMITS_MAX)
+        await self._coordinator.adopt_groups()
+        await self._look_at_patterns()
+
+    async def _look_at_patterns(self) -> None:
+        """Update subscriptions by pattern: topics or permissions may have changed."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for group, _ in self._coordinator.ours():
+            for member in list(group.members.values()):
+                if not member.pattern:
+                    continue
+                subject = (member.pattern, member.config.principal)
+                if subject not in found:
+                    try:
+                        found[subject] = self._found(*subject)
+                    except InvalidRequest as error:  # too many topics match
+                        log.warning("topics of group %s unchanged: %s", group.group_id, error)
+                        continue
+                names = found[subject]
+                if names != member.topics:
+                    action = Subscribe(group.group_id, member.member_id, names, member.pattern)
+                    with contextlib.suppress(UnknownMember):
+                        await self._log.submit(action)
+
+    # -- small things
+
+    def _found(self, pattern: str, principal: str) -> list[str]:
+        names = patterns.matching(pattern, self._log.state.topics)
+        access = self._log.state.access
+        names = [name for name in names if self._may_describe(access, principal, name)]
+        if len(names) > GROUP_TOPICS_MAX:
+            raise InvalidRequest(
+                f"{len(names)} topics match the pattern: {GROUP_TOPICS_MAX} at most"
+            )
+        return names
+
+    def _known(self, where: TopicPartition) -> TopicIdPartition | None:
+        topic = self._log.state.topics.get(where.topic)
+        if topic is None or not 0 <= where.partition < len(topic.partitions):
+            return None
+        return TopicIdPartition(topic.topic_id, where.partition)
+
+    async def _owned(self, where: TopicPartition) -> TopicIdPartition:
+        """Look up the topic's id; before raising, refresh the WAL (I3)."""
+        if (known := self._known(where)) is not None:
+            return known
+        await self._log.wal.refresh()
+        self._log.state.partition(where.topic, where.partition)
+        return TopicIdPartition(self._log.state.topic(where.topic).topic_id, where.partition)
+
+
+def _unknown(session: MemberSession) -> list[TopicIdPartition]:
+    return [where for where in session.member.owned if where not in session.instance.positions]
+
+
+async def _until_sent(instance: Instance) -> None:
+    """Wait for a response under way: soon sent or lost, unless its client reads nothing."""
+    if instance.sending is not None:
+        await asyncio.wait([instance.sending], timeout=ARRIVAL_S)
+
+
+def portion_bytes(portion: Portion) -> int:
+    """Count the bytes of keys and values."""
+    return sum(int(sizes_before(piece.batch)[-1]) for piece in portion.fetched.pieces)

@@ -1,0 +1,181 @@
+"""Group commit of offsets: the offset commits of many members become one commit of the log.
+
+Commits that arrive in one turn of the event loop go together. If very many members commit, those
+within `PAUSE_S` do: a flush costs a broker as much CPU as ten offsets, and each PUT costs money. A
+commit of the log applies whole or is refused. So if it is refused, each member's commit is sent
+again alone: a member's mistake does not stop the others.
+
+**On a crash**: a client without an answer commits again; repeating sets the same offsets.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tidelog.storage.core.actions import CommitOffsets, GroupOffset
+from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, Unavailable
+from tidelog.storage.core.model import TopicIdPartition
+from tidelog.storage.groups.coordinator import CoordinatedGroup, Coordinator, MemberSession, all_of
+from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.log import Log
+from tidelog.storage.state.group import ConsumerGroup
+from tidelog.storage.state.group_members import NO_GENERATION
+
+log = logging.getLogger("tidelog.groups")
+
+PAUSE_S = 0.02
+"""At most 50 flushes a second for offset commits alone; a flush for records takes waiting commits
+along."""
+BUSY_MEMBERS = 50
+WINDOW_S = 0.1
+"""Commits wait only if so many different members commit in one window. A few members that commit
+after each record are as fast as the store."""
+TOGETHER_MAX = 5_000
+"""Offsets in one commit of the log: about 0.5 MiB of an entry's header (I10)."""
+AT_ONCE = 100
+"""Commits made before the event loop may run other tasks."""
+
+
+class _WaitingCommit(NamedTuple):
+    action: CommitOffsets
+    done: "asyncio.Future[None]"
+
+
+class OffsetCommits:
+    """Offset commits of this broker's groups. Owned by the log's event loop; needs no start."""
+
+    def __init__(self, broker: Log, coordinator: Coordinator) -> None:
+        self._log = broker
+        self._coordinator = coordinator
+        self._turn = 0
+        self._open: list[_WaitingCommit] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._members: set[tuple[str, str]] = set()
+        self._is_busy = False
+        self._window_ends_s = 0.0
+        self._sent_s = 0.0
+
+    def commit(self, session: MemberSession, offsets: list[GroupOffset]) -> "asyncio.Future[None]":
+        """Commit offsets of the member. The future is done when the log has them, or refused them;
+        cancelling it does not stop the commit."""
+        group, member, instance, _ = session
+        generation = group.generation if member.is_subscribed else NO_GENERATION
+        action = CommitOffsets(group.group_id, generation, offsets, member.member_id)
+        before = instance.positions.commit(
+            [TopicIdPartition(each.topic_id, each.partition) for each in offsets]
+        )
+        if self._log.state.committed_offsets.check(action) is None:
+            done = self._add(action)
+        else:  # alone: it would hold up other members
+            done = asyncio.ensure_future(self._log.submit(action))
+
+        def look(done: "asyncio.Future[None]") -> None:
+            if done.cancelled() or done.exception() is not None:
+                instance.positions.uncommit(before)
+
+        done.add_done_callback(look)
+        return done
+
+    async def commit_due(self, session: MemberSession) -> None:
+        """Commit the member's delivered offsets."""
+        due = session.instance.positions.due()
+        if due:
+            await self.commit(session, _rows(due))
+
+    async def commit_delivered(
+        self, groups: Sequence[tuple[ConsumerGroup, CoordinatedGroup]], most: int | None = None
+    ) -> None:
+        """Auto-commit delivered offsets of members of these groups: of `most` members, in turn."""
+        due = [
+            MemberSession(group, member, instance, led.term)
+            for group, led in groups
+            for member_id, instance in led.instances.items()
+            if (member := group.members.get(member_id)) is not None
+            and member.config.auto_commit
+            and instance.positions.is_due
+        ]
+        if most is not None and len(due) > most:
+            first = self._turn % len(due)
+            due = (due[first:] + due[:first])[:most]
+            self._turn = first + most
+        commits = []
+        for number, session in enumerate(due, start=1):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            offsets = session.instance.positions.due()  # current values
+            if offsets:
+                commits.append(self.commit(session, _rows(offsets)))
+        await all_of(commits)
+
+    def _add(self, action: CommitOffsets) -> "asyncio.Future[None]":
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        if not self._open:
+            self._plan(loop)
+        self._open.append(_WaitingCommit(action, done))
+        self._members.add((action.group_id, action.member_id))
+        return done
+
+    def _plan(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = loop.time()
+        if now_s >= self._window_ends_s:
+            is_next = now_s < self._window_ends_s + WINDOW_S
+            self._is_busy = is_next and len(self._members) >= BUSY_MEMBERS
+            self._members.clear()
+            self._window_ends_s = now_s + WINDOW_S
+        if self._is_busy:
+            loop.call_at(max(self._sent_s + PAUSE_S, now_s), self._send)
+        else:
+            loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        waiting, self._open = self._open, []
+        self._sent_s = asyncio.get_running_loop().time()
+        for together in _portions(waiting):
+            task = asyncio.create_task(self._commit(together))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _commit(self, together: Sequence[_WaitingCommit]) -> None:
+        actions = [waiting.action for waiting in together]
+        try:
+            await self._log.submit(*actions)
+        except (Unavailable, CommitUnknown, Throttled) as error:
+            _fail(together, error)
+        except LogError as error:
+            if len(together) == 1:
+                _fail(together, error)
+            else:
+                await asyncio.gather(*(self._commit([waiting]) for waiting in together))
+        except TASK_ENDS:
+            raise
+        except BaseException as error:  # the root of a task: no caller may wait without end
+            log.critical("bug in a commit of offsets", exc_info=error)
+            _fail(together, CommitUnknown(f"the commit failed: {error!r}"))
+        else:
+            for waiting in together:
+                if not waiting.done.done():
+                    waiting.done.set_result(None)
+
+
+def _rows(offsets: Mapping[TopicIdPartition, int]) -> list[GroupOffset]:
+    return [GroupOffset(*where, offset) for where, offset in offsets.items()]
+
+
+def _portions(waiting: Sequence[_WaitingCommit]) -> list[list[_WaitingCommit]]:
+    portions: list[list[_WaitingCommit]] = [[]]
+    size = 0
+    for one in waiting:
+        size += len(one.action.offsets)
+        if size > TOGETHER_MAX and portions[-1]:
+            portions.append([])
+            size = len(one.action.offsets)
+        portions[-1].append(one)
+    return portions
+
+
+def _fail(together: Sequence[_WaitingCommit], error: LogError) -> None:
+    for waiting in together:
+        if not waiting.done.done():
+            waiting.done.set_exception(error)

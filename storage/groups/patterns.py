@@ -1,0 +1,38 @@
+"""Match topic names with the pattern of a subscription, in bounded time.
+
+RE2 and not `re`: its time is linear in the name's length for every pattern, while `(a+)+$` in `re`
+would block the event loop. RE2 accepts the usual topic patterns of Java's dialect. It rejects
+patterns that need backtracking (lookaround, back references). `apply` must not use this module: an
+engine's result may change with its version, so an entry contains the names that were found.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import re2
+
+from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.state.group_members import PATTERN_CHARS_MAX
+
+SHOWN_MAX = 100
+
+
+def matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that the pattern matches whole, sorted. Raises InvalidRequest."""
+    expression = _compiled(pattern)
+    return sorted(name for name in names if expression.fullmatch(name))
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Any:
+    if len(pattern) > PATTERN_CHARS_MAX:
+        raise InvalidRequest(f"a topic pattern has {PATTERN_CHARS_MAX} characters at most")
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = 1 << 20
+    try:
+        return re2.compile(pattern, options)
+    except (re2.error, UnicodeEncodeError) as error:
+        why = error.args[0].decode() if isinstance(error.args[0], bytes) else error
+        raise InvalidRequest(f"topic_pattern {pattern[:SHOWN_MAX]!r} is not valid: {why}") from None

@@ -1,0 +1,90 @@
+"""Positions of a consumer instance: its next offsets, delivered offsets and committed offsets.
+
+Pure, in memory only, owned by the instance's coordinator (groups.coordinator). Records of a read
+count as delivered when the instance's next read arrives; until then the response may be lost. Only
+delivered offsets are committed, so delivery is at least once.
+**On a crash** of the coordinator: the next one continues at the last commit.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tidelog.storage.core.model import TopicIdPartition
+
+
+@dataclass(slots=True)
+class Position:
+    """Offsets of one partition. `next` is the next offset to read. `delivered` is the end of the
+    records that the instance certainly received. `committed` is `delivered` at the last commit: a
+    lower or higher offset that the instance itself commits stays until more is delivered."""
+
+    next: int
+    delivered: int
+    committed: int
+
+
+class Positions:
+    """The positions of one instance, in assigned partitions whose start was found already."""
+
+    def __init__(self) -> None:
+        self.is_due = False
+        """If False, `due` is empty. A flag, because thousands of instances are checked a second."""
+        self._held: dict[TopicIdPartition, Position] = {}
+
+    def __contains__(self, where: TopicIdPartition) -> bool:
+        return where in self._held
+
+    def next_of(self, where: TopicIdPartition) -> int | None:
+        held = self._held.get(where)
+        return None if held is None else held.next
+
+    def begin(self, where: TopicIdPartition, offset: int) -> None:
+        """Set the position to `offset`; nothing before it counts as delivered or due."""
+        self._held[where] = Position(offset, offset, offset)
+
+    def retain(self, owned: Iterable[TopicIdPartition]) -> None:
+        """Drop partitions that are not in `owned`: the instance may not even commit to them."""
+        kept = set(owned)
+        for where in [where for where in self._held if where not in kept]:
+            del self._held[where]
+
+    def acknowledge(self) -> None:
+        """Mark all records that were sent as delivered: the instance sent its next read."""
+        for held in self._held.values():
+            if held.delivered != held.next:
+                held.delivered = held.next
+                self.is_due = True
+
+    def advance(self, where: TopicIdPartition, before: int, after: int) -> None:
+        """Move `next` from `before` to `after` when records are sent, unless a seek moved it."""
+        held = self._held.get(where)
+        if held is not None and held.next == before:
+            held.next = after
+
+    def due(self) -> dict[TopicIdPartition, int]:
+        """Return delivered offsets that are not committed."""
+        found = {
+            where: held.delivered
+            for where, held in self._held.items()
+            if held.delivered != held.committed
+        }
+        self.is_due = bool(found)
+        return found
+
+    def commit(self, partitions: Iterable[TopicIdPartition]) -> dict[TopicIdPartition, int]:
+        """Mark delivered offsets as committed; return the previous values for `uncommit`."""
+        before = {}
+        for where in partitions:
+            held = self._held.get(where)
+            if held is not None:
+                before[where] = held.committed
+                held.committed = held.delivered
+        return before
+
+    def uncommit(self, before: Mapping[TopicIdPartition, int]) -> None:
+        """Restore the values from before a failed commit: the offsets are due again."""
+        for where, offset in before.items():
+            held = self._held.get(where)
+            if held is not None:
+                held.committed = offset
+                self.is_due = True

@@ -1,0 +1,19 @@
+"""Object stores, and what else a process asks of its machine.
+
+object_store  the protocol of an object store
+memory        an object store in memory
+folder        an object store in a folder
+s3            an object store in S3; alone imports the SDK
+s3_options    how a bucket is reached
+s3_listing    byte order of keys, for servers that list by directory
+open          from a store's URL to an opened store
+probe         the check of a store at start
+start_retry   repetition of the requests of a start
+read_only     a store that is opened to read; nothing is written
+blocking      a store behind blocking calls
+metered       a store that counts its requests
+clock         wall time, boot time, ids
+loop_thread   an event loop in a thread of its own, for large uploads
+malloc        tuning of glibc's allocator
+threads       priority of background threads, errors of tasks
+"""

@@ -1,0 +1,43 @@
+"""Settings of glibc's malloc: the process keeps freed memory.
+
+By default glibc returns large blocks to the kernel at once. The kernel then maps and zeroes the
+next block page by page. With freed memory kept, throughput of bodies over 128 KiB is 1.5 to 2.4
+times higher (DESIGN 12.2) and a compaction needs a fifth less CPU. No effect without glibc.
+
+A broker gives it back when a peak is over (`return_freed`): what an outage left in the write buffer
+would stay with the process until its end.
+"""
+
+import contextlib
+import ctypes
+
+import pyarrow as pa
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+
+def keep_freed_columns() -> None:
+    """Do as `keep_freed`, and allocate Arrow's buffers by malloc: Arrow decodes megabytes at a
+    time, and its own allocator returns them to the kernel."""
+    if keep_freed():
+        pa.set_memory_pool(pa.system_memory_pool())
+
+
+def keep_freed() -> bool:
+    """Keep memory that this process frees, except the memory of Arrow's own allocator. Return
+    whether malloc is glibc's."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)  # the largest value allowed
+        libc.mallopt(_M_TRIM_THRESHOLD, 256 * 1024 * 1024)
+        return True
+    return False
+
+
+def return_freed() -> None:
+    """Return the memory that malloc and Arrow keep free to the kernel. Blocks other threads that
+    allocate, for about 0.1 s a GiB: call it in a thread, and seldom."""
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # of all arenas, not only at the end of the heap

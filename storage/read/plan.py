@@ -1,0 +1,259 @@
+"""Snapshots of the log, and read plans that split them into tasks. Pure.
+
+A `LogSnapshot` is the log after one WAL entry. For each partition it has the segments that hold
+[log_start_offset, sealed_end) and the tail chunks that hold [sealed_end, high_watermark) (I7).
+The manifest may be newer than the entry. So a plan reads the offsets from `sealed_end` on in the
+tail, even if the table has them too. All values can be pickled and are sent to other processes.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from tidelog.storage.core.model import OFFSET_MAX, SegmentFile, TopicPartition
+from tidelog.storage.state.partition import TailChunk
+
+SPLIT_BYTES = 32 * 1024 * 1024
+"""Stored bytes that one task reads. In memory, the records take two to ten times as many bytes. The
+task takes a few seconds of one core."""
+SPLIT_BYTES_MIN = 64 * 1024
+"""About a row group: smaller tasks would often have no row group to read."""
+OPEN_BYTES = 128 * 1024
+"""Bytes that a plan adds to the cost of each object, for the requests to the store. This limits a
+task to ~250 objects."""
+
+
+class PartitionSnapshot(NamedTuple):
+    """One partition: log_start_offset <= sealed_end <= high_watermark; lists in offset order."""
+
+    number: int
+    log_start_offset: int
+    sealed_end: int
+    high_watermark: int
+    segments: Sequence[SegmentFile]
+    tail: Sequence[TailChunk]
+
+
+class TopicSnapshot(NamedTuple):
+    """One topic; `partitions[n].number == n`. `prefix` + "/" + a segment's path is its key."""
+
+    name: str
+    topic_id: str
+    prefix: str
+    is_log_append_time: bool
+    partitions: Sequence[PartitionSnapshot]
+
+
+class LogSnapshot(NamedTuple):
+    """Topics by name, after WAL entry `seq`."""
+
+    cluster_id: str
+    seq: int
+    topics: Mapping[str, TopicSnapshot]
+
+    def partition(self, of: TopicPartition) -> PartitionSnapshot:
+        return self.topics[of.topic].partitions[of.partition]
+
+    def all_partitions(self) -> list[TopicPartition]:
+        return [
+            TopicPartition(name, view.number)
+            for name in sorted(self.topics)
+            for view in self.topics[name].partitions
+        ]
+
+
+class OffsetRange(NamedTuple):
+    """Records [start, end) of one partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class ReadFilter(NamedTuple):
+    """A condition on records: bounds are inclusive, times are ms, None means any.
+
+    `offset_*`, `topics` and `partitions` are exact: a plan has no other records. Times are not
+    exact: a plan omits objects in which no record can match; the reader must filter the rest.
+    """
+
+    offset_min: int = 0
+    offset_max: int = OFFSET_MAX
+    timestamp_min: int | None = None
+    timestamp_max: int | None = None
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+
+    def overlaps(self, timestamp_min: int, timestamp_max: int) -> bool:
+        """Return whether a record with a timestamp between these two can match."""
+        is_late = self.timestamp_min is not None and timestamp_max < self.timestamp_min
+        is_early = self.timestamp_max is not None and timestamp_min > self.timestamp_max
+        return not (is_late or is_early)
+
+    def clip(self, given: OffsetRange) -> OffsetRange | None:
+        if self.topics is not None and given.topic not in self.topics:
+            return None
+        if self.partitions is not None and given.partition not in self.partitions:
+            return None
+        start = max(given.start, self.offset_min)
+        end = min(given.end, self.offset_max + 1)
+        return given._replace(start=start, end=end) if start < end else None
+
+
+NO_FILTER = ReadFilter()
+
+
+class SegmentRange(NamedTuple):
+    """Records [start, end) of one segment, or a part of them: their row groups are divided into
+    `shares` equal parts, and `share` is the number of the part.
+
+    A task reads the footer to find the row groups; a plan over 20,000 segments reads no footer.
+    `size` is the size of the object. `cost` is an estimate of the bytes that the task reads.
+    """
+
+    topic: str
+    partition: int
+    is_log_append_time: bool
+    key: str
+    size: int
+    start: int
+    end: int
+    cost: int
+    share: int = 0
+    shares: int = 1
+
+
+class TailRange(NamedTuple):
+    """Records [start, end) of one tail chunk."""
+
+    topic: str
+    partition: int
+    is_log_append_time: bool
+    chunk: TailChunk
+    start: int
+    end: int
+    cost: int
+
+
+Slice: TypeAlias = SegmentRange | TailRange
+
+
+class Split(NamedTuple):
+    """The slices of one task, ordered by topic, partition and offset."""
+
+    slices: Sequence[Slice]
+
+
+def plan(
+    snapshot: LogSnapshot,
+    ranges: Sequence[OffsetRange],
+    wanted: ReadFilter = NO_FILTER,
+    *,
+    split_bytes: int = SPLIT_BYTES,
+    splits_min: int = 1,
+) -> list[Split]:
+    """Split the records of `ranges` that may match `wanted`; each record is in exactly one split.
+
+    The splits of the tail come first, because tasks may start late: collection may delete a WAL
+    object an hour after its records were sealed, but a segment only after its retention. If splits
+    would be smaller than `SPLIT_BYTES_MIN`, there are fewer than `splits_min`.
+    """
+    clipped = [left for given in ranges if (left := wanted.clip(given)) is not None]
+    tail = [found for given in clipped for found in tail_slices(snapshot, given, wanted)]
+    segments = [found for given in clipped for found in segment_slices(snapshot, given, wanted)]
+    if splits_min > 1:
+        total = sum(one.cost + OPEN_BYTES for one in itertools.chain[Slice](tail, segments))
+        split_bytes = min(split_bytes, total // splits_min)
+    split_bytes = max(split_bytes, SPLIT_BYTES_MIN)
+    shared = [share for one in segments for share in _shares(one, split_bytes)]
+    return [*_pack(tail, split_bytes), *_pack(shared, split_bytes)]
+
+
+def segment_slices(
+    snapshot: LogSnapshot, given: OffsetRange, wanted: ReadFilter = NO_FILTER
+) -> Iterator[SegmentRange]:
+    """Yield the sealed part of a range, one slice a segment."""
+    topic = snapshot.topics[given.topic]
+    view = topic.partitions[given.partition]
+    start = max(given.start, view.log_start_offset)
+    end = min(given.end, view.sealed_end)
+    for file in view.segments:
+        low, high = max(start, file.base_offset), min(end, file.end_offset)
+        if low < high and wanted.overlaps(file.timestamp_min, file.timestamp_max):
+            yield SegmentRange(
+                given.topic,
+                given.partition,
+                topic.is_log_append_time,
+                f"{topic.prefix}/{file.path}",
+                file.size,
+                low,
+                high,
+                file.size * (high - low) // (file.end_offset - file.base_offset),
+            )
+
+
+def tail_slices(
+    snapshot: LogSnapshot, given: OffsetRange, wanted: ReadFilter = NO_FILTER
+) -> Iterator[TailRange]:
+    """Yield the unsealed part of a range, one slice a tail chunk."""
+    topic = snapshot.topics[given.topic]
+    view = topic.partitions[given.partition]
+    start = max(given.start, view.log_start_offset, view.sealed_end)
+    end = min(given.end, view.high_watermark)
+    for chunk in view.tail:
+        low, high = max(start, chunk.base_offset), min(end, chunk.end_offset)
+        if low < high and wanted.overlaps(*_times_of(chunk)):
+            yield TailRange(
+                given.topic, given.partition, topic.is_log_append_time, chunk, low, high, chunk.size
+            )
+
+
+def _times_of(chunk: TailChunk) -> tuple[int, int]:
+    if chunk.append_ms >= 0:
+        return chunk.append_ms, chunk.append_ms
+    return chunk.timestamp_min, chunk.timestamp_max
+
+
+def _shares(whole: SegmentRange, split_bytes: int) -> Iterator[SegmentRange]:
+    # Rounded to nearest, not up: two tasks for 1.2 times the bytes would cost more than they save.
+    shares = max(1, round(whole.cost / split_bytes))
+    for share in range(shares):
+        yield whole._replace(cost=whole.cost // shares, share=share, shares=shares)
+
+
+def _pack(slices: Sequence[Slice], split_bytes: int) -> Iterator[Split]:
+    """Pack adjacent slices into splits of about `split_bytes`; a split keeps their order."""
+    packed: list[Slice] = []
+    size = 0
+    for one in slices:
+        cost = one.cost + OPEN_BYTES
+        if packed and size + cost > split_bytes + OPEN_BYTES:
+            yield Split(packed)
+            packed, size = [], 0
+        packed.append(one)
+        size += cost
+    if packed:
+        yield Split(packed)
+
+
+def limit_offsets(
+    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], rows_max: int
+) -> dict[TopicPartition, int]:
+    """Return end offsets for a batch of at most `rows_max` offsets from `start`; keys as in `end`.
+
+    The limit is shared in proportion to the remaining offsets, as in Spark's Kafka source. Rounding
+    leaves a rest. A partition gets at most one offset of the rest; the partitions with the fewest
+    offsets are first. Otherwise a small partition could get no offset in any batch.
+    """
+    left = {of: max(upto - start.get(of, 0), 0) for of, upto in end.items()}
+    total = sum(left.values())
+    if total <= rows_max:
+        return {of: start.get(of, 0) + count for of, count in left.items()}
+    given = {of: count * rows_max // total for of, count in left.items()}
+    surplus = rows_max - sum(given.values())
+    for of in sorted(left, key=lambda of: (given[of], of)):
+        extra = min(surplus, 1, left[of] - given[of])
+        given[of] += extra
+        surplus -= extra
+    return {of: start.get(of, 0) + count for of, count in given.items()}

@@ -1,0 +1,354 @@
+"""A broker's reads of both tiers: the tail from memory or the WAL, older records from segments.
+
+A read is a walk. At each offset it finds one batch of records, in whichever tier has it, and the
+next offset follows from the batch. The state decides what is committed (I3). Below `sealed_end` the
+table is the log, from there on the tail (I7). All bytes from the store are verified before use. A
+corrupt object fails only the partitions that need it, with its key. A read never lists.
+
+The loaded manifest may be old: a segment that it names may have been merged, compacted or retained
+since. If a segment is gone, the reader loads the newest manifest, once; a segment that this one
+names must exist. Segments of a partition have no hole between them, whatever compaction removes
+from them. So if a segment begins after the wanted offset, a retention is newer than this broker's
+view, or the table is in doubt (storage.tables.doubt): a read never passes over the hole.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, NoReturn, TypeVar
+
+import pyarrow as pa
+
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.read.cache import Cache
+from tidelog.storage.read.segment_reader import (
+    BATCH_OVERHEAD,
+    FOOTER_CACHE_BYTES,
+    SegmentReader,
+    StoreRanges,
+    between,
+    first_at,
+)
+from tidelog.storage.read.tail_cache import TailCache
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.partition import Partition, TailChunk
+from tidelog.storage.tables.doubt import blamed, hole
+from tidelog.storage.tables.manifest import SegmentIndex, segments_to
+from tidelog.storage.tables.open_tables import OpenTables
+from tidelog.storage.wal.announced import AnnouncedChunks
+
+T = TypeVar("T")
+
+READ_AHEAD_CHUNKS = 16
+"""Tail chunks that are not in memory are fetched so many at once."""
+GAP_CHUNKS_MAX = 16
+"""Other brokers' tail chunks that are decoded, ~30 us each, to keep a cached tail in one piece."""
+REFRESH_S = 30.0
+"""How long a loaded manifest may still show records that key compaction removed."""
+
+
+class ReadBatch(NamedTuple):
+    """Records of RECORD_SCHEMA in offset order. `is_json`: keys and values are known JSON text."""
+
+    batch: pa.RecordBatch
+    is_json: bool
+
+
+class ReadResult(NamedTuple):
+    """Batches up to the requested bytes, and the offset at which the next read starts."""
+
+    pieces: list[ReadBatch]
+    next_offset: int
+
+
+class ReaderSettings(NamedTuple):
+    """Limits of the caches; the service takes them from its settings."""
+
+    chunk_cache_bytes: int = 64 * 1024 * 1024
+    segment_cache_bytes: int = 256 * 1024 * 1024
+    footer_cache_bytes: int = FOOTER_CACHE_BYTES
+
+
+class Reader:
+    """A broker's reader, owned by one event loop. Two threads of its own decode row groups."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        tail: TailCache,
+        announced: AnnouncedChunks,
+        tables: OpenTables,
+        settings: ReaderSettings,
+    ) -> None:
+        self.store = store
+        self.tail = tail
+        self._announced = announced
+        self.chunk_cache: Cache[tuple[str, int], pa.RecordBatch] = Cache(
+            settings.chunk_cache_bytes, lambda batch: batch.nbytes + BATCH_OVERHEAD
+        )
+        self._tables = tables
+        self._ranges = StoreRanges(store)
+        self._threads = ThreadPoolExecutor(2, "tidelog-read")
+        self.segments = SegmentReader(
+            self._ranges,
+            footer_bytes=settings.footer_cache_bytes,
+            group_bytes=settings.segment_cache_bytes,
+            executor=self._threads,
+        )
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, topic: Topic, number: int, offset: int, bytes_max: int) -> ReadResult:
+        """Return committed records from `offset` on: about `bytes_max` bytes of keys and values,
+        and at least one record if there is any. `offset` is within the partition's range.
+
+        Raises Corrupt if a needed object does not verify; TableInDoubt if the record at `offset` is
+        in no segment, also if a retention removed it that is newer than this broker's view.
+        """
+        pieces: list[ReadBatch] = []
+        budget = bytes_max
+        end = topic.partitions[number].high_watermark
+        try:
+            async for piece in self._walk(topic, number, offset, bytes_max):
+                rows, used = _rows_within(piece.batch, budget, at_least=0 if pieces else 1)
+                if rows:
+                    pieces.append(ReadBatch(piece.batch.slice(0, rows), piece.is_json))
+                    offset = int(piece.batch.column(0)[rows - 1].as_py()) + 1
+                    budget -= used
+                if rows < piece.batch.num_rows or budget <= 0:
+                    break
+            else:  # no record is left below `end`: key compaction may have removed the last ones
+                offset = max(offset, end)
+        except TableInDoubt:
+            if not pieces:
+                raise
+            # Return the records before it; a read from the next offset raises the error.
+        return ReadResult(pieces, offset)
+
+    async def offset_for_timestamp(self, topic: Topic, number: int, timestamp: int) -> int | None:
+        """Return the first offset whose timestamp (ms) is at or after `timestamp`, or None."""
+        partition = topic.partitions[number]
+        # Copies of all three: during the awaits a seal may trim the tail, a retention the start.
+        start, sealed_end = partition.log_start_offset, partition.sealed_end
+        tail = list(partition.tail)
+        if sealed_end > start:
+            found = await self._search_table(topic, number, timestamp, start, sealed_end)
+            if found is not None:
+                return found
+        first = max(sealed_end, start)
+        for chunk in tail:
+            newest = chunk.append_ms if chunk.append_ms >= 0 else chunk.timestamp_max
+            if newest >= timestamp and chunk.end_offset > first:
+                base = max(chunk.base_offset, first)
+                batch = (await self._tail_batch(chunk)).slice(base - chunk.base_offset)
+                found = first_at(chunks.with_offsets(batch, base), timestamp)
+                if found is not None:
+                    return found
+        return None
+
+    async def read_segment(self, topic: Topic, file: SegmentFile) -> AsyncIterator[pa.RecordBatch]:
+        """Yield all records of one segment of the table, whatever the WAL says is sealed. Raises
+        Corrupt; NotFound if the object does not exist."""
+        async for batch, _ in self._walk_segment(topic, file, file.base_offset, file.end_offset):
+            yield batch
+
+    # -- the walk
+
+    async def _walk(
+        self, topic: Topic, number: int, offset: int, bytes_max: int
+    ) -> AsyncIterator[ReadBatch]:
+        """Yield all records from `offset` on. `bytes_max` is a hint of how many are needed."""
+        partition = topic.partitions[number]
+        end = partition.high_watermark
+        while offset < end:
+            # The cached tail still has sealed records that key compaction removed since.
+            is_cleaned = offset < partition.sealed_end and _is_compacted(topic)
+            cached = [] if is_cleaned else self.tail.read((topic.topic_id, number), offset)
+            if cached:
+                for part in cached:
+                    while offset < part.end_offset:
+                        batch = part.batch.slice(offset - part.base_offset)
+                        batch = batch.slice(0, chunks.rows_bound(batch, bytes_max))
+                        yield ReadBatch(chunks.with_offsets(batch, offset), part.is_json)
+                        offset += batch.num_rows
+            elif offset < (sealed_end := partition.sealed_end):  # it may move during reads
+                async for piece in self._walk_table(topic, number, offset, sealed_end):
+                    yield piece
+                    offset = int(piece.batch.column(0)[-1].as_py()) + 1
+                offset = max(offset, sealed_end)
+            else:
+                chunk = partition.tail[partition.tail_index(offset)]
+                self._read_ahead(partition, offset)
+                whole = await self._tail_batch(chunk)
+                self._keep(topic, number, chunk, whole)
+                batch = whole.slice(offset - chunk.base_offset)
+                yield ReadBatch(chunks.with_offsets(batch, offset), chunk.is_json)
+                offset = chunk.end_offset
+
+    async def _walk_table(
+        self, topic: Topic, number: int, offset: int, end: int
+    ) -> AsyncIterator[ReadBatch]:
+        """Yield the records of [offset, end), which is sealed. Records after it that the table has
+        are still in the tail."""
+        stale = ""
+        while offset < end:
+            index = await self._index(topic, number, end)
+            file = index.at_or_after(offset)
+            if file is None or file.base_offset > offset:
+                await self._raise_hole(topic, number, offset, end, index)
+            try:
+                async for batch, is_json in self._walk_segment(topic, file, offset, end):
+                    yield ReadBatch(batch, is_json)
+                    offset = int(batch.column(0)[-1].as_py()) + 1
+            except NotFound as error:
+                if file.path == stale:
+                    raise _missing(error.key) from error
+                stale = file.path
+                await (await self._tables.of(topic)).refresh()
+            else:
+                offset = max(offset, file.end_offset)
+
+    async def _walk_segment(
+        self, topic: Topic, file: SegmentFile, offset: int, end: int
+    ) -> AsyncIterator[tuple[pa.RecordBatch, bool]]:
+        """Yield its records of [offset, end), one batch a row group. Raises NotFound."""
+        key = f"{topic.prefix}/{file.path}"
+        footer = await self.segments.footer(key, file.size)
+        groups = footer.groups_between(offset, end)
+        async for _, whole in self.segments.batches(key, footer, groups):
+            batch = between(whole, offset, end)
+            if batch.num_rows:
+                yield batch, footer.is_json
+
+    async def _search_table(
+        self, topic: Topic, number: int, timestamp: int, start: int, end: int
+    ) -> int | None:
+        """Return the first offset of [start, end) with that timestamp (ms) or a later one."""
+        stale = ""
+        while True:
+            index = await self._index(topic, number, end)
+            if hole(index, start, end) is not None:
+                await self._raise_hole(topic, number, start, end, index)
+            file: SegmentFile | None = None
+            try:
+                for file in index.since(timestamp):
+                    key = f"{topic.prefix}/{file.path}"
+                    found = await self.segments.first_at(key, file.size, timestamp, start, end)
+                    if found is not None:
+                        return found
+                return None
+            except NotFound as error:
+                if file is None or file.path == stale:
+                    raise _missing(error.key) from error
+                stale = file.path
+                await (await self._tables.of(topic)).refresh()
+
+    async def _raise_hole(
+        self, topic: Topic, number: int, offset: int, end: int, index: SegmentIndex
+    ) -> NoReturn:
+        """Raise TableInDoubt for the first of [offset, end) that is in no segment. The caller
+        refreshes its view: a newer retention may be the reason."""
+        gone = hole(index, offset, end)
+        assert gone is not None
+        table = await self._tables.of(topic)
+        what = f"partition {number}: offsets {gone[0]} to {gone[1]} are in no segment"
+        raise TableInDoubt(topic.prefix, table.version, await blamed(table, what))
+
+    async def _index(self, topic: Topic, number: int, end: int) -> SegmentIndex:
+        """Return the partition's segments of a manifest that reaches `end`, which is sealed."""
+        age_max_s = REFRESH_S if _is_compacted(topic) else math.inf
+        table = await self._tables.of(topic, age_max_s=age_max_s)
+        if (await table.segments(number)).end_offset < end:
+            await table.refresh()
+        return await segments_to(table, number, end, topic.prefix)
+
+    # -- the tail in the WAL
+
+    def _keep(self, topic: Topic, number: int, chunk: TailChunk, batch: pa.RecordBatch) -> None:
+        """Cache records that another broker committed and that a client of this broker read. Later
+        reads of the tail get them in large batches, like records of this broker."""
+        key = topic.topic_id, number
+        is_newest = chunk.end_offset == topic.partitions[number].high_watermark
+        if self.tail.wants(key, chunk.base_offset, is_newest=is_newest):
+            nbytes = chunk.raw_size * chunk.count // chunk.rows
+            self.tail.add(key, chunk.base_offset, batch, is_json=chunk.is_json, nbytes=nbytes)
+
+    def _read_ahead(self, partition: Partition, offset: int) -> None:
+        first = partition.tail_index(offset)
+        for chunk in partition.tail[first : first + READ_AHEAD_CHUNKS]:
+            if not self.chunk_cache.peek((chunk.object_key, chunk.position)):
+                # A failure is dropped: the read that needs the chunk gets the error itself.
+                task = asyncio.ensure_future(self._tail_batch(chunk))
+                task.add_done_callback(retrieve_exception)
+
+    async def _tail_batch(self, chunk: TailChunk) -> pa.RecordBatch:
+        """Return the tail chunk's records, CHUNK_SCHEMA, with the timestamps that readers get."""
+
+        async def load() -> pa.RecordBatch:
+            where = (chunk.object_key, chunk.position, chunk.size)
+            body = self._announced.get(*where, chunk.crc32c)
+            try:
+                return chunk.decode(body or await self._ranges.read(*where))
+            except NotFound as error:
+                raise _missing(error.key) from error
+
+        key = chunk.object_key, chunk.position
+        return chunk.records_of(await self.chunk_cache.get(key, load))
+
+    def close_gap(self, topic: Topic, number: int, offset: int) -> None:
+        """Cache the records between the cached tail and `offset`, where this broker's own records
+        begin, if peers announced them. Else the cache would drop the records before the gap."""
+        key, partition = (topic.topic_id, number), topic.partitions[number]
+        end = self.tail.end(key)
+        if end is None or end >= offset:
+            return
+        first = partition.tail_index(end)
+        for chunk in partition.tail[max(first, 0) : first + GAP_CHUNKS_MAX]:
+            if chunk.base_offset != end or end >= offset:
+                return
+            body = self._announced.get(chunk.object_key, chunk.position, chunk.size, chunk.crc32c)
+            if body is None:
+                return
+            try:
+                batch = chunk.records_of(chunk.decode(body))
+            except Corrupt:  # a read of these records gets the error
+                return
+            self._keep(topic, number, chunk, batch)
+            end = chunk.end_offset
+
+
+async def retry_after_suspend(
+    clock: Clock, pause_max_s: float, read: Callable[[], Awaitable[T]]
+) -> T:
+    """Return the result of `read`. Call it again if it raises Corrupt after the process was
+    suspended during the call: an object that it needed may have been collected meanwhile."""
+    while True:
+        started_s = clock.boot_s()
+        try:
+            return await read()
+        except Corrupt:
+            if clock.boot_s() - started_s <= pause_max_s:
+                raise
+
+
+def _is_compacted(topic: Topic) -> bool:
+    return "compact" in topic.configs.get("cleanup.policy", "")
+
+
+def _missing(key: str) -> Corrupt:
+    return Corrupt(key, "is named by the log and does not exist")
+
+
+def _rows_within(batch: pa.RecordBatch, budget: int, *, at_least: int) -> tuple[int, int]:
+    """Return how many leading rows fit into the budget, and their bytes of key and value."""
+    before = chunks.sizes_before(batch.slice(0, chunks.rows_bound(batch, budget)))
+    rows = max(int(before.searchsorted(budget, side="right")) - 1, at_least)
+    rows = min(rows, batch.num_rows)
+    return rows, int(before[rows])

@@ -1,0 +1,295 @@
+"""Row groups of immutable segments, verified. The only module that fetches footers and row groups.
+
+CRC-32Cs in the footer cover every byte that is decoded. A row group is fetched whole: one request
+of megabytes is faster than many of single columns. The reader knows no manifest and has no policy:
+if a segment is gone, it raises NotFound, and the caller decides what that means.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.core.model import Part
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.io.open import folder_of
+from tidelog.storage.io.read_only import ReadOnlyFolder
+from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.read.cache import Cache
+from tidelog.storage.read.plan import SegmentRange
+from tidelog.storage.tables.segment import (
+    FOOTER_READ_BYTES,
+    GROUP_ROWS,
+    Footer,
+    RowGroup,
+    footer_length,
+    read_footer,
+)
+
+Item = TypeVar("Item")
+Started = TypeVar("Started", bound="Cancellable")
+
+FETCH_BYTES = 8 * 1024 * 1024
+"""Largest single range: S3 gives one connection 50 to 100 MB/s."""
+FOOTER_CACHE_BYTES = 32 * 1024 * 1024
+"""Default limit of the footers in memory (I10)."""
+COLD_READS_MAX = 8
+"""Row groups that `group` fetches and decodes at once (I10)."""
+BATCH_OVERHEAD = 512
+"""Memory of an Arrow batch in addition to its data."""
+
+
+class ByteSource(Protocol):
+    """Bytes of objects. Raises NotFound, Unavailable; Corrupt if an object is too short."""
+
+    async def read(self, key: str, start: int, length: int) -> Part:
+        """Return bytes [start, start + length)."""
+
+    async def sparse(self, key: str, size: int, ranges: Iterable[tuple[int, int]]) -> pa.Buffer:
+        """Return a buffer as long as the object, which holds at least these (start, length)."""
+
+
+class StoreRanges:
+    """Ranges of a store's objects. `on_read` receives the size of each."""
+
+    def __init__(self, store: ObjectStore, on_read: Callable[[int], None] = lambda _: None) -> None:
+        self._store = store
+        self._on_read = on_read
+
+    async def read(self, key: str, start: int, length: int) -> bytes:
+        data = await self._store.get_range(key, start, length)
+        if len(data) != length:
+            raise Corrupt(key, f"has {len(data)} of {length} bytes at {start}: it is cut off")
+        self._on_read(length)
+        return data
+
+    async def sparse(self, key: str, size: int, ranges: Iterable[tuple[int, int]]) -> pa.Buffer:
+        # Pages that no code touches take no memory.
+        body = np.zeros(size, np.uint8)
+        for start, length in ranges:
+            body[start : start + length] = np.frombuffer(
+                await self.read(key, start, length), np.uint8
+            )
+        return pa.py_buffer(body)  # type: ignore[arg-type]
+
+
+class MappedFiles:
+    """Objects of a folder, mapped into memory: saves two copies."""
+
+    def __init__(self, folder: ReadOnlyFolder) -> None:
+        self._folder = folder
+
+    async def read(self, key: str, start: int, length: int) -> memoryview:
+        return memoryview(self._map(key, start + length))[start : start + length]
+
+    async def sparse(self, key: str, size: int, ranges: Iterable[tuple[int, int]]) -> pa.Buffer:
+        return self._map(key, size)
+
+    def _map(self, key: str, end: int) -> pa.Buffer:
+        body = self._folder.map(key)
+        if body.size < end:
+            raise Corrupt(key, f"has {body.size} of {end} bytes: it is cut off")
+        return body
+
+
+def source_of(store: ObjectStore) -> ByteSource:
+    """Return the fastest source for a process that reads much: a folder is mapped."""
+    if isinstance(store, FolderStore) and (root := folder_of(store.url)) is not None:
+        store = ReadOnlyFolder(root)
+    return MappedFiles(store) if isinstance(store, ReadOnlyFolder) else StoreRanges(store)
+
+
+class FetchedGroups(NamedTuple):
+    """Row groups of a range, not decoded yet. `body` is as long as the segment and holds them."""
+
+    of: SegmentRange
+    footer: Footer
+    groups: Sequence[RowGroup]
+    body: pa.Buffer
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Verify, then yield these columns of RECORD_SCHEMA, in offset order, cut to the range."""
+        one, groups = self.of, self.groups
+        if not groups:
+            return
+        is_cut = groups[0].base_offset < one.start or groups[-1].end_offset > one.end
+        names = [*columns, "offset"] if is_cut and "offset" not in columns else list(columns)
+        with self.footer.verified(self.body, groups, one.key) as file:
+            indexes = [group.index for group in groups]
+            # A batch a row group, as long as those are full: anything else is one copy more.
+            for batch in file.iter_batches(GROUP_ROWS, indexes, names, use_threads=False):
+                if is_cut:
+                    batch = between(batch, one.start, one.end)
+                if batch.num_rows:
+                    yield batch.select(list(columns))
+
+    def batch(self, columns: Sequence[str]) -> pa.RecordBatch:
+        """Verify, then decode whole row groups into one batch, by one call of Parquet, which needs
+        the interpreter once. For a few megabytes."""
+        with self.footer.verified(self.body, self.groups, self.of.key) as file:
+            indexes = [group.index for group in self.groups]
+            table = file.read_row_groups(indexes, list(columns), use_threads=False)
+            (batch,) = table.combine_chunks().to_batches()
+        return batch
+
+
+class SegmentReader:
+    """A reader of segments with caches of their footers and, if `group_bytes` is given, of decoded
+    row groups. Owned by one event loop; row groups are decoded in threads of `executor`, by default
+    the loop's."""
+
+    def __init__(
+        self,
+        source: ByteSource,
+        *,
+        footer_bytes: int = FOOTER_CACHE_BYTES,
+        group_bytes: int = 0,
+        executor: Executor | None = None,
+    ) -> None:
+        self.footers: Cache[str, Footer] = Cache(footer_bytes, lambda footer: footer.nbytes)
+        self.groups: Cache[tuple[str, int], pa.RecordBatch] = Cache(
+            group_bytes, lambda batch: batch.nbytes + BATCH_OVERHEAD
+        )
+        self.cold_reads = 0  # row groups that were read from the store
+        self._source = source
+        self._cold = asyncio.Semaphore(COLD_READS_MAX)
+        self._executor = executor
+
+    async def footer(self, key: str, size: int) -> Footer:
+        """Return the footer of a segment of `size` bytes."""
+
+        async def load() -> Footer:
+            want = min(size, FOOTER_READ_BYTES)
+            tail = await self._source.read(key, size - want, want)
+            needed = min(footer_length(tail, key), size)
+            if needed > want:
+                tail = await self._source.read(key, size - needed, needed)
+            return read_footer(tail, size, key)
+
+        return await self.footers.get(key, load)
+
+    async def group(self, key: str, footer: Footer, group: RowGroup) -> pa.RecordBatch:
+        """Return one row group with all columns (RECORD_SCHEMA)."""
+
+        async def load() -> pa.RecordBatch:
+            async with self._cold:
+                self.cold_reads += 1
+                data = await self._source.read(key, group.start, group.length)
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(
+                    self._executor, footer.decode_group, group.index, data, key
+                )
+
+        return await self.groups.get((key, group.index), load)
+
+    async def batches(
+        self, key: str, footer: Footer, groups: Sequence[RowGroup]
+    ) -> AsyncIterator[tuple[RowGroup, pa.RecordBatch]]:
+        """Yield row groups with their records. If row groups are cached, the next one is fetched
+        ahead."""
+        for position, group in enumerate(groups):
+            for following in groups[position + 1 : position + 2]:
+                self._prefetch(key, footer, following)
+            yield group, await self.group(key, footer, group)
+
+    def _prefetch(self, key: str, footer: Footer, group: RowGroup) -> None:
+        has_room = self.groups.bytes_max > 0 and not self._cold.locked()
+        if has_room and not self.groups.peek((key, group.index)):
+            # A failure is dropped: the caller that needs the row group gets the error itself.
+            task = asyncio.ensure_future(self.group(key, footer, group))
+            task.add_done_callback(retrieve_exception)
+
+    async def first_at(
+        self, key: str, size: int, timestamp_ms: int, start: int, end: int
+    ) -> int | None:
+        """Return the first offset of [start, end) with that timestamp or a later one."""
+        footer = await self.footer(key, size)
+        for group in footer.groups_between(start, end):
+            if group.timestamp_max >= timestamp_ms:
+                batch = between(await self.group(key, footer, group), start, end)
+                found = first_at(batch, timestamp_ms)
+                if found is not None:
+                    return found
+        return None
+
+    async def fetch(
+        self, one: SegmentRange, is_needed: Callable[[RowGroup], bool] = lambda _: True
+    ) -> FetchedGroups:
+        """Fetch the needed row groups of a range, to decode some of their columns."""
+        footer = await self.footer(one.key, one.size)
+        groups = [group for group in groups_of(one, footer) if is_needed(group)]
+        body = await self._source.sparse(one.key, one.size, _ranges(groups))
+        return FetchedGroups(one, footer, groups, body)
+
+
+def groups_of(one: SegmentRange, footer: Footer) -> Sequence[RowGroup]:
+    within = footer.groups_between(one.start, one.end)
+    first, last = (len(within) * share // one.shares for share in (one.share, one.share + 1))
+    return within[first:last]
+
+
+def _ranges(groups: Iterable[RowGroup]) -> list[tuple[int, int]]:
+    """Return (start, length) of row groups, neighbours joined up to about FETCH_BYTES."""
+    found: list[tuple[int, int]] = []
+    for group in groups:
+        if found:
+            start, length = found[-1]
+            if start + length == group.start and length + group.length <= FETCH_BYTES:
+                found[-1] = (start, length + group.length)
+                continue
+        found.append((group.start, group.length))
+    return found
+
+
+def between(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+    """Return the records of [start, end) of a batch with the column `offset`."""
+    first, last = np.searchsorted(batch.column("offset").to_numpy(), [start, end]).tolist()
+    return batch.slice(first, last - first)
+
+
+def first_at(batch: pa.RecordBatch, timestamp_ms: int) -> int | None:
+    """Return the first offset with that timestamp or a later one."""
+    stamps = chunks.timestamps_us(batch.column("timestamp"))
+    hits = np.flatnonzero(stamps >= timestamp_ms * chunks.US_PER_MS)
+    return int(batch.column("offset")[int(hits[0])].as_py()) if len(hits) else None
+
+
+class Cancellable(Protocol):
+    """A future of asyncio or of concurrent.futures."""
+
+    def cancel(self) -> object: ...
+
+
+def started_ahead(
+    items: Iterable[Item],
+    start: Callable[[Item], Started],
+    cost: Callable[[Item], int],
+    *,
+    items_max: int,
+    bytes_max: int,
+) -> Generator[tuple[Item, Started]]:
+    """Yield each item with its started work, in order, and start the next ones ahead: up to
+    `items_max` items with a total cost of `bytes_max` (I10), at least one. If the caller closes the
+    generator, work that was not yielded is cancelled."""
+    left = deque(items)
+    waiting: deque[tuple[Item, Started]] = deque()
+    try:
+        while left or waiting:
+            ahead = sum(cost(item) for item, _ in waiting)
+            while left and (
+                not waiting or (len(waiting) < items_max and ahead + cost(left[0]) <= bytes_max)
+            ):
+                item = left.popleft()
+                ahead += cost(item)
+                waiting.append((item, start(item)))
+            yield waiting.popleft()
+    finally:
+        for _, work in waiting:
+            work.cancel()

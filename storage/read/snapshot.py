@@ -1,0 +1,239 @@
+"""The log as of one moment, for readers without a broker; nothing is written to the store.
+
+The WAL is read to its end first, then the manifests. So a manifest may be newer than the state but
+never older: a seal is in the table before it is in the WAL (DESIGN 8), so the table has all records
+that the state calls sealed. Records that the table has beyond `sealed_end` are still in the tail,
+where the plan reads them (I7). Segments that retention removes between the two reads are absent, as
+in a later snapshot. Any other hole is a loss: an error by name, never fewer records.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+import msgspec
+
+from tidelog.storage.core.errors import TableInDoubt
+from tidelog.storage.core.model import SegmentFile, TopicPartition
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.read.kafka_options import Found, OffsetSpan, TopicSelection, resolve
+from tidelog.storage.read.plan import (
+    LogSnapshot,
+    OffsetRange,
+    PartitionSnapshot,
+    ReadFilter,
+    Slice,
+    TopicSnapshot,
+    segment_slices,
+    tail_slices,
+)
+from tidelog.storage.read.splits import SliceReader
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.partition import Partition
+from tidelog.storage.tables.delta import open_table
+from tidelog.storage.tables.doubt import blamed, hole
+from tidelog.storage.tables.manifest import SegmentIndex, Table, segments_to
+from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal.view import WalView
+
+log = logging.getLogger("tidelog.read")
+
+Topics = Sequence[str] | re.Pattern[str] | None
+"""Names, a pattern that matches whole names, or None for all."""
+
+_NEVER = sys.maxsize
+_READING = WalSettings(checkpoint_entries=_NEVER, checkpoint_entries_max=_NEVER)
+"""A reader writes no checkpoints."""
+
+
+async def open_snapshot(store: ObjectStore, clock: Clock, topics: Topics) -> LogSnapshot:
+    """Take a snapshot of the log now. Raises StoreUnfit if the store has no cluster, UnknownTopic,
+    Corrupt, Unavailable."""
+    view = await OfflineLog.open(store, clock)
+    try:
+        return await view.snapshot(topics)
+    finally:
+        await view.close()
+
+
+class OfflineLog:
+    """The log of a cluster without a broker: follows the WAL, takes snapshots. Owned by one event
+    loop."""
+
+    def __init__(self, store: ObjectStore, wal: WalView) -> None:
+        """Use `open`."""
+        self._store = store
+        self._wal = wal
+        self._slices = SliceReader(store)
+        self._tables: dict[str, Table] = {}
+
+    @classmethod
+    async def open(cls, store: ObjectStore, clock: Clock) -> "OfflineLog":
+        return cls(store, await WalView.open(store, clock, "reader", _READING, is_creating=False))
+
+    async def refresh(self) -> None:
+        """Refresh: snapshots then have every commit that finished before this call (I3)."""
+        await self._wal.refresh()
+
+    def offsets(self, topics: Topics) -> LogSnapshot:
+        """Return the offsets now, without a request: a snapshot without segments and tail chunks,
+        from which no plan can be made. Raises UnknownTopic for a name."""
+        return self._copy(topics, has_tail=False)
+
+    async def snapshot(
+        self,
+        topics: Topics,
+        since: Mapping[TopicPartition, int] | None = None,
+        *,
+        fail_on_data_loss: bool = True,
+    ) -> LogSnapshot:
+        """Return a snapshot, for plans; raises UnknownTopic for a name.
+
+        If `since` is at or after a partition's sealed end, its segments are omitted: a reader of
+        the tail alone loads no manifest. Raises TableInDoubt if sealed offsets are in no segment;
+        without `fail_on_data_loss` they are left out, with a warning.
+        """
+        snapshot = self._copy(topics, has_tail=True)
+        topics_now = [
+            await self._with_segments(topic, since or {}, fail_on_data_loss=fail_on_data_loss)
+            for topic in snapshot.topics.values()
+        ]
+        return snapshot._replace(topics={topic.name: topic for topic in topics_now})
+
+    async def find(
+        self, snapshot: LogSnapshot, times: Iterable[tuple[TopicPartition, int]]
+    ) -> Found:
+        """Find the first offset with a timestamp at or after each time (ms), in the snapshot."""
+        return {(of, time): await self._find(snapshot, of, time) for of, time in times}
+
+    async def resolve(
+        self, selection: TopicSelection, span: OffsetSpan
+    ) -> tuple[LogSnapshot, list[OffsetRange]]:
+        """Return a snapshot of the selected topics, and the offsets of the span in it."""
+        snapshot = await self.snapshot(selection.topics(), fail_on_data_loss=span.fail_on_data_loss)
+        partitions = selection.partitions(snapshot)
+        found = await self.find(snapshot, span.times(partitions))
+        return snapshot, resolve(snapshot, partitions, span, found)
+
+    async def close(self) -> None:
+        await self._wal.close()
+
+    def _copy(self, topics: Topics, *, has_tail: bool) -> LogSnapshot:
+        # Without an await: the state changes meanwhile.
+        state = self._wal.state
+        if topics is None or isinstance(topics, re.Pattern):
+            names = [name for name in state.topics if topics is None or topics.fullmatch(name)]
+        else:
+            names = list(topics)
+        snapshots = {
+            name: _topic_snapshot(state, name, has_tail=has_tail) for name in sorted(set(names))
+        }
+        return LogSnapshot(state.cluster_id, state.seq, snapshots)
+
+    async def _with_segments(
+        self,
+        topic: TopicSnapshot,
+        since: Mapping[TopicPartition, int],
+        *,
+        fail_on_data_loss: bool,
+    ) -> TopicSnapshot:
+        """Add the segments that the manifest names now. A topic that was never sealed has no
+        table."""
+        table: Table | None = None
+        partitions = list(topic.partitions)
+        for part in topic.partitions:
+            start = since.get(TopicPartition(topic.name, part.number), part.log_start_offset)
+            if max(start, part.log_start_offset) < part.sealed_end:
+                table = table or await self._table(topic)
+                index = await segments_to(table, part.number, part.sealed_end, topic.prefix)
+                held = await self._checked(topic, part, table, index, start, fail_on_data_loss)
+                segments = list(_between(index, held.log_start_offset, part.sealed_end))
+                partitions[part.number] = held._replace(segments=segments)
+        return topic._replace(partitions=partitions)
+
+    async def _checked(
+        self,
+        topic: TopicSnapshot,
+        part: PartitionSnapshot,
+        table: Table,
+        index: SegmentIndex,
+        start: int,
+        fail_on_data_loss: bool,
+    ) -> PartitionSnapshot:
+        """Verify that the segments have all from `start` to the sealed end. A retention between the
+        reads of the WAL and of the table moves the log start of the snapshot."""
+        start, end = max(start, part.log_start_offset), part.sealed_end
+        if hole(index, start, end) is None:
+            return part
+        await self._wal.refresh()
+        current = self._wal.state.topic_of_id(topic.topic_id)
+        if current is not None:
+            moved = min(current.partitions[part.number].log_start_offset, end)
+            part = part._replace(log_start_offset=max(part.log_start_offset, moved))
+        start = max(start, part.log_start_offset)
+        while (gone := hole(index, start, end)) is not None:
+            what = f"partition {part.number}: offsets {gone[0]} to {gone[1]} are in no segment"
+            doubt = TableInDoubt(topic.prefix, table.version, await blamed(table, what))
+            if fail_on_data_loss:
+                raise doubt
+            count = gone[1] - gone[0]
+            log.warning("%s-%d: %d records left out: %s", topic.name, part.number, count, doubt)
+            start = gone[1]
+        return part
+
+    async def _table(self, topic: TopicSnapshot) -> Table:
+        table = self._tables.get(topic.topic_id)
+        if table is None:
+            table = self._tables[topic.topic_id] = open_table(self._store, topic.prefix, topic.name)
+        else:
+            await table.refresh()
+        return table
+
+    async def _find(self, snapshot: LogSnapshot, of: TopicPartition, time: int) -> int | None:
+        part = snapshot.partition(of)
+        whole = OffsetRange(*of, part.log_start_offset, part.high_watermark)
+        wanted = ReadFilter(timestamp_min=time)
+        for one in chain[Slice](
+            segment_slices(snapshot, whole, wanted), tail_slices(snapshot, whole, wanted)
+        ):
+            found = await self._slices.first_at(one, time)
+            if found is not None:
+                return found
+        return None
+
+
+def _topic_snapshot(state: ClusterState, name: str, *, has_tail: bool) -> TopicSnapshot:
+    topic = state.topic(name)
+    return TopicSnapshot(
+        topic.name,
+        topic.topic_id,
+        topic.prefix,
+        state.config(topic).is_log_append_time,
+        [
+            _partition_snapshot(number, partition, has_tail=has_tail)
+            for number, partition in enumerate(topic.partitions)
+        ],
+    )
+
+
+def _partition_snapshot(number: int, partition: Partition, *, has_tail: bool) -> PartitionSnapshot:
+    # Copies: the newest element of a tail still grows.
+    tail = [msgspec.structs.replace(chunk) for chunk in partition.tail] if has_tail else []
+    return PartitionSnapshot(
+        number,
+        partition.log_start_offset,
+        partition.sealed_end,
+        partition.high_watermark,
+        segments=[],
+        tail=tail,
+    )
+
+
+def _between(index: SegmentIndex, start: int, end: int) -> Iterator[SegmentFile]:
+    file = index.at_or_after(start)
+    while file is not None and file.base_offset < end:
+        yield file
+        file = index.at_or_after(file.end_offset)

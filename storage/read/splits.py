@@ -1,0 +1,109 @@
+"""The records of a split, without a broker: ranges of segments and of the tail, columns chosen.
+
+A checksum covers every byte that is decoded: those in a segment's footer, and that of a tail chunk
+in its WAL entry. If an object is gone, it was collected after the plan: Unavailable.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.errors import NotFound, Unavailable
+from tidelog.storage.core.model import Part
+from tidelog.storage.io.blocking import OpenedStore
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.read.plan import NO_FILTER, ReadFilter, SegmentRange, Slice, Split, TailRange
+from tidelog.storage.read.segment_reader import (
+    FetchedGroups,
+    SegmentReader,
+    StoreRanges,
+    first_at,
+    source_of,
+    started_ahead,
+)
+from tidelog.storage.tables.segment import RowGroup
+
+AHEAD_BYTES = 64 * 1024 * 1024
+AHEAD_SLICES = 32
+"""Limits of slices that a task fetches before it needs them (I10)."""
+
+
+@contextlib.contextmanager
+def gone_is_unavailable() -> Iterator[None]:
+    """Raise Unavailable for an object that a plan names and that does not exist any more."""
+    try:
+        yield
+    except NotFound as error:
+        raise Unavailable(
+            f"{error}: it was collected after this read was planned; read again"
+        ) from error
+
+
+class FetchedTail(NamedTuple):
+    """The tail chunk of a range, not decoded yet."""
+
+    of: TailRange
+    body: Part
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Verify, then yield these columns of RECORD_SCHEMA."""
+        one, chunk = self.of, self.of.chunk
+        rows = chunk.records_of(chunk.decode(self.body))
+        rows = rows.slice(one.start - chunk.base_offset, one.end - one.start)
+        yield chunks.with_offsets(rows, one.start).select(list(columns))
+
+
+Fetched: TypeAlias = FetchedGroups | FetchedTail
+
+
+class SliceReader:
+    """A reader of slices, owned by one event loop. Raises Corrupt if bytes do not verify,
+    Unavailable if an object is gone or the store does not answer."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._segments = SegmentReader(source_of(store))
+        self._chunks = StoreRanges(store)
+
+    async def fetch(self, one: Slice, wanted: ReadFilter = NO_FILTER) -> Fetched:
+        """Fetch a slice, without row groups in which no record can match `wanted`."""
+
+        def is_needed(group: RowGroup) -> bool:
+            return wanted.overlaps(group.timestamp_min, group.timestamp_max)
+
+        with gone_is_unavailable():
+            if isinstance(one, SegmentRange):
+                return await self._segments.fetch(one, is_needed)
+            key, position, size = one.chunk.object_key, one.chunk.position, one.chunk.size
+            return FetchedTail(one, await self._chunks.read(key, position, size))
+
+    async def first_at(self, one: Slice, timestamp_ms: int) -> int | None:
+        if isinstance(one, SegmentRange):
+            with gone_is_unavailable():
+                return await self._segments.first_at(
+                    one.key, one.size, timestamp_ms, one.start, one.end
+                )
+        (batch,) = (await self.fetch(one)).batches(["offset", "timestamp"])
+        return first_at(batch, timestamp_ms)
+
+
+def read_split(
+    opened: OpenedStore, split: Split, columns: Sequence[str], wanted: ReadFilter = NO_FILTER
+) -> Iterator[tuple[Slice, pa.RecordBatch]]:
+    """Yield the records of a split, in order, as batches of `columns` of RECORD_SCHEMA, with their
+    slice. The store's thread fetches ahead; the caller's thread decodes. Raises as SliceReader."""
+    reader = SliceReader(opened.store)
+    ahead = started_ahead(
+        split.slices,
+        lambda one: opened.submit(reader.fetch(one, wanted)),
+        attrgetter("cost"),
+        items_max=AHEAD_SLICES,
+        bytes_max=AHEAD_BYTES,
+    )
+    with contextlib.closing(ahead):
+        for one, fetched in ahead:
+            for batch in fetched.result().batches(columns):
+                yield one, batch

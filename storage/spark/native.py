@@ -1,0 +1,262 @@
+"""The fast read of one topic in Spark: Spark's own Parquet reader reads the sealed records.
+
+A full scan through Python's Arrow batches takes 1.8 times as long as in the JVM alone (DESIGN
+12.4). So `spark.read.parquet` reads exactly the segments that the manifest names. The tail comes
+through `format("tidelog")`, with fixed offsets: if a broker seals it meanwhile, the source finds
+the same records in the table. Spark pushes filters and columns into Parquet by itself.
+
+file:// needs no jar; s3:// is read as s3a:// and needs hadoop-aws in the version of Spark's Hadoop.
+"""
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.io.read_only import ReadOnlyFolder
+from tidelog.storage.read.plan import (
+    LogSnapshot,
+    OffsetRange,
+    SegmentRange,
+    TopicSnapshot,
+    segment_slices,
+)
+from tidelog.storage.read.snapshot import OfflineLog
+from tidelog.storage.spark.request import ReadRequest, request_of
+from tidelog.storage.spark.source import NAME, register
+
+log = logging.getLogger("tidelog.spark")
+
+_PARQUET_COLUMNS = (
+    "offset bigint, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>"
+)
+_PARQUET_PARTITION = "partition int"
+_PARQUET_OPTIONS = {
+    "ignoreMissingFiles": "false",  # if the session's setting is true, records would be lost
+    "ignoreCorruptFiles": "false",
+    "datetimeRebaseMode": "CORRECTED",  # Spark 2 did not write the files
+    "parquet.page.verify-checksum.enabled": "true",  # Parquet's default is false
+    "__globPaths__": "false",  # a folder's name may be a[b]
+}
+_LISTING_THRESHOLD = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+_BLOCK_BYTES = 64 * 1024 * 1024  # has a meaning on HDFS only
+_POSITION_OPTIONS = ("starting", "ending", "topic", "subscribe", "assign")
+
+
+def read_topic(
+    spark: SparkSession, store: str, topic: str, **options: str | int | bool
+) -> DataFrame:
+    """Return a DataFrame of one topic's records at this call, unordered, in the source's schema.
+
+    `options` are the options of the data source's batch read. Errors are raised by this call:
+    InvalidRequest, UnknownTopic, OffsetOutOfRange, StoreUnfit, Unavailable.
+    """
+    given = {name: _text(value) for name, value in options.items()}
+    given |= {"store": store, "topic": topic}
+    request = request_of(given, is_streaming=False)
+    if list(request.selection.names) != [topic]:
+        raise InvalidRequest(f"read_topic reads one topic, not {topic!r}")
+    register(spark)
+    with request.open() as opened:
+        view = opened.run(OfflineLog.open(opened.store, SystemClock()))
+        snapshot, ranges = opened.run(view.resolve(request.selection, request.span))
+        opened.run(view.close())
+        root = _root(opened.store)
+    slices = [one for within in ranges for one in segment_slices(snapshot, within)]
+    frames = _sealed(spark, request, root, snapshot.topics[topic], slices)
+    tail = [one for one in ranges if max(one.start, _sealed_end(snapshot, one)) < one.end]
+    if tail or not frames:
+        frames.append(_unsealed(spark, given, snapshot, tail or ranges))
+    return reduce(DataFrame.union, frames)
+
+
+def _sealed_end(snapshot: LogSnapshot, one: OffsetRange) -> int:
+    return snapshot.topics[one.topic].partitions[one.partition].sealed_end
+
+
+def _sealed(
+    spark: SparkSession,
+    request: ReadRequest,
+    root: str,
+    topic: TopicSnapshot,
+    slices: Sequence[SegmentRange],
+) -> list[DataFrame]:
+    """Return a frame of whole segments and a frame of segments that an offset filter cuts."""
+    whole = [one for one in slices if _is_whole(topic, one)]
+    cut = [one for one in slices if not _is_whole(topic, one)]
+    frames = [_parquet(spark, request, root, topic, part) for part in (whole, cut) if part]
+    if cut:
+        frames[-1] = _between(frames[-1], cut)
+    columns = [
+        F.col("key"),
+        F.col("value"),
+        F.lit(topic.name).alias("topic"),
+        F.col("partition"),
+        F.col("offset"),
+        F.col("timestamp"),
+        F.lit(int(topic.is_log_append_time)).alias("timestampType"),
+        *([F.col("headers")] if request.has_headers else []),
+    ]
+    return [frame.select(*columns) for frame in frames]
+
+
+def _is_whole(topic: TopicSnapshot, one: SegmentRange) -> bool:
+    name = keys.parse_segment(one.key.removeprefix(f"{topic.prefix}/"))
+    assert name is not None, "the manifest names segments only"
+    return (name.base_offset, name.end_offset) == (one.start, one.end)
+
+
+def _parquet(
+    spark: SparkSession,
+    request: ReadRequest,
+    root: str,
+    topic: TopicSnapshot,
+    slices: Sequence[SegmentRange],
+) -> DataFrame:
+    files = [(f"{root}/{one.key}", one.size) for one in slices]
+    options = {"basePath": f"{root}/{topic.prefix}", **_PARQUET_OPTIONS, **_s3a_options(request)}
+    if root.startswith("file:"):
+        # For more files than the threshold, Spark starts one task per file to look it up: 600 files
+        # take 4 s, not 0.1 s.
+        with _setting(spark, _LISTING_THRESHOLD, "1000000"):
+            return parquet_by_listing(spark, files, options)
+    try:
+        return parquet_by_sizes(spark, files, options)
+    except (Py4JError, TypeError, AttributeError) as error:
+        log.warning("this Spark version has to list %d files, which is slow: %s", len(files), error)
+        return parquet_by_listing(spark, files, options)
+
+
+def parquet_by_listing(
+    spark: SparkSession, files: Sequence[tuple[str, int]], options: Mapping[str, str]
+) -> DataFrame:
+    """Read these Parquet files; Spark looks up each one, in S3 with three requests."""
+    reader = spark.read.schema(f"{_PARQUET_COLUMNS}, {_PARQUET_PARTITION}").options(**options)
+    return reader.parquet(*(path for path, _ in files))
+
+
+def parquet_by_sizes(
+    spark: SparkSession, files: Sequence[tuple[str, int]], options: Mapping[str, str]
+) -> DataFrame:
+    """Read these Parquet files without any request to look them up: `files` has (path, bytes) from
+    the manifest.
+
+    This function fills Spark's cache of listings. Then it does what Spark's reader does after a
+    listing. Spark has no public API for this. If Spark's internals differ, the function raises an
+    error, and the caller reads with `parquet_by_listing`.
+    """
+    jvm, session = spark._jvm, spark._jsparkSession  # noqa: SLF001
+    assert jvm is not None
+    sources = jvm.org.apache.spark.sql.execution.datasources
+    scala = jvm.org.apache.spark.api.python.PythonUtils
+    new_path, new_status = jvm.org.apache.hadoop.fs.Path, jvm.org.apache.hadoop.fs.FileStatus
+    listed = sources.FileStatusCache.getOrCreate(session)
+    paths = jvm.java.util.ArrayList()
+    for name, size in files:
+        path = new_path(name)
+        statuses = spark.sparkContext._gateway.new_array(new_status, 1)  # type: ignore[union-attr]  # noqa: SLF001
+        statuses[0] = new_status(size, False, 1, _BLOCK_BYTES, 0, path)
+        listed.putLeafFiles(path, statuses)
+        paths.add(path)
+
+    def schema(ddl: str) -> Any:
+        return jvm.org.apache.spark.sql.types.StructType.fromDDL(ddl)
+
+    none, given = jvm.scala.Option.empty(), scala.toScalaMap(dict(options))
+    whole = jvm.scala.Option.apply(schema(f"{_PARQUET_COLUMNS}, {_PARQUET_PARTITION}"))
+    index = sources.InMemoryFileIndex(session, scala.toSeq(paths), given, whole, listed, none, none)
+    relation = sources.HadoopFsRelation(
+        index,
+        schema(_PARQUET_PARTITION),
+        schema(_PARQUET_COLUMNS),
+        none,
+        sources.parquet.ParquetFileFormat(),
+        given,
+        session,
+    )
+    return DataFrame(session.baseRelationToDataFrame(relation), spark)
+
+
+def _between(frame: DataFrame, slices: Sequence[SegmentRange]) -> DataFrame:
+    """Filter the frame to the slices' records. With the bounds over all partitions, Spark
+    omits row groups by the statistics in Parquet."""
+    count = max(one.partition for one in slices) + 1
+    starts, ends = [OFFSET_MAX] * count, [0] * count
+    for one in slices:
+        starts[one.partition] = min(starts[one.partition], one.start)
+        ends[one.partition] = max(ends[one.partition], one.end)
+    offset, partition = F.col("offset"), F.col("partition")
+    frame = frame.where((offset >= min(starts)) & (offset < max(ends)))
+    if len({one.partition for one in slices}) == 1:
+        return frame
+    return frame.where((offset >= F.lit(starts)[partition]) & (offset < F.lit(ends)[partition]))
+
+
+def _unsealed(
+    spark: SparkSession,
+    given: Mapping[str, str],
+    snapshot: LogSnapshot,
+    ranges: Sequence[OffsetRange],
+) -> DataFrame:
+    starts: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    for one in ranges:
+        starts[str(one.partition)] = min(max(one.start, _sealed_end(snapshot, one)), one.end)
+        ends[str(one.partition)] = one.end
+    topic = ranges[0].topic
+    kept = {n: v for n, v in given.items() if not n.lower().startswith(_POSITION_OPTIONS)}
+    return (
+        spark.read.format(NAME)
+        .options(**kept)
+        .option("assign", json.dumps({topic: [int(partition) for partition in starts]}))
+        .option("startingOffsets", json.dumps({topic: starts}))
+        .option("endingOffsets", json.dumps({topic: ends}))
+        .load()
+    )
+
+
+def _root(store: ObjectStore) -> str:
+    """Return the store's URL for Hadoop's file systems; Hadoop takes paths without escapes."""
+    if isinstance(store, ReadOnlyFolder):
+        return f"file://{store.table_uri('')}"
+    return store.url.replace("s3://", "s3a://", 1)
+
+
+def _s3a_options(request: ReadRequest) -> dict[str, str]:
+    """Return options of s3a. Credentials come from Spark's configuration or the AWS chain."""
+    s3 = request.s3
+    options = {"fs.s3a.path.style.access": str(s3.is_path_style).lower()}
+    if s3.endpoint_url:
+        options["fs.s3a.endpoint"] = s3.endpoint_url
+        options["fs.s3a.connection.ssl.enabled"] = str(s3.endpoint_url.startswith("https")).lower()
+    if s3.region:
+        options["fs.s3a.endpoint.region"] = s3.region
+    return options
+
+
+@contextlib.contextmanager
+def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Change a setting of the session inside the `with` block."""
+    before = spark.conf.get(name)
+    assert before is not None, "each built-in setting of Spark has a value"
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+def _text(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

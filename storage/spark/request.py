@@ -1,0 +1,158 @@
+"""The options of a load, parsed, and the rows of a task: the same for batch and stream."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from tidelog.storage.core.chunk import RECORD_SCHEMA, concat
+from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.io.blocking import OpenedStore
+from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.read import kafka_options
+from tidelog.storage.read.kafka_options import OffsetSpan, TopicSelection
+from tidelog.storage.read.plan import NO_FILTER, ReadFilter, Slice, Split
+from tidelog.storage.read.splits import read_split
+
+BATCH_ROWS_MIN = 8192
+"""Smaller batches are joined: a batch costs the JVM as much as a thousand rows."""
+
+COLUMNS = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+"""Name to type, in the order of Spark's Kafka source."""
+
+_OPTIONS = (
+    "store",
+    "endpoint",
+    "region",
+    "pathStyle",
+    "topic",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "failOnDataLoss",
+    "includeHeaders",
+    "minPartitions",
+    "maxOffsetsPerTrigger",
+    "filterPushdown",
+)
+_KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
+"""Options for connections to a Kafka broker: accepted and ignored, there is no broker."""
+
+
+class ReadRequest(NamedTuple):
+    """The parsed options of one load."""
+
+    url: str
+    s3: S3Options
+    selection: TopicSelection
+    span: OffsetSpan
+    has_headers: bool
+    splits_min: int
+    rows_max: int | None
+    is_pushing: bool
+
+    def open(self) -> OpenedStore:
+        return OpenedStore(self.url, self.s3)
+
+
+def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest:
+    """Parse the options; raises InvalidRequest for an invalid, missing or unknown option."""
+    given = {name.lower(): value for name, value in options.items()}
+    known = {name.lower() for name in _OPTIONS}
+    unknown = [name for name in given if name not in known and not name.startswith(_KAFKAS_OWN)]
+    if unknown:
+        raise InvalidRequest(f"unknown option {unknown[0]!r}: known are {', '.join(_OPTIONS)}")
+    if "store" not in given:
+        raise InvalidRequest(
+            "option store is missing: file:///folder, a path, or s3://bucket/prefix"
+        )
+    style = kafka_options.flag(given, "pathStyle", default=False) if "pathstyle" in given else None
+    return ReadRequest(
+        given["store"],
+        S3Options(endpoint_url=given.get("endpoint"), region=given.get("region"), path_style=style),
+        kafka_options.selection_of(given),
+        kafka_options.span_of(given, is_streaming=is_streaming),
+        kafka_options.flag(given, "includeHeaders", default=False),
+        kafka_options.number(given, "minPartitions") or 1,
+        kafka_options.number(given, "maxOffsetsPerTrigger"),
+        kafka_options.flag(given, "filterPushdown", default=False),
+    )
+
+
+def read_rows(
+    request: ReadRequest, rows: "RowShape", split: Split | None, wanted: ReadFilter = NO_FILTER
+) -> Iterator[pa.RecordBatch]:
+    """Yield one task's rows. If the plan is empty, Spark makes one task, with `split` None."""
+    if split is None:
+        return
+    with request.open() as opened:
+        small: list[pa.RecordBatch] = []
+        count = 0
+        for one, batch in read_split(opened, split, rows.columns, wanted):
+            small.append(rows.shaped(one, batch))
+            count += batch.num_rows
+            if count >= BATCH_ROWS_MIN:
+                yield concat(small)
+                small, count = [], 0
+        if small:
+            yield concat(small)
+
+
+class RowShape:
+    """A converter from records to rows of a schema; InvalidRequest for other columns or types."""
+
+    def __init__(self, schema: StructType) -> None:
+        known = {name.lower(): (name, kind) for name, kind in COLUMNS.items()}
+        self._sources: list[str] = []
+        for field in schema.fields:
+            name, kind = known.get(field.name.lower(), ("", ""))
+            if field.dataType.simpleString() != kind:
+                raise InvalidRequest(
+                    f"column {field.name} {field.dataType.simpleString()} is none of "
+                    + ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+                )
+            self._sources.append(name)
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        stored = [name for name in self._sources if name in RECORD_SCHEMA.names]
+        self.columns: Sequence[str] = stored or ["offset"]
+        """Columns to read. If the schema has no stored column, `offset`, to count the rows."""
+
+    def shaped(self, one: Slice, batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [
+            self._column(one, batch, source, field.type)
+            for source, field in zip(self._sources, self._schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _column(
+        self, one: Slice, batch: pa.RecordBatch, source: str, kind: pa.DataType
+    ) -> pa.Array:
+        match source:
+            case "topic":
+                return pa.repeat(one.topic, batch.num_rows)
+            case "partition":
+                return pa.array(np.full(batch.num_rows, one.partition, np.int32))
+            case "timestampType":
+                return pa.array(np.full(batch.num_rows, int(one.is_log_append_time), np.int32))
+            case _:
+                column = batch.column(source)
+                return column if column.type == kind else column.cast(kind)

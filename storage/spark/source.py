@@ -1,0 +1,168 @@
+"""The Spark data source: `spark.read` and `spark.readStream` of `format("tidelog")`.
+
+Rows and options (read/kafka_options.py) are those of Spark's Kafka source: code written for
+`format("kafka")` reads history. No broker is involved. The driver takes a snapshot of the store
+(read/snapshot.py); executors read segments and WAL objects. Call `register` in each session.
+
+Limits of the API for Python data sources, as of pyspark 4.3:
+- Columns are pruned only by an explicit schema: `.schema("offset long")` reads only offsets.
+- A loaded DataFrame is planned once and keeps its snapshot: load again to read newer records.
+- Filters are pushed only with `spark.sql.python.filterPushdown.enabled`, and a pushed filter stays
+  in the DataFrame's single plan. The next query on the same DataFrame, and even the other side of
+  a union, silently loses the records that the first query filtered out. So filters are accepted
+  only with the option `filterPushdown`, for a load that one query uses once. Offsets, timestamps
+  and `assign` as options prune too, without that problem; `read_topic` pushes all filters.
+- Discovery by name needs a top-level module called `pyspark_...`, which tidelog does not have.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from weakref import WeakSet
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import datasource as api
+from pyspark.sql.types import StructType
+
+from tidelog.storage.core.chunk import US_PER_MS
+from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.read import kafka_options
+from tidelog.storage.read.plan import NO_FILTER, ReadFilter, plan
+from tidelog.storage.read.snapshot import OfflineLog
+from tidelog.storage.spark.request import COLUMNS, ReadRequest, RowShape, read_rows, request_of
+from tidelog.storage.spark.stream import TidelogStreamReader
+
+NAME = "tidelog"
+
+_registered: WeakSet[SparkSession] = WeakSet()
+
+
+def register(spark: SparkSession) -> None:
+    """Register `format("tidelog")` in the Spark session; workers must have tidelog installed."""
+    if spark not in _registered:  # Spark warns if a source is registered again
+        spark.dataSource.register(TidelogSource)
+        _registered.add(spark)
+
+
+class TidelogSource(api.DataSource):
+    """The data source. Spark makes one for each load, on the driver, and pickles it to workers."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        has_headers = kafka_options.flag(self._given(), "includeHeaders", default=False)
+        return ", ".join(
+            f"{name} {kind}" for name, kind in COLUMNS.items() if name != "headers" or has_headers
+        )
+
+    def reader(self, schema: StructType) -> "TidelogReader":
+        request = request_of(self._given(), is_streaming=False)
+        return (PushingReader if request.is_pushing else TidelogReader)(request, schema)
+
+    def streamReader(self, schema: StructType) -> api.DataSourceStreamReader:  # noqa: N802 - Spark's
+        return TidelogStreamReader(request_of(self._given(), is_streaming=True), schema)
+
+    def _given(self) -> Mapping[str, str]:
+        return dict(self.options)
+
+
+class TidelogReader(api.DataSourceReader):
+    """The reader of one batch: planned on the driver, pickled, and used by each task."""
+
+    def __init__(self, request: ReadRequest, schema: StructType) -> None:
+        self.request = request
+        self.rows = RowShape(schema)
+        self.wanted = NO_FILTER
+
+    def partitions(self) -> list[api.InputPartition]:
+        request = self.request
+        with request.open() as opened:
+            view = opened.run(OfflineLog.open(opened.store, SystemClock()))
+            snapshot, ranges = opened.run(view.resolve(request.selection, request.span))
+            opened.run(view.close())
+        splits = plan(snapshot, ranges, self.wanted, splits_min=request.splits_min)
+        return [api.InputPartition(split) for split in splits]
+
+    def read(self, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_rows(self.request, self.rows, partition.value, self.wanted)
+
+
+class PushingReader(TidelogReader):
+    """A TidelogReader that accepts filters. Its plan must serve one query only (see the module)."""
+
+    def pushFilters(self, filters: list[api.Filter]) -> Iterable[api.Filter]:  # noqa: N802 - Spark's
+        for one in filters:
+            self.wanted, is_exact = narrow(self.wanted, one)
+            if not is_exact:
+                yield one
+
+
+# -- filters
+
+
+def narrow(wanted: ReadFilter, condition: api.Filter) -> tuple[ReadFilter, bool]:
+    """Add the condition to `wanted`; return it, and whether it expresses all of the condition."""
+    match condition:
+        case api.IsNotNull(("topic" | "partition" | "offset" | "timestamp" | "timestampType",)):
+            return wanted, True
+        case api.EqualTo((name,), value) | api.EqualNullSafe((name,), value):
+            return _within(wanted, name, [value])
+        case api.In((name,), values):
+            return _within(wanted, name, values)
+        case api.GreaterThanOrEqual((name,), value):
+            return _from(wanted, name, value, is_open=False)
+        case api.GreaterThan((name,), value):
+            return _from(wanted, name, value, is_open=True)
+        case api.LessThanOrEqual((name,), value):
+            return _to(wanted, name, value, is_open=False)
+        case api.LessThan((name,), value):
+            return _to(wanted, name, value, is_open=True)
+        case _:
+            return wanted, False
+
+
+def _within(wanted: ReadFilter, name: str, values: Iterable[Any]) -> tuple[ReadFilter, bool]:
+    found = {value for value in values if value is not None}
+    match name:
+        case "topic":
+            topics = found if wanted.topics is None else found & wanted.topics
+            return wanted._replace(topics=frozenset(topics)), True
+        case "partition":
+            partitions = found if wanted.partitions is None else found & wanted.partitions
+            return wanted._replace(partitions=frozenset(partitions)), True
+        case "offset" | "timestamp" if found:
+            wanted, _ = _from(wanted, name, min(found), is_open=False)
+            wanted, _ = _to(wanted, name, max(found), is_open=False)
+            return wanted, name == "offset" and len(found) == 1
+        case _:
+            return wanted, False
+
+
+def _from(wanted: ReadFilter, name: str, value: Any, *, is_open: bool) -> tuple[ReadFilter, bool]:
+    if name == "offset" and isinstance(value, int):
+        return wanted._replace(offset_min=max(wanted.offset_min, value + is_open)), True
+    if name == "timestamp" and (ms := _ms(value)) is not None:
+        return wanted._replace(timestamp_min=max(wanted.timestamp_min or ms, ms)), False
+    return wanted, False
+
+
+def _to(wanted: ReadFilter, name: str, value: Any, *, is_open: bool) -> tuple[ReadFilter, bool]:
+    if name == "offset" and isinstance(value, int):
+        return wanted._replace(offset_max=min(wanted.offset_max, value - is_open, OFFSET_MAX)), True
+    if name == "timestamp" and (ms := _ms(value)) is not None:
+        return wanted._replace(timestamp_max=min(wanted.timestamp_max or ms, ms)), False
+    return wanted, False
+
+
+def _ms(value: Any) -> int | None:
+    """Return ms, rounded down as in the statistics, so that equal times overlap."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return None
+    since = value - datetime(1970, 1, 1, tzinfo=UTC)
+    return (
+        since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds
+    ) // US_PER_MS

@@ -1,0 +1,161 @@
+"""`spark.readStream.format("tidelog")`: micro-batches of offsets, exactly once from a checkpoint.
+
+Spark writes each batch's end offsets to its checkpoint before it reads the batch. Records never
+change. **On a crash**: Spark repeats the batch with the same rows. A sink that stores the batch's
+number, or is idempotent, gets each row once. Offsets are Kafka's JSON: {"topic":{"0":5}}.
+
+The reader exists as long as the query, in one Python process of the driver, and follows the WAL
+there. For the tasks, Spark pickles it before it has opened a store.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+from pyspark.sql import datasource as api
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from tidelog.storage.core.errors import OffsetOutOfRange
+from tidelog.storage.core.model import TopicPartition
+from tidelog.storage.io.blocking import OpenedStore
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.read.plan import LogSnapshot, OffsetRange, limit_offsets, plan
+from tidelog.storage.read.snapshot import OfflineLog
+from tidelog.storage.spark.request import ReadRequest, RowShape, read_rows
+
+log = logging.getLogger("tidelog.spark")
+
+Offsets = dict[TopicPartition, int]
+Json = dict[str, dict[str, int]]
+
+
+class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader of one streaming query. Spark calls its methods one after the other."""
+
+    def __init__(self, request: ReadRequest, schema: StructType) -> None:
+        self.request = request
+        self.rows = RowShape(schema)
+        self._live: tuple[OpenedStore, OfflineLog] | None = None
+        self._heads: Offsets = {}
+        self._target: Offsets | None = None
+
+    # -- on the driver
+
+    def initialOffset(self) -> Json:  # noqa: N802 - Spark's names from here on
+        self._refreshed()
+        opened, view = self._open()
+        _, ranges = opened.run(view.resolve(self.request.selection, self.request.span))
+        return _to_json({TopicPartition(r.topic, r.partition): r.start for r in ranges})
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        rows_max = self.request.rows_max
+        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._refreshed()
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
+        heads = self._refreshed()
+        if self._target is not None:
+            heads = {
+                of: min(head, self._target[of]) for of, head in heads.items() if of in self._target
+            }
+        begin = _from_json(start)
+        for of, offset in begin.items():
+            head = heads.get(of, 0)
+            if head < offset:  # the topic was deleted, and perhaps created again
+                self._lost(OffsetOutOfRange(*of, offset, log_start_offset=0, high_watermark=head))
+                begin[of] = head
+        if isinstance(limit, ReadMaxRows):
+            heads = limit_offsets(begin, heads, limit.max_rows)
+        return start if heads == _from_json(start) else _to_json(heads)
+
+    def reportLatestOffset(self) -> Json | None:  # noqa: N802
+        return _to_json(self._heads) if self._heads else None
+
+    def partitions(self, start: Json, end: Json) -> list[api.InputPartition]:
+        opened, view = self._open()
+        begin, upto = _from_json(start), _from_json(end)
+        topics = sorted({of.topic for of in upto})
+        is_strict = self.request.span.fail_on_data_loss
+        snapshot = opened.run(view.snapshot(topics, begin, fail_on_data_loss=is_strict))
+        ranges = [
+            OffsetRange(*of, self._start_of(snapshot, of, begin.get(of, 0), end_offset), end_offset)
+            for of, end_offset in upto.items()
+        ]
+        splits = plan(snapshot, ranges, splits_min=self.request.splits_min)
+        return [api.InputPartition(split) for split in splits]
+
+    def commit(self, end: Json) -> None:
+        """Do nothing: the reader keeps no state of read records."""
+
+    def stop(self) -> None:
+        if self._live is not None:
+            opened, view = self._live
+            self._live = None
+            opened.run(view.close())
+            opened.close()
+
+    def _start_of(self, snapshot: LogSnapshot, of: TopicPartition, start: int, end: int) -> int:
+        view = snapshot.partition(of)
+        low, high = view.log_start_offset, view.high_watermark
+        if end > high:
+            # Acknowledged records do not disappear: this is another cluster or another topic.
+            raise OffsetOutOfRange(*of, end, log_start_offset=low, high_watermark=high)
+        if start < min(low, end):
+            self._lost(OffsetOutOfRange(*of, start, log_start_offset=low, high_watermark=high))
+        return max(start, low)
+
+    def _lost(self, error: OffsetOutOfRange) -> None:
+        if self.request.span.fail_on_data_loss:
+            error.add_note("set the option failOnDataLoss = false to continue after a gap")
+            raise error
+        log.warning("continuing after missing records: %s", error)
+
+    def _refreshed(self) -> Offsets:
+        """Return the selected partitions' end offsets, including all commits before this call."""
+        opened, view = self._open()
+        opened.run(view.refresh())
+        selection = self.request.selection
+        snapshot = view.offsets(selection.topics())
+        self._heads = {
+            of: snapshot.partition(of).high_watermark for of in selection.partitions(snapshot)
+        }
+        return self._heads
+
+    def _open(self) -> tuple[OpenedStore, OfflineLog]:
+        if self._live is None:
+            opened = self.request.open()
+            try:
+                self._live = opened, opened.run(OfflineLog.open(opened.store, SystemClock()))
+            except BaseException:
+                opened.close()
+                raise
+        return self._live
+
+    # -- in a task
+
+    def read(self, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_rows(self.request, self.rows, partition.value)
+
+
+def _to_json(offsets: Mapping[TopicPartition, int]) -> Json:
+    """Convert in a fixed order: Spark compares offsets as text."""
+    found: Json = {}
+    for topic, partition in sorted(offsets):
+        found.setdefault(topic, {})[str(partition)] = offsets[TopicPartition(topic, partition)]
+    return found
+
+
+def _from_json(offsets: Json) -> Offsets:
+    return {
+        TopicPartition(topic, int(partition)): offset
+        for topic, partitions in offsets.items()
+        for partition, offset in partitions.items()
+    }

@@ -1,0 +1,16 @@
+"""The cluster state: the result of applying all WAL entries in order. Pure, the same on every
+broker (I4).
+
+    cluster_state      the state, `apply`, checkpoints
+    elapsed            the cluster's elapsed time: a lower bound of the time that has passed
+    partition          one partition: offsets, and the index of its tail
+    producers          ids, epochs and sequences of idempotent producers
+    idempotency        idempotency records: keys of requests and their outcomes
+    group              a consumer group and its members: types
+    group_members      membership, generations, assignment
+    assignors          range, round robin and sticky assignment
+    committed_offsets  committed offsets of consumer groups
+    elapsed            elapsed time, by the clocks of the writers
+    access             API keys, ACLs, quotas
+    forwarded_drafts   numbers of applied drafts, so that a draft is applied once
+"""

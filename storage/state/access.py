@@ -1,0 +1,181 @@
+"""API keys, access control lists and quotas: a part of the cluster state.
+
+Pure, changed by `apply` (I4), the same on every broker. A setting of each broker decides whether it
+enforces them. The state has the SHA-256 of a key's secret, never the secret. A secret has 32 random
+bytes, too many to find it by trials. At the bounds (I10) `apply` refuses a change.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from tidelog.storage.core import acls
+from tidelog.storage.core.acls import DEFAULT, Acl, Acls
+from tidelog.storage.core.actions import (
+    AccessAction,
+    CreateAcls,
+    CreateKey,
+    DeleteAcls,
+    DeleteKey,
+    SetQuotas,
+)
+from tidelog.storage.core.errors import InvalidRequest
+
+KEYS_MAX = 10_000
+ACLS_MAX = 20_000
+QUOTAS_MAX = 10_000
+"""Principals that have quotas."""
+NOTE_BYTES_MAX = 255
+ACLS_AT_ONCE_MAX = 5_000
+DIGEST_BYTES = 32
+
+PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE = "producer_byte_rate", "consumer_byte_rate"
+QUOTAS = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+"""Kafka's names; values are bytes per second on each broker."""
+RATE_MAX = 2**53
+"""Every JSON parser reads integers up to this exactly."""
+
+
+class Key(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """An API key: the secret with this digest authenticates `principal`. `expires_ms` 0: never."""
+
+    key_id: str
+    principal: str
+    digest: bytes
+    created_ms: int
+    expires_ms: int = 0
+    note: str = ""
+
+
+Quotas: TypeAlias = dict[str, dict[str, int]]
+"""Rates by quota name, by principal or DEFAULT."""
+
+
+class AccessCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Access in a checkpoint: keys and bindings in the order of their commits."""
+
+    keys: list[Key]
+    acls: list[Acl]
+    quotas: Quotas
+
+
+def digest(secret: bytes) -> bytes:
+    """Return the SHA-256 of a secret, which the state stores in place of the secret."""
+    return hashlib.sha256(secret).digest()
+
+
+class Access:
+    """Keys, ACLs and quotas. Owned by the cluster state; read-only for other modules."""
+
+    def __init__(self, kept: AccessCheckpoint | None = None) -> None:
+        self.version = 0
+        """Increases with every change, so that caches of derived data can detect it."""
+        self.keys: dict[str, Key] = {}
+        self.acls = Acls()
+        self.quotas: Quotas = {}
+        self._by_digest: dict[bytes, Key] = {}
+        if kept is not None:
+            for key in kept.keys:
+                self._keep(key)
+            for acl in kept.acls:
+                self.acls.add(acl)
+            self.quotas = kept.quotas
+
+    def key_of_digest(self, held: bytes) -> Key | None:
+        return self._by_digest.get(held)
+
+    def quota(self, name: str, principal: str) -> int | None:
+        """Return the principal's rate; None means no limit."""
+        own = self.quotas.get(principal, {}).get(name)
+        return self.quotas.get(DEFAULT, {}).get(name) if own is None else own
+
+    def check(self, action: AccessAction) -> InvalidRequest | None:
+        """Return why the action is refused; None if it is not."""
+        match action:
+            case CreateKey():
+                return self._check_key(action)
+            case CreateAcls(wanted):
+                if len(wanted) > ACLS_AT_ONCE_MAX:
+                    return InvalidRequest(f"{len(wanted)} ACLs at once: {ACLS_AT_ONCE_MAX} at most")
+                new = sum(acl not in self.acls for acl in wanted)
+                if len(self.acls) + new > ACLS_MAX:
+                    return InvalidRequest(f"there are {len(self.acls)} ACLs: {ACLS_MAX} at most")
+                return next((why for acl in wanted if (why := acls.check(acl))), None)
+            case SetQuotas(principal, rates):
+                return self._check_quotas(principal, rates)
+            case DeleteKey() | DeleteAcls():
+                return None
+
+    def do(self, action: AccessAction, now_ms: int) -> None:
+        """Apply the action, after `check`."""
+        self.version += 1
+        match action:
+            case CreateKey(key_id, principal, held, expires_ms, note):
+                self._keep(Key(key_id, principal, held, now_ms, expires_ms, note))
+            case DeleteKey(key_id):
+                gone = self.keys.pop(key_id, None)
+                if gone is not None:
+                    del self._by_digest[gone.digest]
+            case CreateAcls(wanted):
+                for acl in wanted:
+                    self.acls.add(acl)
+            case DeleteAcls(unwanted):
+                for acl in unwanted:
+                    self.acls.remove(acl)
+            case SetQuotas(principal, rates):
+                after = {**self.quotas.get(principal, {}), **rates}
+                self._set(principal, {name: rate for name, rate in after.items() if rate})
+
+    def kept(self) -> AccessCheckpoint | None:
+        """Return the part of a checkpoint; None if there is nothing to store."""
+        if not (self.keys or self.acls or self.quotas):
+            return None
+        return AccessCheckpoint(list(self.keys.values()), list(self.acls), self.quotas)
+
+    def _keep(self, key: Key) -> None:
+        self.keys[key.key_id] = key
+        self._by_digest[key.digest] = key
+
+    def _set(self, principal: str, rates: dict[str, int]) -> None:
+        if rates:
+            self.quotas[principal] = rates
+        else:
+            self.quotas.pop(principal, None)
+
+    def _check_key(self, action: CreateKey) -> InvalidRequest | None:
+        if len(self.keys) >= KEYS_MAX:
+            return InvalidRequest(f"there are {len(self.keys)} keys: {KEYS_MAX} at most")
+        if action.key_id in self.keys or action.digest in self._by_digest:
+            return InvalidRequest(f"key {action.key_id!r} exists")
+        if not 1 <= len(action.key_id.encode()) <= NOTE_BYTES_MAX:
+            return InvalidRequest("the key's id is empty or too long")
+        if len(action.digest) != DIGEST_BYTES:
+            return InvalidRequest(f"a key's digest has {DIGEST_BYTES} bytes")
+        if not action.note.isprintable() or len(action.note.encode()) > NOTE_BYTES_MAX:
+            return InvalidRequest(f"a key's note has {NOTE_BYTES_MAX} printable bytes at most")
+        if not 0 <= action.expires_ms <= RATE_MAX:
+            return InvalidRequest(f"a key cannot expire at {action.expires_ms} ms")
+        if action.principal == acls.EVERYBODY:
+            return InvalidRequest("User:* stands for all principals: a key needs one principal")
+        return acls.check_principal(action.principal)
+
+    def _check_quotas(self, principal: str, rates: dict[str, int | None]) -> InvalidRequest | None:
+        for name, rate in rates.items():
+            if name not in QUOTAS:
+                return InvalidRequest(f"quota {name[:99]!r} is none of {', '.join(QUOTAS)}")
+            if rate is not None and not 1 <= rate <= RATE_MAX:
+                return InvalidRequest(f"{name} is 1 to {RATE_MAX} bytes per second, not {rate}")
+        if principal not in self.quotas and len(self.quotas) >= QUOTAS_MAX:
+            return InvalidRequest(f"{len(self.quotas)} principals have quotas: no more are allowed")
+        return None if principal == DEFAULT else acls.check_principal(principal)
+
+
+TopicFilter: TypeAlias = Callable[[Access, str, str], bool]
+"""Whether a principal may describe a topic: (access, principal, topic)."""
+
+
+def all_topics(access: Access, principal: str, topic: str) -> bool:
+    """Let all principals describe all topics, as without security."""
+    return True

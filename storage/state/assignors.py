@@ -1,0 +1,194 @@
+"""Assign partitions to the members of a consumer group: Kafka's range, round robin and sticky.
+
+A topic's partitions go to members that subscribe to the topic. The result depends on the arguments'
+values and not on their order, so that `apply` computes the same assignment on every broker (I4).
+No partition gets two owners (I8). If there are too few partitions, some members get none.
+Pure; must not depend on generations, heartbeats or the WAL.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Collection, Iterator, Mapping
+from heapq import heapify, heapreplace
+from typing import TypeAlias
+
+from tidelog.storage.core.model import TopicIdPartition
+
+Subscriptions: TypeAlias = Mapping[str, Collection[str]]
+"""Topics by member id. The order of ids breaks ties: a static member's id must be the same after a
+restart."""
+Partitions: TypeAlias = Mapping[str, int]
+"""Number of partitions by topic; topics that do not exist are missing."""
+Assignment: TypeAlias = dict[str, list[TopicIdPartition]]
+"""Partitions by member, sorted; contains every member."""
+Owned: TypeAlias = Mapping[str, Collection[TopicIdPartition]]
+"""Partitions by previous owner."""
+Assignor: TypeAlias = Callable[[Subscriptions, Partitions, Owned], Assignment]
+"""From subscriptions, partitions and previous owners to the new assignment."""
+
+
+def assign_range(subscriptions: Subscriptions, partitions: Partitions, _: Owned) -> Assignment:
+    """Split each topic by itself into consecutive ranges (Kafka's RangeAssignor). Of topics with
+    equal members and partition counts, a member owns the same partition numbers."""
+    assigned: Assignment = {member: [] for member in sorted(subscriptions)}
+    for topic, members in _members_of(subscriptions, partitions).items():
+        share, more = divmod(partitions[topic], len(members))
+        first = 0
+        for index, member in enumerate(members):
+            end = first + share + (index < more)
+            assigned[member] += [TopicIdPartition(topic, number) for number in range(first, end)]
+            first = end
+    return assigned
+
+
+def assign_round_robin(
+    subscriptions: Subscriptions, partitions: Partitions, _: Owned
+) -> Assignment:
+    """Give the partitions of all topics to members in turn (Kafka's RoundRobinAssignor). Skip
+    members that do not subscribe to the topic."""
+    assigned: Assignment = {member: [] for member in sorted(subscriptions)}
+    turns = _Turns(list(assigned))
+    for topic, members in _members_of(subscriptions, partitions).items():
+        subscribed = set(members)
+        for number in range(partitions[topic]):
+            assigned[turns.next_of(subscribed)].append(TopicIdPartition(topic, number))
+    return assigned
+
+
+def assign_sticky(subscriptions: Subscriptions, partitions: Partitions, owned: Owned) -> Assignment:
+    """Balance the assignment with as few moves of owned partitions as possible.
+
+    Balanced, by the rule of Kafka's StickyAssignor: a member that could own a partition of another
+    member has at most one partition less than that member. If two members claim one partition, the
+    smaller id keeps it."""
+    sticky = _Sticky(subscriptions, partitions, owned)
+    sticky.give_the_rest()
+    sticky.level()
+    return {member: share.sorted() for member, share in sorted(sticky.held.items())}
+
+
+ASSIGNORS: Mapping[str, Assignor] = {
+    "range": assign_range,
+    "roundrobin": assign_round_robin,
+    "sticky": assign_sticky,
+    "cooperative-sticky": assign_sticky,
+}
+"""By the names of Kafka's `partition.assignment.strategy`. The last two give equal assignments;
+they differ in how a client revokes partitions."""
+
+
+class _Turns:
+    """A round robin over the members, without an end."""
+
+    def __init__(self, members: list[str]) -> None:
+        self._members = members
+        self._at = 0
+
+    def next_of(self, wanted: Collection[str]) -> str:
+        """Return the next member that is in `wanted`; at least one must be."""
+        while True:
+            member = self._members[self._at % len(self._members)]
+            self._at += 1
+            if member in wanted:
+                return member
+
+
+class _PartitionShare:
+    """The partitions of one member: sorted numbers by topic. A move need not scan all partitions:
+    10,000 are balanced between two members in ~40 ms instead of 7 s."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.numbers: dict[str, list[int]] = {}
+
+    def add(self, one: TopicIdPartition) -> None:
+        insort(self.numbers.setdefault(one.topic_id, []), one.partition)
+        self.count += 1
+
+    def take_last(self, topic: str) -> TopicIdPartition:
+        numbers = self.numbers[topic]
+        number = numbers.pop()
+        if not numbers:
+            del self.numbers[topic]
+        self.count -= 1
+        return TopicIdPartition(topic, number)
+
+    def sorted(self) -> list[TopicIdPartition]:
+        return [
+            TopicIdPartition(topic, number)
+            for topic, numbers in sorted(self.numbers.items())
+            for number in numbers
+        ]
+
+
+class _Sticky:
+    """A sticky assignment under construction. It begins with the partitions that members own."""
+
+    def __init__(self, subscriptions: Subscriptions, partitions: Partitions, owned: Owned) -> None:
+        self._members_of = _members_of(subscriptions, partitions)
+        self._topics = {member: set(topics) for member, topics in subscriptions.items()}
+        self._free = {
+            TopicIdPartition(topic, number)
+            for topic in self._members_of
+            for number in range(partitions[topic])
+        }
+        self.held = {member: _PartitionShare() for member in sorted(subscriptions)}
+        for member, share in self.held.items():
+            for one in owned.get(member, ()):
+                if one in self._free and one.topic_id in self._topics[member]:
+                    self._free.discard(one)
+                    share.add(one)
+
+    def give_the_rest(self) -> None:
+        """Give each free partition to the subscribed member that has the fewest partitions. Begin
+        with the partitions of topics that have the fewest subscribed members."""
+        choices = {topic: len(members) for topic, members in self._members_of.items()}
+        free = sorted(self._free, key=lambda at: (choices[at.topic_id], at.partition, at.topic_id))
+        # One heap of counts per topic. A count in a heap may be too low: at the top of the heap, it
+        # is compared with the member's current count.
+        heaps = {
+            topic: [(self.held[member].count, member) for member in members]
+            for topic, members in self._members_of.items()
+        }
+        for heap in heaps.values():
+            heapify(heap)
+        for one in free:
+            heap = heaps[one.topic_id]
+            while heap[0][0] != (count := self.held[heap[0][1]].count):
+                heapreplace(heap, (count, heap[0][1]))
+            count, member = heap[0]
+            self.held[member].add(one)
+            heapreplace(heap, (count + 1, member))
+        self._free.clear()
+
+    def level(self) -> None:
+        """Move one partition at a time to a member that has at least two fewer, while possible.
+
+        Each move makes the sum of the squared counts smaller, so the loop ends.
+        """
+        while (move := next(self._moves(), None)) is not None:
+            giver, taker, topic = move
+            self.held[taker].add(self.held[giver].take_last(topic))
+
+    def _moves(self) -> Iterator[tuple[str, str, str]]:
+        """Yield possible moves, from the fullest to the emptiest member first: needs the fewest."""
+        order = sorted(self.held, key=lambda member: (self.held[member].count, member))
+        for giver in reversed(order):
+            numbers = self.held[giver].numbers
+            for taker in order:
+                if self.held[taker].count + 2 > self.held[giver].count:
+                    break
+                shared = numbers.keys() & self._topics[taker]
+                if shared:
+                    # From the giver's largest topic: each topic stays spread over the members.
+                    topic = max(shared, key=lambda topic: (len(numbers[topic]), topic))
+                    yield giver, taker, topic
+
+
+def _members_of(subscriptions: Subscriptions, partitions: Partitions) -> dict[str, list[str]]:
+    """Return the members of each existing topic; topics and members sorted."""
+    found: dict[str, list[str]] = {}
+    for member in sorted(subscriptions):
+        for topic in set(subscriptions[member]):
+            if topic in partitions:
+                found.setdefault(topic, []).append(member)
+    return dict(sorted(found.items()))

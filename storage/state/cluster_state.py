@@ -1,0 +1,496 @@
+"""The cluster state: the result of applying all WAL entries in order.
+
+I4: `apply` reads no clock, uses no randomness and does no IO. Two brokers that apply the same
+entries have equal states, to the byte (tests compare `encode`). `apply` checks all actions of a
+commit before it does the first, so a commit applies whole or is refused whole.
+
+It has two times (state.elapsed): `time_ms` of the newest entry stamps, `elapsed_ms` forgets. At
+level 1 both are the greatest `at_ms`.
+
+Mutable and owned by one event loop. Only `apply` writes.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.storage.core import keys, levels, topic_configs
+from tidelog.storage.core.actions import (
+    AccessAction,
+    AddPartitions,
+    AlterTopic,
+    AnyAction,
+    Append,
+    Chunk,
+    CommitOffsets,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    ForgetTopic,
+    InitProducer,
+    MoveLogStart,
+    ProducerAppend,
+    RetireHotLog,
+    Sealed,
+)
+from tidelog.storage.core.entry import GENESIS, Commit, Decoded, Entry
+from tidelog.storage.core.errors import (
+    Corrupt,
+    InvalidRequest,
+    LogError,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.state import idempotency
+from tidelog.storage.state.access import Access, AccessCheckpoint
+from tidelog.storage.state.committed_offsets import CommittedOffsets, KeptGroups, check_group_id
+from tidelog.storage.state.elapsed import ElapsedCheckpoint, ElapsedTime
+from tidelog.storage.state.forwarded_drafts import AppliedDraftMark, AppliedDrafts
+from tidelog.storage.state.group import MembersCheckpoint
+from tidelog.storage.state.group_members import GroupMembers
+from tidelog.storage.state.idempotency import IdempotencyRecord, IdempotencyRecords
+from tidelog.storage.state.partition import Partition, TailChunk
+from tidelog.storage.state.producers import ProducerEpoch, Producers, ProducersCheckpoint
+
+PARTITIONS_MAX = 10_000
+"""Partitions of one topic (I10): each costs ~200 bytes of state and checkpoint on every broker."""
+
+ELEMENTS_MIN = 9
+"""Elements of every checkpoint of level 1, which omits empty ones after these, from the end."""
+
+
+class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """One topic. A topic that is created again under the same name gets another `topic_id`."""
+
+    name: str
+    topic_id: str
+    created_ms: int
+    configs: dict[str, str]
+    partitions: list[Partition]
+
+    @property
+    def prefix(self) -> str:
+        return keys.topic(self.name, self.topic_id)
+
+
+class DeletedTopic(
+    msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
+):
+    """The record of a deleted topic, kept until no object below the topic's prefix is left."""
+
+    name: str
+    topic_id: str
+    deleted_ms: int
+
+
+class Outcome(NamedTuple):
+    """The result of a commit: one placement per Append, in order, or a refusal.
+
+    `is_duplicate`: a commit with the same key, hot mark or draft id was applied before.
+    `placements` are then those of that commit, if the state still has them. `repeated`: indexes of
+    placements whose producer batch was in the log before. `producer`: result of an InitProducer.
+    """
+
+    placements: list[AppendedRange]
+    refusal: LogError | None = None
+    is_duplicate: bool = False
+    repeated: frozenset[int] = frozenset()
+    producer: ProducerEpoch | None = None
+
+
+class Applied(NamedTuple):
+    """The result of an entry: one outcome per commit, the deleted topics, and the ids of groups
+    whose members, assignments or positions changed."""
+
+    outcomes: list[Outcome]
+    deleted: list[Topic]
+    groups: set[str]
+
+
+class _StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    level: int
+    cluster_id: str
+    seq: int
+    hash: bytes
+    time_ms: int
+    topics: list[Topic]
+    deleted: list[DeletedTopic]
+    keys: list[IdempotencyRecord]
+    hot_logs: dict[str, int]
+    producers: ProducersCheckpoint | None = None
+    committed_offsets: KeptGroups | None = None
+    members: MembersCheckpoint | None = None
+    origins: list[AppliedDraftMark] = []
+    access: AccessCheckpoint | None = None
+    elapsed: ElapsedCheckpoint | None = None
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(_StateCheckpoint)
+
+
+class ClusterState:
+    """The state of a cluster after entry `seq`. A broker's WAL view owns it."""
+
+    def __init__(self, cluster_id: str, level: int = levels.NEWEST) -> None:
+        """The state before the first entry. `level` is that of `cluster.json`."""
+        self.cluster_id = cluster_id
+        self.level = level
+        self.seq = 0
+        self.hash = GENESIS
+        self.time_ms = 0
+        self.topics: dict[str, Topic] = {}
+        self.deleted: list[DeletedTopic] = []
+        self.hot_logs: dict[str, int] = {}
+        self.origins = AppliedDrafts()
+        self.producers = Producers()
+        self.members = GroupMembers(self.topics)
+        self.committed_offsets = CommittedOffsets(self.members)
+        self.access = Access()
+        self.elapsed = ElapsedTime()
+        self._keys = IdempotencyRecords()
+        self._by_id: dict[str, Topic] = {}
+        self._deleted_now: list[Topic] = []  # by the entry that is being applied
+        self._configs: dict[str, topic_configs.TopicConfig] = {}
+
+    # -- reading
+
+    @property
+    def elapsed_ms(self) -> int:
+        return self.time_ms if self.level == levels.FIRST else self.elapsed.now_ms
+
+    def topic(self, name: str) -> Topic:
+        try:
+            return self.topics[name]
+        except KeyError:
+            raise UnknownTopic(name) from None
+
+    def partition(self, name: str, partition: int) -> Partition:
+        topic = self.topic(name)
+        if not 0 <= partition < len(topic.partitions):
+            raise UnknownPartition(name, partition, len(topic.partitions))
+        return topic.partitions[partition]
+
+    def topic_of_id(self, topic_id: str) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def config(self, topic: Topic) -> topic_configs.TopicConfig:
+        return self._configs[topic.topic_id]
+
+    def idempotency_record(self, key: str) -> IdempotencyRecord | None:
+        """Return the result of the request with this key; None after the key's window."""
+        return self._keys.get(key)
+
+    # -- applying
+
+    def apply(self, decoded: Decoded, object_key: str) -> Applied:
+        """Apply the next entry and return its result. `object_key` is the entry's key.
+
+        `entry.decode` must have checked the entry's number and previous hash. Raises Corrupt, and
+        changes nothing, if the entry's level is neither the cluster's nor raises it.
+        """
+        entry = decoded.entry
+        assert entry.seq == self.seq + 1, f"entry {entry.seq} after {self.seq}"
+        assert entry.previous == self.hash, f"entry {entry.seq} does not follow"
+        if entry.level != self.level:
+            self._raise_level(entry, object_key)
+        self.seq = entry.seq
+        self.hash = decoded.hash
+        before_ms = self.elapsed_ms
+        self._advance(entry)
+        now_ms = self.elapsed_ms
+        self._keys.forget(now_ms)
+        self.producers.forget(now_ms)
+        self.committed_offsets.forget(before_ms, now_ms)
+        repeated = self.origins.see(entry, now_ms)
+        outcomes = [
+            Outcome([], is_duplicate=True)
+            if number in repeated
+            else self._apply_commit(commit, entry, object_key, decoded.body_start)
+            for number, commit in enumerate(entry.commits)
+        ]
+        deleted, self._deleted_now = self._deleted_now, []
+        return Applied(outcomes, deleted, self.members.settle())
+
+    def _advance(self, entry: Entry) -> None:
+        if self.level == levels.FIRST:
+            self.time_ms = max(self.time_ms, entry.at_ms)
+            return
+        self.elapsed.see(entry.writer, entry.at_ms)
+        self.time_ms = entry.time_ms
+
+    def _raise_level(self, entry: Entry, object_key: str) -> None:
+        """Raise the level by one. The entry has nothing else, so that versions that do not know the
+        new level decode it, and say which level it has."""
+        if entry.level != self.level + 1 or entry.commits or entry.chunks:
+            raise Corrupt(object_key, f"it has level {entry.level} in a cluster of {self.level}")
+        if self.level == levels.FIRST:
+            self.elapsed.now_ms = self.time_ms  # the stamps of what is remembered stay comparable
+        self.level = entry.level
+
+    def _apply_commit(
+        self, commit: Commit, entry: Entry, object_key: str, body_start: int
+    ) -> Outcome:
+        if commit.hot is not None and commit.hot.seq <= self.hot_logs.get(commit.hot.log_id, -1):
+            return Outcome([], is_duplicate=True)
+        if commit.hot is not None:
+            # Set even if the commit is refused: a recovery must not commit it again.
+            self.hot_logs[commit.hot.log_id] = commit.hot.seq
+        if commit.key is not None:
+            known = self._keys.get(commit.key.key)
+            if known is not None:
+                return recall(known, commit.key.fingerprint)
+        # Each action is checked against the state before the commit. If an earlier action of the
+        # commit removed what a later one needs, no broker could apply this entry, now or later.
+        if len(commit.actions) > 1 and any(
+            isinstance(action, CreateTopic | DeleteTopic | InitProducer)
+            for action in commit.actions
+        ):
+            why = "a commit with create-topic, delete-topic or init-producer has no other action"
+            return Outcome([], InvalidRequest(why))
+        for action in commit.actions:
+            refusal = self._check(action, entry.chunks)
+            if refusal is not None:
+                return Outcome([], refusal)
+        batches = self.producers.recognise(commit.actions, entry.chunks, self.elapsed_ms)
+        if isinstance(batches, LogError):
+            return Outcome([], batches)
+        placements: list[AppendedRange] = []
+        producer = None
+        for action in commit.actions:
+            if isinstance(action, Append):
+                chunk = entry.chunks[action.chunk]
+                base_offset = batches.first_offsets.get(len(placements))
+                if base_offset is None:
+                    base_offset = self._append(action, chunk, object_key, body_start)
+                topic = self._by_id[chunk.topic_id]
+                placements.append(
+                    AppendedRange(topic.name, chunk.partition, base_offset, action.count)
+                )
+            elif isinstance(action, InitProducer):
+                producer = self.producers.init(action, self.elapsed_ms)
+            elif not batches.is_retry:
+                self._do(action)
+        if commit.key is not None and not batches.is_retry:
+            self._keys.remember(IdempotencyRecord(commit.key, self.elapsed_ms, placements))
+        return Outcome(placements, None, batches.is_retry, batches.repeated, producer)
+
+    def _check(self, action: AnyAction, chunks: Sequence[Chunk]) -> LogError | None:
+        match action:
+            case Append():
+                return self._check_append(action, chunks)
+            case CommitOffsets(offsets=offsets):
+                for each in offsets:
+                    refusal = self._check_partition(each.topic_id, each.partition)
+                    if refusal is not None:
+                        return refusal
+                return self.committed_offsets.check(action)
+            case Sealed(topic_id, partition, offset) | MoveLogStart(topic_id, partition, offset):
+                return self._check_offset(topic_id, partition, offset)
+            case CreateTopic(name, topic_id, count, configs):
+                if name in self.topics or topic_id in self._by_id:
+                    return TopicExists(f"topic {name!r} already exists")
+                if not 1 <= count <= PARTITIONS_MAX:
+                    return InvalidRequest(
+                        f"a topic has 1 to {PARTITIONS_MAX} partitions, not {count}"
+                    )
+                return topic_configs.check_name(name) or topic_configs.check_all(
+                    configs, self.level
+                )
+            case AlterTopic(topic_id, changes):
+                if topic_id not in self._by_id:
+                    return self._unknown(topic_id)
+                given = {name: value for name, value in changes.items() if value is not None}
+                return topic_configs.check_all(given, self.level)
+            case AddPartitions(topic_id, count):
+                topic = self._by_id.get(topic_id)
+                if topic is None:
+                    return self._unknown(topic_id)
+                if not len(topic.partitions) < count <= PARTITIONS_MAX:
+                    return InvalidRequest(
+                        f"topic {topic.name!r} has {len(topic.partitions)} partitions: "
+                        f"the number can only grow, to {PARTITIONS_MAX} at most, not to {count}"
+                    )
+                return None
+            case DeleteTopic(topic_id):
+                return None if topic_id in self._by_id else self._unknown(topic_id)
+            case InitProducer():
+                return self.producers.check_init(action)
+            case RetireHotLog() | ForgetTopic():
+                return None
+            case _ if isinstance(action, AccessAction):
+                return self.access.check(action)
+            case _:
+                return check_group_id(action.group_id) or self.members.check(action)
+
+    def _check_append(self, action: Append, chunks: Sequence[Chunk]) -> LogError | None:
+        if not 0 <= action.chunk < len(chunks):
+            return InvalidRequest(f"no chunk {action.chunk} to append: the entry has {len(chunks)}")
+        chunk, first_row, count = chunks[action.chunk], action.first_row, action.count
+        if first_row < 0 or count < 1 or first_row + count > chunk.rows:
+            return InvalidRequest("append of rows that the chunk does not have")
+        return self._check_partition(chunk.topic_id, chunk.partition)
+
+    def _check_offset(self, topic_id: str, partition: int, offset: int) -> LogError | None:
+        refusal = self._check_partition(topic_id, partition)
+        if refusal is not None:
+            return refusal
+        if offset > self._by_id[topic_id].partitions[partition].high_watermark:
+            return InvalidRequest(f"offset {offset} is beyond the high watermark")
+        return None
+
+    def _check_partition(self, topic_id: str, partition: int) -> LogError | None:
+        topic = self._by_id.get(topic_id)
+        if topic is None:
+            return self._unknown(topic_id)
+        if not 0 <= partition < len(topic.partitions):
+            return UnknownPartition(topic.name, partition, len(topic.partitions))
+        return None
+
+    def _unknown(self, topic_id: str) -> UnknownTopic:
+        """Return an error with the topic's name, not its id: clients do not see topic ids."""
+        names = (gone.name for gone in self.deleted if gone.topic_id == topic_id)
+        return UnknownTopic(next(names, topic_id))
+
+    def _do(self, action: AnyAction) -> None:
+        match action:
+            case CommitOffsets():
+                self.committed_offsets.commit(action, self.elapsed_ms)
+            case Sealed(topic_id, partition, end_offset):
+                self._by_id[topic_id].partitions[partition].trim(end_offset)
+            case CreateTopic(name, topic_id, count, configs):
+                partitions = [Partition() for _ in range(count)]
+                self._index(Topic(name, topic_id, self.time_ms, dict(configs), partitions))
+                self.members.topic_changed(name, topic_id)
+            case AlterTopic(topic_id, changes):
+                topic = self._by_id[topic_id]
+                for name, value in changes.items():
+                    if value is None:
+                        topic.configs.pop(name, None)
+                    else:
+                        topic.configs[name] = value
+                self._index(topic)
+            case AddPartitions(topic_id, count):
+                topic = self._by_id[topic_id]
+                topic.partitions += [Partition() for _ in range(count - len(topic.partitions))]
+                self.members.topic_changed(topic.name, topic_id)
+            case DeleteTopic(topic_id):
+                self._delete(self._by_id.pop(topic_id))
+            case RetireHotLog(log_id):
+                self.hot_logs.pop(log_id, None)
+            case MoveLogStart(topic_id, partition, offset):
+                self._by_id[topic_id].partitions[partition].move_log_start(offset)
+            case ForgetTopic(topic_id):
+                self.deleted = [gone for gone in self.deleted if gone.topic_id != topic_id]
+            case DeleteGroup(group_id):
+                self.committed_offsets.delete(group_id)
+                self.members.do(action, self.elapsed_ms)
+            case Append() | InitProducer():
+                raise AssertionError("an action with a result: _apply_commit applies these")
+            case _ if isinstance(action, AccessAction):
+                self.access.do(action, self.time_ms)
+            case _:
+                self.members.do(action, self.elapsed_ms)
+
+    def _delete(self, topic: Topic) -> None:
+        del self.topics[topic.name]
+        del self._configs[topic.topic_id]
+        self._deleted_now.append(topic)
+        self.deleted.append(DeletedTopic(topic.name, topic.topic_id, self.time_ms))
+        self.producers.forget_topic(topic.topic_id)
+        self.committed_offsets.forget_topic(topic.topic_id)
+        self.members.topic_changed(topic.name, topic.topic_id)
+
+    def _append(self, action: Append, chunk: Chunk, object_key: str, body_start: int) -> int:
+        topic = self._by_id[chunk.topic_id]
+        partition = topic.partitions[chunk.partition]
+        base_offset = partition.high_watermark
+        is_inside = not chunk.data
+        tail_chunk = TailChunk.of_chunk(
+            chunk,
+            base_offset=base_offset,
+            count=action.count,
+            first_row=action.first_row,
+            object_key=object_key if is_inside else chunk.data,
+            position=chunk.position + body_start if is_inside else chunk.position,
+            committed_ms=self.time_ms,
+            append_ms=self.time_ms if self._configs[topic.topic_id].is_log_append_time else -1,
+        )
+        partition.append(tail_chunk)
+        if isinstance(action, ProducerAppend):
+            self.producers.appended(action, chunk, base_offset, self.elapsed_ms)
+        return base_offset
+
+    def _index(self, topic: Topic) -> None:
+        self.topics[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        self._configs[topic.topic_id] = topic_configs.effective(topic.configs)
+
+    # -- checkpoints
+
+    def encode(self) -> bytes:
+        """Return the state as a checkpoint's body. Equal states give equal bytes."""
+        snapshot = _StateCheckpoint(
+            self.level,
+            self.cluster_id,
+            self.seq,
+            self.hash,
+            self.time_ms,
+            list(self.topics.values()),
+            self.deleted,
+            list(self._keys),
+            self.hot_logs,
+            self.producers.kept(),
+            self.committed_offsets.kept(),
+            self.members.kept(),
+            list(self.origins),
+            self.access.kept(),
+            self.elapsed.kept() if self.level > levels.FIRST else None,
+        )
+        elements = list(msgspec.structs.astuple(snapshot))
+        while self.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
+            elements.pop()
+        return _encoder.encode(elements)
+
+    @classmethod
+    def decode(cls, body: bytes, key: str) -> "ClusterState":
+        """Decode a checkpoint's body. Raises Corrupt with the checkpoint's `key`, or NewerLevel."""
+        levels.leading(body, key)
+        try:
+            snapshot = _decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Corrupt(key, f"checkpoint does not decode: {error}") from error
+        if (snapshot.elapsed is None) != (snapshot.level == levels.FIRST):
+            raise Corrupt(key, "elapsed time is of level 2, and of each checkpoint of it")
+        state = cls(snapshot.cluster_id, snapshot.level)
+        state.seq = snapshot.seq
+        state.hash = snapshot.hash
+        state.time_ms = snapshot.time_ms
+        state.deleted = snapshot.deleted
+        state.hot_logs = snapshot.hot_logs
+        state.producers = Producers.restored(snapshot.producers)
+        state.committed_offsets = CommittedOffsets(state.members, snapshot.committed_offsets)
+        state.access = Access(snapshot.access)
+        state.elapsed.load(snapshot.elapsed)
+        for topic in snapshot.topics:
+            state._index(topic)
+        state.members.load(snapshot.members)
+        for remembered in snapshot.keys:
+            state._keys.remember(remembered)
+        state.origins.load(snapshot.origins)
+        return state
+
+    def partitions(self) -> Iterator[tuple[Topic, int, Partition]]:
+        for topic in self.topics.values():
+            for number, partition in enumerate(topic.partitions):
+                yield topic, number, partition
+
+
+def recall(known: IdempotencyRecord, fingerprint: bytes) -> Outcome:
+    """Return the outcome of a retry: the first placements, or a refusal if the content differs."""
+    if known.claim.fingerprint != fingerprint:
+        return Outcome([], idempotency.another_request(known.claim.key))
+    return Outcome(known.placements, is_duplicate=True)

@@ -1,0 +1,190 @@
+"""Committed offsets of consumer groups: a part of the cluster state.
+
+Pure, changed by `apply` (I4). A group without members is a simple group in Kafka's terms: every
+client may commit to it, and each offset expires separately. If a group has subscribed members, only
+members may commit. While a group has members, its offsets do not expire.
+
+`apply` drops an offset if it was not committed, and its group had no members, for a week of entry
+time (`offsets.retention.minutes`). It checks every ten minutes of elapsed time
+(`offsets.retention.check.interval.ms`). It drops a deleted topic's offsets too, and no others. At
+the bounds (I10) it refuses a commit: a dropped offset would reset its consumer.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from tidelog.storage.core.actions import CommitOffsets, GroupOffset
+from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetMetadataTooLarge, Throttled
+from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.state.group_members import GroupMembers
+
+GROUP_ID_BYTES_MAX = 255
+METADATA_BYTES_MAX = 4096
+"""Kafka's `offset.metadata.max.bytes`."""
+RETENTION_MS = 7 * 86_400_000
+"""Kafka's `offsets.retention.minutes`, in elapsed time."""
+CHECK_INTERVAL_MS = 600_000
+OFFSETS_MAX = 500_000
+"""Offsets of all groups (I10); ~200 bytes of state and ~20 of checkpoint each."""
+ALL_METADATA_BYTES_MAX = 64 * 1024 * 1024
+"""Metadata of all offsets (I10)."""
+
+
+class CommittedOffset(
+    msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
+):
+    """The next offset that a group reads in a partition. `at_ms` is the commit's elapsed time."""
+
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+    at_ms: int
+
+
+KeptGroups: TypeAlias = dict[str, dict[str, list[CommittedOffset]]]
+"""Offsets in a checkpoint, by group and topic id, in the order of the commits."""
+
+
+class CommittedOffsets:
+    """Offsets by group, topic id and partition. Owned by the cluster state."""
+
+    def __init__(self, members: GroupMembers, kept: KeptGroups | None = None) -> None:
+        self._members = members
+        self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
+        self.count = self._metadata_bytes = 0
+        for group_id, topics in (kept or {}).items():
+            for topic_id, partitions in topics.items():
+                for committed in partitions:
+                    self._keep(group_id, topic_id, committed)
+
+    def of_group(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
+        """Return a group's offsets by topic id and partition; empty if it has none."""
+        return self._groups.get(group_id, {})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._groups
+
+    def check(self, commit: CommitOffsets) -> LogError | None:
+        """Return why the commit is refused; None if it is not. Its partitions must exist."""
+        refusal: LogError | None = None
+        if commit.group_id not in self._groups:
+            refusal = check_group_id(commit.group_id)
+        refusal = refusal or self._members.check_commit(commit)
+        size = 0
+        for each in commit.offsets:
+            refusal = refusal or check_offset(each)
+            size += len(each.metadata.encode())
+        return refusal or self._check_bounds(len(commit.offsets), size)
+
+    def _check_bounds(self, count: int, size: int) -> LogError | None:
+        # Counts all offsets as new: near the bound, a commit that replaces offsets is refused too.
+        if (
+            self.count + count <= OFFSETS_MAX
+            and self._metadata_bytes + size <= ALL_METADATA_BYTES_MAX
+        ):
+            return None
+        return Throttled(
+            f"{self.count} offsets with {self._metadata_bytes} bytes of metadata are committed: "
+            f"the bounds are {OFFSETS_MAX} and {ALL_METADATA_BYTES_MAX}",
+            retry_after_ms=CHECK_INTERVAL_MS,
+        )
+
+    def commit(self, commit: CommitOffsets, now_ms: int) -> None:
+        """Store the offsets, after `check`. Of several offsets of one partition, keep the last."""
+        for each in commit.offsets:
+            self._keep(
+                commit.group_id,
+                each.topic_id,
+                CommittedOffset(
+                    each.partition, each.offset, each.leader_epoch, each.metadata, now_ms
+                ),
+            )
+        self._members.committed(commit)
+
+    def delete(self, group_id: str) -> None:
+        for partitions in self._groups.get(group_id, {}).values():
+            for number in list(partitions):
+                self._drop(partitions, number)
+        self._sweep()
+
+    def forget(self, before_ms: int, now_ms: int) -> None:
+        """Drop expired offsets, then groups without offsets and members. Do so only if a multiple
+        of CHECK_INTERVAL_MS lies after `before_ms`, up to `now_ms`."""
+        if before_ms // CHECK_INTERVAL_MS == now_ms // CHECK_INTERVAL_MS:
+            return
+        horizon = now_ms - RETENTION_MS
+        for group_id, topics in self._groups.items():
+            group = self._members.get(group_id)
+            if group is not None and (group.members or group.emptied_ms >= horizon):
+                continue
+            for partitions in topics.values():
+                for number, committed in list(partitions.items()):
+                    if committed.at_ms < horizon:
+                        self._drop(partitions, number)
+        self._sweep()
+        for group in list(self._members):
+            if group.group_id not in self._groups:
+                self._members.forget(group.group_id)
+
+    def forget_topic(self, topic_id: str) -> None:
+        for topics in self._groups.values():
+            partitions = topics.get(topic_id, {})
+            for number in list(partitions):
+                self._drop(partitions, number)
+        self._sweep()
+
+    def kept(self) -> KeptGroups | None:
+        """Return the part of a checkpoint; None if there are no offsets."""
+        return {
+            group_id: {topic_id: list(held.values()) for topic_id, held in topics.items()}
+            for group_id, topics in self._groups.items()
+        } or None
+
+    def _keep(self, group_id: str, topic_id: str, committed: CommittedOffset) -> None:
+        partitions = self._groups.setdefault(group_id, {}).setdefault(topic_id, {})
+        self._drop(partitions, committed.partition)
+        partitions[committed.partition] = committed
+        self.count += 1
+        self._metadata_bytes += len(committed.metadata.encode())
+
+    def _drop(self, partitions: dict[int, CommittedOffset], number: int) -> None:
+        gone = partitions.pop(number, None)
+        if gone is not None:
+            self.count -= 1
+            self._metadata_bytes -= len(gone.metadata.encode())
+
+    def _sweep(self) -> None:
+        """Drop groups and topics without offsets."""
+        for group_id, topics in list(self._groups.items()):
+            for topic_id in [topic_id for topic_id, left in topics.items() if not left]:
+                del topics[topic_id]
+            if not topics:
+                del self._groups[group_id]
+
+
+def check_group_id(group_id: str) -> InvalidRequest | None:
+    """Return why the name is no valid group id; None if it is valid."""
+    if 1 <= len(group_id.encode()) <= GROUP_ID_BYTES_MAX and group_id.isprintable():
+        return None
+    return InvalidRequest(
+        f"a group id has 1 to {GROUP_ID_BYTES_MAX} bytes of printable characters, "
+        f"not {group_id[:GROUP_ID_BYTES_MAX]!r}"
+    )
+
+
+def check_offset(each: GroupOffset) -> InvalidRequest | None:
+    """Return why the offset cannot be committed; None if it can."""
+    if not 0 <= each.offset <= OFFSET_MAX:
+        return InvalidRequest(f"a committed offset is 0 to {OFFSET_MAX}, not {each.offset}")
+    size = len(each.metadata.encode())
+    if size > METADATA_BYTES_MAX:
+        return OffsetMetadataTooLarge(
+            f"offset metadata of {size} bytes: {METADATA_BYTES_MAX} at most"
+        )
+    return None

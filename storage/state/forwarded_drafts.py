@@ -1,0 +1,69 @@
+"""Ids of forwarded drafts that were applied: the highest draft number of each broker.
+
+If the sequencer does not answer, the broker that forwarded a draft commits the same draft itself.
+Both copies may be in the chain. `AppliedDrafts` identifies the second copy, so that `apply` skips
+it. Pure: a part of the cluster state, the same on every broker (I4).
+
+Usually a second copy does not reach the chain (storage.cluster.sequencer). An entry names the hash
+of the one before, so its writer has read all earlier entries and omits drafts that these contain.
+The ids kept here cover a writer that reloaded its view after it received the draft.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tidelog.storage.core.entry import Entry, shares
+
+ORIGINS_MAX = 10_000
+"""Bound of the brokers' marks (I10); ~80 bytes each. The longest unused are dropped first."""
+ORIGIN_WINDOW_MS = 3_600_000
+"""How long a mark is kept, in elapsed time: several times the age at which a view expires."""
+
+
+class AppliedDraftMark(
+    msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
+):
+    """The highest applied draft number of a broker, and the time of its last draft."""
+
+    origin_id: str
+    number: int
+    at_ms: int
+
+
+class AppliedDrafts:
+    """The marks of all brokers, the longest unused first. Owned by the cluster state."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, AppliedDraftMark] = {}
+
+    def __iter__(self) -> Iterator[AppliedDraftMark]:
+        return iter(self._marks.values())
+
+    def load(self, marks: list[AppliedDraftMark]) -> None:
+        self._marks = {mark.origin_id: mark for mark in marks}
+
+    def number(self, origin_id: str) -> int:
+        mark = self._marks.get(origin_id)
+        return 0 if mark is None else mark.number
+
+    def see(self, entry: Entry, time_ms: int) -> frozenset[int]:
+        """Store the draft ids of an entry; return the indexes of its commits that were applied
+        before."""
+        repeated: list[int] = []
+        for origin, commits in shares(entry):
+            known = self._marks.pop(origin.origin_id, None)  # inserted again below, at the end
+            number = origin.number
+            if known is not None and number <= known.number:
+                repeated += commits
+                number = known.number
+            self._marks[origin.origin_id] = AppliedDraftMark(origin.origin_id, number, time_ms)
+        self._forget(time_ms - ORIGIN_WINDOW_MS)
+        return frozenset(repeated)
+
+    def _forget(self, horizon_ms: int) -> None:
+        while self._marks:
+            oldest = next(iter(self._marks.values()))
+            if oldest.at_ms >= horizon_ms and len(self._marks) <= ORIGINS_MAX:
+                return
+            del self._marks[oldest.origin_id]

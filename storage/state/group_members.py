@@ -1,0 +1,446 @@
+"""Members of consumer groups: their subscriptions, assignments and generations.
+
+Pure, changed by `apply` (I4). A group has members and a generation. The group's assignor gives each
+partition of the subscribed topics one owner among the subscribed members (I8). A new assignment
+begins a new generation. `apply` computes it at the end of an entry that changed a member, a
+subscription or a topic. So a hundred members that join in one entry cost one assignment. A member
+with a manual assignment reads the partitions that it named and shares none.
+
+`apply` does not evaluate patterns: regular expression engines differ between versions, but an entry
+must always have the same result. `Subscribe` contains the names that match the pattern. If topics
+come or go, the group's coordinator commits another `Subscribe` (storage.groups.instances).
+
+`apply` does not know which members are alive. The group's coordinator receives their heartbeats and
+commits `ExpireMember` with its term; `ExpireMember` with an older term is refused. The generation
+of a group id never decreases: a new group begins at the highest generation of all dropped groups.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tidelog.storage.core.actions import (
+    AssignByHand,
+    CommitOffsets,
+    DeleteGroup,
+    ExpireMember,
+    GroupAction,
+    JoinGroup,
+    LeaveGroup,
+    Seek,
+    SeekPosition,
+    Subscribe,
+    TakeGroup,
+)
+from tidelog.storage.core.errors import (
+    AssignedOtherwise,
+    GroupNotEmpty,
+    IllegalGeneration,
+    InvalidRequest,
+    LogError,
+    MemberExists,
+    NotAssigned,
+    Throttled,
+    UnknownMember,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tidelog.storage.core.model import TopicIdPartition
+from tidelog.storage.state.assignors import ASSIGNORS
+from tidelog.storage.state.group import (
+    Catalog,
+    ConsumerGroup,
+    GroupCheckpoint,
+    GroupMember,
+    Inputs,
+    MembersCheckpoint,
+)
+
+NO_GENERATION = -1
+NAME_BYTES_MAX = 255
+"""Bound of a member id, and of the `group.instance.id` of a static member."""
+PATTERN_CHARS_MAX = 1000
+MEMBERS_MAX = 50_000
+"""Members of all groups (I10); ~1 KiB of state and 200 bytes of checkpoint each."""
+MEMBERS_OF_GROUP_MAX = 1_000
+GROUP_TOPICS_MAX = 1_000
+"""Bound of the topics that a member subscribes to by name or by pattern."""
+GROUP_PARTITIONS_MAX = 20_000
+"""Bound of a group's shared partitions (all are assigned at each change) or a manual assignment."""
+RETRY_AFTER_MS = 60_000
+
+
+class GroupMembers:
+    """The groups that have or had members. Owned by the cluster state; `catalog` has the state's
+    topics by name."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._changed: set[str] = set()  # since the last `settle`
+        self._catalog = catalog
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._generation_floor = 0
+        self.count = 0  # members of all groups
+        self._unsettled: set[str] = set()
+
+    def __iter__(self) -> Iterator[ConsumerGroup]:
+        return iter(self._groups.values())
+
+    def get(self, group_id: str) -> ConsumerGroup | None:
+        return self._groups.get(group_id)
+
+    def member(self, group_id: str, member_id: str) -> GroupMember | None:
+        group = self._groups.get(group_id)
+        return None if group is None else group.members.get(member_id)
+
+    def has_members(self, group_id: str) -> bool:
+        group = self._groups.get(group_id)
+        return group is not None and bool(group.members)
+
+    # -- checks
+
+    def check(self, action: GroupAction) -> LogError | None:
+        if isinstance(action, JoinGroup):
+            return self._check_join(action)
+        group = self._groups.get(action.group_id)
+        if isinstance(action, DeleteGroup):
+            if group is not None and group.members:
+                return GroupNotEmpty(f"group {action.group_id!r} has members")
+            return None
+        if group is None:
+            return UnknownMember(f"group {action.group_id!r} has no members")
+        if isinstance(action, TakeGroup):
+            return None
+        member = group.members.get(action.member_id)
+        if member is None:
+            return _no_such_member(action.group_id, action.member_id)
+        match action:
+            case Subscribe():
+                return self._check_subscription(group, member, action)
+            case AssignByHand(partitions=partitions):
+                return self._check_by_hand(member, partitions)
+            case Seek(positions=positions):
+                return self._check_seek(member, positions)
+            case ExpireMember(term=term) if term != group.term:
+                return IllegalGeneration(
+                    f"group {action.group_id!r} has a newer coordinator: the term is over"
+                )
+            case _:
+                return None
+
+    def _check_join(self, action: JoinGroup) -> LogError | None:
+        for what, name in (("member id", action.member_id), ("instance id", action.instance_id)):
+            if (name or what == "member id") and not _is_name(name):
+                return InvalidRequest(
+                    f"a {what} has 1 to {NAME_BYTES_MAX} bytes of printable characters, "
+                    f"not {name[:NAME_BYTES_MAX]!r}"
+                )
+        if action.assignor and action.assignor not in ASSIGNORS:
+            known = ", ".join(ASSIGNORS)
+            return InvalidRequest(f"assignor {action.assignor!r} is none of {known}")
+        group = self._groups.get(action.group_id)
+        if group is not None and action.member_id in group.members:
+            return MemberExists(
+                f"Consumer with specified consumer ID already exists in the specified consumer "
+                f"group: {action.member_id!r} in {action.group_id!r}"
+            )
+        if group is not None and group.members and action.assignor not in ("", group.assignor):
+            return InvalidRequest(
+                f"the members of group {action.group_id!r} use assignor {group.assignor!r}, "
+                f"not {action.assignor!r}"
+            )
+        held = 0 if group is None else len(group.members)
+        if held >= MEMBERS_OF_GROUP_MAX or self.count >= MEMBERS_MAX:
+            return Throttled(
+                f"the group has {held} members, all groups {self.count}: the bounds are "
+                f"{MEMBERS_OF_GROUP_MAX} and {MEMBERS_MAX}",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        return None
+
+    def _check_subscription(
+        self, group: ConsumerGroup, member: GroupMember, action: Subscribe
+    ) -> LogError | None:
+        if member.is_by_hand and (action.topics or action.pattern):
+            return AssignedOtherwise()
+        if len(action.topics) > GROUP_TOPICS_MAX or len(action.pattern) > PATTERN_CHARS_MAX:
+            return InvalidRequest(
+                f"a subscription has at most {GROUP_TOPICS_MAX} topics and {PATTERN_CHARS_MAX} "
+                "characters of pattern"
+            )
+        named = set(action.topics)
+        for other in group.members.values():
+            if other is not member and not other.is_by_hand:
+                named.update(other.topics)
+        shared = sum(len(self._catalog[name].partitions) for name in named & self._catalog.keys())
+        if shared > GROUP_PARTITIONS_MAX:
+            return InvalidRequest(
+                f"group {group.group_id!r} would share {shared} partitions, "
+                f"{GROUP_PARTITIONS_MAX} is the maximum"
+            )
+        return None
+
+    def _check_by_hand(
+        self, member: GroupMember, partitions: list[TopicIdPartition]
+    ) -> LogError | None:
+        if member.is_subscribed and partitions:
+            return AssignedOtherwise()
+        if len(partitions) > GROUP_PARTITIONS_MAX:
+            return InvalidRequest(f"{len(partitions)} partitions: {GROUP_PARTITIONS_MAX} at most")
+        counts = {
+            topic.topic_id: (name, len(topic.partitions)) for name, topic in self._catalog.items()
+        }
+        for topic_id, number in partitions:
+            if topic_id not in counts:
+                return UnknownTopic(topic_id)
+            name, count = counts[topic_id]
+            if not 0 <= number < count:
+                return UnknownPartition(name, number, count)
+        return None
+
+    def _check_seek(self, member: GroupMember, positions: list[SeekPosition]) -> LogError | None:
+        owned = set(member.owned)
+        for topic_id, number, offset in positions:
+            if TopicIdPartition(topic_id, number) not in owned:
+                return NotAssigned(
+                    f"No current assignment for partition {self._name_of(topic_id)}-{number}"
+                )
+            if offset < 0:
+                return InvalidRequest(f"an offset is 0 or more, not {offset}")
+        return None
+
+    def check_commit(self, commit: CommitOffsets) -> LogError | None:
+        """Return why the commit is refused; None if it is not. The rules are those of Kafka's
+        ClassicGroup, and one more: a member must own the partitions. Kafka does not check that."""
+        group = self._groups.get(commit.group_id)
+        if not commit.member_id:
+            return self._check_simple(commit, group)
+        member = None if group is None else group.members.get(commit.member_id)
+        if group is None or member is None:
+            return _no_such_member(commit.group_id, commit.member_id)
+        if not member.is_subscribed:
+            return self._check_simple(commit, group)
+        if commit.generation != group.generation:
+            return IllegalGeneration(
+                f"generation {commit.generation} is not that of group {commit.group_id!r}, whose "
+                f"generation is {group.generation}"
+            )
+        for each in commit.offsets:
+            if not member.owns(each.topic_id, each.partition):
+                return IllegalGeneration(
+                    f"{self._name_of(each.topic_id)}-{each.partition} is not assigned to "
+                    f"{commit.member_id!r} in generation {group.generation} of group "
+                    f"{commit.group_id!r}"
+                )
+        return None
+
+    def _check_simple(self, commit: CommitOffsets, group: ConsumerGroup | None) -> LogError | None:
+        if group is not None and (
+            group.inputs.subscriptions or (group.group_id in self._unsettled and group.is_active)
+        ):
+            return GroupNotEmpty(
+                f"group {commit.group_id!r} has subscribed members: only they may commit"
+            )
+        if commit.generation != NO_GENERATION:
+            return IllegalGeneration(
+                f"generation {commit.generation} is not that of group {commit.group_id!r}, which "
+                "has no members"
+            )
+        return None
+
+    def _name_of(self, topic_id: str) -> str:
+        names = (name for name, topic in self._catalog.items() if topic.topic_id == topic_id)
+        return next(names, topic_id)
+
+    # -- changes
+
+    def do(self, action: GroupAction, now_ms: int) -> None:
+        """Apply an action. It was checked against the state before its commit. If an earlier action
+        of the commit removed the group or the member, nothing happens."""
+        if isinstance(action, JoinGroup):
+            self._join(action, now_ms)
+            return
+        if isinstance(action, DeleteGroup):
+            self._drop(action.group_id)
+            return
+        group = self._groups.get(action.group_id)
+        if group is None:
+            return
+        self._changed.add(action.group_id)
+        if isinstance(action, TakeGroup):
+            self._take(group, action.coordinator)
+            return
+        member = group.members.get(action.member_id)
+        if member is None:
+            return
+        match action:
+            case Subscribe(topics=topics, pattern=pattern):
+                member.topics, member.pattern = sorted(set(topics)), pattern
+                if member.is_by_hand:
+                    member.is_by_hand, member.owned, member.sought = False, [], []
+            case AssignByHand(partitions=partitions):
+                member.is_by_hand = bool(partitions)
+                member.owned = sorted(set(partitions))
+                member.forget_lost()
+            case Seek(positions=positions):
+                moved = {(each.topic_id, each.partition) for each in positions}
+                kept = [one for one in member.sought if (one.topic_id, one.partition) not in moved]
+                last = {(each.topic_id, each.partition): each for each in positions}
+                member.sought = sorted([*kept, *last.values()])
+            case LeaveGroup() | ExpireMember():
+                self._remove(group, member, now_ms)
+        self._unsettled.add(group.group_id)
+
+    def committed(self, commit: CommitOffsets) -> None:
+        """Drop the member's seek positions in the partitions that it committed."""
+        member = self.member(commit.group_id, commit.member_id)
+        if member is not None and member.sought:
+            done = {(each.topic_id, each.partition) for each in commit.offsets}
+            member.sought = [
+                one for one in member.sought if (one.topic_id, one.partition) not in done
+            ]
+
+    def topic_changed(self, name: str, topic_id: str) -> None:
+        """Update groups after a topic was created, has grown or was deleted."""
+        for group in self._groups.values():
+            is_concerned = False
+            for member in group.members.values():
+                if name in member.topics:
+                    is_concerned = True
+                elif member.is_by_hand and name not in self._catalog:
+                    member.owned = [one for one in member.owned if one.topic_id != topic_id]
+                    member.forget_lost()
+            if is_concerned:
+                self._unsettled.add(group.group_id)
+
+    def settle(self) -> set[str]:
+        """Compute new assignments of changed groups; call at the end of each entry. Return the ids
+        of groups whose members, assignments or positions changed since the last call."""
+        if self._unsettled:
+            for group_id in sorted(self._unsettled):
+                group = self._groups.get(group_id)
+                if group is not None:
+                    self._assign(group)
+            self._unsettled.clear()
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def _join(self, action: JoinGroup, now_ms: int) -> None:
+        group = self._groups.get(action.group_id)
+        if group is None:
+            group = self._groups[action.group_id] = ConsumerGroup(
+                action.group_id, self._generation_floor
+            )
+        if action.member_id in group.members:
+            return  # the commit has a second join of this member
+        if action.assignor and not group.members:
+            group.assignor = action.assignor
+        if group.coordinator != action.coordinator:
+            self._take(group, action.coordinator)
+        member = GroupMember(action.member_id, now_ms, action.config, action.instance_id)
+        replaced = group.member_of_instance(action.instance_id) if action.instance_id else None
+        if replaced is not None:
+            # The new id takes over the assignment; the generation stays. The old id is invalid.
+            del group.members[replaced.member_id]
+            member = msgspec.structs.replace(
+                replaced, member_id=action.member_id, joined_ms=now_ms, config=action.config
+            )
+        else:
+            self.count += 1
+        group.members[action.member_id] = member
+        self._changed.add(action.group_id)
+        self._unsettled.add(action.group_id)
+
+    def _take(self, group: ConsumerGroup, coordinator: str) -> None:
+        group.coordinator = coordinator
+        group.term += 1
+
+    def _remove(self, group: ConsumerGroup, member: GroupMember, now_ms: int) -> None:
+        del group.members[member.member_id]
+        self.count -= 1
+        if not group.members:
+            group.emptied_ms = now_ms
+
+    def _assign(self, group: ConsumerGroup) -> None:
+        inputs = self._inputs_of(group)
+        if inputs == group.inputs:
+            return
+        members = {one.key: one for one in group.members.values() if one.is_subscribed}
+        owned = {key: member.owned for key, member in members.items()}
+        shares = ASSIGNORS[group.assignor](inputs.subscriptions, inputs.partitions, owned)
+        group.inputs = inputs
+        group.generation += 1
+        for member in group.members.values():
+            if not member.is_by_hand:
+                member.owned = shares.get(member.key, [])
+                member.forget_lost()
+        self._changed.add(group.group_id)
+
+    def _inputs_of(self, group: ConsumerGroup) -> Inputs:
+        subscriptions: dict[str, list[str]] = {}
+        partitions: dict[str, int] = {}
+        for member in group.members.values():
+            if member.is_subscribed:
+                found = [self._catalog[name] for name in member.topics if name in self._catalog]
+                subscriptions[member.key] = [topic.topic_id for topic in found]
+                partitions |= {topic.topic_id: len(topic.partitions) for topic in found}
+        return Inputs(subscriptions, partitions)
+
+    def forget(self, group_id: str) -> None:
+        """Drop a group that has no committed offsets any more, unless it has members."""
+        if not self.has_members(group_id):
+            self._drop(group_id)
+
+    def _drop(self, group_id: str) -> None:
+        group = self._groups.pop(group_id, None)
+        if group is not None:
+            self._generation_floor = max(self._generation_floor, group.generation)
+            self._changed.add(group_id)
+
+    # -- checkpoints
+
+    def kept(self) -> MembersCheckpoint | None:
+        """Return the part of a checkpoint; None if there never was a member."""
+        if not (self._groups or self._generation_floor):
+            return None
+        return MembersCheckpoint(
+            self._generation_floor,
+            [
+                GroupCheckpoint(
+                    group.group_id,
+                    group.generation,
+                    group.assignor,
+                    group.coordinator,
+                    group.term,
+                    group.emptied_ms,
+                    list(group.members.values()),
+                )
+                for group in self._groups.values()
+            ],
+        )
+
+    def load(self, kept: MembersCheckpoint | None) -> None:
+        """Restore from a checkpoint. The catalog must have the checkpoint's topics already."""
+        if kept is None:
+            return
+        self._generation_floor = kept.generation_floor
+        for each in kept.groups:
+            group = ConsumerGroup(
+                each.group_id,
+                each.generation,
+                each.assignor,
+                each.coordinator,
+                each.term,
+                each.emptied_ms,
+                {member.member_id: member for member in each.members},
+            )
+            group.inputs = self._inputs_of(group)
+            self._groups[each.group_id] = group
+            self.count += len(group.members)
+
+
+def _is_name(name: str) -> bool:
+    return 1 <= len(name.encode()) <= NAME_BYTES_MAX and name.isprintable()
+
+
+def _no_such_member(group_id: str, member_id: str) -> UnknownMember:
+    return UnknownMember(f"group {group_id!r} has no member {member_id!r}")

@@ -1,0 +1,146 @@
+"""A partition in the cluster state: its offsets, and the index of its tail.
+
+Pure. Only `apply` (storage.state.cluster_state) changes it. I2: the tail has no hole.
+"""
+
+from bisect import bisect_right
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.actions import Chunk
+from tidelog.storage.core.model import Part
+
+
+class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """Consecutive records of the tail in one chunk, and the chunk's place in the store.
+
+    `position` counts from the start of object `object_key`. If `append_ms` >= 0, it replaces the
+    records' timestamps.
+    """
+
+    base_offset: int
+    count: int
+    first_row: int
+    object_key: str
+    position: int
+    size: int
+    crc32c: int
+    rows: int
+    timestamp_min: int
+    timestamp_max: int
+    committed_ms: int
+    append_ms: int
+    is_json: bool
+    codec: str
+    raw_size: int
+
+    @classmethod
+    def of_chunk(
+        cls,
+        chunk: Chunk,
+        *,
+        base_offset: int,
+        count: int,
+        first_row: int,
+        object_key: str,
+        position: int,
+        committed_ms: int,
+        append_ms: int,
+    ) -> "TailChunk":
+        """Return the index of `count` rows of `chunk`, which is at `position` of the object."""
+        return cls(
+            base_offset=base_offset,
+            count=count,
+            first_row=first_row,
+            object_key=object_key,
+            position=position,
+            size=chunk.size,
+            crc32c=chunk.crc32c,
+            rows=chunk.rows,
+            timestamp_min=chunk.timestamp_min,
+            timestamp_max=chunk.timestamp_max,
+            committed_ms=committed_ms,
+            append_ms=append_ms,
+            is_json=chunk.is_json,
+            codec=chunk.codec,
+            raw_size=chunk.raw_size,
+        )
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.count
+
+    @property
+    def bytes(self) -> int:
+        """Return the part of the chunk's bytes that belongs to these records: by number of rows."""
+        return self.size * self.count // self.rows
+
+    def decode(self, body: Part) -> pa.RecordBatch:
+        """Decode all records of the chunk from its bytes; raises Corrupt with the object's key."""
+        return chunks.decode(
+            body,
+            crc=self.crc32c,
+            rows=self.rows,
+            codec=self.codec,
+            raw_size=self.raw_size,
+            key=self.object_key,
+        )
+
+    def records_of(self, whole: pa.RecordBatch) -> pa.RecordBatch:
+        """Return this element's records of its decoded chunk, with the timestamps that readers
+        get."""
+        batch = whole.slice(self.first_row, self.count)
+        return batch if self.append_ms < 0 else chunks.with_timestamp(batch, self.append_ms)
+
+
+class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The offsets of one partition and the index of its tail.
+
+    log_start_offset and sealed_end are at most high_watermark; log_start_offset may be in the tail.
+    The tail covers at least [sealed_end, high_watermark), in offset order, without a hole (I2).
+    """
+
+    log_start_offset: int = 0
+    sealed_end: int = 0
+    high_watermark: int = 0
+    tail_bytes: int = 0
+    tail: list[TailChunk] = msgspec.field(default_factory=list)
+
+    def tail_index(self, offset: int) -> int:
+        """Return the index in `tail` of the element that covers `offset`, which is in the tail."""
+        return bisect_right(self.tail, offset, key=lambda chunk: chunk.base_offset) - 1
+
+    def append(self, chunk: TailChunk) -> None:
+        """Append `chunk`, or extend the last element if both are adjacent rows of one chunk."""
+        last = self.tail[-1] if self.tail else None
+        if last is not None and _continues(last, chunk):
+            last.count += chunk.count
+        else:
+            self.tail.append(chunk)
+        self.high_watermark += chunk.count
+        self.tail_bytes += chunk.bytes
+
+    def move_log_start(self, offset: int) -> None:
+        """Raise the log start to `offset`; it never moves back."""
+        self.log_start_offset = max(self.log_start_offset, offset)
+
+    def trim(self, end_offset: int) -> None:
+        """Drop the records of the tail below `end_offset`, which the table now has."""
+        if end_offset <= self.sealed_end:
+            return  # a seal repeated after a crash
+        self.sealed_end = end_offset
+        kept = self.tail_index(end_offset)
+        if kept >= 0 and self.tail[kept].end_offset <= end_offset:
+            kept += 1
+        del self.tail[: max(kept, 0)]
+        self.tail_bytes = sum(chunk.bytes for chunk in self.tail)
+
+
+def _continues(last: TailChunk, chunk: TailChunk) -> bool:
+    return (
+        last.object_key == chunk.object_key
+        and last.position == chunk.position
+        and last.first_row + last.count == chunk.first_row
+    )

@@ -1,0 +1,297 @@
+"""Ids, epochs and sequences of Kafka producers: they make a producer's retries idempotent.
+
+Pure, changed by `apply` (I4). The rules are Kafka's (ProducerAppendInfo and ProducerStateEntry for
+batches, prepareIncrementProducerEpoch for epochs):
+
+- A batch is a duplicate if it has the epoch and sequences of one of the producer's last five
+  batches in its partition. A duplicate changes nothing and returns the first batch's offset.
+- Else `apply` refuses (fences) an older epoch. A newer epoch begins at sequence 0. In the same
+  epoch a batch must follow the last one; after 2^31 - 1 comes 0.
+- A producer that never wrote to the partition, or was dropped, may send any epoch and sequence.
+  Kafka returns no UNKNOWN_PRODUCER_ID since 2.5 (KIP-360): after a long idle time a producer would
+  only bump its epoch and send the batch again. Exception: an epoch that `init` gave within the
+  window was not dropped, so it must begin at 0. Else a second batch would be accepted after the
+  first was lost. Kafka does so for transactions only (KIP-890). Its clients bump their epoch after
+  this error and continue, so the rule is harmless for other producers too.
+- A batch's epoch fences older epochs in its partition only. Since KIP-360 a producer bumps its
+  epoch itself if a batch is lost; its batches on the way to other partitions have the old epoch. An
+  epoch from `init` fences older epochs in all partitions, as Kafka's transaction coordinator does.
+
+A producer is dropped after a day of elapsed time without a batch (Kafka's
+`producer.id.expiration.ms`). At the bounds (I10) the longest unused producer is dropped first.
+Kafka's protocol needs `append-of-producer` and `init-producer`; no HTTP route uses them yet.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from tidelog.storage.core.actions import AnyAction, Append, Chunk, InitProducer, ProducerAppend
+from tidelog.storage.core.errors import InvalidRequest, LogError, OutOfOrderSequence, ProducerFenced
+
+BATCHES_KEPT = 5
+"""Per producer and partition. Kafka's clients have at most so many in flight."""
+SEQUENCES = 2**31
+EPOCH_MAX = 2**15 - 1
+PRODUCER_ID_MAX = 2**63 - 1
+WINDOW_MS = 86_400_000
+"""How long an unused producer is kept, in elapsed time."""
+PRODUCERS_MAX = 100_000
+"""Bound of the kept ids that `init` gave (I10); ~100 bytes each."""
+SEQUENCES_MAX = 250_000
+"""Bound of the kept pairs of producer and partition (I10); ~600 bytes each with five batches."""
+
+Where: TypeAlias = tuple[int, str, int]
+"""Producer id, topic id, partition."""
+
+
+class ProducerEpoch(NamedTuple):
+    """The id and epoch that `init` returns to a producer."""
+
+    producer_id: int
+    epoch: int
+
+
+class _Identity(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """An id from `init`. `given_ms` is the time when `init` gave this epoch. A request that names
+    `previous_epoch` is a retry of the last bump; -1: none."""
+
+    producer_id: int
+    epoch: int
+    previous_epoch: int
+    given_ms: int
+    used_ms: int
+
+
+class _ProducerBatch(
+    msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
+):
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    at_ms: int
+
+
+class _Sequence(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """The last batches of a producer in a partition, oldest first; never empty."""
+
+    producer_id: int
+    topic_id: str
+    partition: int
+    epoch: int
+    batches: list[_ProducerBatch]
+
+    @property
+    def where(self) -> Where:
+        return self.producer_id, self.topic_id, self.partition
+
+
+class Recognised(NamedTuple):
+    """The duplicates in a commit: their first base offsets by index of the append, and the indexes.
+    `is_retry`: all appends are duplicates, so the commit's other actions were done before too."""
+
+    first_offsets: dict[int, int]
+    repeated: frozenset[int]
+    is_retry: bool
+
+
+NOTHING = Recognised({}, frozenset(), is_retry=False)
+
+
+class ProducersCheckpoint(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Producers in a checkpoint; in both lists the longest unused comes first."""
+
+    next_id: int
+    identities: list[_Identity]
+    sequences: list[_Sequence]
+
+
+class Producers:
+    """The known producers. Owned by the cluster state. Both maps are in the order of last use."""
+
+    def __init__(self) -> None:
+        self._next_id = 0
+        self._identities: OrderedDict[int, _Identity] = OrderedDict()
+        self._sequences: OrderedDict[Where, _Sequence] = OrderedDict()
+
+    @property
+    def count(self) -> int:
+        """Pairs of producer and partition that are kept."""
+        return len(self._sequences)
+
+    # -- batches
+
+    def recognise(
+        self, actions: Sequence[AnyAction], chunks: Sequence[Chunk], now_ms: int
+    ) -> Recognised | LogError:
+        """Find the duplicates among a commit's appends; or return why the commit is refused.
+
+        Do all other checks of the appends before. If only some appends are duplicates, refuse the
+        commit unless all its actions are batches. A producer may send batches again together with
+        new ones.
+        """
+        for action in actions:
+            if isinstance(action, ProducerAppend):
+                break
+        else:
+            return NOTHING  # nearly every commit
+        appends = [action for action in actions if isinstance(action, Append)]
+        batches = [
+            (number, batch, chunks[batch.chunk])
+            for number, batch in enumerate(appends)
+            if isinstance(batch, ProducerAppend)
+        ]
+        if len({_where(batch, chunk) for _, batch, chunk in batches}) < len(batches):
+            return InvalidRequest("a commit has at most one batch of a producer per partition")
+        first_offsets: dict[int, int] = {}
+        for number, batch, chunk in batches:
+            base_offset = self._first_offset(batch, chunk)
+            if base_offset is not None:
+                first_offsets[number] = base_offset
+            elif (refusal := self._check(batch, chunk, now_ms)) is not None:
+                return refusal
+        is_retry = bool(first_offsets) and len(first_offsets) == len(appends)
+        if first_offsets and not is_retry and len(batches) < len(actions):
+            return InvalidRequest("some batches of the commit are duplicates, others are new")
+        return Recognised(first_offsets, frozenset(first_offsets), is_retry)
+
+    def _first_offset(self, batch: ProducerAppend, chunk: Chunk) -> int | None:
+        held = self._sequences.get(_where(batch, chunk))
+        if held is None or held.epoch != batch.epoch:
+            return None
+        sequences = batch.base_sequence, _last_of(batch)
+        for kept in held.batches:
+            if (kept.base_sequence, kept.last_sequence) == sequences:
+                return kept.base_offset
+        return None
+
+    def _check(self, batch: ProducerAppend, chunk: Chunk, now_ms: int) -> LogError | None:
+        """Return why a batch that is no duplicate cannot be appended; None if it can."""
+        who, epoch, base = batch.producer_id, batch.epoch, batch.base_sequence
+        if not (0 <= who <= PRODUCER_ID_MAX and 0 <= epoch <= EPOCH_MAX and 0 <= base < SEQUENCES):
+            return InvalidRequest(f"invalid producer id {who}, epoch {epoch} or sequence {base}")
+        identity = self._identities.get(who)
+        held = self._sequences.get(_where(batch, chunk))
+        newest = max(identity.epoch if identity else -1, held.epoch if held else -1)
+        if epoch < newest:
+            return _fenced(who, epoch, newest)
+        if held is not None and epoch == held.epoch:
+            expected = (held.batches[-1].last_sequence + 1) % SEQUENCES
+        elif held is not None or (identity and identity.given_ms >= now_ms - WINDOW_MS):
+            expected = 0
+        else:
+            expected = base
+        if base != expected:
+            return OutOfOrderSequence(
+                f"producer {who} epoch {epoch} sends sequence {base} to partition "
+                f"{chunk.partition}, expected {expected}: an earlier batch is missing, or this "
+                f"batch is older than the last {BATCHES_KEPT}"
+            )
+        return None
+
+    def appended(self, batch: ProducerAppend, chunk: Chunk, base_offset: int, now_ms: int) -> None:
+        where = _where(batch, chunk)
+        held = self._sequences.get(where)
+        if held is None or held.epoch != batch.epoch:
+            held = _Sequence(*where, batch.epoch, [])
+        held.batches.append(
+            _ProducerBatch(batch.base_sequence, _last_of(batch), base_offset, now_ms)
+        )
+        del held.batches[:-BATCHES_KEPT]
+        self._sequences[where] = held
+        self._sequences.move_to_end(where)
+        identity = self._identities.get(batch.producer_id)
+        if identity is not None:
+            self._use(msgspec.structs.replace(identity, used_ms=now_ms))
+
+    # -- epochs
+
+    def check_init(self, action: InitProducer) -> LogError | None:
+        """Return why the producer cannot have another epoch; None if it can."""
+        known = self._identities.get(action.producer_id)
+        if known is None or action.epoch == -1:
+            return None  # an id that was dropped starts over
+        if action.epoch not in (known.epoch, known.previous_epoch):
+            return _fenced(action.producer_id, action.epoch, known.epoch)
+        return None
+
+    def init(self, action: InitProducer, now_ms: int) -> ProducerEpoch:
+        """Return the id and epoch of a new producer instance. Call `check_init` before.
+
+        A request that names `previous_epoch` is a retry and gets the newest epoch again: an `init`
+        of another instance would have replaced `previous_epoch`.
+        """
+        known = self._identities.get(action.producer_id)
+        if known is None:
+            made = self._new(now_ms)
+        elif action.epoch not in (-1, known.epoch):
+            made = msgspec.structs.replace(known, used_ms=now_ms)
+        elif known.epoch >= EPOCH_MAX - 1:  # Kafka reserves the last epoch to end transactions
+            made = self._new(now_ms)
+        else:
+            made = _Identity(action.producer_id, known.epoch + 1, action.epoch, now_ms, now_ms)
+        self._use(made)
+        return ProducerEpoch(made.producer_id, made.epoch)
+
+    def _new(self, now_ms: int) -> _Identity:
+        self._next_id += 1
+        return _Identity(self._next_id - 1, 0, -1, now_ms, now_ms)
+
+    def _use(self, identity: _Identity) -> None:
+        self._identities[identity.producer_id] = identity
+        self._identities.move_to_end(identity.producer_id)
+
+    # -- expiry
+
+    def forget(self, now_ms: int) -> None:
+        """Drop ids and sequences that are unused for the window or over a bound. Cheap if none."""
+        horizon = now_ms - WINDOW_MS
+        while self._identities:
+            oldest = next(iter(self._identities.values()))
+            if oldest.used_ms >= horizon and len(self._identities) <= PRODUCERS_MAX:
+                break
+            self._identities.popitem(last=False)
+        while self._sequences:
+            longest = next(iter(self._sequences.values()))
+            if longest.batches[-1].at_ms >= horizon and len(self._sequences) <= SEQUENCES_MAX:
+                break
+            self._sequences.popitem(last=False)
+
+    def forget_topic(self, topic_id: str) -> None:
+        for where in [where for where in self._sequences if where[1] == topic_id]:
+            del self._sequences[where]
+
+    # -- checkpoints
+
+    def kept(self) -> ProducersCheckpoint | None:
+        """Return the part of a checkpoint; None if there never was a producer."""
+        if not (self._next_id or self._sequences):
+            return None
+        return ProducersCheckpoint(
+            self._next_id, list(self._identities.values()), list(self._sequences.values())
+        )
+
+    @classmethod
+    def restored(cls, kept: ProducersCheckpoint | None) -> "Producers":
+        producers = cls()
+        if kept is not None:
+            producers._next_id = kept.next_id
+            producers._identities.update((each.producer_id, each) for each in kept.identities)
+            producers._sequences.update((each.where, each) for each in kept.sequences)
+        return producers
+
+
+def _where(batch: ProducerAppend, chunk: Chunk) -> Where:
+    return batch.producer_id, chunk.topic_id, chunk.partition
+
+
+def _last_of(batch: ProducerAppend) -> int:
+    return (batch.base_sequence + batch.count - 1) % SEQUENCES
+
+
+def _fenced(producer_id: int, epoch: int, newest: int) -> ProducerFenced:
+    return ProducerFenced(
+        f"producer {producer_id} epoch {epoch} is fenced: there is a newer instance, epoch {newest}"
+    )

@@ -1,0 +1,180 @@
+"""The JSON of Delta's log that the log itself writes and reads. Pure."""
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import msgspec
+import numpy as np
+
+from tidelog.storage.core import keys
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.tables.manifest import TableCommit
+
+T = TypeVar("T")
+
+_ISO_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # years 1 to 9999
+
+
+def statistics(file: SegmentFile) -> str:
+    """Return a file's statistics in the Delta protocol's form; engines skip files by them.
+
+    They are bounds: after key compaction the largest offset may be less than `end_offset - 1`, and
+    microseconds of timestamps are not known here. `tightBounds` is true if offsets are exact.
+    """
+    low: dict[str, int | str] = {"offset": file.base_offset}
+    high: dict[str, int | str] = {"offset": file.end_offset - 1}
+    if file.timestamp_min in _ISO_MS and file.timestamp_max in _ISO_MS:
+        low["timestamp"] = f"{np.datetime64(file.timestamp_min, 'ms')}Z"
+        high["timestamp"] = f"{np.datetime64(file.timestamp_max, 'ms')}999Z"
+    facts = {
+        "numRecords": file.rows,
+        "minValues": low,
+        "maxValues": high,
+        "nullCount": {"offset": 0, "timestamp": 0},
+        "tightBounds": file.rows == file.end_offset - file.base_offset,
+    }
+    return msgspec.json.encode(facts).decode()
+
+
+def transactions_of(commit: bytes) -> dict[str, int]:
+    """Parse one commit's application transactions, JSON lines; raises msgspec.DecodeError."""
+    lines = _lines_of(commit, b'"txn"')
+    return {txn.app_id: txn.version for txn in (_read(_txn_line, line).txn for line in lines)}
+
+
+def removed_of(commit: bytes) -> set[str]:
+    """Parse the paths that one commit removed, JSON lines; raises msgspec.DecodeError."""
+    lines = _lines_of(commit, b'"remove"')
+    return {unquote(_read(_remove_line, line).remove.path) for line in lines}
+
+
+def added_of(commit: bytes) -> set[str]:
+    """The paths that one commit added, JSON lines; raises msgspec.DecodeError."""
+    lines = _lines_of(commit, b'"add"')
+    return {unquote(_read(_add_line, line).add.path) for line in lines}
+
+
+def commit_of(body: bytes, version: int) -> TableCommit:
+    """Parse one commit, JSON lines; raises msgspec.DecodeError."""
+    added: list[SegmentFile] = []
+    removed: dict[str, int] = {}
+    transactions: dict[str, int] = {}
+    author, data_change = "", False
+    for raw in body.splitlines():
+        line = _read(_any_line, raw)
+        if line.add is not None:
+            added.append(_file_of(line.add))
+            data_change |= line.add.data_change
+        if line.remove is not None:
+            path = unquote(line.remove.path)
+            data_change |= line.remove.data_change
+            removed[path] = _partition_of(path, line.remove.partition_values)
+        if line.txn is not None:
+            transactions[line.txn.app_id] = line.txn.version
+        if line.commit_info is not None:
+            made = line.commit_info
+            author = f"{made.get('operation', 'a commit')} by {made.get('engineInfo', 'unknown')}"
+    return TableCommit(version, added, removed, transactions, author, data_change)
+
+
+def _file_of(add: "_Add") -> SegmentFile:
+    path = unquote(add.path)
+    partition = _partition_of(path, add.partition_values)
+    name = keys.parse_segment(path)
+    if name is None or name.partition != partition:
+        return SegmentFile(path, partition, -1, -1, add.size, 0, 0, 0)
+    facts = _read(_stats, (add.stats or "{}").encode())
+    low, high = facts.min_values.get("timestamp"), facts.max_values.get("timestamp")
+    return SegmentFile(
+        path,
+        partition,
+        name.base_offset,
+        name.end_offset,
+        add.size,
+        facts.num_records,
+        _ms(low, -(2**63) // 1000),
+        _ms(high, (2**63 - 1) // 1000),
+    )
+
+
+def _partition_of(path: str, values: dict[str, str | None] | None) -> int:
+    """Return the partition that a file is listed in; -1 if it has none."""
+    text = (values or {}).get("partition")
+    if text is None and values is None and path.startswith("partition="):
+        text = path.removeprefix("partition=").partition("/")[0]
+    return int(text) if text is not None and text.isascii() and text.isdigit() else -1
+
+
+def _ms(text: Any, missing: int) -> int:
+    """Parse a timestamp of `statistics`; `missing` if there is none, or it has another form."""
+    try:
+        return int(np.datetime64(str(text).removesuffix("Z"), "ms").astype(np.int64))
+    except ValueError:
+        return missing
+
+
+def _lines_of(commit: bytes, kind: bytes) -> Iterator[bytes]:
+    return (line for line in commit.splitlines() if line[:12].lstrip(b"{ ").startswith(kind))
+
+
+def _read(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+    try:
+        return decoder.decode(line)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+class _Transaction(msgspec.Struct, rename="camel"):
+    app_id: str
+    version: int
+
+
+class _TransactionLine(msgspec.Struct):
+    txn: _Transaction
+
+
+class _File(msgspec.Struct):
+    path: str
+
+
+class _RemoveLine(msgspec.Struct):
+    remove: _File
+
+
+class _AddLine(msgspec.Struct):
+    add: _File
+
+
+class _Add(msgspec.Struct, rename="camel"):
+    path: str
+    size: int = 0
+    partition_values: dict[str, str | None] | None = None
+    data_change: bool = True
+    stats: str | None = None
+
+
+class _Remove(msgspec.Struct, rename="camel"):
+    path: str
+    data_change: bool = True
+    partition_values: dict[str, str | None] | None = None
+
+
+class _Statistics(msgspec.Struct, rename="camel"):
+    num_records: int = 0
+    min_values: dict[str, Any] = {}
+    max_values: dict[str, Any] = {}
+
+
+class _AnyLine(msgspec.Struct, rename="camel"):
+    add: _Add | None = None
+    remove: _Remove | None = None
+    txn: _Transaction | None = None
+    commit_info: dict[str, Any] | None = None
+
+
+_any_line = msgspec.json.Decoder(_AnyLine)
+_stats = msgspec.json.Decoder(_Statistics)
+_add_line = msgspec.json.Decoder(_AddLine)
+_remove_line = msgspec.json.Decoder(_RemoveLine)
+_txn_line = msgspec.json.Decoder(_TransactionLine)

@@ -1,0 +1,90 @@
+"""The files of a Delta log: commits read through the store, and made durable in a folder."""
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.tables.delta_json import added_of, commit_of, removed_of
+from tidelog.storage.tables.manifest import Removal, TableCommit
+
+VERSIONS_MAX = 100
+"""The newest versions that a load syncs: those between two checkpoints, twice."""
+_LOG_FILES = ("json", "checkpoint.parquet")
+_COMMIT = re.compile(r"/(\d{20})\.json$")
+
+
+async def commits_to(
+    store: ObjectStore, prefix: str, version: int, count: int
+) -> list[TableCommit]:
+    """Return the commits up to a version, the newest first: `count`, or as many as there are."""
+    found: list[TableCommit] = []
+    while version > 0 and len(found) < count:
+        key = f"{prefix}/_delta_log/{version:020d}.json"
+        try:
+            found.append(commit_of(await store.get(key), version))
+        except NotFound:
+            break  # deleted by Delta's cleanup
+        except msgspec.DecodeError as error:
+            raise Corrupt(key, f"is not a commit: {error}") from error
+        version -= 1
+    return found
+
+
+async def removed_since(store: ObjectStore, prefix: str, since_ms: int) -> list[Removal]:
+    """Return the commits at or after `since_ms`, by the store's clock, that removed files."""
+    found: list[Removal] = []
+    async for info in store.list(f"{prefix}/_delta_log/"):
+        if info.modified_ms >= since_ms and _COMMIT.search(info.key):
+            body = await store.get(info.key)
+            try:
+                if removed := removed_of(body):
+                    added = frozenset(added_of(body))
+                    found.append(Removal(info.modified_ms, frozenset(removed), added))
+            except msgspec.DecodeError as error:
+                raise Corrupt(info.key, f"is not a commit: {error}") from error
+    return found
+
+
+async def find_damage(store: ObjectStore, prefix: str) -> None:
+    """Raise TableInDoubt if a version of the log is no commit: deltalake cannot read the table, and
+    a retry would fail again and again."""
+    async for info in store.list(f"{prefix}/_delta_log/"):
+        name = _COMMIT.search(info.key)
+        if name is None:
+            continue
+        try:
+            commit_of(await store.get(info.key), int(name[1]))
+        except msgspec.DecodeError as error:
+            why = f"{info.key} is not a commit: {error}"
+            raise TableInDoubt(prefix, int(name[1]), why) from error
+        except NotFound:
+            continue  # Delta's cleanup
+
+
+def sync_log(directory: Path, first: int, last: int) -> None:
+    """Sync versions [first, last] of a log and their names, so that a loss of power keeps them.
+
+    Without it, the WAL could record a seal that the table has lost (I7). Versions of other writers
+    are synced too: a hole below this version would make the whole table unreadable. Versions before
+    the newest hundred were synced by the process that wrote or loaded the hundred after them.
+    """
+    versions = range(max(first, last - VERSIONS_MAX), last + 1)
+    names = [f"{version:020d}.{kind}" for version in versions for kind in _LOG_FILES]
+    for path in [*(directory / name for name in [*names, "_last_checkpoint"]), directory]:
+        with contextlib.suppress(FileNotFoundError):
+            _sync(path)
+    if first == 0:
+        _sync(directory.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

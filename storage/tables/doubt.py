@@ -1,0 +1,175 @@
+"""Whether a version of a topic's table is what the log has put there (DESIGN 8, Tables in doubt).
+
+A table is an open door: other programs may commit to it, and a copy or a restore may take it from
+another moment than the WAL. So no duty trusts a version that was only loaded. `doubt_of` compares
+its files with the state: pure, of a few array operations. All duties ask it through `check`.
+
+A table in doubt keeps all that it has: no seal, no removal, no collection, until `tidelog repair`.
+Reads go on where they can (`served`): a file that the log put there and another program rewrote is
+read from the version before, whose objects are kept. A range that was removed whole is not read: a
+read there is an error by name, and no reader passes over the hole.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
+
+from tidelog.storage.core.errors import LogError, TableInDoubt
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.partition import Partition
+from tidelog.storage.tables.manifest import (
+    ManifestVersion,
+    SegmentColumns,
+    SegmentIndex,
+    Table,
+    TableCommit,
+)
+
+HISTORY_MAX = 1000
+"""Commits that are read to find the last version before a foreign one."""
+BLAMED_MAX = 50
+"""Commits that are read to name the foreign one in an error."""
+
+Span = tuple[int, int]
+
+
+class History(Protocol):
+    """The part of a `Table` that `confirmed` needs."""
+
+    @property
+    def commits(self) -> Callable[[int], Awaitable[list[TableCommit]]]:
+        """As in `Table`."""
+
+    @property
+    def files_at(self) -> Callable[[int], Awaitable[SegmentColumns | None]]:
+        """As in `Table`."""
+
+
+def missing(span: Span | None, start: int, end: int) -> Span | None:
+    """Return the first part of [start, end) that a span of offsets does not cover, if any."""
+    if start >= end:
+        return None
+    if span is None or span[1] <= start or span[0] > start:
+        return start, end if span is None or span[1] <= start else min(span[0], end)
+    return (span[1], end) if span[1] < end else None
+
+
+def hole(index: SegmentIndex, start: int, end: int) -> Span | None:
+    """Return the first range of [start, end) that is in no segment, if any."""
+    while start < end:
+        file = index.at_or_after(start)
+        if file is None or file.base_offset > start:
+            return start, end if file is None else min(file.base_offset, end)
+        start = index.covered_to(start)
+    return None
+
+
+def doubt_of(
+    version: ManifestVersion, partitions: Sequence[Partition], sealed_ends: Sequence[int]
+) -> str | None:
+    """Return why a version of a table is not what the log put there; None if nothing is wrong.
+
+    `sealed_ends` are from before the version was loaded, `partitions` from after it: a seal is in
+    the table first and then in the WAL, a log start the other way around.
+    """
+    if (fault := version.fault()) is not None:
+        return fault
+    spans = version.spans()
+    strangers = [number for number in spans if not 0 <= number < len(partitions)]
+    if strangers:
+        return f"it has partition {strangers[0]}, the log has {len(partitions)}"
+    for number, partition in enumerate(partitions):
+        sealed_end = sealed_ends[number] if number < len(sealed_ends) else 0
+        gone = missing(spans.get(number), partition.log_start_offset, sealed_end)
+        if gone is not None:
+            return f"partition {number}: offsets {gone[0]} to {gone[1]} are in no segment"
+        if number in spans and spans[number][1] > partition.high_watermark:
+            ends = f"it ends at {spans[number][1]}, the log at {partition.high_watermark}"
+            return f"partition {number}: {ends}: the WAL is from another moment"
+    return None
+
+
+async def check(
+    table: Table, topic_of: Callable[[], Topic | None], refresh: Callable[[], Awaitable[None]]
+) -> None:
+    """Load the newest version; raise TableInDoubt if it is not what the log put there.
+
+    `refresh` reads the WAL to its end; `topic_of` returns the topic from the newest state, None if
+    it was deleted. Raises Corrupt, Unavailable.
+    """
+    why: str | None = None
+    for is_last in (False, True):
+        topic = topic_of()
+        sealed_ends = [] if topic is None else [each.sealed_end for each in topic.partitions]
+        await table.refresh()
+        if is_last:  # the state may have been older than the table
+            await refresh()
+        topic = topic_of()
+        if topic is None:
+            return
+        why = doubt_of(await table.newest(), topic.partitions, sealed_ends)
+        if why is None:
+            return
+    newest = await table.newest()
+    assert why is not None
+    raise TableInDoubt(newest.prefix, newest.version, await blamed(table, why))
+
+
+async def blamed(table: History, why: str) -> str:
+    """Add to a reason the newest commit of another program, if there is one."""
+    try:
+        commits = await table.commits(BLAMED_MAX)
+    except LogError:
+        return why
+    foreign = next((commit for commit in commits if commit.is_foreign), None)
+    if foreign is None:
+        return why
+    return f"{why}; version {foreign.version} ({foreign.author}) is not by the log"
+
+
+def replayed(base: SegmentColumns, commits: Iterable[TableCommit]) -> SegmentColumns:
+    """Return the files after these commits, the oldest first, on top of `base`."""
+    files = {file.path: file for file in SegmentIndex(base)}
+    for commit in commits:
+        for path in commit.removed:
+            files.pop(path, None)
+        files.update((file.path, file) for file in commit.added)
+    return SegmentColumns.of(list(files.values()))
+
+
+async def confirmed(
+    history: History,
+    newest: ManifestVersion,
+    is_whole: Callable[[ManifestVersion], bool],
+    is_foreign: Callable[[TableCommit], bool] = lambda commit: commit.is_foreign,
+) -> ManifestVersion | None:
+    """Return the files that the log's own commits make: the newest version without the foreign
+    commits. None if the table's log does not reach back to a version before them."""
+    commits = await history.commits(HISTORY_MAX)
+    for at, commit in enumerate(commits):
+        if not is_foreign(commit):
+            continue
+        base = await history.files_at(commit.version - 1)
+        if base is None:
+            return None
+        own = [each for each in reversed(commits[: at + 1]) if not is_foreign(each)]
+        found = ManifestVersion(newest.version, newest.prefix, replayed(base, own))
+        if is_whole(found):
+            return found
+    return None
+
+
+async def served(history: History, newest: ManifestVersion) -> ManifestVersion:
+    """Return the files that readers use instead of `newest`: of a partition in which files are no
+    segments, or overlap, those that the log itself put there."""
+    if newest.is_readable():
+        return newest
+    own = await confirmed(history, newest, lambda version: version.fault() is None)
+    if own is None:
+        return newest
+    files: list[SegmentFile] = []
+    known = own.spans().keys()
+    for number in newest.spans().keys() | known:
+        is_own = number in known and not newest.is_readable(number)
+        files += (own if is_own else newest).files(number)
+    return ManifestVersion(newest.version, newest.prefix, SegmentColumns.of(files))

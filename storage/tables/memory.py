@@ -1,0 +1,147 @@
+"""A manifest in memory: the reference implementation, for tests and the simulator."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.tables.doubt import served
+from tidelog.storage.tables.manifest import (
+    NO_RESET,
+    ManifestConflict,
+    ManifestVersion,
+    Removal,
+    SegmentColumns,
+    SegmentIndex,
+    TableCommit,
+    check_transactions,
+)
+
+
+class MemoryCommit(NamedTuple):
+    """One version of a table in memory."""
+
+    files: tuple[SegmentFile, ...]
+    transactions: Mapping[str, int]
+    removed: frozenset[str] = frozenset()
+    at_ms: int = 0
+
+
+Catalog: TypeAlias = dict[str, list[MemoryCommit]]
+"""Tables by prefix: the list of their commits, index = version."""
+
+
+class MemoryManifest:
+    """A table in a catalog, for tests and simulations. Instances with the same catalog and prefix
+    share one table; each has its own loaded version."""
+
+    def __init__(
+        self, catalog: Catalog, prefix: str, now_ms: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._catalog = catalog
+        self._prefix = prefix
+        self._now_ms = now_ms
+        self._view: ManifestVersion | None = None
+
+    @property
+    def version(self) -> int:
+        return -1 if self._view is None else self._view.version
+
+    async def segments(self, partition: int) -> SegmentIndex:
+        return (await served(self, self._loaded())).segments(partition)
+
+    async def refresh(self) -> None:
+        self._load()
+
+    async def transaction_version(self, app_id: str) -> int | None:
+        return self._found(app_id, self._loaded().version)
+
+    async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
+        loaded = self._loaded().version
+        if not self._load().has(files):
+            self._commit(loaded, MemoryCommit(tuple(files), dict(transactions)))
+
+    async def replace(
+        self,
+        removed: Sequence[SegmentFile],
+        added: Sequence[SegmentFile],
+        transactions: Mapping[str, int],
+        *,
+        data_change: bool,
+        reset: Mapping[str, int] = NO_RESET,
+    ) -> None:
+        loaded = self._loaded().version
+        newest = self._load()
+        if newest.shows(added, removed):
+            return
+        if not newest.has(removed):
+            raise ManifestConflict("files to remove are not in the table: refresh and plan again")
+        paths = frozenset(file.path for file in removed)
+        self._commit(loaded, MemoryCommit(tuple(added), dict(transactions), paths), reset)
+
+    async def paths(self) -> set[str]:
+        return self._loaded().paths()
+
+    async def removed_since(self, since_ms: int) -> list[Removal]:
+        return [
+            Removal(each.at_ms, each.removed, frozenset(file.path for file in each.files))
+            for each in self._catalog.get(self._prefix, [])
+            if each.at_ms >= since_ms and each.removed
+        ]
+
+    async def newest(self) -> ManifestVersion:
+        return self._loaded()
+
+    async def commits(self, count: int) -> list[TableCommit]:
+        version = self._loaded().version
+        commits = self._catalog.get(self._prefix, [])[: version + 1]
+        partitions = {file.path: file.partition for each in commits for file in each.files}
+        found = [
+            TableCommit(
+                number,
+                each.files,
+                {path: partitions.get(path, -1) for path in each.removed},
+                each.transactions,
+            )
+            for number, each in enumerate(commits)
+        ]
+        return found[:0:-1][:count]
+
+    async def files_at(self, version: int) -> SegmentColumns | None:
+        return self._files_at(version)
+
+    def _commit(
+        self, loaded: int, commit: MemoryCommit, reset: Mapping[str, int] = NO_RESET
+    ) -> None:
+        transactions = commit.transactions
+        found = {app_id: self._found(app_id, loaded) for app_id in transactions}
+        check_transactions(commit.files, transactions, found)
+        commits = self._catalog.setdefault(self._prefix, [MemoryCommit((), {})])
+        for later in commits[loaded + 1 :]:
+            if moved := later.transactions.keys() & transactions.keys():
+                raise ManifestConflict(f"{sorted(moved)} moved after version {loaded}")
+        all_of_them = {**transactions, **reset}
+        commits.append(commit._replace(transactions=all_of_them, at_ms=self._now_ms()))
+        self._load()
+
+    def _loaded(self) -> ManifestVersion:
+        return self._view or self._load()
+
+    def _load(self) -> ManifestVersion:
+        version = len(self._catalog.get(self._prefix, [])) - 1
+        self._view = ManifestVersion(version, self._prefix, self._files_at(version))
+        return self._view
+
+    def _files_at(self, version: int) -> SegmentColumns:
+        files: dict[str, tuple[SegmentFile, int]] = {}
+        for commit in self._catalog.get(self._prefix, [])[: version + 1]:
+            for path in commit.removed:
+                files.pop(path, None)
+            files.update((file.path, (file, commit.at_ms)) for file in commit.files)
+        found = files.values()
+        return SegmentColumns.of([file for file, _ in found], [at_ms for _, at_ms in found])
+
+    def _found(self, app_id: str, version: int) -> int | None:
+        for commit in reversed(self._catalog.get(self._prefix, [])[: version + 1]):
+            if app_id in commit.transactions:
+                return commit.transactions[app_id]
+        return None

@@ -1,0 +1,97 @@
+"""The open manifests of a broker, one for each topic that it has read or sealed.
+
+I10: a deleted topic's manifest is dropped, so memory does not grow with created and deleted topics.
+`doubts` are the tables that this broker found in doubt and not whole since, by topic id.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tidelog.storage.core.errors import TableInDoubt
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.tables.delta import open_table
+from tidelog.storage.tables.doubt import check
+from tidelog.storage.tables.manifest import Table
+
+log = logging.getLogger("tidelog.tables")
+
+
+@dataclass
+class _OpenTable:
+    table: Table
+    refreshed_s: float = -math.inf
+
+
+class OpenTables:
+    """Owned by one event loop. `topic_of_id` returns a topic of the newest state that the broker
+    has, `refresh` reads the WAL to its end."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        topic_of_id: Callable[[str], Topic | None],
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.doubts: dict[str, TableInDoubt] = {}
+        self._store = store
+        self.topic_of_id = topic_of_id
+        self.refresh = refresh
+        self._open: dict[str, _OpenTable] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def of(self, topic: Topic, *, age_max_s: float = math.inf) -> Table:
+        """Return the topic's manifest, refreshed by this method within the last `age_max_s`. Raises
+        Unavailable."""
+        held = self._open.get(topic.topic_id)
+        if held is None:
+            held = _OpenTable(open_table(self._store, topic.prefix, topic.name))
+            if self._is_known(topic.topic_id):  # `forget` has passed for a deleted topic
+                self._open[topic.topic_id] = held
+        if age_max_s < math.inf:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - held.refreshed_s > age_max_s:
+                held.refreshed_s = now_s
+                await held.table.refresh()
+        return held.table
+
+    async def checked(self, topic: Topic) -> Table:
+        """Return the topic's manifest at its newest version; raise TableInDoubt if that is not what
+        the log put there. Raises Unavailable."""
+        table = await self.of(topic)
+        try:
+            await check(table, partial(self.topic_of_id, topic.topic_id), self.refresh)
+        except TableInDoubt as error:
+            self.doubt(topic, error)
+            raise
+        self.doubt(topic, None)
+        return table
+
+    def doubt(self, topic: Topic, error: TableInDoubt | None) -> None:
+        """Remember what a check of the topic's table found; log a change."""
+        before = self.doubts.pop(topic.topic_id, None)
+        if error is not None and self._is_known(topic.topic_id):
+            self.doubts[topic.topic_id] = error
+        if error is not None and (before is None or before.args != error.args):
+            log.error("topic %s: %s", topic.name, error)
+        elif error is None and before is not None:
+            log.info("topic %s: its table is not in doubt any more", topic.name)
+
+    def forget(self, topic_id: str) -> None:
+        """Drop a deleted topic's manifest; a call on it may be in progress."""
+        self._open.pop(topic_id, None)
+        self.doubts.pop(topic_id, None)
+
+    def forget_unknown(self) -> None:
+        """Drop the manifests of topics that the cluster has no more."""
+        for topic_id in [one for one in (*self._open, *self.doubts) if not self._is_known(one)]:
+            self.forget(topic_id)
+
+    def _is_known(self, topic_id: str) -> bool:
+        return self.topic_of_id(topic_id) is not None

@@ -1,0 +1,229 @@
+"""The WAL's objects in the store: `cluster.json`, entries, checkpoints.
+
+This module reads objects, creates the cluster, and writes checkpoints. wal.view has the view and
+all rules about time. This module verifies all content before use. A failed check raises Corrupt
+with the key, or StoreUnfit for `cluster.json`; a newer level raises NewerLevel.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.bounds import check as check_bounds
+from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.entry import Decoded
+from tidelog.storage.core.errors import Corrupt, NotFound, StoreUnfit, Unavailable
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.state.cluster_state import ClusterState
+
+log = logging.getLogger("tidelog.wal")
+
+READ_BYTES = 64 * 1024
+"""Size of the first range that `read` gets of an entry. Except for the largest entries, this one
+GET gets the whole header."""
+CHECKPOINT_MAGIC = b"TIDECKP1"
+FOUND_RETRY_S = 0.05
+DEFAULT_BOUNDS = Bounds()
+LISTS_MAX = 5
+"""Upper bound of listings that name a missing checkpoint. Collection deletes a checkpoint only if
+there is a newer one, so the next listing should name the newer one."""
+
+
+class WalSettings(NamedTuple):
+    """Settings of the WAL; the service sets them."""
+
+    bounds: Bounds = DEFAULT_BOUNDS
+    """Of a cluster that this process creates; an existing one has its own, which count."""
+    checkpoint_entries: int = 1000
+    """Entries between two checkpoints, unless `checkpoint_interval_s` is not over."""
+    checkpoint_interval_s: float = 10.0
+    """Least time between two checkpoints, up to `checkpoint_entries_max` entries."""
+    checkpoint_entries_max: int = 20_000
+    retry_s: float = 0.05
+    """First pause after an unknown outcome; doubles up to two seconds."""
+
+
+class ClusterIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`cluster.json`: the identity of the cluster under this prefix. Written once. `format` is the
+    level at which the WAL begins."""
+
+    format: int
+    cluster_id: str
+    created_ms: int
+    bounds: Bounds = DEFAULT_BOUNDS
+    """Written from level 2 on, if the bounds are not the default ones."""
+
+
+@dataclass
+class WalCounters:
+    """Counters since the process started."""
+
+    puts: int = 0
+    entries_committed: int = 0
+    entries_applied: int = 0
+    lost: int = 0
+    unknown: int = 0
+    void: int = 0
+    checkpoints: int = 0
+    bytes_written: int = 0
+    gets: int = 0
+
+
+@dataclass
+class WalObjects:
+    """The WAL's objects in `store`. Caches nothing; safe for concurrent tasks."""
+
+    store: ObjectStore
+    clock: Clock
+    counters: WalCounters = field(default_factory=WalCounters)
+
+    # -- identity of the cluster
+
+    async def open_cluster(
+        self,
+        cluster_id: str | None,
+        *,
+        is_creating: bool,
+        bounds: Bounds = DEFAULT_BOUNDS,
+    ) -> ClusterIdentity:
+        """Return the store's cluster; if there is none and `is_creating` is true, create it with
+        these bounds. Raises StoreUnfit if the id of the cluster is not `cluster_id`, if there is no
+        cluster and `is_creating` is false, or if the bounds or the objects in the store are
+        invalid.
+        """
+        cluster = await self._find(cluster_id, bounds, is_creating=is_creating)
+        if cluster_id is not None and cluster.cluster_id != cluster_id:
+            raise StoreUnfit(
+                f"{self.store.url} belongs to cluster {cluster.cluster_id}, not to {cluster_id}: "
+                "give each cluster a prefix of its own"
+            )
+        return cluster
+
+    async def _find(
+        self, cluster_id: str | None, bounds: Bounds, *, is_creating: bool
+    ) -> ClusterIdentity:
+        try:
+            return await self._read_cluster()
+        except NotFound:
+            if not is_creating:
+                raise StoreUnfit(
+                    f"{self.store.url} holds no cluster: there is no {keys.CLUSTER}"
+                ) from None
+        async for info in self.store.list(keys.WAL):
+            with contextlib.suppress(NotFound):
+                return await self._read_cluster()  # created since the first read
+            raise StoreUnfit(
+                f"{self.store.url} has {info.key} but no {keys.CLUSTER}: "
+                "a damaged cluster, or a prefix that is not the root of one"
+            )
+        if (wrong := check_bounds(bounds)) is not None:
+            raise StoreUnfit(f"{self.store.url} gets no cluster: {wrong}")
+        fresh = ClusterIdentity(
+            levels.NEWEST, cluster_id or self.clock.new_id().hex(), self.clock.now_ms(), bounds
+        )
+        # The stored object decides, whatever the outcome: several brokers may create the cluster
+        # at once. **On a crash** after the create: an empty cluster is left.
+        while True:
+            await self.store.create(keys.CLUSTER, [msgspec.json.encode(fresh)])
+            with contextlib.suppress(NotFound):
+                return await self._read_cluster()
+            await asyncio.sleep(FOUND_RETRY_S)
+
+    async def _read_cluster(self) -> ClusterIdentity:
+        body = await self.store.get(keys.CLUSTER)
+        try:
+            cluster = msgspec.json.decode(body, type=ClusterIdentity)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise StoreUnfit(f"{self.store.url}/{keys.CLUSTER} is invalid: {error}") from error
+        levels.check(cluster.format, keys.CLUSTER)
+        if (wrong := check_bounds(cluster.bounds)) is not None:
+            raise StoreUnfit(f"{self.store.url}/{keys.CLUSTER} is invalid: {wrong}")
+        return cluster
+
+    # -- entries
+
+    async def read(self, seq: int) -> Decoded:
+        """Return the header of entry `seq` without a check of its hash link. Raises NotFound."""
+        key = keys.wal(seq)
+        self.counters.gets += 1
+        start = await self.store.get_range(key, 0, READ_BYTES)
+        needed = entries.header_length(start, key)
+        if needed > len(start):
+            start += await self.store.get_range(key, len(start), needed - len(start))
+        return entries.decode(start, key, seq=seq, previous=None)
+
+    async def find(self, seq: int) -> Decoded | None:
+        """Return what `read` does, or None if the number is absent."""
+        try:
+            return await self.read(seq)
+        except NotFound:
+            return None
+
+    async def numbers_after(self, seq: int) -> list[int]:
+        """Return the WAL's sequence numbers after `seq`, ascending."""
+        found = [info.key async for info in self.store.list(keys.WAL, start_after=keys.wal(seq))]
+        return [number for key in found if (number := keys.seq_of(key)) is not None]
+
+    # -- checkpoints
+
+    async def newest_checkpoint(self, cluster: ClusterIdentity) -> ClusterState:
+        """Return the newest readable checkpoint, or the empty state if the WAL begins at 1. Raises
+        NewerLevel if only a newer version can read the newest one."""
+        looks = stale = 0
+        while True:
+            looks += 1
+            found = [info.key async for info in self.store.list(keys.CHECKPOINTS)]
+            try:
+                for key in reversed(found):
+                    if keys.seq_of(key) is None:
+                        continue
+                    try:
+                        return decode_checkpoint(await self.store.get(key), key, cluster.cluster_id)
+                    except Corrupt as error:
+                        log.error("%s: trying the checkpoint before it", error)
+            except NotFound as error:  # collected since, so a newer one exists: list again
+                stale += 1
+                if stale == LISTS_MAX:
+                    raise Unavailable(f"{self.store.url}: listings are stale: {error}") from error
+                await asyncio.sleep(FOUND_RETRY_S * 2**stale)
+                continue
+            numbers = await self.numbers_after(0)
+            if numbers[:1] == [1] or not (numbers or found):
+                return ClusterState(cluster.cluster_id, cluster.format)
+            # Look twice: a checkpoint and a collection may happen between the first two listings.
+            if looks > 1:
+                first = keys.wal(numbers[0]) if numbers else "nothing"
+                raise StoreUnfit(
+                    f"{self.store.url}: the WAL begins at {first} and no checkpoint that can be "
+                    "read covers the entries before it"
+                )
+
+    async def write_checkpoint(self, seq: int, state: bytes) -> int:
+        """Write the encoded state after entry `seq`; return `seq`.
+
+        **On a crash**: a whole checkpoint is left, or none. Another broker's checkpoint of that
+        number has the same bytes (I4), so the outcome of the PUT does not matter.
+        """
+        head = CHECKPOINT_MAGIC + crc32c(state).to_bytes(4, "little")
+        await self.store.create(keys.checkpoint(seq), [head, state])
+        self.counters.checkpoints += 1
+        return seq
+
+
+def decode_checkpoint(body: bytes, key: str, cluster_id: str) -> ClusterState:
+    """Decode a checkpoint; Corrupt if it is damaged or belongs to another cluster."""
+    payload = body[12:]
+    if body[:8] != CHECKPOINT_MAGIC or int.from_bytes(body[8:12], "little") != crc32c(payload):
+        raise Corrupt(key, "checksum of the checkpoint differs")
+    state = ClusterState.decode(payload, key)
+    if state.cluster_id != cluster_id:
+        raise Corrupt(key, f"belongs to cluster {state.cluster_id}")
+    return state

@@ -1,0 +1,107 @@
+"""The PUT of an entry and its three outcomes: done, lost, unknown (DESIGN 4; I1, I6).
+
+**On a crash**: before the PUT nothing is left; during it an entry or none, and the next reader of
+the WAL sees which; after it the entry.
+"""
+
+import asyncio
+import logging
+
+from tidelog.storage.core import keys
+from tidelog.storage.core.entry import Decoded, Entry
+from tidelog.storage.core.errors import CommitUnknown, NotFound, StoreRefused, Unavailable
+from tidelog.storage.core.model import Part
+from tidelog.storage.io.object_store import Created
+from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.wal.chain import WalObjects
+from tidelog.storage.wal.freshness import Freshness
+
+log = logging.getLogger("tidelog.wal")
+
+FAILED_PUTS_MAX = 5
+"""PUTs of an entry that raise what no store should. Then its outcome stays unknown, and the number
+is free for another entry: a request that no client can send must not block the WAL."""
+
+
+class EntryPut:
+    """Creates the entries of one WAL view, which it expires where an outcome is lost."""
+
+    def __init__(self, chain: WalObjects, freshness: Freshness, retry_s: float) -> None:
+        self.chain = chain
+        self.retry_s = retry_s
+        self._freshness = freshness
+
+    async def put(self, key: str, parts: list[Part], entry: Entry, entry_hash: bytes) -> bool:
+        """Return True if this entry has the number, False if another entry definitely has it.
+
+        The hash of the whole header decides whose entry it is. Two copies of a process may have
+        the same ids and write different entries under them.
+        """
+        is_ambiguous, pause_s, failures = False, self.retry_s, 0
+        self.chain.counters.bytes_written += sum(len(part) for part in parts)
+        while True:
+            self.chain.counters.puts += 1
+            try:
+                created = await self.chain.store.create(key, parts)
+                # **On a crash** here: the entry is in the WAL, but the clients have no response. A
+                # retry with the same Idempotency-Key gets the first response from the state.
+            except StoreRefused:
+                if not is_ambiguous:
+                    raise  # no earlier PUT may still arrive: a definite refusal
+                created = Created.UNKNOWN
+            except TASK_ENDS:
+                raise
+            except BaseException as error:  # a store raises LogErrors: this says nothing
+                failures += 1
+                if failures == FAILED_PUTS_MAX:
+                    raise
+                log.error("put of %s failed: %r", key, error, exc_info=error)
+                created = Created.UNKNOWN
+            if created is Created.DONE:
+                return True
+            if created is Created.UNKNOWN:
+                is_ambiguous = True
+                self.chain.counters.unknown += 1
+                log.warning("put of %s: outcome unknown, reading it back", key)
+            found = await self._read_back(key, entry.seq)
+            if found is not None:
+                return found.hash == entry_hash
+            if created is Created.EXISTS:
+                # The object existed and was collected. It may be this entry, stored by an earlier
+                # PUT or by one that the transport repeated.
+                raise self._outcome_lost(key)
+            # Absent, but an earlier PUT may still arrive. To repeat the PUT at the same number is
+            # safe; to take another number is not.
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 2.0)
+
+    async def is_in_chain(self, seq: int, entry_hash: bytes) -> bool:
+        """Return whether the stored entry is part of the WAL. Retries without limit: an error
+        would report an entry as failed that may be committed."""
+        while True:
+            try:
+                if not await self.chain.numbers_after(seq):
+                    return True  # the newest entry is never collected
+                return (await self.chain.read(seq + 1)).entry.previous == entry_hash
+            except NotFound:  # the next entry was collected
+                raise self._outcome_lost(keys.wal(seq)) from None
+            except Unavailable as error:
+                log.warning("reading the entry after %s failed, retrying: %s", keys.wal(seq), error)
+            await asyncio.sleep(1.0)
+
+    def _outcome_lost(self, key: str) -> CommitUnknown:
+        """Expire the view; return the error for entry `key`, which was collected before its writer
+        could be read back. The process was suspended longer than the WAL retention, an hour or
+        more: no client waits that long. Requests with acks=1 have a hot mark, applied once."""
+        self._freshness.expire()
+        return CommitUnknown(f"{key} was deleted before it was read back: commit outcome unknown")
+
+    async def _read_back(self, key: str, seq: int) -> Decoded | None:
+        pause_s = self.retry_s
+        while True:
+            try:
+                return await self.chain.find(seq)
+            except Unavailable as error:
+                log.warning("reading back %s failed, retrying: %s", key, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 2.0)

@@ -1,0 +1,55 @@
+"""The age of a view, by two clocks: the machine's boot clock and the store's.
+
+The boot clock stands still while a host pauses the machine; the store's clock has a resolution of a
+second and says nothing before its first answer. So the clock on which more time has passed counts.
+"""
+
+import math
+from typing import NamedTuple
+
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.object_store import ObjectStore
+
+STORE_CLOCK_STEP_S = 1.0
+"""Resolution of the store's clock: S3 gives dates in seconds."""
+
+
+class Moment(NamedTuple):
+    """A moment by two clocks: the machine's, and the store's in its last answer (0: none yet)."""
+
+    boot_s: float
+    store_ms: int
+
+
+NEVER = Moment(-math.inf, 0)
+
+
+class Freshness:
+    """When a view was fresh. Owned by one WAL view."""
+
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.moment = NEVER
+        """The newest known moment at which the store had no entry after the view."""
+
+    def now(self) -> Moment:
+        return Moment(self._clock.boot_s(), self._store.seen_ms)
+
+    def age_s(self, since: Moment) -> float:
+        """Return the seconds since a moment."""
+        boot_s = self._clock.boot_s() - since.boot_s
+        seen_ms = self._store.seen_ms
+        if not (since.store_ms and seen_ms):
+            return boot_s
+        return max(boot_s, (seen_ms - since.store_ms) / 1000 - STORE_CLOCK_STEP_S)
+
+    def view_age_s(self) -> float:
+        return self.age_s(self.moment)
+
+    def advance(self, moment: Moment) -> None:
+        """Handle an answer of the store: at `moment` it had no entry after the view."""
+        self.moment = max(self.moment, moment)
+
+    def expire(self) -> None:
+        self.moment = NEVER

@@ -1,0 +1,59 @@
+"""How a process distinguishes its own entries from those of a copy of it.
+
+A cloned machine and a restored snapshot continue with the name, the ids and the memory of the
+process. The hash of an entry shows who wrote it: this process knows the hashes of its own PUTs.
+"""
+
+import asyncio
+import logging
+
+from tidelog.storage.core.entry import Decoded
+from tidelog.storage.core.errors import Fenced
+
+log = logging.getLogger("tidelog.wal")
+
+PUTS_KEPT = 1000
+"""Own PUTs whose hashes are kept, to tell this process's entries from those of a copy of it."""
+
+
+class OwnEntries:
+    """Owned by one WAL view, whose entries have the name `writer`."""
+
+    def __init__(self, writer: str) -> None:
+        self.writer = writer
+        self._puts: dict[bytes, int] = {}  # hash and number of own entries, the newest last
+        self._fence: Fenced | None = None
+        self._fenced = asyncio.Event()
+
+    def add(self, entry_hash: bytes, seq: int) -> None:
+        """Register an entry before its PUT."""
+        self._puts[entry_hash] = seq
+        if len(self._puts) > PUTS_KEPT:
+            del self._puts[next(iter(self._puts))]
+
+    def check_writer(self, decoded: Decoded) -> None:
+        """Fence this process if the entry has its name and another wrote it. An own entry comes
+        here too, after a reload, or where its outcome was unknown."""
+        seq = decoded.entry.seq
+        if decoded.entry.writer != self.writer or decoded.hash in self._puts:
+            return
+        is_forgotten = len(self._puts) == PUTS_KEPT and seq < next(iter(self._puts.values()))
+        if not is_forgotten:
+            self.fence(seq)
+
+    def fence(self, seq: int) -> None:
+        """Let no commit of this process begin any more: entry `seq` is of a copy of it."""
+        if self._fence is None:
+            self._fence = Fenced(self.writer, seq)
+            log.error("%s", self._fence)
+            self._fenced.set()
+
+    def check_fence(self) -> None:
+        """Raise Fenced if the WAL has shown a copy of this process."""
+        if self._fence is not None:
+            raise self._fence
+
+    async def until_fenced(self) -> None:
+        """Wait until the WAL shows a copy of this process; then raise Fenced."""
+        await self._fenced.wait()
+        self.check_fence()

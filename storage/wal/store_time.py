@@ -1,0 +1,37 @@
+"""Wall time that the store's clock bounds.
+
+A machine whose clock is wrong would stamp records so that retention deletes them at once, or never.
+The store's clock is the one that all brokers share; its last answer and the time since then on this
+machine's boot clock give its time now.
+"""
+
+from tidelog.storage.core.model import SKEW_MS_MAX
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.object_store import ObjectStore
+
+
+class StoreTime:
+    """Owned by one event loop."""
+
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._seen_ms = 0
+        self._seen_s = 0.0
+
+    def now_ms(self) -> int:
+        """Return this machine's wall time, moved to within SKEW_MS_MAX of the store's."""
+        own_ms = self._clock.now_ms()
+        skew_ms = self._skew_ms(own_ms)
+        return own_ms - skew_ms + min(max(skew_ms, -SKEW_MS_MAX), SKEW_MS_MAX)
+
+    def skew_ms(self) -> int:
+        """Return by how much this machine's clock is ahead of the store's; 0 if no answer of the
+        store had a time yet."""
+        return self._skew_ms(self._clock.now_ms())
+
+    def _skew_ms(self, own_ms: int) -> int:
+        seen_ms, now_s = self._store.seen_ms, self._clock.boot_s()
+        if seen_ms != self._seen_ms:
+            self._seen_ms, self._seen_s = seen_ms, now_s
+        return own_ms - seen_ms - int((now_s - self._seen_s) * 1000) if seen_ms else 0

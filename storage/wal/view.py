@@ -1,0 +1,485 @@
+"""The WAL, one numbered chain of objects, and a broker's view of it.
+
+One request gives order, durability, offsets and atomicity of the whole cluster: create-if-absent
+of the next number. wal.entry_put handles the three outcomes of that request (DESIGN 4), only this
+module the rules for expired views (DESIGN 5) (I1, I5, I6). It uses keys, entries and the state, not
+records.
+
+**On a crash**: before the PUT nothing is left; during it an entry or none, and the next reader of
+the WAL sees which; after it the entry. A broker continues from the store alone.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.entry import Decoded, Draft, Entry
+from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError, NotFound, Unavailable
+from tidelog.storage.core.model import Part
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception
+from tidelog.storage.state.cluster_state import Applied, ClusterState, Outcome
+from tidelog.storage.wal.announced import AnnouncedEntries
+from tidelog.storage.wal.chain import ClusterIdentity, WalObjects, WalSettings
+from tidelog.storage.wal.checkpoints import Checkpoints
+from tidelog.storage.wal.entry_put import EntryPut
+from tidelog.storage.wal.freshness import NEVER, Freshness, Moment
+from tidelog.storage.wal.own_entries import OwnEntries
+from tidelog.storage.wal.store_time import StoreTime
+
+log = logging.getLogger("tidelog.wal")
+
+PREFETCH = 16
+"""Concurrent reads of entries during catch-up; the store's latency limits a cold start over S3."""
+TURN_WAIT_S = 5.0
+"""Seconds that a reader with an expired view waits for a blocked commit before it raises."""
+
+
+class Committer(Protocol):
+    """Commits closed hot segments, with the guarantees of `WalView.commit`. `WalView` is one."""
+
+    async def commit(self, draft: Draft) -> list[Outcome]: ...
+
+
+class Committed(NamedTuple):
+    """An entry that this broker has committed, and the bytes of its object."""
+
+    entry: Entry
+    header: bytes
+    bodies: list[Part]
+    outcomes: list[Outcome]
+
+
+class Subscriber(Protocol):
+    """A part of a broker that derives data from applied entries. Called synchronously, in WAL
+    order. Parts subscribe in their constructors, so they are called in that order."""
+
+    def on_applied(self, entry: Entry, applied: Applied) -> None: ...
+
+    def on_reset(self) -> None:
+        """Handle a reload of an expired view: it skipped entries without a call of `on_applied`."""
+
+
+class ViewExpired(Exception):
+    """The view expired during an operation."""
+
+
+@contextlib.contextmanager
+def _before_the_put() -> Iterator[None]:
+    """Make an unforeseen exception definite: this PUT has not begun, all earlier ones are lost."""
+    try:
+        yield
+    except (LogError, *TASK_ENDS):
+        raise
+    except BaseException as error:
+        raise Unavailable(f"the next entry cannot be made: {error!r}") from error
+
+
+class WalView:
+    """A broker's view of the WAL. Lives as long as the broker; safe for concurrent tasks."""
+
+    def __init__(
+        self,
+        chain: WalObjects,
+        cluster: ClusterIdentity,
+        writer: str,
+        settings: WalSettings,
+    ) -> None:
+        """Call `load` before any other method, or use `open`. No other process may have the name
+        `writer`: entries with it that this process did not write fence it (`OwnEntries`)."""
+        self.chain = chain
+        self.cluster = cluster
+        self.writer = writer
+        self.settings = settings
+        self.store = chain.store
+        self.clock = chain.clock
+        self.store_time = StoreTime(chain.store, chain.clock)
+        self.counters = chain.counters
+        self._state = ClusterState(cluster.cluster_id, cluster.format)
+        self.subscribers: list[Subscriber] = []
+        self._is_half_applied = False
+        self._offers = AnnouncedEntries()
+        self._turn = asyncio.Lock()  # its holder may apply entries to the view
+        self._freshness = Freshness(chain.store, chain.clock)
+        self._entry_put = EntryPut(chain, self._freshness, settings.retry_s)
+        self.own_entries = OwnEntries(writer)
+        self._probes_begun = 0
+        self._probe_fresh = 0  # number of the newest probe that reached the end of the WAL
+        self._probe: asyncio.Task[None] | None = None
+        self._checkpoints = Checkpoints(
+            chain,
+            entries_least=settings.checkpoint_entries,
+            entries_max=settings.checkpoint_entries_max,
+            interval_s=settings.checkpoint_interval_s,
+        )
+
+    @property
+    def view_age_max_s(self) -> float:
+        """An older view is expired (DESIGN 5)."""
+        return self.cluster.bounds.view_age_ms / 1000
+
+    @property
+    def state(self) -> ClusterState:
+        """The newest state. Raises Unavailable after an exception in `apply`, which leaves a state
+        that no broker may serve (I3, I4), until the state is loaded again."""
+        if self._is_half_applied:
+            raise Unavailable("the state of this broker is loaded again after an error: retry")
+        return self._state
+
+    # -- opening and closing
+
+    @classmethod
+    async def open(
+        cls,
+        store: ObjectStore,
+        clock: Clock,
+        writer: str,
+        settings: WalSettings | None = None,
+        *,
+        cluster_id: str | None = None,
+        is_creating: bool = True,
+    ) -> "WalView":
+        """Open the cluster, or create it if `is_creating`; load its state.
+
+        Raises StoreUnfit (also if its id is not the given `cluster_id`) or Corrupt.
+        """
+        chain = WalObjects(store, clock)
+        settings = settings or WalSettings()
+        cluster = await chain.open_cluster(
+            cluster_id, is_creating=is_creating, bounds=settings.bounds
+        )
+        view = cls(chain, cluster, writer, settings)
+        await view.load()
+        return view
+
+    async def load(self) -> None:
+        """Load the state: the newest checkpoint and all entries after it. Raises Corrupt."""
+        async with self._turn:
+            await self._load()
+
+    async def close(self) -> None:
+        """Cancel the view's background tasks. A process that does not call this loses nothing."""
+        if self._probe is not None:
+            self._probe.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._probe
+        await self._checkpoints.close()
+
+    # -- writing
+
+    async def commit(self, draft: Draft) -> list[Outcome]:
+        """Commit the draft as the next entry, at any number; return one outcome per commit.
+
+        Returns when the entry is durable and applied to this view. Raises StoreRefused if the draft
+        is not in the WAL and never will be (I6), and Corrupt if the WAL cannot be read.
+        Raises CommitUnknown if the entries that would show the outcome were collected while the
+        process was suspended, or if `apply` failed. Any other exception comes after the PUT was
+        begun: the outcome is unknown. Otherwise it retries an unknown outcome without limit: run it
+        in a task that no client can cancel.
+        """
+        committed = await self.commit_next(lambda: draft)
+        assert committed is not None, "the draft is never None"
+        return committed.outcomes
+
+    async def commit_next(self, next_draft: Callable[[], Draft | None]) -> Committed | None:
+        """Commit as `commit` does, a draft from `next_draft`. It is called before each attempt,
+        after all known entries are applied, and may return another draft each time; None ends."""
+        async with self._moving():
+            while True:
+                await self._ensure_view()
+                self._apply_offers()
+                self.own_entries.check_fence()
+                with _before_the_put():
+                    draft = next_draft()
+                if draft is None:
+                    return None
+                try:
+                    if (committed := await self._attempt(draft)) is not None:
+                        return committed
+                    # Lost, definitely: another entry has the number. Apply it first.
+                    self.counters.lost += 1
+                    await self._catch_up()
+                except ViewExpired:
+                    # Lost: the WAL was collected past this number, so the entry does not count.
+                    self.counters.void += 1
+                    await self._load()
+
+    async def _attempt(self, draft: Draft) -> Committed | None:
+        state, now_ms = self._state, self.clock.now_ms()
+        entry = Entry(
+            level=draft.level or state.level,
+            seq=state.seq + 1,
+            previous=state.hash,
+            entry_id=self.clock.new_id(),
+            writer=self.writer,
+            at_ms=max(state.time_ms, now_ms) if state.level == levels.FIRST else now_ms,
+            chunks=draft.chunks,
+            commits=draft.commits,
+            origins=list(draft.origins),
+            store_ms=self.store.seen_ms,
+        )
+        with _before_the_put():
+            header, entry_hash = entries.encode_header(entry)
+        key = keys.wal(entry.seq)
+        fresh, started = self._freshness.moment, self._freshness.now()
+        self.own_entries.add(entry_hash, entry.seq)
+        if not await self._entry_put.put(key, [header, *draft.bodies], entry, entry_hash):
+            return None
+        slept = self._freshness.age_s(fresh) > self.view_age_max_s  # the PUT's answer counts
+        # If the process was suspended before the PUT arrived, the number may have been collected,
+        # and this PUT created it again (I5). If after it, the next entry may name this one.
+        if slept and not await self._entry_put.is_in_chain(entry.seq, entry_hash):
+            raise ViewExpired
+        self._freshness.advance(started)
+        self.counters.entries_committed += 1
+        try:
+            outcomes = self._on_entry(Decoded(entry, entry_hash, len(header)))
+        except LogError as error:
+            raise CommitUnknown(f"{key} is in the WAL, with unknown outcomes: {error}") from error
+        return Committed(entry, header, draft.bodies, outcomes)
+
+    # -- reading
+
+    async def ensure_view(self) -> None:
+        """Reload the state if the view has expired; cheap otherwise.
+
+        Raises Unavailable if a commit with an unknown outcome blocks the view.
+        """
+        if not self._is_void():
+            return
+        try:
+            async with asyncio.timeout(TURN_WAIT_S):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                "the view of the WAL has expired, and a commit waits for the store: retry"
+            ) from None
+        try:
+            await self._ensure_view()
+        finally:
+            self._turn.release()
+
+    async def reach(self, seq: int) -> None:
+        """Apply entries up to `seq`, or to the end of the WAL if that comes first."""
+        if self._state.seq < seq:
+            async with self._moving():
+                await self._ensure_view()
+                await self._follow(self._state, self._on_entry, upto=seq)
+
+    def on_announced(self, seq: int, header: bytes) -> None:
+        """Handle a peer's announcement that entry `seq` is in the WAL. `header` is the beginning of
+        its object, or empty if that is large.
+
+        Only for peers with access to the cluster's store. The header is used only if it is the next
+        entry and names the last applied one by hash; else the store is read. The view does not get
+        fresher: an announcement does not show that no later entry exists.
+        """
+        if seq <= self._state.seq:
+            return
+        self._offers.add(seq, header)
+        if not self._turn.locked():  # else the holder applies them at its end
+            self._take_offers()
+
+    @contextlib.asynccontextmanager
+    async def _moving(self) -> AsyncIterator[None]:
+        """Hold `_turn`; at the end apply entries that were announced meanwhile. A state that is
+        half applied is loaded again before the caller goes on, if the store answers."""
+        async with self._turn:
+            try:
+                yield
+            except TASK_ENDS:
+                raise
+            except BaseException:
+                await self._mend()
+                raise
+            self._take_offers()
+            await self._mend()
+
+    async def _mend(self) -> None:
+        if self._is_half_applied:
+            try:
+                await self._load()
+            except Exception as error:  # noqa: BLE001 - the next reader of the WAL tries again
+                log.error("the state was not loaded again, retrying: %s", error)
+
+    def _take_offers(self) -> None:
+        """Apply announced entries; if entries before them are missing, start to read the store."""
+        if not self._is_void():
+            try:
+                self._apply_offers()
+            except LogError as error:  # not of the caller, whose entry may be committed
+                log.error("an announced entry cannot be applied: %s", error)
+        if (self._offers or self._is_half_applied) and (self._probe is None or self._probe.done()):
+            _ = self._start_probe()
+
+    def _apply_offers(self) -> None:
+        """Apply announced entries as long as each is the next one. The caller holds `_turn`, or
+        `_turn` is free and the caller does not await."""
+        while (decoded := self._offers.pop_next(self._state.seq, self._state.hash)) is not None:
+            try:
+                _ = self._on_entry(decoded)
+            except Corrupt as error:  # for those who read the entry, not for those who tell of it
+                log.warning("a peer announced an entry that cannot be applied: %s", error)
+                self._offers.add(decoded.entry.seq, b"")
+                return
+
+    async def refresh(self) -> None:
+        """Apply all entries that were committed before this call (I3). It costs one GET of the next
+        number, shared by all callers that arrive before the GET starts."""
+        need = self._probes_begun + 1
+        while self._probe_fresh < need:
+            await asyncio.shield(self._start_probe())
+
+    def _start_probe(self) -> asyncio.Task[None]:
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._find_end())
+            self._probe.add_done_callback(retrieve_exception)
+        return self._probe
+
+    async def _find_end(self) -> None:
+        self._probes_begun += 1
+        number = self._probes_begun
+        while True:
+            started, offered = self._freshness.now(), self._offers.numbers()
+            try:
+                await self.chain.read(self._state.seq + 1)
+            except NotFound:
+                self._offers.drop(offered)
+                # After an expired view, the next number may be absent because it was collected.
+                if not self._is_void():
+                    self._freshness.advance(started)
+                    break
+                await self.ensure_view()
+                continue
+            async with self._moving():  # waits until an own PUT of that number has its outcome
+                await self._ensure_view()
+                await self._catch_up()
+            if not self._is_void():
+                break  # the catch-up reached an end of the WAL after this probe began
+        self._probe_fresh = number
+
+    @property
+    def view_age_s(self) -> float:
+        """Seconds since the store had no entry after this view; it may have newer entries now."""
+        return max(self._freshness.view_age_s(), 0.0)
+
+    def _is_void(self) -> bool:
+        return self._is_half_applied or self._freshness.view_age_s() > self.view_age_max_s
+
+    async def _ensure_view(self) -> None:
+        if self._is_void():
+            self.counters.void += 1
+            log.warning("the view of the WAL has expired: loading the newest checkpoint")
+            await self._load()
+
+    async def _load(self) -> None:
+        """Load a view from the newest checkpoint. Until it is complete, the expired one stays."""
+        self._freshness.moment = fresh = NEVER
+        stuck_at = -1
+        while True:
+            state = await self.chain.newest_checkpoint(self.cluster)
+            checkpoint_seq = state.seq
+            try:
+                fresh = await self._follow_to_newest(state)
+                break
+            except Corrupt:
+                # Either the WAL was collected meanwhile, or a suspended broker's invalid entry has
+                # a collected number: then a newer checkpoint exists. Or the WAL is damaged.
+                if stuck_at == state.seq:
+                    raise
+                stuck_at = state.seq
+        self._state = state
+        self._is_half_applied = False
+        self._freshness.moment = fresh
+        self._checkpoints.on_loaded(checkpoint_seq)
+        self._tell(lambda subscriber: subscriber.on_reset())
+        self._checkpoints.write_if_due(self._state.seq, self.checkpoint)
+
+    async def _follow_to_newest(self, state: ClusterState) -> Moment:
+        """Apply all entries after `state`; return a moment at which there were no more. Raises
+        Corrupt at a hole. An absent number is not enough to find the end, because entries after a
+        checkpoint may be collected. A listing is: the newest entry is never collected."""
+        while True:
+            started = self._freshness.now()
+            numbers = await self.chain.numbers_after(state.seq)
+            await self._follow(state, lambda decoded: self._apply(state, decoded))
+            if numbers and numbers[-1] > state.seq:
+                raise Corrupt(keys.wal(state.seq + 1), "is missing, but later entries exist")
+            if self._freshness.age_s(started) <= self.view_age_max_s:
+                return started
+
+    async def _catch_up(self) -> None:
+        fresh = await self._follow(self._state, self._on_entry)
+        if not self._is_void():  # as in _find_end
+            self._freshness.advance(fresh)
+
+    async def _follow(
+        self, state: ClusterState, on_entry: Callable[[Decoded], object], *, upto: float = math.inf
+    ) -> Moment:
+        """Apply the entries after `state`, up to the first absent number; return a moment after
+        which that number was absent. After the first entry it reads ahead."""
+        width = 1
+        while True:
+            if state is self._state:
+                self._apply_offers()
+            if state.seq >= upto:
+                return NEVER
+            started = self._freshness.now()
+            seqs = range(state.seq + 1, int(min(state.seq + width, upto)) + 1)
+            reads = [asyncio.create_task(self.chain.find(seq)) for seq in seqs]
+            try:
+                for read in reads:
+                    decoded = await read
+                    # The view expired: this may be an invalid entry at a collected number.
+                    if decoded is None or (state is self._state and self._is_void()):
+                        return started
+                    if decoded.entry.previous != state.hash:
+                        why = "does not name the entry before it: the chain is broken"
+                        raise Corrupt(keys.wal(decoded.entry.seq), why)
+                    on_entry(decoded)
+            finally:
+                for read in reads:
+                    read.cancel()
+                await asyncio.gather(*reads, return_exceptions=True)
+            width = min(width * 4, PREFETCH)
+
+    def _apply(self, state: ClusterState, decoded: Decoded) -> Applied:
+        self.counters.entries_applied += 1
+        self.own_entries.check_writer(decoded)
+        key = keys.wal(decoded.entry.seq)
+        try:
+            return state.apply(decoded, key)
+        except (Corrupt, *TASK_ENDS):  # Corrupt: it has changed nothing
+            raise
+        except BaseException as error:
+            self._is_half_applied = self._is_half_applied or state is self._state
+            log.critical("object %s cannot be applied", key, exc_info=error)
+            raise Unavailable(f"object {key} cannot be applied: {error!r}") from error
+
+    def _on_entry(self, decoded: Decoded) -> list[Outcome]:
+        applied = self._apply(self._state, decoded)
+        self._tell(lambda subscriber: subscriber.on_applied(decoded.entry, applied))
+        self._checkpoints.write_if_due(self._state.seq, self.checkpoint)
+        return applied.outcomes
+
+    def _tell(self, call: Callable[[Subscriber], None]) -> None:
+        """Call each subscriber. Its derived data may be wrong after an exception, so the view
+        expires: `on_reset` drops it. The entry and its outcomes are not in doubt."""
+        for subscriber in self.subscribers:
+            try:
+                call(subscriber)
+            except TASK_ENDS:
+                raise
+            except BaseException as error:
+                self._freshness.expire()
+                log.critical("bug in %s", type(subscriber).__name__, exc_info=error)
+
+    async def checkpoint(self) -> int:
+        state = self.state  # raises after an exception in `apply`: no such state is written
+        return await self.chain.write_checkpoint(state.seq, state.encode())

@@ -1,0 +1,278 @@
+"""The bytes of a hot log file, and their recovery after a crash (FORMAT, hot log)."""
+
+import fcntl
+import logging
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.entry import HotMark, IdempotencyKey
+from tidelog.storage.core.errors import Corrupt, StoreUnfit
+from tidelog.storage.io.folder import sync_path
+from tidelog.storage.write.hot_segment import AppendRequest, TopicRecords
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"TIDEHOT1"
+FRAME = struct.Struct("<IIQ")  # payload length, CRC-32C of number and payload, number
+KEPT = "-kept-"
+_UPPER_HALF = bytes(4)
+_ZEROS = 512
+_FRAME_BYTES_MIN = 64
+_EFFORT_MAX = 4 * 1024**3
+"""Upper bound of the bytes of which one search for a frame computes checksums. So many bytes take a
+few seconds."""
+
+
+class Head(msgspec.Struct, frozen=True):
+    cluster_id: str
+    log_id: str
+
+
+class FramePart(msgspec.Struct, frozen=True, array_like=True):
+    topic_id: str
+    partition: int
+    message: bytes  # an Arrow record batch message of CHUNK_SCHEMA
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    commit_id: bytes
+    is_json: bool
+    topic_id: str | None
+    key: IdempotencyKey | None
+    parts: list[FramePart]
+
+
+_frames = msgspec.msgpack.Decoder(Frame)
+
+
+class Recovered(NamedTuple):
+    """A file of a crashed process, or one that HotLog.keep made: its requests with hot marks, in
+    order. `fd` holds the lock of the file."""
+
+    path: Path
+    log_id: str
+    requests: list[AppendRequest]
+    fd: int
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the file has only one request, which the store refused (HotLog.keep)."""
+        return KEPT in self.path.name
+
+
+def recover(directory: Path, cluster_id: str) -> list[Recovered]:
+    """Lock and read the directory's logs that no running process holds, each with all its files.
+
+    Raises StoreUnfit if a log belongs to another cluster: its records must not get into this
+    cluster, and must not be dropped.
+    """
+    found: list[Recovered] = []
+    taken: set[str] = set()  # another process holds, or has just deleted, a file of these logs
+    try:
+        for path in sorted(directory.glob("*.hot")):
+            log_id = _first_log(path)
+            # Sorted, so that if two processes start at once, one of them gets all files of a log.
+            fd = None if log_id in taken else _lock(path)
+            if fd is None:
+                taken.add(log_id)
+                continue
+            try:
+                found.append(read_file(path, fd, cluster_id))
+            except BaseException:
+                os.close(fd)
+                raise
+    except BaseException as error:
+        for recovered in found:
+            os.close(recovered.fd)
+        if isinstance(error, OSError):
+            raise StoreUnfit(f"hot logs in {directory} cannot be read: {error}") from error
+        raise
+    return _each_once(found)
+
+
+def _each_once(found: Sequence[Recovered]) -> list[Recovered]:
+    """If a request is in a file of its own and also in another file, drop it from the other file:
+    a process crashed while it set the request aside."""
+    kept = {each.commit_id for file in found if file.is_kept for each in file.requests}
+    return [
+        file
+        if file.is_kept
+        else file._replace(requests=[it for it in file.requests if it.commit_id not in kept])
+        for file in found
+    ]
+
+
+def _first_log(path: Path) -> str:
+    """Return the id of the log to which the file's requests belonged at first."""
+    return path.name.partition("-")[0]
+
+
+def _lock(path: Path) -> int | None:
+    """Lock the file; return its descriptor, None if another process holds or has deleted it."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    if os.fstat(fd).st_nlink == 0:
+        os.close(fd)
+        return None
+    return fd
+
+
+def discard(files: Sequence[Recovered]) -> set[str]:
+    """Delete files whose requests are all committed, durably, and release their locks.
+
+    Returns the logs that have no file left: no recovery will need their marks again.
+    """
+    finished = set()
+    for recovered in files:
+        directory = recovered.path.parent
+        recovered.path.unlink(missing_ok=True)
+        sync_path(directory)
+        os.close(recovered.fd)
+        for log_id in {recovered.log_id, _first_log(recovered.path)}:
+            if not any(directory.glob(f"{log_id}-*.hot")):
+                finished.add(log_id)
+    return finished
+
+
+def read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
+    body = path.read_bytes()
+    if not body.startswith(MAGIC):
+        raise StoreUnfit(f"hot log {path} has a wrong header: move it away to start without it")
+    length = int.from_bytes(body[len(MAGIC) : len(MAGIC) + 4], "little")
+    at = len(MAGIC) + 4 + length
+    try:
+        head = msgspec.json.decode(body[len(MAGIC) + 4 : at], type=Head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreUnfit(f"hot log {path} has a damaged head: {error}") from error
+    if head.cluster_id != cluster_id:
+        raise StoreUnfit(
+            f"hot log {path} belongs to cluster {head.cluster_id}, not to {cluster_id}: "
+            "start a broker of that cluster here first, or give this one another --hot-dir"
+        )
+    requests: list[AppendRequest] = []
+    last, damaged = 0, 0
+    while at < len(body):
+        found = _frame_at(body, at)
+        if found is None:
+            # The frame is torn, so its request was never answered (some file systems leave zeros).
+            # But if whole frames follow, it may be damaged instead: its request may have been
+            # acknowledged, and the disk has lost data.
+            try:
+                further = _next_frame(body, at + 1, last)
+            except StoreUnfit as error:
+                raise StoreUnfit(
+                    f"hot log {path} {error}: move it away to start without it"
+                ) from error
+            if further is None:
+                break
+            damaged += further - at
+            at = further
+            continue
+        number, payload = found
+        try:
+            frame = _frames.decode(payload)
+            requests.append(_append_request(frame, HotMark(head.log_id, number), str(path)))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Corrupt) as error:
+            raise StoreUnfit(f"hot log {path} has an invalid frame: {error}") from error
+        at += FRAME.size + len(payload)
+        last = number
+    if damaged:
+        kept = path.with_suffix(".damaged")
+        shutil.copyfile(path, kept)
+        why = "acknowledged requests (acks=1) in these bytes are lost, later requests are kept"
+        log.error("hot log %s: %d bytes are damaged: %s; a copy is in %s", path, damaged, why, kept)
+    if at < len(body):
+        log.warning("hot log %s: cut off %d torn bytes", path, len(body) - at)
+    return Recovered(path, head.log_id, requests, fd)
+
+
+def _frame_at(body: bytes, at: int) -> tuple[int, bytes] | None:
+    """Return number and payload of the frame at `at`; None if no whole frame is there."""
+    if len(body) - at < FRAME.size:
+        return None
+    size, crc, number = FRAME.unpack_from(body, at)
+    if not 0 < size <= len(body) - at - FRAME.size:
+        return None
+    payload = body[at + FRAME.size : at + FRAME.size + size]
+    return (number, payload) if frame_checksum(number, payload) == crc else None
+
+
+def _next_frame(body: bytes, start: int, last: int) -> int | None:
+    """Return the position of the next whole frame, None if there is none. Its number must be higher
+    than `last`. If `last` is not 0, no more numbers may be missing than frames fit in the bytes
+    between. The search looks for the upper half of the number, which is zero: few other positions
+    match.
+
+    Raises StoreUnfit if too many bytes look like a frame: then an operator has to decide.
+    """
+    place, effort = start - 1, 0
+    while (place := body.find(_UPPER_HALF, place + 1)) >= 0:
+        at = place - (FRAME.size - len(_UPPER_HALF))
+        if at >= start:
+            size, _, number = FRAME.unpack_from(body, at)
+            between = (at - start) // _FRAME_BYTES_MIN
+            if last < number and (not last or number <= last + 1 + between):
+                if _frame_at(body, at) is not None:
+                    return at
+                effort += min(size, len(body) - at)
+                if effort > _EFFORT_MAX:
+                    raise StoreUnfit(f"is damaged at byte {start}")
+        if not body[place : place + _ZEROS].strip(b"\0"):
+            place += _ZEROS - FRAME.size  # a page that was never written
+    return None
+
+
+def prefix(cluster_id: str, log_id: str) -> bytes:
+    """Return the bytes of a file before its first frame."""
+    head = msgspec.json.encode(Head(cluster_id, log_id))
+    return MAGIC + struct.pack("<I", len(head)) + head
+
+
+def frames(first: int, payloads: Sequence[bytes]) -> bytes:
+    """Return the payloads framed, numbered from `first`."""
+    return b"".join(
+        FRAME.pack(len(payload), frame_checksum(number, payload), number) + payload
+        for number, payload in enumerate(payloads, first)
+    )
+
+
+def frame_checksum(number: int, payload: bytes) -> int:
+    return crc32c(payload, crc32c(number.to_bytes(8, "little")))
+
+
+def _append_request(frame: Frame, mark: HotMark, path: str) -> AppendRequest:
+    parts = [
+        TopicRecords(part.topic_id, part.partition, chunks.decode_message(part.message, path))
+        for part in frame.parts
+    ]
+    size = sum(len(part.message) for part in frame.parts)
+    return AppendRequest(
+        frame.commit_id,
+        parts,
+        size,
+        is_json=frame.is_json,
+        key=frame.key,
+        hot=mark,
+        topic_id=frame.topic_id,
+    )
+
+
+def write_all(fd: int, body: bytes) -> None:
+    view = memoryview(body)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,180 @@
+"""Acknowledged requests (acks=1) whose flush failed: tried apart from all others, in their order.
+
+Requests of one hot log are committed in the order of their marks: `apply` takes a lower mark for
+committed. So all of them wait behind one that the store refuses, while other requests are flushed.
+A group that fails is halved, so a request that is refused soon stands alone. It is then set aside,
+in a file of its own, and tried again now and then.
+
+**On a crash** at any moment: each request is in a file of the hot log, with its mark.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from tidelog.storage.core.entry import Commit, Draft, HotMark
+from tidelog.storage.core.errors import LogError, SetAside
+from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.wal.view import Committer, WalView
+from tidelog.storage.write.hot_log import HotLog
+from tidelog.storage.write.hot_log_file import Recovered
+from tidelog.storage.write.hot_segment import AppendRequest
+
+log = logging.getLogger("tidelog.writer")
+
+ALONE_FAILURES_MAX = 5
+"""A request that fails so often alone is set aside, if the store takes another entry. It takes two
+seconds; a store that refuses one PUT in twenty does this to one request in three million."""
+PAUSE_S = 0.1
+PAUSE_MAX_S = 2.0
+KEPT_RETRY_S = 60.0
+"""Period of attempts at requests that are set aside."""
+KEPT_MAX = 100
+"""Requests set aside (I10), each a file. At the bound, acks=1 is acks=all."""
+
+
+class Flusher(Protocol):
+    """The writer of the requests. `flush` and `answer` do what their names say; `commit` raises
+    Unavailable or CommitUnknown; `fitting` requests, the first ones, fit into one entry."""
+
+    async def flush(self, requests: list[AppendRequest]) -> bool: ...
+
+    async def commit(self, requests: list[AppendRequest]) -> object: ...
+
+    def fitting(self, requests: Sequence[AppendRequest]) -> int: ...
+
+    def answer(
+        self, request: AppendRequest, placements: list[AppendedRange], error: LogError | None
+    ) -> None: ...
+
+    async def retire(self, log_ids: set[str]) -> None: ...
+
+
+class RefusedRequests:
+    """Those of one writer: in memory the ones whose marks wait, on the disk those set aside."""
+
+    def __init__(
+        self, flusher: Flusher, wal: WalView, committer: Committer, hot_log: HotLog | None
+    ) -> None:
+        self.set_aside = 0
+        """Requests set aside since the process started."""
+        self._flusher = flusher
+        self._wal = wal
+        self._clock = wal.clock
+        self._committer = committer
+        self._hot_log = hot_log
+        self._waiting: list[AppendRequest] = []
+        self._group = 1
+        self._failures = 0
+        self._pause_s = PAUSE_S
+        self._next_s = 0.0
+        self._kept_next_s = 0.0
+        self._leaving: Recovered | None = None
+        """The new file of the first request, until its old mark is used up."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def due_s(self) -> float:
+        """The boot time of the next attempt; infinite if there is nothing to try."""
+        if self._waiting:
+            return self._next_s
+        return self._kept_next_s if self._hot_log is not None and self._hot_log.kept else math.inf
+
+    def add(self, requests: Sequence[AppendRequest]) -> None:
+        """Add acknowledged requests behind the others: their marks are higher."""
+        self._waiting += requests
+
+    def failed(self, requests: Sequence[AppendRequest], *, is_alone: bool) -> None:
+        """Note that a flush with these requests failed; if they are not here yet, none is.
+        `is_alone`: nothing but the first request was in the flush."""
+        if not self._waiting:
+            self._waiting = list(requests)
+        self._failures = self._failures + 1 if is_alone else 0
+        self._group = max(len(requests) // 2, 1)
+        self._pause()
+
+    async def retry(self) -> bool:
+        """Try what is due; return whether it was committed, or is out of the way."""
+        return await (self._retry_first() if self._waiting else self._retry_kept())
+
+    async def _retry_first(self) -> bool:
+        group = self._waiting[: self._group]
+        group = group[: self._flusher.fitting(group)]
+        if self._leaving is None:
+            if await self._flusher.flush(group):  # else the flusher calls `failed`
+                self._drop(len(group))
+                return True
+            if self._failures < ALONE_FAILURES_MAX:
+                return False
+        (first, *_) = group
+        if self._hot_log is None or first.hot is None:
+            return False
+        try:
+            await self._set_aside(self._hot_log, first, first.hot)
+        except (LogError, OSError) as error:
+            log.error("a refused request is not set aside, retrying: %s", error)
+            self._pause()
+            return False
+        self._drop(1)
+        return True
+
+    def _drop(self, count: int) -> None:
+        del self._waiting[:count]
+        self._group = max(2 * count, 1)
+        self._failures, self._pause_s, self._next_s = 0, PAUSE_S, 0.0
+
+    def _pause(self) -> None:
+        self._next_s = self._clock.boot_s() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+
+    async def _set_aside(self, hot_log: HotLog, request: AppendRequest, mark: HotMark) -> None:
+        """Move the request to a file of its own, with another mark. Raises LogError or OSError,
+        also where the store refuses everything else, too.
+
+        **On a crash** before the file is durable, the request is where it was. After it, a recovery
+        finds the request in both files, and takes it from the new one alone (hot_log_file.recover).
+        This process does not commit it from there before its old mark is used up: until then, a
+        recovery of the old file alone would commit it again.
+        """
+        if self._leaving is None:
+            # This entry decides an earlier attempt with an unknown outcome: it takes its number.
+            await self._commit(Commit(self._clock.new_id(), []))
+            if self._wal.state.hot_logs.get(mark.log_id, -1) >= mark.seq:
+                self._flusher.answer(request, [], None)
+                return
+            self._leaving = await hot_log.keep(request, self._clock.new_id().hex())
+        await self._commit(Commit(self._clock.new_id(), [], hot=mark))
+        kept, self._leaving = self._leaving, None
+        hot_log.set_aside(kept)
+        hot_log.committed([mark])
+        self.set_aside += 1
+        self._kept_next_s = self._clock.boot_s() + KEPT_RETRY_S
+        why = f"the store refuses a request that was acknowledged with acks=1: it is in {kept.path}"
+        log.error("%s and is tried again every %.0f s", why, KEPT_RETRY_S)
+        self._flusher.answer(request, [], SetAside(why))
+
+    async def _commit(self, commit: Commit) -> None:
+        _ = await self._committer.commit(Draft([commit], [], []))
+
+    async def _retry_kept(self) -> bool:
+        """Try the requests that are set aside, up to the first that is refused again."""
+        hot_log = self._hot_log
+        assert hot_log is not None, "it keeps them"
+        for _ in range(len(hot_log.kept)):
+            self._kept_next_s = self._clock.boot_s() + KEPT_RETRY_S
+            kept = hot_log.kept[0]
+            try:
+                request = await hot_log.load(kept)
+                # A refusal by `apply` is final, like an outcome: the topic was deleted since.
+                _ = await self._flusher.commit([request])
+                finished = await hot_log.discard(kept)
+            except (LogError, OSError) as error:
+                hot_log.kept.rotate(-1)
+                log.warning("the request in %s is refused again: %s", kept.path, error)
+                return False
+            log.warning("the request in %s, which was set aside, is committed", kept.path)
+            await self._flusher.retire(finished)
+        return True

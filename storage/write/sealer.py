@@ -1,0 +1,336 @@
+"""Sealing: a partition's tail becomes a Parquet segment of its topic's table.
+
+Three steps, each of which may be repeated (DESIGN 8): upload the segments under unique names; one
+Delta commit that adds them together with the application transaction (app id = the partition's
+seal, version = end offset); a WAL action that trims the tail. The application transaction is the
+lock: the manifest refuses one of two sealers, which then starts again from the manifest's content.
+
+**On a crash**: after the upload, files that nothing names are left for collection. After the Delta
+commit, the table has more than the WAL says is sealed. Readers still use the tail (I7), and the
+next sealer finds the transaction ahead of `sealed_end` and only repeats the WAL action.
+
+**If the process is suspended**: collection deletes files that no version names after a day. A
+sealer commits nothing if more than `UPLOAD_AGE_MAX_S` passed since its first upload. Before a tail
+is trimmed for files that were committed late, or by another sealer, their objects are looked up.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tidelog.storage.core import keys, levels, topic_configs
+from tidelog.storage.core.actions import AnyAction, Sealed
+from tidelog.storage.core.errors import Corrupt, LogError, NotFound, TableInDoubt, Unavailable
+from tidelog.storage.core.model import SKEW_MS_MAX, Acks, SegmentFile
+from tidelog.storage.io.object_store import upload
+from tidelog.storage.io.threads import TASK_ENDS, lower_priority, surviving
+from tidelog.storage.read.reader import Reader
+from tidelog.storage.read.segment_reader import between
+from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.state.partition import Partition
+from tidelog.storage.tables import segment as segments
+from tidelog.storage.tables.doubt import hole
+from tidelog.storage.tables.manifest import ManifestConflict, Table, clean_app_id, seal_app_id
+from tidelog.storage.tables.open_tables import OpenTables
+from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.writer import Writer
+
+log = logging.getLogger("tidelog.sealer")
+
+ROUNDS_MAX = 64
+"""A topic whose seals fail waits for twice as many rounds each time, up to this number. Each failed
+seal costs the encoding of a tail and a log line."""
+TAKEOVER_FACTOR = 2
+"""A tail that exceeds its limit by this factor is sealed by any broker: its own broker does not.
+Below it, one broker seals, so that the others do not encode and upload for nothing."""
+BACKGROUND_STOP_S = 1.0
+"""Wait for a seal, or for retention and collection, when a broker stops. Their threads have the
+lowest priority and may get no CPU on a busy machine; they may be interrupted anywhere."""
+COMPARED_BYTES = 4 * 1024 * 1024
+"""Of the tail, in memory at once, while it is compared with a segment."""
+UPLOAD_AGE_MAX_S = 3600.0
+"""From a segment's upload to its commit. The grace of collection is several times as long."""
+
+
+class SealerSettings(NamedTuple):
+    """Settings of the sealer; the service sets them."""
+
+    check_interval_s: float = 1.0
+    tail_chunks_max: int = 10_000
+    """A tail of more chunks is sealed whatever its size: each chunk costs ~200 bytes on every
+    broker."""
+
+
+@dataclass
+class SealerCounters:
+    """Since the process started."""
+
+    segments: int = 0
+    rows: int = 0
+    bytes: int = 0
+    conflicts: int = 0
+    failures: int = 0
+
+
+class Sealer:
+    """Owned by one event loop. Any number of them may work on one cluster. `owns` returns whether
+    this broker seals the tails of a topic id as soon as they are due."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        writer: Writer,
+        tables: OpenTables,
+        settings: SealerSettings,
+        owns: Callable[[str], bool],
+    ) -> None:
+        self.store = reader.store
+        self.clock = writer.clock
+        self.reader = reader
+        self.writer = writer
+        self.settings = settings
+        self.counters = SealerCounters()
+        self._owns = owns
+        self._tables = tables
+        self._threads = ThreadPoolExecutor(1, "tidelog-seal", initializer=lower_priority)
+        self._turn = asyncio.Lock()
+        self._set_aside: dict[str, tuple[int, int]] = {}  # by topic id: failures, rounds left
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, state_of: Callable[[], ClusterState]) -> None:
+        """Seal the partitions that are due. Does not return. A topic whose seal fails, for whatever
+        reason, is set aside for a while; the others are sealed."""
+        while True:
+            await asyncio.sleep(self.settings.check_interval_s)
+            with surviving(log, "looking for tails to seal"):
+                await self._seal_due(state_of())
+
+    async def _seal_due(self, state: ClusterState) -> None:
+        due = self.due(state)
+        self._set_aside = {key: of for key, of in self._set_aside.items() if key in due}
+        for topic_id, numbers in due.items():
+            topic = state.topic_of_id(topic_id)
+            failures, rounds = self._set_aside.get(topic_id, (0, 0))
+            if rounds:
+                self._set_aside[topic_id] = failures, rounds - 1
+            elif topic is not None:
+                await self._try(topic, numbers, failures)
+
+    async def _try(self, topic: Topic, numbers: Sequence[int], failures: int) -> None:
+        try:
+            await self.seal(topic, numbers)
+        except TASK_ENDS:
+            raise
+        except BaseException as error:  # a panic of deltalake is not an Exception
+            self.counters.failures += 1
+            self._set_aside[topic.topic_id] = failures + 1, min(2**failures, ROUNDS_MAX) - 1
+            is_known = isinstance(error, (LogError, OSError, pa.ArrowException))
+            log.warning(
+                "sealing %s failed %d times and will be retried: %s",
+                topic.name,
+                failures + 1,
+                error,
+                exc_info=None if is_known else error,
+            )
+        else:
+            self._set_aside.pop(topic.topic_id, None)
+
+    def due(self, state: ClusterState) -> dict[str, list[int]]:
+        """Return the partitions whose tail is large or old enough, by topic id."""
+        now_ms = self.clock.now_ms()
+        found: dict[str, list[int]] = {}
+        for topic, number, partition in state.partitions():
+            if self._is_due(state, topic, partition, now_ms) and (
+                self._owns(topic.topic_id)
+                or self._is_due(state, topic, partition, now_ms, TAKEOVER_FACTOR)
+            ):
+                found.setdefault(topic.topic_id, []).append(number)
+        return found
+
+    def _is_due(
+        self, state: ClusterState, topic: Topic, partition: Partition, now_ms: int, factor: int = 1
+    ) -> bool:
+        if not partition.tail:
+            return False
+        config = state.config(topic)
+        age_ms = now_ms - partition.tail[0].committed_ms
+        return (
+            partition.tail_bytes >= factor * config.segment_bytes
+            or age_ms >= factor * config.segment_ms
+            # Its writer's clock was ahead; at level 1, all entries after it have its time.
+            or (age_ms < -SKEW_MS_MAX and state.level > levels.FIRST)
+            or len(partition.tail) >= factor * self.settings.tail_chunks_max
+        )
+
+    async def seal(self, topic: Topic, numbers: Sequence[int] | None = None) -> int:
+        """Move the tails of these partitions (all when None), as they are now, into the table.
+
+        Returns the number of records sealed. Raises Unavailable, Corrupt, TableInDoubt. A conflict
+        with another sealer is not an error: its work counts, the rest is left for the next round.
+        """
+        async with self._turn:
+            wanted = range(len(topic.partitions)) if numbers is None else numbers
+            # Read before the table: a later seal by another sealer, which the view may apply during
+            # this seal, must not look like a table that has lost a seal.
+            started_s = self.clock.boot_s()
+            bases = [topic.partitions[number].sealed_end for number in wanted]
+            table = await self._tables.checked(topic)
+            files: list[SegmentFile] = []
+            transactions: dict[str, int] = {}
+            actions: list[AnyAction] = []
+            try:
+                for number, base in zip(wanted, bases, strict=True):
+                    partition = topic.partitions[number]
+                    done = await table.transaction_version(seal_app_id(number)) or 0
+                    if done < base:
+                        raise Corrupt(
+                            f"{topic.prefix}/_delta_log",
+                            f"partition {number} is sealed to {base}, its table only to {done}",
+                        )
+                    if done > base:
+                        if done > partition.sealed_end:
+                            await self._check_there(topic, table, number, base, done)
+                            actions.append(Sealed(topic.topic_id, number, done))
+                    elif partition.high_watermark > base:
+                        end = partition.high_watermark
+                        await self._write(topic, number, base, end, files)
+                        transactions[seal_app_id(number)] = end
+                        actions.append(Sealed(topic.topic_id, number, end))
+            except Exception:
+                await self._remove(topic, files)
+                raise
+            if files:
+                try:
+                    await self._add(topic, table, files, transactions, started_s)
+                except ManifestConflict as conflict:
+                    self.counters.conflicts += 1
+                    log.info("another sealer was faster on %s: %s", topic.name, conflict)
+                    return 0
+            if actions:
+                await self.writer.append(
+                    AppendRequest(self.clock.new_id(), (), 0, actions=actions), Acks.ALL
+                )
+            rows = sum(file.rows for file in files)
+            self.counters.segments += len(files)
+            self.counters.rows += rows
+            self.counters.bytes += sum(file.size for file in files)
+            return rows
+
+    async def _write(
+        self, topic: Topic, number: int, base: int, end: int, files: list[SegmentFile]
+    ) -> None:
+        """Upload [base, end) as one or more segments; add each to `files`. The table does not have
+        them yet."""
+        # Not from the state: the topic may be deleted.
+        config = topic_configs.effective(topic.configs)
+        while base < end:
+            taken = await self.reader.read(topic, number, base, config.segment_bytes)
+            batches = [piece.batch for piece in taken.pieces]
+            surplus = max(taken.next_offset - end, 0)  # committed since the seal began
+            if surplus:
+                batches = _without_last(batches, surplus)
+            upto = taken.next_offset - surplus
+            is_json = all(piece.is_json for piece in taken.pieces)
+            encode = partial(segments.write, codec=config.compression_type, is_json=is_json)
+            loop = asyncio.get_running_loop()
+            written = await loop.run_in_executor(self._threads, encode, batches)
+            if (written.base_offset, written.end_offset, written.rows) != (base, upto, upto - base):
+                found = f"{written.rows} records of [{written.base_offset}, {written.end_offset})"
+                raise Corrupt(f"{topic.prefix} partition {number}", f"[{base}, {upto}) has {found}")
+            path = keys.segment(number, base, upto, self.clock.new_id().hex())
+            await upload(self.store, f"{topic.prefix}/{path}", [memoryview(written.body)])
+            stamps = written.timestamp_min, written.timestamp_max
+            files.append(SegmentFile(path, number, base, upto, written.size, written.rows, *stamps))
+            base = upto
+
+    async def _add(
+        self,
+        topic: Topic,
+        table: Table,
+        files: Sequence[SegmentFile],
+        transactions: Mapping[str, int],
+        started_s: float,
+    ) -> None:
+        if self.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
+            raise Unavailable(f"sealing {topic.name} took too long: its files may be deleted")
+        await table.add(files, transactions)
+        if self.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
+            for file in files:
+                await self._look_for(topic, file)
+
+    async def _check_there(
+        self, topic: Topic, table: Table, number: int, base: int, end: int
+    ) -> None:
+        """Verify [base, end), which the table has and the WAL does not call sealed: the work of
+        another sealer, or of one that crashed. Its objects exist, and have the records of the tail.
+        A table from another moment than the WAL has other records there."""
+        index = await table.segments(number)
+        gone = hole(index, base, end)
+        why = None if gone is None else f"offsets {gone[0]} to {gone[1]} are in no segment"
+        cleaned = await table.transaction_version(clean_app_id(number)) or 0
+        if cleaned > base:  # by records that this WAL does not have
+            why = f"key compaction ran up to {cleaned}, the WAL is sealed to {base}"
+        for file in index:
+            if why is None and file.end_offset > base and file.base_offset < end:
+                await self._look_for(topic, file)
+                if not await self._is_as_tail(topic, number, file, base):
+                    why = f"{file.path} has other records than the WAL at these offsets"
+        if why is None:
+            return
+        await self._tables.refresh()
+        current = self._tables.topic_of_id(topic.topic_id)
+        if current is None or current.partitions[number].sealed_end >= end:
+            return  # its sealer was faster, and compaction or retention may have changed it since
+        doubt = TableInDoubt(topic.prefix, table.version, f"partition {number}: {why}")
+        self._tables.doubt(topic, doubt)
+        raise doubt
+
+    async def _is_as_tail(self, topic: Topic, number: int, file: SegmentFile, base: int) -> bool:
+        """Whether the records of a segment from `base` on are those of the log."""
+        at = max(file.base_offset, base)
+        async for batch in self.reader.read_segment(topic, file):
+            rows = between(batch, at, file.end_offset)
+            while rows.num_rows:
+                taken = await self.reader.read(topic, number, at, COMPARED_BYTES)
+                for piece in taken.pieces:
+                    count = min(rows.num_rows, piece.batch.num_rows)
+                    if not rows.slice(0, count).equals(piece.batch.slice(0, count)):
+                        return False
+                    rows, at = rows.slice(count), at + count
+                if not taken.pieces:
+                    return False
+        return at == file.end_offset
+
+    async def _look_for(self, topic: Topic, file: SegmentFile) -> None:
+        key = f"{topic.prefix}/{file.path}"
+        try:
+            await self.store.get_range(key, 0, 1)
+        except NotFound as error:
+            why = "was deleted before its table named it; its records are in the tail"
+            raise Corrupt(key, why) from error
+
+    async def _remove(self, topic: Topic, files: Sequence[SegmentFile]) -> None:
+        """Delete uploads before any commit was tried: each retry would leave as much again, on a
+        disk that may be full."""
+        with contextlib.suppress(LogError):
+            await self.store.delete([f"{topic.prefix}/{file.path}" for file in files])
+
+
+def _without_last(batches: list[pa.RecordBatch], surplus: int) -> list[pa.RecordBatch]:
+    """Drop the last `surplus` rows; offsets of a tail are dense, so rows are offsets."""
+    while surplus and batches:
+        last = batches.pop()
+        if last.num_rows > surplus:
+            batches.append(last.slice(0, last.num_rows - surplus))
+            break
+        surplus -= last.num_rows
+    return batches

@@ -1,0 +1,102 @@
+"""The callers of a broker's requests: who waits for which outcome, and until when."""
+
+import asyncio
+from collections import deque
+from typing import NamedTuple, TypeAlias
+
+from tidelog.storage.core.errors import CommitUnknown, LogError
+from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.write.hot_segment import AppendRequest
+
+Waiter: TypeAlias = asyncio.Future[list[AppendedRange]]
+
+
+class UnderWay(NamedTuple):
+    """The first request with an idempotency key that is not answered yet."""
+
+    request: AppendRequest
+    fingerprint: bytes
+    waiter: Waiter
+
+
+class Waiters:
+    """Requests without an answer. Owned by one event loop."""
+
+    def __init__(self, answer_timeout_s: float) -> None:
+        self._answer_timeout_s = answer_timeout_s
+        self._waiters: dict[AppendRequest, Waiter] = {}
+        self._keyed: dict[str, UnderWay] = {}
+        self._deadlines: deque[tuple[float, Waiter]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __contains__(self, request: AppendRequest) -> bool:
+        return request in self._waiters
+
+    def expect(self, request: AppendRequest) -> Waiter:
+        """Return the request's waiter. From now on a retry finds the request under its key."""
+        if (known := self._waiters.get(request)) is not None:
+            return known
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._waiters[request] = waiter
+        if request.key is not None:
+            waiter.add_done_callback(retrieve_exception)  # all its callers may be gone by then
+            under_way = UnderWay(request, request.key.fingerprint, waiter)
+            self._keyed.setdefault(request.key.key, under_way)
+        return waiter
+
+    def first_with(self, key: str) -> UnderWay | None:
+        return self._keyed.get(key)
+
+    async def outcome_of(self, first: UnderWay) -> list[AppendedRange]:
+        """Wait for the first request of a key; in the hot log it has no time limit of its own."""
+        try:
+            async with asyncio.timeout(self._answer_timeout_s):
+                return await asyncio.shield(first.waiter)
+        except TimeoutError:
+            raise CommitUnknown(
+                "the first request with this Idempotency-Key has no outcome yet: retry with it"
+            ) from None
+
+    def limit(self, waiter: Waiter, deadline_s: float) -> None:
+        # Waiters, not requests: those would keep their records in memory until then.
+        self._deadlines.append((deadline_s, waiter))
+
+    def limit_all(self, last_s: float) -> None:
+        """Move all deadlines to `last_s`, unless they are before it."""
+        self._deadlines = deque((min(at_s, last_s), it) for at_s, it in self._deadlines)
+
+    def pop_late(self, now_s: float) -> dict[AppendRequest, None]:
+        """Return the requests whose deadline is over, and forget the deadlines."""
+        late: set[Waiter] = set()
+        while self._deadlines:
+            deadline_s, waiter = self._deadlines[0]
+            if not waiter.done():
+                if deadline_s > now_s:
+                    break
+                late.add(waiter)
+            self._deadlines.popleft()
+        # A dict, for its order: callers are answered in the order in which they came.
+        return {one: None for one, at in self._waiters.items() if at in late} if late else {}
+
+    def time_out(self, request: AppendRequest, error: CommitUnknown) -> None:
+        """Answer the caller. The request stays: its commit goes on, and a retry may wait for it."""
+        if not self._waiters[request].done():
+            self._waiters[request].set_exception(error)
+
+    def answer(
+        self, request: AppendRequest, placements: list[AppendedRange], error: LogError | None
+    ) -> None:
+        waiter = self._waiters.pop(request)
+        if request.key is not None:
+            under_way = self._keyed.get(request.key.key)
+            if under_way is not None and under_way.waiter is waiter:
+                del self._keyed[request.key.key]
+        if waiter.done():
+            return  # its caller has gone away
+        if error is None:
+            waiter.set_result(placements)
+        else:
+            waiter.set_exception(error)

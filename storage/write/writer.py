@@ -1,0 +1,487 @@
+"""The write path of a broker: requests wait in the open hot segment, one flush commits them all.
+
+One flush runs at a time. Requests that arrive during a flush go into the next one, so the batch
+grows with the load and the store's latency, and an idle broker flushes at once.
+`flush_interval_ms` spaces flushes to bound the cost of the PUTs. I10: buffered bytes are bounded;
+at the bound callers get Throttled.
+
+**On a crash**: before the commit, acks=all callers have no answer, and acks=1 requests are in the
+hot log; during it, the store has the entry or not (wal.view); after it, the records are in the log,
+and a retry with the same Idempotency-Key gets the first answer.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.actions import RetireHotLog
+from tidelog.storage.core.entry import draft_header_bytes_max
+from tidelog.storage.core.errors import (
+    CommitUnknown,
+    Corrupt,
+    LogError,
+    StoreUnfit,
+    Throttled,
+    Unavailable,
+)
+from tidelog.storage.core.model import Acks, AppendedRange
+from tidelog.storage.core.observer import NO_OBSERVER, Observer
+from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception, surviving
+from tidelog.storage.state.cluster_state import Outcome, recall
+from tidelog.storage.state.idempotency import another_request
+from tidelog.storage.wal.view import Committer, WalView
+from tidelog.storage.write.counters import WriterCounters
+from tidelog.storage.write.hot_log import HotLog
+from tidelog.storage.write.hot_log_file import Recovered
+from tidelog.storage.write.hot_segment import (
+    AppendRequest,
+    ClosedSegment,
+    EncodedDraft,
+    check_timestamps,
+)
+from tidelog.storage.write.refused import KEPT_MAX, RefusedRequests
+from tidelog.storage.write.waiters import Waiter, Waiters
+
+log = logging.getLogger("tidelog.writer")
+
+ENCODE_INLINE_BYTES = 2 * 1024 * 1024
+"""Smaller segments are encoded on the event loop, ~250 us a MiB: a thread would wait as long for
+the interpreter's lock after each call of Arrow."""
+GATHER_ROUNDS_MAX = 8
+"""Upper bound of the checks for requests that have just arrived, ~50 us each under load."""
+
+FLUSH_PARTS_MAX = 100_000
+"""Requests and their pieces in one entry: each is 20 to 300 bytes of the header. A header above its
+bound cannot be read (I10)."""
+
+FAILED_PAUSE_S = 0.1
+FAILED_FLUSHES_MAX = 3
+"""Failed flushes in a row after which writing counts as failed. One refused flush may be the fault
+of its own requests."""
+TRIAL_S = 2.0
+"""Pause between trial flushes of a writer that fails and has no requests."""
+LAST_ANSWERS_S = 5.0
+"""Timeout of answers during shutdown: supervisors kill a process after 10 to 30 s."""
+
+
+class WriterSettings(NamedTuple):
+    """Settings of the writer; the service sets them."""
+
+    flush_bytes: int = 8 * 1024 * 1024
+    """An open segment of this size is flushed without `flush_interval_ms`."""
+    flush_bytes_max: int = 64 * 1024 * 1024
+    """Approximate bound of the records in one entry."""
+    flush_interval_ms: int = 0
+    """Least time between the starts of two flushes, unless `flush_bytes` are waiting."""
+    buffer_bytes_max: int = 256 * 1024 * 1024
+    """Bound of requests that are not answered or not committed yet."""
+    codec: str = "lz4"
+    """Compression of large chunks: lz4, zstd or empty for none."""
+    answer_timeout_s: float = 30.0
+    """After this time a caller gets an error; the commit goes on if it has begun."""
+
+
+OnCommitted: TypeAlias = Callable[[ClosedSegment, EncodedDraft, Sequence[Outcome]], None]
+
+
+class Writer:
+    """Owned by one event loop; lives between `start` and `close`."""
+
+    def __init__(
+        self,
+        wal: WalView,
+        settings: WriterSettings,
+        on_committed: OnCommitted,
+        *,
+        committer: Committer | None = None,
+        hot_dir: Path | None = None,
+        observer: Observer = NO_OBSERVER,
+    ) -> None:
+        """`committer` is the WAL view unless it is given. Without `hot_dir`, acks=1 is acks=all."""
+        self.wal = wal
+        self.clock = wal.clock
+        self.settings = settings
+        self.counters = WriterCounters()
+        self.hot_log: HotLog | None = None
+        if hot_dir is not None:
+            cluster_id, log_id = wal.cluster.cluster_id, wal.clock.new_id().hex()
+            self.hot_log = HotLog(
+                hot_dir,
+                cluster_id,
+                log_id,
+                on_durable=self._enqueue,  # committed even if its caller goes away
+                on_failed=lambda request, error: self.answer(request, [], error),
+            )
+        self.buffered_bytes = 0
+        self._committer = committer or wal
+        self._observer = observer
+        self._on_committed = on_committed
+        self._open: list[AppendRequest] = []
+        self._open_bytes = 0
+        self._opened_s = 0.0
+        self._waiters = Waiters(settings.answer_timeout_s)
+        self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        self._is_hurried = False
+        self._closing = False
+        self._flushing_s: float | None = None  # boot time at which the flush under way began
+        self._failures: list[LogError] = []  # of the last flushes, since one succeeded
+        self._started_s = -math.inf
+        self.refused = RefusedRequests(self, wal, self._committer, self.hot_log)
+        self.task: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.task = asyncio.create_task(self._run(), name="tidelog-writer")
+        self._watch = asyncio.create_task(self._watch_deadlines(), name="tidelog-deadlines")
+
+    def flush_without_delay(self) -> None:
+        """Prepare shutdown: flush without an interval, and answer all callers within seconds."""
+        self._is_hurried = True
+        self._full.set()
+        self._waiters.limit_all(self.clock.boot_s() + LAST_ANSWERS_S)
+
+    async def close(self) -> None:
+        """Flush the open segment, then stop. New requests are refused from now on."""
+        self._closing = True
+        self.flush_without_delay()
+        if self.hot_log is not None:
+            await self.hot_log.drain()  # its last requests arrive here and are flushed below
+        self._wake.set()
+        if self.task is not None:
+            await self.task
+        if self._watch is not None:
+            self._watch.cancel()
+        if self.hot_log is not None:
+            await self.hot_log.close(is_drained=not self._open and not self.refused)
+
+    async def release_files(self) -> None:
+        """Stop without a flush; free the hot log's files and their locks."""
+        tasks = [task for task in (self.task, self._watch) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.hot_log is not None:
+            await self.hot_log.close(is_drained=False)
+
+    def why_failing(self) -> str:
+        """Return why this broker cannot write at present; empty if it can. It cannot after
+        FAILED_FLUSHES_MAX failed flushes in a row, nor during a flush that takes longer than
+        callers wait for it. A flush that succeeds ends this: a trial without records, if clients
+        send no request."""
+        if len(self._failures) == FAILED_FLUSHES_MAX:
+            return str(self._failures[-1])
+        if self._flushing_s is not None:
+            flushing_s = self.clock.boot_s() - self._flushing_s
+            if flushing_s > self.settings.answer_timeout_s:
+                return f"a flush has had no outcome for {flushing_s:.0f} s"
+        return ""
+
+    # -- taking requests
+
+    async def append(self, request: AppendRequest, acks: Acks) -> list[AppendedRange] | None:
+        """Commit the request; return its placements, or None if they are not known yet.
+
+        Raises InvalidTimestamp, Throttled and RecordTooLarge (nothing done), Unavailable
+        (definitely not done), CommitUnknown, or the refusal that `apply` recorded. Cancelling the
+        caller does not cancel the commit.
+        """
+        if request.key is not None:
+            known = self.wal.state.idempotency_record(request.key.key)
+            if known is not None:
+                outcome = recall(known, request.key.fingerprint)
+                if outcome.refusal is not None:
+                    raise outcome.refusal
+                return outcome.placements
+            under_way = self._waiters.first_with(request.key.key)
+            if under_way is not None:
+                if under_way.fingerprint != request.key.fingerprint:
+                    raise another_request(request.key.key)
+                if acks is Acks.LOCAL and under_way.request.hot is not None:
+                    return None  # the first request is durable: so is this one
+                return await self._waiters.outcome_of(under_way)
+        self._check_timestamps(request)  # not of a retry: it gets the answer of the first request
+        self._admit(request)
+        # At the bound of requests set aside (I10), acks=1 waits for the store's answer.
+        if acks is Acks.LOCAL and self.hot_log is not None and len(self.hot_log.kept) < KEPT_MAX:
+            # Registered under its key from now on: a retry must get this request's outcome.
+            self._waiters.expect(request).add_done_callback(_forget)
+            await self.hot_log.append(request)
+            return None
+        waiter = self._enqueue(request)
+        if acks is Acks.NONE:
+            waiter.add_done_callback(_forget)
+            return None
+        # Shielded: the waiter may be shared by a retry with the same key.
+        return await asyncio.shield(waiter) if request.key is not None else await waiter
+
+    async def retire(self, log_ids: Iterable[str]) -> None:
+        """Retire the marks of hot logs without files. Without a wait: it only frees memory, and a
+        flush may take a minute."""
+        actions = [RetireHotLog(log_id) for log_id in sorted(log_ids)]
+        if actions and not self._closing:
+            await self.append(AppendRequest(self.clock.new_id(), (), 0, actions=actions), Acks.NONE)
+
+    def recover(self, requests: Sequence[AppendRequest]) -> list[Waiter]:
+        """Enqueue requests that no client of this process sent, without a bound."""
+        self.buffered_bytes += sum(request.cost for request in requests)
+        return [self._enqueue(request) for request in requests]
+
+    def adopt(self, kept: Sequence[Recovered]) -> None:
+        """Try requests now and then that a crashed process had set aside."""
+        assert self.hot_log is not None, "the directory of the files is its"
+        for file in kept:
+            self.hot_log.set_aside(file)
+        self._wake.set()
+
+    def _check_timestamps(self, request: AppendRequest) -> None:
+        """Raise InvalidTimestamp for the first record whose timestamp its topic does not accept."""
+        state, now_ms = self.wal.state, self.wal.store_time.now_ms()
+        for part in request.parts:
+            topic = state.topic_of_id(part.topic_id)
+            if topic is not None:  # else `apply` refuses the request
+                check_timestamps(topic.name, part.rows, state.config(topic), now_ms)
+
+    def _admit(self, request: AppendRequest) -> None:
+        if self._closing:
+            raise Unavailable("this broker is shutting down: retry at another broker")
+        request.check_size()
+        is_over = self.buffered_bytes + request.cost > self.settings.buffer_bytes_max
+        if is_over and self.buffered_bytes:  # one request always fits
+            self.counters.throttled += 1
+            raise Throttled(
+                f"the write buffer is full: {self.buffered_bytes} of "
+                f"{self.settings.buffer_bytes_max} bytes wait for their commit: retry later",
+                retry_after_ms=1000,
+            )
+        self.buffered_bytes += request.cost
+        self.counters.requests += 1
+
+    def _enqueue(self, request: AppendRequest) -> Waiter:
+        waiter = self._waiters.expect(request)
+        if not self._open:
+            self._opened_s = self.clock.boot_s()
+        self._open.append(request)
+        self._open_bytes += request.size
+        self._wake.set()
+        if self._open_bytes >= self.settings.flush_bytes:
+            self._full.set()
+        if request.hot is None:  # requests of the hot log are committed without a time limit
+            self._waiters.limit(waiter, self.clock.boot_s() + self.settings.answer_timeout_s)
+        return waiter
+
+    async def _watch_deadlines(self) -> None:
+        # One check a second for all: a timer for each request would cost as much as its commit.
+        while True:
+            await asyncio.sleep(min(1.0, self.settings.answer_timeout_s / 4))
+            with surviving(log, "the timeouts"):
+                if late := self._waiters.pop_late(self.clock.boot_s()):
+                    self._time_out(late)
+
+    def _time_out(self, overdue: Mapping[AppendRequest, None]) -> None:
+        """Answer callers after their timeout. Requests that no flush has taken are withdrawn."""
+        after = f"after {self.settings.answer_timeout_s:.0f} s"
+        withdrawn = {request: None for request in self._open if request in overdue}
+        self._open = [request for request in self._open if request not in overdue]
+        self._open_bytes -= sum(request.size for request in withdrawn)
+        for request in withdrawn:
+            why = f"request timed out {after} in the write queue; nothing was written"
+            self.answer(request, [], Unavailable(why))
+        for request in overdue:
+            if request not in withdrawn:
+                why = f"commit outcome unknown {after}: retry with the same Idempotency-Key"
+                self._waiters.time_out(request, CommitUnknown(why))
+
+    # -- flushing
+
+    async def _run(self) -> None:
+        while not self._closing or self._open or self.refused:
+            try:
+                if not await self._turn():
+                    return
+            except TASK_ENDS:
+                raise
+            except BaseException as error:  # the root of a task
+                log.critical("bug in the writer", exc_info=error)
+                await asyncio.sleep(FAILED_PAUSE_S)
+
+    async def _turn(self) -> bool:
+        """Flush what waits; return False to stop with requests that stay in the hot log."""
+        wait_s = self.refused.due_s - self.clock.boot_s()
+        if not self._open and wait_s > 0 and not self._closing:
+            await self._wait_for_requests(wait_s)
+            return True
+        if wait_s <= 0 or not self._open:
+            is_done = await self.refused.retry()
+            if not self._open:
+                return is_done or not self._closing
+        pause_s = self._started_s + self.settings.flush_interval_ms / 1000 - self.clock.boot_s()
+        is_full = self._is_hurried or self._open_bytes >= self.settings.flush_bytes
+        if pause_s > 0 and not is_full:
+            self._full.clear()
+            await _wait(self._full, pause_s)
+        await self._gather()
+        self._started_s = self.clock.boot_s()
+        self.counters.queue_wait.add(self._started_s - self._opened_s)
+        requests = self._take()
+        if not requests:
+            return True
+        self._flushing_s = self._started_s
+        is_done = await self.flush(requests)
+        self._flushing_s = None
+        if not is_done and self._closing:
+            # The requests of the hot log stay in it for the next start.
+            error = Unavailable("this broker is shutting down")
+            self._failed(self._take_first(len(self._open)), error)
+        return is_done or not self._closing
+
+    async def _wait_for_requests(self, wait_s: float) -> None:
+        """Wait for a request, at most `wait_s`. A writer that fails enqueues an empty one after a
+        while: a broker that is not ready gets no requests from which it could learn that writes
+        succeed again."""
+        self._wake.clear()
+        is_failing = len(self._failures) >= FAILED_FLUSHES_MAX
+        await _wait(self._wake, min(wait_s, TRIAL_S) if is_failing else wait_s)
+        if is_failing and not self._wake.is_set() and wait_s >= TRIAL_S:
+            (trial,) = self.recover([AppendRequest(self.clock.new_id(), (), 0)])
+            trial.add_done_callback(retrieve_exception)
+
+    async def _gather(self) -> None:
+        """Wait for requests that have arrived but are not parsed yet: clients that were just
+        answered send the next ones, and a flush of one request costs as much as of many. An idle
+        broker waits for two turns of the event loop."""
+        for _ in range(GATHER_ROUNDS_MAX):
+            before = len(self._open)
+            for _ in range(2):  # a socket is read in one turn, its request handled in the next
+                await asyncio.sleep(0)
+            if len(self._open) == before or self._open_bytes >= self.settings.flush_bytes:
+                return
+
+    def _take(self) -> list[AppendRequest]:
+        """Take the open segment, or the part of it that fits into one entry. Requests of the hot
+        log stand back if earlier ones are refused."""
+        if self.refused:
+            taken = self._take_first(len(self._open))
+            self.refused.add([request for request in taken if request.hot is not None])
+            self._open = [request for request in taken if request.hot is None]
+            self._open_bytes = sum(request.size for request in self._open)
+        return self._take_first(self.fitting(self._open))
+
+    def fitting(self, requests: Sequence[AppendRequest]) -> int:
+        """Return how many of the requests fit into one entry, at least one."""
+        # A chunk may have the records of all of them: a reader must be able to unpack it.
+        left_bytes = min(self.settings.flush_bytes_max, chunks.RAW_SIZE_MAX)
+        left_parts, left_header = FLUSH_PARTS_MAX, draft_header_bytes_max()
+        for count, request in enumerate(requests):
+            left_bytes -= request.size
+            left_parts -= request.pieces
+            left_header -= request.header_bytes
+            if count and (left_bytes < 0 or left_parts < 0 or left_header < 0):
+                return count
+        return len(requests)
+
+    def _take_first(self, count: int) -> list[AppendRequest]:
+        taken, self._open = self._open[:count], self._open[count:]
+        self._open_bytes -= sum(request.size for request in taken)
+        return taken
+
+    async def flush(self, requests: list[AppendRequest]) -> bool:
+        """Commit the requests and answer each, whatever fails; return whether all went well."""
+        try:
+            with self._observer.flush(requests):
+                segment, outcomes = await self.commit(requests)
+            for answer in segment.answers(outcomes):
+                self.answer(answer.request, answer.placements, answer.error)
+            if self.hot_log is not None:
+                marks = [request.hot for request in requests if request.hot is not None]
+                self.hot_log.committed(marks)
+        except TASK_ENDS:
+            raise
+        except (Unavailable, CommitUnknown) as error:
+            self._failed(requests, error)
+            await asyncio.sleep(FAILED_PAUSE_S)  # the cause, like a full disk, lasts for a while
+            return False
+        except BaseException as error:
+            log.critical("bug in a flush", exc_info=error)
+            self._failed(requests, CommitUnknown(f"the outcome is unknown: {error!r}"))
+            return False
+        self._failures.clear()
+        return True
+
+    async def commit(
+        self, requests: list[AppendRequest]
+    ) -> tuple[ClosedSegment, Sequence[Outcome]]:
+        """Commit the requests as one draft. Raises Unavailable if they are definitely not in the
+        WAL, else CommitUnknown, whatever has failed."""
+        try:
+            segment = ClosedSegment(requests)
+            encoded = await self._encode(segment, requests)
+        except TASK_ENDS:
+            raise
+        except BaseException as error:  # before the PUT
+            log.critical("a flush cannot be encoded", exc_info=error)
+            raise Unavailable(f"not written, the flush cannot be encoded: {error!r}") from error
+        started_s = self.clock.boot_s()
+        try:
+            with self._observer.commit(encoded.draft):
+                outcomes = await self._committer.commit(encoded.draft)
+        except (Unavailable, CommitUnknown, *TASK_ENDS):
+            raise
+        except (Corrupt, StoreUnfit) as error:
+            # The chain cannot be read further, so it is unknown whether the entry is in it.
+            raise CommitUnknown(f"the WAL cannot be continued: {error}") from error
+        except BaseException as error:
+            log.critical("bug in a commit", exc_info=error)
+            raise CommitUnknown(f"the commit failed, its outcome is unknown: {error!r}") from error
+        try:
+            self.counters.flushed(len(requests), encoded, self.clock.boot_s() - started_s)
+            self._on_committed(segment, encoded, outcomes)
+        except TASK_ENDS:
+            raise
+        except BaseException as error:  # the tail cache lacks the records, and knows it
+            log.critical("bug after a commit", exc_info=error)
+        return segment, outcomes
+
+    async def _encode(self, segment: ClosedSegment, requests: list[AppendRequest]) -> EncodedDraft:
+        if sum(request.size for request in requests) < ENCODE_INLINE_BYTES:
+            return segment.encode(self.settings.codec)
+        return await asyncio.to_thread(segment.encode, self.settings.codec)
+
+    def _failed(self, requests: Sequence[AppendRequest], error: LogError) -> None:
+        """Answer callers that wait for the commit; keep acknowledged requests for further attempts.
+        Requests with an answer are left alone."""
+        self.counters.flushes_failed += 1
+        self._failures = [*self._failures, error][-FAILED_FLUSHES_MAX:]
+        log.error("flush of %d requests failed: %s", len(requests), error)
+        waiting = [request for request in requests if request in self._waiters]
+        acked = [request for request in waiting if request.hot is not None]
+        for request in waiting:
+            if request.hot is None:
+                self.answer(request, [], error)
+        if acked:
+            self.refused.failed(acked, is_alone=len(requests) == 1)
+
+    def answer(
+        self, request: AppendRequest, placements: list[AppendedRange], error: LogError | None
+    ) -> None:
+        self.buffered_bytes -= request.cost
+        self._waiters.answer(request, placements, error)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, or for so long."""
+    try:
+        async with asyncio.timeout(None if seconds == math.inf else seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+def _forget(waiter: Waiter) -> None:
+    """Log a refusal with acks=0 or 1: no caller waits for it."""
+    if not waiter.cancelled() and (error := waiter.exception()) is not None:
+        log.warning("a request without a waiting caller was not committed: %s", error)

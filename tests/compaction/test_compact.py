@@ -1,0 +1,488 @@
+"""Merging and key compaction on whole logs, against the plainest model; crashes, races, readers."""
+
+import asyncio
+import itertools
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.faults import FaultyStore
+from tests.support.logs import COLD, MANUAL, append, closing, opened, read_table, read_values
+from tests.support.maintenance import caring, cluster_on, log_with, way_of
+from tests.support.properties import examples
+from tests.support.records import TIME_MS
+from tests.support.vloop import run
+from tidelog.compaction.compact import COMPACT, MERGE, Compacted, compact
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.newest_per_key import Latest, of_ranks, of_shares
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.retention import delete_records, retain
+from tidelog.compaction.scrub import scrub
+from tidelog.storage.core import keys
+from tidelog.storage.core.chunk import RECORD_SCHEMA, Rows
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+from tidelog.storage.read.reader import REFRESH_S
+
+HOUR_MS = 3_600_000
+GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)
+
+Record = tuple[bytes | None, bytes | None]
+
+
+async def compacting(inner: MemoryStore, **configs: str) -> Log:
+    log = await opened(inner, COLD)
+    named = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+    named |= {name.replace("_", "."): value for name, value in configs.items()}
+    inner.now_ms = TIME_MS
+    await log.create_topic("t", 1, named)
+    return log
+
+
+async def write(log: Log, records: list[Record], *, is_sealed: bool = True) -> None:
+    """One segment of these."""
+    assert isinstance(log.store, FaultyStore)
+    await log.refresh()  # the broker learns the store's time, which bounds timestamps
+    stamps = [log.store.now_ms + i for i in range(len(records))]
+    part = Rows(stamps, [key for key, _ in records], [value for _, value in records])
+    await log.append(log.state.topic("t"), [(0, part)], size=100, is_json=False)
+    if is_sealed:
+        await log.seal("t")
+
+
+async def records(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
+    await segments_of(log)  # a broker goes on with the manifest it has, as long as it can
+    table = (await read_table(log)).to_pylist()
+    return [(row["offset"], row["key"], row["value"]) for row in table]
+
+
+async def segments_of(log: Log) -> list[SegmentFile]:
+    table = await log.tables.of(log.state.topic("t"))
+    await table.refresh()
+    return list(await table.segments(0))
+
+
+async def cleaned(inner: MemoryStore, *, is_dry: bool = False) -> list[Compacted]:
+    async with caring(inner) as cluster:
+        return await compact(cluster, None, is_dry=is_dry)
+
+
+async def assert_clean(inner: MemoryStore) -> None:
+    async with caring(inner) as cluster:
+        report = await scrub(cluster, None, GRACE)
+        assert [each for each in report.findings if each.is_damage] == []
+
+
+def kv(*pairs: str) -> list[Record]:
+    """`a1` is key a, value 1; `a-` a tombstone; `-1` no key."""
+    return [
+        (
+            None if pair[0] == "-" else pair[0].encode(),
+            None if pair[1:] == "-" else pair[1:].encode(),
+        )
+        for pair in pairs
+    ]
+
+
+# -- key compaction
+
+
+def test_the_newest_record_of_each_key_stays_where_it_was() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await compacting(inner)
+        async with closing(log):
+            await write(log, kv("a1", "b1", "a2"))
+            await write(log, kv("c1", "b2", "-9"))
+            await write(log, kv("d1", "a3"))
+            await write(log, kv("d2", "c2"), is_sealed=False)
+            planned = await cleaned(inner, is_dry=True)
+            assert len(await segments_of(log)) == 3
+            (told,) = await cleaned(inner)
+            assert planned[0].what == told.what == COMPACT
+            assert (told.segments, told.rows) == (3, 8)
+            assert (told.segments_after, told.rows_after) == (1, 5)
+            expected = [(3, b"c", b"1"), (4, b"b", b"2"), (5, None, b"9"), (6, b"d", b"1")]
+            expected += [(7, b"a", b"3"), (8, b"d", b"2"), (9, b"c", b"2")]
+            assert await records(log) == expected
+            (file,) = await segments_of(log)
+            assert (file.base_offset, file.end_offset, file.rows) == (0, 8, 5)
+            # The tail is not looked at, and nothing is new.
+            assert await cleaned(inner) == []
+            await assert_clean(inner)
+            await log.seal("t")
+            (told,) = await cleaned(inner)
+            assert await records(log) == [expected[1], expected[2], *expected[4:]]
+            await assert_clean(inner)
+
+    run(main)
+
+
+def test_a_tombstone_outlives_what_it_deletes_by_delete_retention_ms() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await compacting(inner, delete_retention_ms=str(24 * HOUR_MS))
+        async with closing(log):
+            await write(log, kv("a1", "b1"))
+            await write(log, kv("a-", "c1"))
+            inner.now_ms += 100 * HOUR_MS  # its own age does not count
+            await cleaned(inner)
+            assert await records(log) == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"1")]
+            for hours, has_tombstone in ((10, True), (13, True), (1, False), (1, False)):
+                inner.now_ms += hours * HOUR_MS
+                await write(log, kv("c2"))
+                await cleaned(inner)
+                found = [(key, value) for _, key, value in await records(log)]
+                assert ((b"a", None) in found) is has_tombstone, hours
+                assert len(found) == 2 + has_tombstone
+                await assert_clean(inner)
+
+    run(main)
+
+
+def test_where_nothing_would_stay_the_newest_does() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await compacting(inner, delete_retention_ms="0")
+        async with closing(log):
+            await write(log, kv("a1", "a-"))
+            await cleaned(inner)
+            assert await records(log) == [(1, b"a", None)]
+            await write(log, kv("b-"))
+            await cleaned(inner)
+            assert await records(log) == [(2, b"b", None)]
+            await write(log, kv("b1"))
+            await cleaned(inner)
+            assert await records(log) == [(3, b"b", b"1")]
+            await assert_clean(inner)
+
+    run(main)
+
+
+def test_what_is_younger_than_min_compaction_lag_ms_is_safe() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await compacting(inner, min_compaction_lag_ms=str(HOUR_MS))
+        async with closing(log):
+            await write(log, kv("a1", "b1"))
+            await write(log, kv("a2", "b2"))
+            inner.now_ms += HOUR_MS // 2
+            await write(log, kv("a3", "b3"))
+            inner.now_ms += HOUR_MS // 2 - 100
+            assert await cleaned(inner) == []
+            inner.now_ms += 200
+            await cleaned(inner)
+            assert [offset for offset, _, _ in await records(log)] == [2, 3, 4, 5]
+
+    run(main)
+
+
+def test_the_dirty_ratio_says_when() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await compacting(inner, min_cleanable_dirty_ratio="0.5")
+        async with closing(log):
+            await write(log, [(bytes([i]), b"x" * 100) for i in range(100)])
+            assert len(await cleaned(inner)) == 1
+            await write(log, kv("a1"))
+            assert await cleaned(inner) == []
+            async with caring(inner) as cluster:
+                assert len(await compact(cluster, ["t"], is_dry=True, is_forced=True)) == 1
+            await write(log, [(bytes([i]), b"y" * 110) for i in range(100)])
+            assert len(await cleaned(inner)) == 1
+            assert len(await records(log)) == 100  # `a` is one of the hundred
+
+    run(main)
+
+
+def test_a_dirty_ratio_that_equals_the_config_is_not_due() -> None:
+    """As in Kafka's cleaner: the ratio must be over `min.cleanable.dirty.ratio`."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await compacting(inner, min_cleanable_dirty_ratio="1")
+        async with closing(log):
+            await write(log, kv("a1", "a2"))
+            assert await cleaned(inner) == []
+            async with caring(inner) as cluster:
+                (forced,) = await compact(cluster, ["t"], is_dry=True, is_forced=True)
+            assert forced.why == "dirty ratio 1.00"
+
+    run(main)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[list[Record]]:
+    """Segments of records of few keys."""
+    key = st.sampled_from([b"a", b"b", b"c", b"d", None])
+    value = st.sampled_from([b"1", b"22", None])
+    return draw(
+        st.lists(st.lists(st.tuples(key, value), min_size=1, max_size=6), min_size=1, max_size=7)
+    )
+
+
+def latest_of(everything: list[tuple[int, bytes | None, bytes | None]]) -> list:
+    newest = {key: offset for offset, key, _ in everything}
+    return [each for each in everything if each[1] is None or newest[each[1]] == each[0]]
+
+
+@examples(60)
+@given(histories(), st.sampled_from([1024, 4200, 100_000]), st.randoms())
+def test_any_history_is_its_newest_records(
+    history: list[list[Record]], target: int, draws: random.Random
+) -> None:
+    """With compactions anywhere in between, and reads from every offset."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await compacting(inner, target_segment_bytes=str(target))
+        async with closing(log):
+            everything = []
+            offset = 0
+            for part in history:
+                await write(log, part)
+                for key, value in part:
+                    everything.append((offset, key, value))
+                    offset += 1
+                if draws.random() < 0.5:
+                    await cleaned(inner)
+            await cleaned(inner)
+            expected = latest_of(everything)
+            assert await records(log) == expected
+            files = await segments_of(log)
+            assert [file.base_offset for file in files[1:]] == [f.end_offset for f in files[:-1]]
+            assert (files[0].base_offset, files[-1].end_offset) == (0, offset)
+            for first in range(offset):
+                found = (await read_table(log, offset=first)).column("offset").to_pylist()
+                assert found == [each for each, _, _ in expected if each >= first]
+            await assert_clean(inner)
+
+    run(main)
+
+
+@examples(100)
+@given(histories(), st.integers(0, 30), st.sampled_from([1, 60, 10_000]))
+def test_latest_is_the_newest_of_each_key(
+    history: list[list[Record]], expires: int, fold_bytes: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tidelog.compaction.newest_per_key.FOLD_BYTES_MIN", fold_bytes)
+        latest, parts = Latest(expires), []
+        shares = [Latest(expires, share=share, shares=3) for share in range(3)]
+        everything = []
+        for part in history:
+            first = len(everything)
+            everything += [(first + i, key, value) for i, (key, value) in enumerate(part)]
+            batch = pa.RecordBatch.from_pylist(
+                [
+                    {"offset": offset, "timestamp": 0, "key": key, "value": value}
+                    for offset, key, value in everything[first:]
+                ],
+                schema=RECORD_SCHEMA,
+            )
+            for each in (latest, *shares):
+                each.add(each.see(batch))
+            part_of_it = Latest(expires)
+            part_of_it.add(part_of_it.see(batch))
+            parts.append(part_of_it.take_ranks())
+        expected = [
+            offset
+            for offset, key, value in latest_of(everything)
+            if key is None or value is not None or offset >= expires
+        ]
+        ranks = pa.concat_tables(parts).group_by(["key", "alone"]).aggregate([("rank", "max")])
+        for kept in (
+            of_shares([latest.kept()]),
+            of_shares([share.kept() for share in shares]),
+            of_ranks(ranks.column("rank_max").to_numpy()),
+        ):
+            assert kept.dtype == np.int64
+            assert kept.tolist() == (expected or [everything[-1][0]])
+
+
+def test_a_key_is_the_same_whatever_other_keys_come_with_it() -> None:
+    """Keys of all lengths, with beginnings and ends in common, alone and in company."""
+    keys = [b"x" * length + end for length in range(90) for end in (b"", b"y", b"yx")]
+    draws = random.Random(1)
+    latest, offset = Latest(), 0
+    newest: dict[bytes, int] = {}
+    schema = pa.schema({"offset": pa.int64(), "key": pa.binary()})
+    for size in [1, 3, 70, len(keys), 2, 200, 1]:
+        some = draws.sample(keys, size)
+        newest |= {key: offset + i for i, key in enumerate(some)}
+        rows = [{"offset": offset + i, "key": key} for i, key in enumerate(some)]
+        batch = pa.RecordBatch.from_pylist([{"offset": -1, "key": b"cut off"}, *rows], schema)
+        latest.add(latest.see(batch.slice(1)))
+        offset += size
+    assert len(newest) == len(keys)
+    assert of_shares([latest.kept()]).tolist() == sorted(newest.values())
+
+
+# -- merging
+
+
+def test_small_neighbours_become_one_segment() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        values = [[f"{i}a", f"{i}b"] for i in range(6)]
+        log = await log_with(inner, values, partitions=2)
+        async with closing(log):
+            before = await read_table(log)
+            told = await cleaned(inner)
+            assert [(each.what, each.segments, each.segments_after) for each in told] == [
+                (MERGE, 6, 1)
+            ] * 2
+            assert [each.rows_after for each in told] == [12, 12]
+            (file,) = await segments_of(log)
+            assert (file.base_offset, file.end_offset, file.rows) == (0, 12, 12)
+            assert (await read_table(log)).equals(before)
+            assert await cleaned(inner) == []
+            await append(log, "tail")
+            await log.seal("t")
+            assert await read_values(log) == [*itertools.chain(*values), "tail"]
+            await assert_clean(inner)
+
+    run(main)
+
+
+def test_a_broker_that_has_it_all_in_memory_reads_what_is_left() -> None:
+    """At once what it holds of the tail, and within REFRESH_S what its manifest says."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await opened(inner, MANUAL)
+        async with closing(log):
+            inner.now_ms = TIME_MS
+            await log.create_topic("t", 1, {"cleanup.policy": "compact"})
+            await write(log, kv("a1", "b1"))
+            await write(log, kv("a2", "b2", "c1"))
+            await write(log, kv("c2"), is_sealed=False)
+            assert len(await read_values(log)) == 6
+            await cleaned(inner)
+            await asyncio.sleep(REFRESH_S + 1)
+            found = (await read_table(log)).column("offset").to_pylist()
+            assert found == [2, 3, 4, 5]
+
+    run(main)
+
+
+# -- together
+
+
+async def due(inner: MemoryStore) -> tuple[Log, list]:
+    log = await compacting(inner, retention_ms="-1")
+    everything = []
+    for i in range(5):
+        part = kv(f"a{i}", f"b{i}", f"{'cdefg'[i]}{i}")
+        everything += [(3 * i + j, key, value) for j, (key, value) in enumerate(part)]
+        await write(log, part)
+    return log, latest_of(everything)
+
+
+def test_i7_a_reader_in_the_middle_sees_no_gap_and_nothing_twice() -> None:
+    async def main() -> None:
+        for step in range(1, 8):
+            inner = MemoryStore()
+            log, expected = await due(inner)
+            reader = await opened(inner, COLD)
+            way = reader.store
+            assert isinstance(way, FaultyStore)
+            left = step
+            gates: asyncio.Queue = asyncio.Queue()
+
+            def plan(call, way=way, gates=gates) -> None:
+                nonlocal left
+                left -= call.verb == "get_range"
+                if left == 0 and call.verb == "get_range":
+                    left -= 1
+                    gates.put_nowait(way.hold("get_range", call.key))
+
+            way.plan = plan
+            reading = asyncio.create_task(records(reader))
+            gate = await gates.get()
+            await gate.reached.wait()
+            inputs = [f"{log.state.topic('t').prefix}/{f.path}" for f in await segments_of(log)]
+            await cleaned(inner)
+            await inner.delete(inputs)  # later than any grace
+            gate.opened.set()
+            found = await reading
+            offsets = [offset for offset, _, _ in found]
+            assert offsets == sorted(set(offsets))
+            assert set(expected) <= set(found)
+            async with closing(log, reader):
+                assert await records(reader) == expected
+
+    run(main)
+
+
+def test_i9_compaction_that_crashed_at_any_call_is_repeated() -> None:
+    async def main(at: int) -> bool:
+        inner = MemoryStore()
+        log, expected = await due(inner)
+        async with closing(log), caring(inner) as cluster:
+            way, left = way_of(cluster), at
+            everything = await records(log)
+
+            def plan(_: object) -> None:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    way.kill()
+
+            way.plan = plan
+            task = asyncio.create_task(compact(cluster, None, is_dry=False))
+            await asyncio.wait([task], timeout=60)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert await records(log) in (expected, everything)
+            await assert_clean(inner)
+            await cleaned(inner)
+            assert await records(log) == expected
+            await assert_clean(inner)
+            return left >= 0
+
+    at = 0
+    while not run(lambda: main(at)):  # noqa: B023
+        at += 1
+    assert at > 10
+
+
+def test_two_compactors_and_a_retention_at_once_come_to_one_result() -> None:
+    async def main(seed: int) -> None:
+        inner = MemoryStore()
+        log, expected = await due(inner)
+        draws = random.Random(seed)
+        clusters = [await cluster_on(inner) for _ in range(4)]
+        for cluster in clusters:
+            way_of(cluster).latency = lambda _: draws.choice([0.001, 0.05, 0.3])
+
+        async def later(cluster: OfflineCluster) -> list[Compacted]:
+            await asyncio.sleep(draws.uniform(0, 1))
+            return await compact(cluster, None, is_dry=False)
+
+        async with closing(log):
+            one, other, _, _ = await asyncio.gather(
+                later(clusters[0]),
+                later(clusters[1]),
+                delete_records(clusters[2], "t", {0: 5}, is_dry=False),
+                retain(clusters[3], None, is_dry=False),
+            )
+            await log.wal.refresh()
+            await cleaned(inner)
+            await segments_of(log)
+            found = (await read_table(log, offset=5)).column("offset").to_pylist()
+            assert found == [offset for offset, _, _ in expected if offset >= 5]
+            await assert_clean(inner)
+            left = [info.key async for info in inner.list(keys.TOPICS)]
+            if all(each.is_lost for each in (*one, *other)):
+                assert left
+        for cluster in clusters:
+            await cluster.close()
+
+    for seed in range(12):
+        run(lambda seed=seed: main(seed))

@@ -1,0 +1,263 @@
+"""Brokers, maintenance and readers on one log, slow and killed, for minutes of virtual time: I1,
+I7, I9.
+
+Every reader sees written records in order at any moment. At the end all acked records are there
+that retention and compaction keep, and a scrub finds the log whole.
+"""
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from tests.support.faults import FaultyStore, Seeded
+from tests.support.logs import closing, kill, opened
+from tests.support.maintenance import cluster_on, way_of
+from tests.support.records import TIME_MS
+from tests.support.vloop import run
+from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.compact import compact
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.retention import delete_records, retain
+from tidelog.compaction.scrub import scrub
+from tidelog.storage.core import keys
+from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange, Unavailable
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.tables.manifest import ManifestConflict
+from tidelog.storage.wal.chain import WalSettings
+
+WAL = WalSettings(Bounds(3000, 12_000), checkpoint_entries=20, checkpoint_interval_s=1.0)
+GRACE = Grace(wal_ms=12_000, table_ms=12_000)
+COLD = LogSettings(
+    wal=WAL,
+    is_sealing=False,
+    tail_cache_bytes=0,
+    reader=ReaderSettings(chunk_cache_bytes=0, segment_cache_bytes=0, footer_cache_bytes=0),
+)
+WARM = COLD._replace(tail_cache_bytes=1 << 20, reader=ReaderSettings())
+LIFE_S = 120.0
+KEYS = 6
+WORK = ("read", "retain", "compact", "collect", "delete", "scrub")
+
+
+class Clocked(MemoryStore):
+    """A store whose clock is the loop's."""
+
+    @property
+    def now_ms(self) -> int:
+        return TIME_MS + int(asyncio.get_running_loop().time() * 1000)
+
+    @now_ms.setter
+    def now_ms(self, _: int) -> None:
+        """The loop's it stays."""
+
+
+class World:
+    """Attempted and acked records."""
+
+    def __init__(self, seed: int) -> None:
+        self.draws = random.Random(seed)
+        self.inner = Clocked()
+        self.tried: dict[bytes, bytes] = {}
+        self.acked: dict[int, bytes] = {}
+        self.done: dict[str, int] = {}
+        self.end_s = 0.0
+
+    def count(self, what: str) -> None:
+        self.done[what] = self.done.get(what, 0) + 1
+
+    def slow(self, way: FaultyStore, seed: int) -> None:
+        writes, reads = Seeded(seed, 0.03), Seeded(seed, 0.001)
+        way.plan = lambda call: (writes if call.verb == "create" else reads)(call)
+        way.latency = lambda _: self.draws.choice([0.001, 0.001, 0.01, 0.1])
+
+    @property
+    def is_over(self) -> bool:
+        return asyncio.get_running_loop().time() >= self.end_s
+
+    # -- who does what
+
+    async def write(self, log: Log, name: str) -> None:
+        number = 0
+        while not self.is_over:
+            await asyncio.sleep(self.draws.uniform(0.05, 0.5))
+            number += 1
+            value, key = f"{name}/{number}".encode(), b"k%d" % self.draws.randrange(KEYS)
+            self.tried[value] = key
+            stored = value if self.draws.random() > 0.1 else None
+            stamp = self.inner.now_ms
+            rows = Rows([stamp], [key], [stored], [[("id", value)]])
+            with contextlib.suppress(Unavailable, CommitUnknown):
+                placed = await log.append(log.state.topic("t"), [(0, rows)], size=10, is_json=False)
+                assert placed is not None
+                self.acked[placed[0].base_offset] = value
+
+    async def seal(self, log: Log) -> None:
+        while not self.is_over:
+            await asyncio.sleep(self.draws.uniform(0.2, 2.0))
+            with contextlib.suppress(Unavailable, CommitUnknown):
+                await log.seal("t")
+
+    async def read(self, log: Log) -> None:
+        while not self.is_over:
+            await asyncio.sleep(self.draws.uniform(0.1, 1.0))
+            with contextlib.suppress(Unavailable, OffsetOutOfRange):
+                self.check(await self.everything(log, self.draws.randint(1, 4000)))
+                self.count("read")
+
+    async def everything(self, log: Log, bytes_max: int = 1 << 20) -> list[tuple[int, bytes]]:
+        """Offsets and ids of all records from the log start on, fetch by fetch."""
+        offset = (await log.offsets("t", 0)).log_start_offset
+        found: list[tuple[int, bytes]] = []
+        while True:
+            fetched = await log.fetch("t", 0, offset, bytes_max=bytes_max)
+            if not fetched.pieces:
+                return found
+            for piece in fetched.pieces:
+                offsets = piece.batch.column("offset").to_pylist()
+                ids = [each[0]["value"] for each in piece.batch.column("headers").to_pylist()]
+                found += zip(offsets, ids, strict=True)
+            assert fetched.next_offset > offset
+            offset = fetched.next_offset
+
+    def check(self, found: list[tuple[int, bytes]]) -> None:
+        offsets = [offset for offset, _ in found]
+        assert offsets == sorted(set(offsets))
+        for offset, value in found:
+            assert value in self.tried
+            assert self.acked.get(offset, value) == value
+
+    async def care(self, cluster: OfflineCluster) -> None:
+        while not self.is_over:
+            await asyncio.sleep(self.draws.uniform(0.2, 3.0))
+            what = self.draws.choice(WORK[1:])
+            with contextlib.suppress(Unavailable, CommitUnknown, ManifestConflict):
+                await self.care_once(cluster, what)
+                self.count(what)
+
+    async def care_once(self, cluster: OfflineCluster, what: str) -> None:
+        match what:
+            case "retain":
+                await retain(cluster, None, is_dry=False)
+            case "compact":
+                await compact(cluster, None, is_dry=False)
+            case "collect":
+                planned = await plan(cluster, GRACE)
+                await asyncio.sleep(self.draws.choice([0, 0, 8]))
+                await collect(cluster, planned)
+            case "delete":
+                held = cluster.state.topic("t").partitions[0]
+                offset = held.log_start_offset + self.draws.randrange(3)
+                if offset <= held.high_watermark:
+                    await delete_records(cluster, "t", {0: offset}, is_dry=False)
+            case "scrub":
+                report = await scrub(cluster, None, GRACE)
+                assert [each for each in report.findings if each.is_damage] == []
+
+    # -- lives
+
+    async def broker(self, life: int) -> None:
+        """One after the other, each killed."""
+        while not self.is_over:
+            log = await opened(self.inner, self.draws.choice([COLD, WARM]))
+            assert isinstance(log.store, FaultyStore)
+            self.slow(log.store, life)
+            tasks = [
+                asyncio.create_task(self.write(log, f"{life}/{log.clock.name}")),
+                asyncio.create_task(self.seal(log)),
+                asyncio.create_task(self.read(log)),
+            ]
+            await self.live(tasks)
+            await kill(log)
+            await ended(tasks)
+            await log.store.land()
+
+    async def carer(self, life: int) -> None:
+        while not self.is_over:
+            cluster = await cluster_on(self.inner)
+            self.slow(way_of(cluster), life)
+            tasks = [asyncio.create_task(self.care(cluster))]
+            await self.live(tasks)
+            way_of(cluster).kill()
+            await ended(tasks)
+            await way_of(cluster).land()
+
+    async def live(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Until the life is over, or a task of it failed."""
+        span_s = self.draws.uniform(3.0, 15.0)
+        left_s = self.end_s - asyncio.get_running_loop().time()
+        await asyncio.wait(
+            tasks, timeout=min(span_s, left_s + 5.0), return_when=asyncio.FIRST_EXCEPTION
+        )
+
+
+async def ended(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if result is not None and not isinstance(result, asyncio.CancelledError):
+            raise result
+
+
+async def at_the_end(world: World) -> None:
+    async with closing(first := await opened(world.inner, COLD)):
+        for _ in range(2):
+            await first.seal("t")
+        cluster = await cluster_on(world.inner)
+        await compact(cluster, None, is_dry=False, is_forced=True)
+        report = await scrub(cluster, None, GRACE)
+        assert [each for each in report.findings if each.is_damage] == []
+        assert [info async for info in world.inner.list(keys.wal(1))] == [], "nothing collected"
+        second = await opened(world.inner, COLD)
+        async with closing(second):
+            await second.wal.refresh()
+            await first.wal.refresh()
+            assert first.state.encode() == second.state.encode()
+            found = await world.everything(second)
+        await cluster.close()
+    world.check(found)
+    there = dict(found)
+    start = second.state.partition("t", 0).log_start_offset
+    newest: dict[bytes, int] = {}
+    for offset, value in world.acked.items():
+        key = world.tried[value]
+        newest[key] = max(newest.get(key, -1), offset)
+    for key, offset in newest.items():
+        is_superseded = any(
+            at > offset and world.tried[value] == key for at, value in there.items()
+        )
+        assert offset < start or is_superseded or there.get(offset) == world.acked[offset]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_i1_i7_i9_a_log_that_is_cared_for_is_the_log(seed: int) -> None:
+    async def main() -> World:
+        world = World(seed)
+        world.end_s = LIFE_S
+        configs = {
+            "cleanup.policy": "compact,delete",
+            "min.cleanable.dirty.ratio": "0.1",
+            "retention.ms": "30000",
+            "delete.retention.ms": "5000",
+            "target.segment.bytes": world.draws.choice(["4000", "40000"]),
+        }
+        log = await opened(world.inner, COLD)
+        await log.create_topic("t", 1, configs)
+        await log.close()
+        async with asyncio.TaskGroup() as group:
+            for life in range(2):
+                group.create_task(world.broker(seed * 10 + life))
+            for life in range(2):
+                group.create_task(world.carer(seed * 10 + 5 + life))
+        await at_the_end(world)
+        return world
+
+    world = run(main)
+    assert len(world.acked) > 100
+    assert min(world.done.get(what, 0) for what in WORK) > 1

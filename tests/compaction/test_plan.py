@@ -1,0 +1,226 @@
+"""Plans of retention, merging and compaction, and the rules of garbage, against plain models."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.properties import examples
+from tidelog.compaction import garbage, plan
+from tidelog.compaction.garbage import Grace
+from tidelog.storage.core import keys
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.core.topic_configs import effective
+from tidelog.storage.io.object_store import ObjectInfo
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.partition import Partition
+from tidelog.storage.tables.manifest import SegmentColumns
+
+NOW_MS = 1_700_000_000_000
+
+
+def files_of(shapes: Sequence[tuple[int, int, int]], first: int = 0) -> list[SegmentFile]:
+    """Segments one after the other; a shape is offsets, bytes, age of the newest record."""
+    found = []
+    for count, size, age_ms in shapes:
+        path = keys.segment(0, first, first + count, f"{first:x}")
+        stamps = (NOW_MS - age_ms - 5, NOW_MS - age_ms)
+        found.append(SegmentFile(path, 0, first, first + count, size, count, *stamps))
+        first += count
+    return found
+
+
+shapes = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(1, 1000), st.integers(-50, 1000)), max_size=12
+)
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> tuple[list[SegmentFile], Partition]:
+    """A partition's segments and what the WAL says of it: the table may be ahead."""
+    files = files_of(draw(shapes), draw(st.sampled_from([0, 7])))
+    ends = [0, *(file.end_offset for file in files)]
+    sealed_end = draw(st.sampled_from(ends))
+    start = draw(st.integers(0, sealed_end + 3))
+    tail_bytes = draw(st.integers(0, 500))
+    return files, Partition(start, sealed_end, max(sealed_end + 3, start), tail_bytes)
+
+
+@examples(300)
+@given(partitions(), st.integers(-1, 1000), st.integers(-1, 6000))
+def test_retention_takes_the_oldest_segments_that_kafka_would(
+    held: tuple[list[SegmentFile], Partition], retention_ms: int, retention_bytes: int
+) -> None:
+    files, partition = held
+    config = effective({"retention.ms": str(retention_ms), "retention.bytes": str(retention_bytes)})
+    live = [
+        file
+        for file in files
+        if partition.log_start_offset < file.end_offset <= partition.sealed_end
+    ]
+    start = partition.log_start_offset
+    total = sum(file.size for file in live) + partition.tail_bytes
+    for file in live:
+        is_old = retention_ms >= 0 and file.timestamp_max < NOW_MS - retention_ms
+        is_large = retention_bytes >= 0 and total - file.size >= retention_bytes
+        if not (is_old or is_large):
+            break
+        total -= file.size
+        start = file.end_offset
+    cut = plan.retention(SegmentColumns.of(files), partition, config, NOW_MS)
+    found = partition.log_start_offset if cut is None else cut.log_start_offset
+    assert found == start
+    assert cut is None or cut.why
+    # Afterwards there is nothing left to do.
+    moved = Partition(found, partition.sealed_end, partition.high_watermark, partition.tail_bytes)
+    assert plan.retention(SegmentColumns.of(files), moved, config, NOW_MS) is None
+    below = plan.below(SegmentColumns.of(files), moved, found)
+    assert below == sum(file.end_offset <= min(found, partition.sealed_end) for file in files)
+
+
+def test_retention_of_100_000_segments_is_planned_in_under_a_second() -> None:
+    count = 100_000
+    base = np.arange(count, dtype=np.int64) * 10
+    columns = SegmentColumns(
+        pa.array([""] * count),
+        np.zeros(count, np.int64),
+        base,
+        base + 10,
+        np.full(count, 1000, np.int64),
+        np.full(count, 10, np.int64),
+        base,
+        base + 9,
+        base,
+    )
+    partition = Partition(0, 10 * count, 10 * count)
+    config = effective({"retention.ms": "1000", "retention.bytes": "5000000"})
+    started = time.process_time()
+    cut = plan.retention(columns, partition, config, 10 * count)
+    merged = list(plan.merges(columns, partition, 100_000, 0))
+    assert time.process_time() - started < 1.0
+    assert cut is not None
+    assert cut.log_start_offset == 10 * (count - 100)
+    assert cut.why == "retention.ms and retention.bytes"
+    assert sum(map(len, merged)) == count
+
+
+@examples(300)
+@given(partitions(), st.integers(1, 3000), st.integers(0, 80))
+def test_merges_are_of_small_neighbours_and_come_to_an_end(
+    held: tuple[list[SegmentFile], Partition], target: int, clean_end: int
+) -> None:
+    files, partition = held
+    rounds = 0
+    while True:
+        columns = SegmentColumns.of(files)
+        groups = list(plan.merges(columns, partition, target, clean_end))
+        if not groups:
+            break
+        rounds += 1
+        assert rounds < 12
+        taken = [at for group in groups for at in group]
+        assert taken == sorted(set(taken))
+        for group in groups:
+            assert len(group) > 1
+            inputs = [files[at] for at in group]
+            assert sum(file.size for file in inputs) <= target
+            assert inputs[0].end_offset > partition.log_start_offset
+            assert inputs[-1].end_offset <= partition.sealed_end
+            sides = {file.end_offset <= clean_end for file in inputs}
+            assert len(sides) == 1 or min(clean_end, partition.sealed_end) != clean_end
+        for group in reversed(groups):
+            inputs = [files[at] for at in group]
+            files[group.start : group.stop] = [
+                inputs[0]._replace(
+                    end_offset=inputs[-1].end_offset,
+                    size=sum(file.size for file in inputs),
+                    rows=sum(file.rows for file in inputs),
+                )
+            ]
+
+
+def test_small_segments_that_come_one_by_one_are_not_written_again_and_again() -> None:
+    files: list[SegmentFile] = []
+    written = 0
+    for number in range(512):
+        files += files_of([(10, 1000, 0)], 10 * number)
+        partition = Partition(0, 10 * number + 10, 10 * number + 10)
+        for group in reversed(list(plan.merges(SegmentColumns.of(files), partition, 10**6, 0))):
+            inputs = [files[at] for at in group]
+            size = sum(file.size for file in inputs)
+            written += size
+            files[group.start : group.stop] = [
+                inputs[0]._replace(end_offset=inputs[-1].end_offset, size=size)
+            ]
+    assert len(files) < 20
+    assert written < 12 * 512 * 1000
+
+
+@examples(300)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 900), st.integers(1, 20), st.integers(0, 20)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 2000),
+)
+def test_groups_cover_all_segments_and_none_is_empty(
+    segments: list[tuple[int, int, int]], target: int
+) -> None:
+    sizes = [size for size, _, _ in segments]
+    rows = [count for _, count, _ in segments]
+    kept = [min(stays, count) for _, count, stays in segments]
+    groups = plan.groups(sizes, rows, kept, target)
+    if not sum(kept):
+        assert groups == []
+        return
+    assert [at for group, _ in groups for at in group] == list(range(len(segments)))
+    for group, is_changed in groups:
+        assert sum(kept[at] for at in group) > 0
+        is_whole = len(group) == 1 and kept[group.start] == rows[group.start]
+        assert is_changed is not is_whole
+
+
+# -- garbage
+
+
+HOUR_MS = 3_600_000
+GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)
+
+
+@examples(200)
+@given(
+    st.dictionaries(st.integers(1, 40), st.integers(0, 9), max_size=30),
+    st.integers(0, 30),
+    st.sets(st.integers(1, 40)),
+)
+def test_i9_of_the_wal_only_what_is_covered_old_and_unnamed_goes(
+    ages: dict[int, int], base_seq: int, tails: set[int]
+) -> None:
+    infos = [
+        ObjectInfo(keys.wal(seq), 10, NOW_MS - ages[seq] * HOUR_MS // 3) for seq in sorted(ages)
+    ]
+    base = ClusterState("c")
+    base.seq = base_seq
+    live = {keys.wal(seq) for seq in tails}
+    found = {each.key for each in garbage.of_wal(infos, base, live, NOW_MS, GRACE)}
+    expected = {
+        keys.wal(seq)
+        for seq, age in ages.items()
+        if seq <= base_seq and age >= 3 and seq not in tails and seq != max(ages)
+    }
+    assert found == expected
+
+
+def test_a_key_below_topics_has_its_topic() -> None:
+    topic_id = "0af3" * 8
+    for name in ("a", "a-b", "a.b_c", f"x-{topic_id}"):
+        prefix = keys.topic(name, topic_id)
+        for path in ("_delta_log/x.json", keys.segment(0, 0, 1, "ab")):
+            assert garbage.topic_of(f"{prefix}/{path}") == (prefix, topic_id)
+    for key in ("topics/x", f"topics/{topic_id}/x", f"topics/a-{topic_id}", "topics/a-0af3/x"):
+        assert garbage.topic_of(key) is None

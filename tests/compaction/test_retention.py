@@ -1,0 +1,254 @@
+"""Retention and delete-records on whole logs: Kafka's meanings, and crashes at every step."""
+
+import asyncio
+
+import pytest
+
+from tests.support.faults import Fault, Script
+from tests.support.logs import append, closing, opened, read_values
+from tests.support.maintenance import caring, cluster_on, log_with, way_of
+from tests.support.records import TIME_MS
+from tests.support.vloop import run
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.retention import HIGH_WATERMARK, Retained, delete_records, retain
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import (
+    OffsetOutOfRange,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+
+HOUR_MS = 3_600_000
+SEGMENTS = [["a", "b"], ["c", "d"], ["e", "f"]]
+VALUES = [value for values in SEGMENTS for value in values]
+
+
+async def bases(log: Log, number: int = 0) -> list[int]:
+    table = await log.tables.of(log.state.topic("t"))
+    await table.refresh()
+    return [file.base_offset for file in await table.segments(number)]
+
+
+async def starts(log: Log) -> list[int]:
+    await log.wal.refresh()
+    return [partition.log_start_offset for partition in log.state.topic("t").partitions]
+
+
+async def retained(inner: MemoryStore, *, is_dry: bool = False) -> list[Retained]:
+    async with caring(inner) as cluster:
+        return await retain(cluster, None, is_dry=is_dry)
+
+
+@pytest.mark.parametrize(
+    ("hours", "start"), [(0.0, 0), (0.99, 0), (1.01, 0), (2.01, 2), (3.01, 4), (99, 6)]
+)
+def test_what_is_older_than_retention_ms_goes(hours: float, start: int) -> None:
+    """By the newest record of each segment, and by the store's clock; the tail stays."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(2 * HOUR_MS))
+        async with closing(log):
+            await append(log, "tail", partition=1)
+            inner.now_ms = TIME_MS + int(hours * HOUR_MS)
+            planned = await retained(inner, is_dry=True)
+            assert await starts(log) == [0, 0]
+            assert await bases(log) == [0, 2, 4]
+            assert await retained(inner) == planned
+            assert await starts(log) == [start, start]
+            assert await bases(log) == [base for base in (0, 2, 4) if base >= start]
+            for number, tail in ((0, []), (1, ["tail"])):
+                expected = [*VALUES, *tail][start:]
+                assert await read_values(log, partition=number, offset=start) == expected
+            for each in planned:
+                assert each.why == "retention.ms"
+                assert (each.was, each.log_start_offset, each.rows) == (0, start, start)
+                assert each.segments == start // 2
+                assert each.size > 0
+            assert len(planned) == (2 if start else 0)
+            assert await retained(inner) == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_what_is_beyond_retention_bytes_goes(kept: int) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS, retention_ms="-1")
+        async with closing(log):
+            table = await log.tables.of(log.state.topic("t"))
+            sizes = [file.size for file in await table.segments(0)]
+            limit = sum(sizes[len(sizes) - kept :])
+            await log.alter_topic("t", {"retention.bytes": str(limit)})
+            told = await retained(inner)
+            assert await bases(log) == [0, 2, 4][3 - kept :]
+            assert await starts(log) == [2 * (3 - kept)]
+            assert [each.why for each in told] == ([] if kept == 3 else ["retention.bytes"])
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [{"retention_ms": "-1"}, {"retention_ms": "1", "cleanup_policy": "compact"}],
+)
+def test_what_is_kept_for_ever_stays(configs: dict[str, str]) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS, **configs)
+        async with closing(log):
+            inner.now_ms = 2**42
+            assert await retained(inner) == []
+            assert await bases(log) == [0, 2, 4]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("offset", "start", "left"),
+    [
+        (0, 0, [0, 2, 4]),
+        (1, 1, [0, 2, 4]),
+        (2, 2, [2, 4]),
+        (5, 5, [4]),
+        (7, 7, []),
+        (HIGH_WATERMARK, 8, []),
+    ],
+)
+def test_records_are_deleted_up_to_an_offset(offset: int, start: int, left: list[int]) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS)
+        async with closing(log), caring(inner) as cluster:
+            await append(log, "g", "h")
+            await delete_records(cluster, "t", {0: offset}, is_dry=False)
+            assert await starts(log) == [start]
+            assert await bases(log) == left
+            assert await read_values(log, offset=start) == [*VALUES, "g", "h"][start:]
+            # Records of the tail are removed once they are sealed.
+            await log.seal("t")
+            await retained(inner)
+            assert await bases(log) == [*left, *([6] if start < 8 else [])]
+
+    run(main)
+
+
+def test_records_that_are_not_there_cannot_be_deleted() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS)
+        async with closing(log), caring(inner) as cluster:
+            with pytest.raises(OffsetOutOfRange, match="0 to 6"):
+                await delete_records(cluster, "t", {0: 7}, is_dry=False)
+            with pytest.raises(UnknownPartition):
+                await delete_records(cluster, "t", {1: 0}, is_dry=False)
+            with pytest.raises(UnknownTopic):
+                await delete_records(cluster, "u", {0: 0}, is_dry=False)
+            assert await starts(log) == [0]
+
+    run(main)
+
+
+async def retain_with(cluster: OfflineCluster, step: str) -> None:
+    """A run that stops at that step and never continues."""
+    seq, way = cluster.state.seq + 1, way_of(cluster)
+    if "entry" in step:
+        gate = way.hold("create", keys.wal(seq), is_after="after" in step)
+    else:
+        table = await cluster.table(cluster.state.topic("t"))
+        gate = way.hold("never", "never")
+        real = table.replace
+
+        async def replace(*args, **named) -> None:
+            if "after" in step:
+                await real(*args, **named)
+            gate.reached.set()
+            await asyncio.Event().wait()
+
+        table.replace = replace
+    task = asyncio.create_task(retain(cluster, None, is_dry=False))
+    await gate.reached.wait()
+    way.kill()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "step", ["before the entry", "after the entry", "before the commit", "after the commit"]
+)
+def test_i7_next_run_finishes_a_retention_that_crashed_at_any_step(step: str) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(HOUR_MS // 2))
+        inner.now_ms += HOUR_MS // 4
+        dying = await cluster_on(inner)
+        await retain_with(dying, step)
+        await dying.close()
+        async with closing(log):
+            await log.wal.refresh()
+            for number in (0, 1):
+                (start, _) = await starts(log)
+                assert await read_values(log, partition=number, offset=start) == VALUES[start:]
+            await retained(inner)
+            assert await starts(log) == [4, 4]
+            assert await bases(log) == await bases(log, 1) == [4]
+            assert await retained(inner) == []
+
+    run(main)
+
+
+def test_two_that_run_at_once_come_to_one_result() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(HOUR_MS // 2))
+        inner.now_ms += HOUR_MS // 4
+        async with caring(inner) as one, caring(inner) as other, closing(log):
+            for each in (one, other):
+                way_of(each).latency = lambda _: 0.01
+            told = await asyncio.gather(*(retain(e, None, is_dry=False) for e in (one, other)))
+            assert told[0] == told[1]
+            assert await starts(log) == [4, 4]
+            assert await bases(log) == [4]
+            assert await read_values(log, offset=4) == VALUES[4:]
+
+    run(main)
+
+
+@pytest.mark.parametrize("fault", [Fault.ABSENT, Fault.STORED, Fault.OWN_412, Fault.LATE])
+def test_an_unknown_outcome_is_waited_for(fault: Fault) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS, retention_ms=str(HOUR_MS // 2))
+        inner.now_ms += HOUR_MS // 4
+        async with caring(inner) as cluster, closing(log):
+            way_of(cluster).plan = Script("create", keys.WAL, [fault])
+            await retain(cluster, ["t"], is_dry=False)
+            assert await starts(log) == [4]
+            assert await bases(log) == [4]
+            way_of(cluster).plan = Script("create", keys.PROBE, [Fault.ABSENT] * 3)
+            with pytest.raises(Unavailable, match="clock"):
+                await retain(cluster, ["t"], is_dry=False)
+
+    run(main)
+
+
+def test_a_topic_deleted_meanwhile_is_left_alone() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS, retention_ms=str(HOUR_MS // 2))
+        async with caring(inner) as cluster:
+            gate = way_of(cluster).hold("create", keys.wal(cluster.state.seq + 1))
+            task = asyncio.create_task(retain(cluster, None, is_dry=False))
+            await gate.reached.wait()
+            await log.delete_topic("t")
+            gate.opened.set()
+            await task
+            assert cluster.state.topics == {}
+        await log.close()
+        await (await opened(inner)).close()
+
+    run(main)

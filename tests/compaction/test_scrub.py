@@ -1,0 +1,297 @@
+"""Scrub: clean on every log that is whole, and each kind of damage by name."""
+
+import asyncio
+
+import pytest
+
+from tests.support.faults import Fault, FaultyStore, Script
+from tests.support.logs import append, closing
+from tests.support.maintenance import caring, log_with, way_of
+from tests.support.vloop import run
+from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.retention import delete_records
+from tidelog.compaction.scrub import ScrubReport, scrub
+from tidelog.compaction.scrub_checks import Kind
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import Corrupt, Unavailable, UnknownTopic
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+
+HOUR_MS = 3_600_000
+GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)
+SEGMENTS = [["a", "b"], ["c", "d"], ["e", "f"]]
+
+
+async def scrubbed(inner: MemoryStore, *, is_quick: bool = False) -> ScrubReport:
+    async with caring(inner, report_damage=False) as cluster:
+        return await scrub(cluster, None, GRACE, is_quick=is_quick)
+
+
+async def aged(inner: MemoryStore, *, is_collected: bool = True) -> Log:
+    """A log with checkpoints, a tail and, if collected, a WAL that does not begin at 1."""
+    log = await log_with(inner, SEGMENTS, partitions=2)
+    for each in "ghij":
+        await append(log, each)
+        async with caring(inner) as cluster:
+            planned = await plan(cluster, GRACE)
+            if is_collected:
+                await collect(cluster, planned)
+        inner.now_ms += HOUR_MS
+    return log
+
+
+async def listed(inner: MemoryStore, prefix: str) -> list[str]:
+    return [info.key async for info in inner.list(prefix)]
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_a_log_that_is_whole_is_clean(is_collected: bool, is_quick: bool) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner, is_collected=is_collected)
+        async with closing(log):
+            async with caring(inner) as cluster:
+                await delete_records(cluster, "t", {0: 2, 1: 3}, is_dry=False)
+            report = await scrubbed(inner, is_quick=is_quick)
+            assert report.findings == []
+            assert report.is_whole
+            assert (report.topics, report.partitions, report.segments) == (1, 2, 4)
+            assert report.runs == 4
+            assert report.rows == (4 if is_quick else 12)
+            assert (report.entries < log.state.seq) is is_collected
+            assert (1 in {keys.seq_of(key) for key in await listed(inner, keys.WAL)}) is (
+                not is_collected
+            )
+
+    run(main)
+
+
+def test_an_empty_cluster_is_clean() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, [])
+        async with closing(log):
+            assert (await scrubbed(inner)).findings == []
+
+    run(main)
+
+
+Damage = tuple[str, str]
+
+
+async def damage(inner: MemoryStore, log: Log, how: str, key: str) -> None:
+    body = await inner.get(key)
+    match how:
+        case "flipped":
+            at = len(body) // 2
+            await inner.put(key, [body[:at], bytes([body[at] ^ 4]), body[at + 1 :]])
+        case "cut":
+            await inner.put(key, [body[: len(body) * 2 // 3]])
+        case "gone":
+            await inner.delete([key])
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+@pytest.mark.parametrize("what", ["segment", "newest entry but one", "entry of a tail"])
+def test_a_damaged_object_is_named(how: str, what: str) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner)
+        async with closing(log):
+            run_ = log.state.partition("t", 0).tail[0]
+            key = {
+                "segment": (await listed(inner, f"{log.state.topic('t').prefix}/"))[1],
+                "newest entry but one": keys.wal(log.state.seq - 1),
+                "entry of a tail": run_.object_key,
+            }[what]
+            await damage(inner, log, how, key)
+            report = await scrubbed(inner)
+            assert not report.is_whole
+            assert {finding.where for finding in report.findings} == {key}
+            kinds = {finding.kind for finding in report.findings}
+            if how == "gone":
+                assert kinds == {Kind.MISSING}
+            elif what == "segment":
+                assert kinds == {Kind.SEGMENT}
+            else:
+                assert kinds <= {Kind.WAL, Kind.TAIL}
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+def test_scrub_reports_damage_that_stops_brokers_and_all_other_damage(how: str) -> None:
+    """An entry after the newest checkpoint, and a segment that has nothing to do with it."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner)
+        async with closing(log):
+            await append(log, "k")
+            await append(log, "l")
+            key = keys.wal(log.state.seq - 1)
+            segment = (await listed(inner, f"{log.state.topic('t').prefix}/"))[1]
+            body = await inner.get(key)
+            await inner.put(key, [body[:20], bytes([body[20] ^ 4]), body[21:]])
+            if how != "flipped":
+                await damage(inner, log, how, key)
+            await damage(inner, log, "cut", segment)
+            with pytest.raises(Corrupt):
+                async with caring(inner):
+                    """No broker would start either."""
+            report = await scrubbed(inner)
+            assert {each.where for each in report.findings} >= {key, segment}
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut"])
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_damaged_checkpoint_is_named(how: str, which: int) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner)
+        async with closing(log):
+            key = (await listed(inner, keys.CHECKPOINTS))[which]
+            await damage(inner, log, how, key)
+            report = await scrubbed(inner)
+            assert [(each.kind, each.where) for each in report.findings] == [(Kind.CHECKPOINT, key)]
+
+    run(main)
+
+
+def test_a_checkpoint_that_says_something_else_is_named() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner)
+        async with closing(log):
+            key = (await listed(inner, keys.CHECKPOINTS))[-1]
+            log.state.topic("t").partitions[1].log_start_offset = 1
+            log.state.seq, seq = keys.seq_of(key), log.state.seq
+            await inner.delete([key])
+            await log.wal.checkpoint()
+            log.state.seq = seq
+            report = await scrubbed(inner)
+            assert [(each.kind, each.where) for each in report.findings] == [(Kind.CHECKPOINT, key)]
+
+    run(main)
+
+
+def test_a_swapped_entry_breaks_the_chain() -> None:
+    async def main() -> None:
+        inner, other = MemoryStore(), MemoryStore()
+        log, foreign = await aged(inner), await aged(other)
+        async with closing(log, foreign):
+            key = keys.wal(log.state.seq - 1)
+            await inner.put(key, [await other.get(key)])
+            report = await scrubbed(inner)
+            assert {each.where for each in report.findings} == {key}
+            assert any("chain" in each.what for each in report.findings)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda files: files[1:], "in no segment"),
+        (lambda files: [files[0], *files[2:]], "in no segment"),
+        (lambda files: files[:-1], "in no segment"),
+        (lambda files: [files[0]._replace(rows=1), *files[1:]], "1 rows"),
+        (lambda files: [files[0]._replace(timestamp_max=1), *files[1:]], "stamped"),
+        (lambda files: [files[0]._replace(size=files[0].size - 1), *files[1:]], "bytes"),
+        (lambda files: [], "no segment"),
+    ],
+)
+def test_scrub_reports_a_wrong_manifest(change, told: str) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS)
+        async with closing(log):
+            assert isinstance(log.store, FaultyStore)
+            commits = log.store.tables[log.state.topic("t").prefix]
+            files = [file for commit in commits for file in commit.files]
+            commits[1] = commits[1]._replace(files=tuple(change(files)))
+            for at in range(2, len(commits)):
+                commits[at] = commits[at]._replace(files=())
+            report = await scrubbed_of(log)
+            assert not report.is_whole
+            assert any(told in each.what for each in report.findings if each.is_damage)
+            assert not (await scrubbed_of(log, is_quick=True)).is_whole
+
+    async def scrubbed_of(log: Log, *, is_quick: bool = False) -> ScrubReport:
+        return await scrubbed(log.store.inner, is_quick=is_quick)
+
+    run(main)
+
+
+def test_scrub_lists_unnamed_objects_without_damage() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner)
+        async with closing(log):
+            prefix = log.state.topic("t").prefix
+            orphan = f"{prefix}/{keys.segment(0, 6, 9, 'ab12')}"
+            forgotten = f"{keys.topic('u', 'f' * 32)}/{keys.segment(0, 6, 9, 'ab12')}"
+            foreign = [f"{prefix}/notes.txt", "notes.txt", "topics/notes.txt"]
+            for key in (orphan, forgotten, "secret.json", *foreign):
+                await inner.create(key, [b"x"])
+            report = await scrubbed(inner)
+            assert sorted(each.where for each in report.findings) == sorted(foreign)
+            inner.now_ms += GRACE.unnamed_ms
+            report = await scrubbed(inner)
+            kinds = {each.where: each.kind for each in report.findings}
+            assert kinds == dict.fromkeys(foreign, Kind.FOREIGN) | {
+                orphan: Kind.ORPHAN,
+                forgotten: Kind.ORPHAN,
+            }
+            assert report.is_whole
+
+    run(main)
+
+
+def test_a_store_that_fails_is_said_to() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner)
+        async with closing(log):
+            for verb, prefix in (("get_range", keys.TOPICS), ("list", ""), ("get", keys.WAL)):
+                async with caring(inner) as cluster:
+                    way_of(cluster).plan = Script(verb, prefix, [Fault.UNAVAILABLE])
+                    with pytest.raises(Unavailable):
+                        await scrub(cluster, None, GRACE)
+
+    run(main)
+
+
+def test_one_topic_is_looked_at_alone() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner)
+        await log.create_topic("u", 3, {})
+        async with closing(log), caring(inner) as cluster:
+            report = await scrub(cluster, ["u"], GRACE)
+            assert (report.topics, report.partitions, report.segments) == (1, 3, 0)
+            with pytest.raises(UnknownTopic):
+                await scrub(cluster, ["v"], GRACE)
+
+    run(main)
+
+
+def test_a_log_that_is_written_meanwhile_is_clean() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await aged(inner)
+        async with closing(log), caring(inner) as cluster:
+            way_of(cluster).latency = lambda _: 0.05
+            task = asyncio.create_task(scrub(cluster, None, GRACE))
+            for each in "abcdefgh":
+                await append(log, each)
+                await log.seal("t")
+                await asyncio.sleep(0.1)
+            report = await task
+            assert report.findings == []
+
+    run(main)

@@ -1,0 +1,420 @@
+"""Raising the level of a cluster's format while brokers write (FORMAT.md, levels; I2, I4, I6)."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.cluster import SETTINGS, Cluster
+from tests.support.faults import Call, Fault, Script
+from tests.support.logs import append, closing, kill, opened, read_values
+from tests.support.maintenance import caring
+from tests.support.records import creating, entries_of
+from tests.support.views import CLUSTER_ID, one, store_of, values_of, with_topic
+from tests.support.views import opened as opened_view
+from tests.support.vloop import run
+from tidelog.compaction.upgrade import LevelChange, upgrade
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.actions import Chunk, DeleteTopic
+from tidelog.storage.core.entry import Commit, Entry
+from tidelog.storage.core.errors import CommitUnknown, Corrupt, NewerLevel, Unavailable
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.wal.chain import ClusterIdentity
+from tidelog.storage.wal.view import WalView
+
+MEMBERS = SETTINGS.membership
+TIMEOUT_S = MEMBERS.member_timeout_s
+OLD_KEY = "brokers/old.json"
+
+
+async def found_level_1(store: ObjectStore) -> None:
+    """As version 0.1 does."""
+    identity = ClusterIdentity(levels.FIRST, CLUSTER_ID, 1)
+    await store.create(keys.CLUSTER, [msgspec.json.encode(identity)])
+
+
+async def levels_in(store: ObjectStore) -> list[int]:
+    """The level of each entry."""
+    return [decoded.entry.level for _, decoded in await entries_of(store)]
+
+
+def old_member(beat: int = 0, **more: object) -> bytes:
+    """The liveness object of a broker of version 0.1."""
+    member = Member("0ld", "old-broker", "http://old", "token", 1, beat=beat)
+    said: dict[str, Any] = msgspec.to_builtins(member)
+    del said["level"]
+    return msgspec.json.encode(said | more)
+
+
+async def beating(store: ObjectStore, body: Callable[[int], bytes], key: str = OLD_KEY) -> None:
+    """A broker that lives until this is cancelled."""
+    beat = 0
+    while True:
+        beat += 1
+        await store.put(key, [body(beat)])
+        await asyncio.sleep(MEMBERS.heartbeat_interval_s)
+
+
+async def upgraded(store: ObjectStore, *, is_dry: bool = False) -> LevelChange:
+    async with caring(store) as cluster:
+        return await upgrade(cluster, is_dry=is_dry, settings=MEMBERS)
+
+
+# -- the command
+
+
+def test_a_dry_run_changes_nothing() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        await found_level_1(inner)
+        wal = await with_topic(inner)
+        before = [info async for info in inner.list("")]
+        assert await upgraded(inner, is_dry=True) == LevelChange(1, 2)
+        assert [info async for info in inner.list("")] == before
+        assert await upgraded(inner) == LevelChange(1, 2)
+        await wal.refresh()
+        assert wal.state.level == 2
+        assert await levels_in(inner) == [1, 2]
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_a_cluster_that_has_the_level_is_left_alone(is_dry: bool) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        await with_topic(inner)  # at the newest level
+        other = asyncio.create_task(beating(inner, old_member))
+        await asyncio.sleep(0.1)
+        before = [info.key async for info in inner.list("wal/")]
+        assert await upgraded(inner, is_dry=is_dry) == LevelChange(2, 2)
+        assert [info.key async for info in inner.list("wal/")] == before
+        other.cancel()
+
+    run(main)
+
+
+@pytest.mark.parametrize("faults", [[], [Fault.STORED], [Fault.LATE], [Fault.ABSENT, Fault.LATE]])
+def test_two_upgrades_at_once_raise_the_level_once(faults: list[Fault]) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        await found_level_1(inner)
+        wal = await with_topic(inner)
+        async with caring(inner) as first, caring(inner) as second:
+            for cluster in (first, second):
+                way = cluster.store
+                way.latency = lambda _: 0.02  # type: ignore[attr-defined]
+            first.store.plan = Script("create", keys.WAL, faults)  # type: ignore[attr-defined]
+            both = await asyncio.gather(
+                *(upgrade(each, is_dry=False, settings=MEMBERS) for each in (first, second))
+            )
+            assert both == [LevelChange(1, 2)] * 2
+            assert (first.state.level, second.state.level) == (2, 2)
+        await asyncio.sleep(1.0)
+        assert await levels_in(inner) == [1, 2]
+        await wal.commit(one(wal, "a"))
+        assert await levels_in(inner) == [1, 2, 2]
+
+    run(main)
+
+
+# -- live brokers
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+@pytest.mark.parametrize("more", [{}, {"level": 1}], ids=["version 0.1", "level 1"])
+def test_a_live_broker_that_does_not_know_the_level_refuses_by_name(
+    more: dict[str, int], is_dry: bool
+) -> None:
+    async def main() -> None:
+        async with Cluster() as cluster:
+            await found_level_1(cluster.store)
+            log = await cluster.start()
+            old = asyncio.create_task(beating(cluster.store, lambda beat: old_member(beat, **more)))
+            await asyncio.sleep(0.1)
+            with pytest.raises(Unavailable) as caught:
+                await upgraded(cluster.store, is_dry=is_dry)
+            assert str(caught.value) == (
+                "live brokers do not know level 2 of the format: old-broker; "
+                "upgrade or stop them first"
+            )
+            await log.wal.refresh()
+            assert (log.state.level, await levels_in(cluster.store)) == (1, [])
+            old.cancel()
+
+    run(main)
+
+
+def test_a_killed_brokers_object_does_not_block_after_the_member_timeout() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with Cluster() as cluster:
+            await found_level_1(cluster.store)
+            await cluster.start()
+            old = asyncio.create_task(beating(cluster.store, old_member))
+            await asyncio.sleep(0.1)
+            old.cancel()
+            started_s = loop.time()
+            assert await upgraded(cluster.store) == LevelChange(1, 2)
+            assert TIMEOUT_S <= loop.time() - started_s <= TIMEOUT_S + 2
+            # One that is old at first sight does not block at all.
+            started_s = loop.time()
+            assert await upgraded(cluster.store) == LevelChange(2, 2)
+            assert loop.time() - started_s < 1
+
+    run(main)
+
+
+def test_a_broker_that_stops_meanwhile_does_not_block() -> None:
+    async def main() -> None:
+        async with Cluster() as cluster:
+            await found_level_1(cluster.store)
+            await cluster.start()
+            old = asyncio.create_task(beating(cluster.store, old_member))
+            await asyncio.sleep(0.1)
+            raising = asyncio.create_task(upgraded(cluster.store))
+            await asyncio.sleep(1.5)
+            assert not raising.done()
+            old.cancel()
+            await cluster.store.delete([OLD_KEY])
+            assert await raising == LevelChange(1, 2)
+
+    run(main)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[1]", b'{"id":"x"}'])
+def test_an_object_that_does_not_decode_refuses_by_key_while_it_is_written(body: bytes) -> None:
+    async def main() -> None:
+        async with Cluster() as cluster:
+            await found_level_1(cluster.store)
+            await cluster.start()
+            strange = asyncio.create_task(beating(cluster.store, lambda _: body))
+            await asyncio.sleep(0.1)
+            with pytest.raises(Unavailable, match=f"level 2 of the format: {OLD_KEY};"):
+                await upgraded(cluster.store)
+            strange.cancel()
+            assert await upgraded(cluster.store) == LevelChange(1, 2)
+
+    run(main)
+
+
+def test_brokers_of_this_version_do_not_block() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with Cluster() as cluster:
+            await found_level_1(cluster.store)
+            brokers = [await cluster.start() for _ in range(3)]
+            await cluster.settled()
+            started_s = loop.time()
+            assert await upgraded(cluster.store) == LevelChange(1, 2)
+            assert loop.time() - started_s < 1
+            await brokers[0].create_topic("t", 1, {})
+            await asyncio.sleep(2)
+            assert [log.state.level for log in brokers] == [2, 2, 2]
+            assert len({log.state.encode() for log in brokers}) == 1
+
+    run(main)
+
+
+# -- commits in flight
+
+
+@pytest.mark.parametrize("moment", ["before the PUT", "after the PUT", *Fault])
+def test_a_commit_in_flight_keeps_its_outcome(moment: str | Fault) -> None:
+    """Another broker's entry and the one that raises the level compete for a number."""
+    if moment is Fault.UNAVAILABLE:
+        moment = "before the PUT"
+
+    async def main() -> None:
+        inner = MemoryStore()
+        await found_level_1(inner)
+        wal = await with_topic(inner)
+        await wal.commit(one(wal, "a"))
+        if isinstance(moment, Fault):
+            store_of(wal).plan = Script("create", keys.WAL, [moment])
+        gate = store_of(wal).hold("create", keys.wal(3), is_after=moment == "after the PUT")
+        commit = asyncio.create_task(wal.commit(one(wal, "b")))
+        await gate.reached.wait()
+        assert await upgraded(inner) == LevelChange(1, 2)
+        gate.opened.set()
+        try:
+            (outcome,) = await commit
+        except Unavailable:
+            assert moment is Fault.REFUSED
+            wanted = ["a"]
+        else:
+            assert outcome.placements == [("t", 0, 1, 1)]
+            wanted = ["a", "b"]
+        await wal.commit(one(wal, "c"))
+        await asyncio.sleep(1.0)  # what is late lands
+        assert await values_of(inner) == [*wanted, "c"]
+        found = await levels_in(inner)
+        assert found == sorted(found)
+        assert (found[:2], found[-1], wal.state.level) == ([1, 1], 2, 2)
+        assert len(found) == 2 + 1 + len(wanted)
+
+    run(main)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_lost_and_nothing_is_twice_while_the_level_rises(seed: int) -> None:
+    """Brokers that forward drafts to one of them, a network and stores that take their time."""
+
+    async def main() -> None:
+        draw = random.Random(seed)
+
+        def latency(_: Call) -> float:
+            return draw.choice([0.001, 0.01, 0.05])
+
+        async with Cluster(latency=latency) as cluster:
+            await found_level_1(cluster.store)
+            brokers = [await cluster.start() for _ in range(3)]
+            await brokers[0].create_topic("t", 1, {})
+            await cluster.settled()
+            for log in brokers:
+                await log.wal.refresh()
+            offsets: dict[int, str] = {}
+
+            async def write(number: int) -> None:
+                for count in range(25):
+                    value = f"{number}.{count}"
+                    placed = await append(brokers[number], value)
+                    assert placed is not None
+                    assert placed[0].base_offset not in offsets
+                    offsets[placed[0].base_offset] = value
+
+            writing = [asyncio.create_task(write(number)) for number in range(3)]
+            await asyncio.sleep(draw.uniform(0.0, 0.5))
+            assert await upgraded(cluster.store) == LevelChange(1, 2)
+            await asyncio.gather(*writing)
+            reader = draw.choice(brokers)
+            assert await read_values(reader) == [offsets[at] for at in range(75)]
+            found = await levels_in(cluster.store)
+            assert found == sorted(found)
+            assert set(found) == {1, 2}
+            for log in brokers:
+                await log.wal.refresh()
+            assert len({log.state.encode() for log in brokers}) == 1
+
+    run(main)
+
+
+# -- brokers that start afterwards
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "before", "after"])
+def test_a_broker_starts_again_across_the_raise(checkpoint: str) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        await found_level_1(inner)
+        log = await opened(inner)
+        await log.create_topic("t", 1, {})
+        await append(log, "a")
+        if checkpoint == "before":
+            await log.wal.checkpoint()
+        assert await upgraded(inner) == LevelChange(1, 2)
+        await append(log, "b")
+        if checkpoint == "after":
+            newest = await log.wal.checkpoint()
+            await inner.delete([keys.wal(1), keys.wal(3)])  # the others have records
+            body = await inner.get(keys.checkpoint(newest))
+            assert msgspec.msgpack.decode(body[12:])[0] == 2
+        before = log.state.encode()
+        await kill(log)
+        again = await opened(inner)
+        async with closing(again):
+            assert again.wal.cluster.format == 1
+            assert (again.state.level, again.state.encode()) == (2, before)
+            await append(again, "c")
+            assert await read_values(again) == ["a", "b", "c"]
+            newest = await again.wal.checkpoint()
+            body = await inner.get(keys.checkpoint(newest))
+            assert msgspec.msgpack.decode(body[12:])[0] == 2
+
+    run(main)
+
+
+# -- entries that no version writes
+
+
+async def next_entry(wal: WalView, store: ObjectStore, level: int, **changed: Any) -> str:
+    """Write the next entry at this level; return its key."""
+    state = wal.state
+    entry = Entry(level, state.seq + 1, state.hash, b"id", "other", state.time_ms, [], [])
+    header, _ = entries.encode_header(msgspec.structs.replace(entry, **changed))
+    await store.create(keys.wal(entry.seq), [header])
+    return keys.wal(entry.seq)
+
+
+@pytest.mark.parametrize(
+    ("begin", "level", "changed"),
+    [
+        (1, 2, {"commits": [Commit(b"", [DeleteTopic("a1" * 16)])]}),
+        (1, 2, {"chunks": [Chunk("a1" * 16, 0, 0, 0, 0, 0, 0, 0, True, "", 0)]}),
+        (2, 1, {}),
+        (2, 1, {"commits": [Commit(b"", [DeleteTopic("a1" * 16)])]}),
+        (1, 3, {}),
+    ],
+    ids=["raises with a commit", "raises with a chunk", "lowers", "lower", "two levels"],
+)
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_a_view_stops_at_an_entry_that_may_not_have_its_level(
+    begin: int,
+    level: int,
+    changed: dict[str, Any],
+    is_announced: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(levels, "NEWEST", max(level, levels.NEWEST))
+
+    async def main() -> None:
+        inner = MemoryStore()
+        identity = ClusterIdentity(begin, CLUSTER_ID, 1)
+        await inner.create(keys.CLUSTER, [msgspec.json.encode(identity)])
+        wal = await with_topic(inner)
+        before = wal.state.encode()
+        key = await next_entry(wal, inner, level, **changed)
+        why = f"{key} is corrupt: it has level {level} in a cluster of {begin}"
+        if is_announced:
+            wal.on_announced(2, await inner.get(key))
+            await asyncio.sleep(0.5)
+        for _ in range(2):
+            with pytest.raises(Corrupt, match=why):
+                await wal.refresh()
+            with pytest.raises(Corrupt, match=why):
+                await wal.commit(creating(wal.clock, "u", topic_id="b2" * 16))
+        assert wal.state.encode() == before
+        with pytest.raises(Corrupt, match=why):
+            await opened_view(inner)
+        assert [info.key async for info in inner.list("wal/")] == [keys.wal(1), key]
+        await wal.close()
+
+    run(main)
+
+
+def test_a_view_stops_at_a_level_that_it_does_not_know() -> None:
+    """As version 0.1 stops at level 2: the line says that the object is not damaged."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await opened(inner)
+        await log.create_topic("t", 1, {})
+        key = await next_entry(log.wal, inner, levels.NEWEST + 1)
+        why = f"{key} has level 3 of the format, this version reads up to 2: it needs a newer"
+        for _ in range(2):
+            with pytest.raises(NewerLevel, match=why):
+                await log.wal.refresh()
+        with pytest.raises(CommitUnknown, match=why):
+            await append(log, "lost")
+        with pytest.raises(NewerLevel, match=why):
+            await opened(inner)
+        assert log.state.seq == 1
+        await kill(log)
+
+    run(main)

@@ -1,0 +1,125 @@
+"""One connection to a broker in virtual time: the server's protocol on a transport that is a list.
+
+A test feeds it the bytes of a client, and sees its answer and whether it has closed. Ten
+minutes of silence cost nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from tests.service.conftest import Broker, serving
+from tests.support.logs import opened
+from tidelog.service.http.protocol import Protocol
+from tidelog.service.peers.listener import PeerListener
+from tidelog.service.settings import Settings
+from tidelog.storage.io.memory import MemoryStore
+
+SILENCE_S = 600.0
+"""Longer than any client is silent in the middle of a request."""
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.is_closed = False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name in ("peername", "sockname") else default
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    def pause_reading(self) -> None:
+        """A list can always be read."""
+
+    def resume_reading(self) -> None:
+        """A list can always be read."""
+
+
+class Connection:
+    """A client's end."""
+
+    def __init__(self, config: uvicorn.Config, server: ServerState | None = None) -> None:
+        if not config.loaded:
+            config.load()
+        self.transport = Transport()
+        kind: Any = config.http_protocol_class
+        self.protocol = kind(config=config, server_state=server or ServerState(), app_state={})
+        self.protocol.connection_made(self.transport)
+
+    async def send(self, data: bytes, piece: int = 256 * 1024) -> None:
+        """As the loop hands over what a socket has: in pieces, until the server closes."""
+        for at in range(0, len(data), piece):
+            if self.transport.is_closed:
+                return
+            self.protocol.data_received(data[at : at + piece])
+            await asyncio.sleep(0)
+
+    async def status(self) -> int:
+        """Of the answer; 0 when there is none."""
+        await asyncio.sleep(1.0)
+        return int(self.transport.written[9:12] or b"0")
+
+    @property
+    def is_closed(self) -> bool:
+        return self.transport.is_closed
+
+    def stop_reading(self) -> None:
+        """The client takes no more: the buffers on the way to it are full."""
+        self.protocol.pause_writing()
+
+    def read_on(self) -> None:
+        self.protocol.resume_writing()
+
+    def end(self) -> None:
+        """The client goes away."""
+        self.protocol.connection_lost(None)
+
+
+def client_port(broker: Broker) -> uvicorn.Config:
+    """As a broker configures it."""
+    return uvicorn.Config(
+        broker.app,  # type: ignore[arg-type]
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=75,
+    )
+
+
+def peer_port(broker: Broker) -> uvicorn.Config:
+    return PeerListener(broker.log, "127.0.0.1", 0)._server.config
+
+
+PORTS = {"clients": client_port, "peers": peer_port}
+
+
+@asynccontextmanager
+async def served(**settings: Any) -> AsyncIterator[Broker]:
+    """A broker on a store in memory, in the virtual time of the loop."""
+    log = await opened(MemoryStore())
+    await log.create_topic("t", 1, {})
+    try:
+        async with serving(log, Settings(store="memory://", **settings)) as broker:
+            yield broker
+    finally:
+        await log.close()

@@ -1,0 +1,126 @@
+"""R10: smaller assertions of other products' suites that should hold."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.service.conftest import Broker, append, assert_refused, broker_on, listening
+from tests.service.instances import subscribed
+from tidelog.storage.io.memory import MemoryStore
+
+AVRO = "application/vnd.kafka.avro.v2+json"
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    store = MemoryStore()
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 1, {})
+        yield broker
+    await store.close()
+
+
+def open_failure(reason: str) -> Any:
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"R10: {reason}")
+
+
+@open_failure("a seek asks first whether the topic exists, then whether it is assigned")
+@pytest.mark.parametrize("how", ["", "/beginning", "/end"])
+async def test_r10_a_seek_in_what_is_not_assigned(broker: Broker, how: str) -> None:
+    await append(broker.log, b"1")
+    instance = await subscribed(broker)
+    await instance.read()
+    where = {"topic": "faulty", "partition": 0}
+    body = {"partitions": [where]} if how else {"offsets": [where | {"offset": 0}]}
+    assert_refused(await instance("POST", f"/positions{how}", body), 409, 40903)
+
+
+@open_failure("a record of a key only is said to lack a schema of its value")
+async def test_r10_a_key_only_lacks_the_schema_of_a_key(broker: Broker) -> None:
+    body = b'{"records":[{"key":{"a":1}}]}'
+    answer = await broker.http.post("/topics/t", content=body, headers={"content-type": AVRO})
+    assert_refused(answer, 422, 42201)
+
+
+@open_failure("the words for an unknown topic are not Karapace's")
+async def test_r10_an_unknown_topic_in_karapaces_words(broker: Broker) -> None:
+    answer = await broker.http.get("/topics/fooo/partitions/0/offsets")
+    assert "Topic fooo not found" in assert_refused(answer, 404, 40401)
+
+
+@open_failure("a partition that is no number is an unknown partition, not an unknown path")
+async def test_r10_a_partition_that_is_no_number(broker: Broker) -> None:
+    assert_refused(await broker.http.get("/topics/t/partitions/foo/offsets"), 404, 404)
+
+
+@open_failure("nine operations on configs of brokers are not served")
+@pytest.mark.parametrize("path", ["broker-configs/c", "brokers/1/configs/c"])
+async def test_r10_a_config_of_brokers_that_is_not_there(broker: Broker, path: str) -> None:
+    answer = await broker.http.get(f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/{path}")
+    assert answer.status_code == 404
+    assert answer.json()["message"] != "HTTP 404 Not Found"
+
+
+@open_failure("nine operations on configs of brokers are not served")
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "broker-configs/c", {"value": "1"}),
+        ("DELETE", "broker-configs/c", None),
+        ("POST", "broker-configs:alter", {"data": [{"name": "c", "value": "1"}]}),
+        ("PUT", "brokers/1/configs/c", {"value": "1"}),
+        ("DELETE", "brokers/1/configs/c", None),
+        ("POST", "brokers/1/configs:alter", {"data": [{"name": "c", "value": "1"}]}),
+    ],
+)
+async def test_r10_configs_of_brokers_are_read_only(
+    broker: Broker, method: str, path: str, body: Any
+) -> None:
+    at = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/{path}"
+    answer = await broker.http.request(method, at, json=body)
+    assert (answer.status_code, answer.json()["error_code"]) == (400, 40002), answer.text
+    assert "read-only" in answer.json()["message"]
+
+
+@open_failure("nine operations on configs of brokers are not served")
+async def test_r10_configs_of_all_brokers_are_listed(broker: Broker) -> None:
+    at = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/brokers/-/configs"
+    answer = await broker.http.get(at)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["data"] == []
+
+
+@open_failure("the document is at /openapi.json alone")
+@pytest.mark.parametrize("path", ["/openapi", "/openapi/v3"])
+async def test_r10_the_document_where_strimzi_has_it(broker: Broker, path: str) -> None:
+    answer = await broker.http.get(path)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["openapi"].startswith("3.")
+
+
+@open_failure("what is not HTTP is answered by plain text")
+async def test_r10_what_is_not_http_is_refused_by_an_error_object(broker: Broker) -> None:
+    async with listening(broker.app) as port, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"not HTTP\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    try:
+        said = json.loads(body)
+    except ValueError as error:
+        raise AssertionError(f"no JSON: {body!r}") from error
+    assert said.keys() == {"error_code", "message"}
+
+
+@open_failure("a boolean is taken for a number")
+@pytest.mark.parametrize("field", [{"partitions_count": True}, {"replication_factor": False}])
+async def test_r10_a_boolean_is_no_number(broker: Broker, field: dict[str, bool]) -> None:
+    body = {"topic_name": "u", "partitions_count": 1} | field
+    answer = await broker.http.post("/admin/topics", json=body)
+    assert answer.status_code in (400, 422), answer.text
+    assert "u" not in broker.log.state.topics

@@ -1,0 +1,147 @@
+"""R4 and S13: a record that is not JSON stops no reader of the records around it."""
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import orjson
+import pytest
+
+from tests.service.conftest import JSON, Broker, append, broker_on, listening
+from tests.service.instances import subscribed
+from tests.service.test_follow import NDJSON, PATH, SSE, Events, following
+from tidelog.storage.io.memory import MemoryStore
+
+BAD = b"no json"
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    store = MemoryStore()
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 1, {})
+        yield broker
+    await store.close()
+
+
+async def get(broker: Broker, accept: str = JSON, **query: str) -> httpx.Response:
+    return await broker.http.get(PATH, params=query, headers={"accept": accept})
+
+
+async def with_string_key(broker: Broker) -> None:
+    """One record whose key is a string as most clients of Kafka have it."""
+    cluster = broker.log.wal.cluster.cluster_id
+    record = {
+        "key": {"type": "STRING", "data": "N14228"},
+        "value": {"type": "JSON", "data": {"a": 1}},
+    }
+    made = await broker.http.post(f"/v3/clusters/{cluster}/topics/t/records", json=record)
+    assert made.json()["error_code"] == 200
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R4: one bad record keeps back those before it"
+)
+@pytest.mark.parametrize("accept", [JSON, NDJSON])
+async def test_r4_the_records_before_a_bad_one_are_delivered(broker: Broker, accept: str) -> None:
+    await append(broker.log, b"0", b"1", BAD, b"3")
+    answer = await get(broker, accept)
+    assert answer.status_code == 200, answer.text
+    whole = answer.json() if accept == JSON else map(json.loads, answer.text.splitlines())
+    assert [each["offset"] for each in whole][:2] == [0, 1]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R4: one bad record keeps back those before it"
+)
+async def test_r4_a_group_gets_the_records_before_a_bad_one(broker: Broker) -> None:
+    await append(broker.log, b"0", b"1", BAD, b"3")
+    member = await subscribed(broker, auto_commit_enable=False)
+    assert (await member.read())[:2] == [0, 1]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R4: the error names neither topic nor partition"
+)
+async def test_r4_the_error_names_topic_partition_offset_and_value(broker: Broker) -> None:
+    await append(broker.log, BAD)
+    message = (await get(broker)).json()["message"]
+    assert message.startswith("value deserialization error")
+    assert "offset 0" in message
+    assert "t-0" in message or ("topic" in message and "partition 0" in message)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R4: the error of a bad key names the value"
+)
+async def test_r4_the_error_of_a_key_names_the_key(broker: Broker) -> None:
+    await with_string_key(broker)
+    answer = await get(broker)
+    if answer.status_code != 200:
+        assert answer.json()["message"].startswith("key deserialization error")
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R4: a plain string key stops readers of JSON"
+)
+async def test_r4_a_plain_string_key_stops_no_reader_of_json(broker: Broker) -> None:
+    await with_string_key(broker)
+    answer = await get(broker)
+    assert answer.status_code == 200, answer.text
+    assert [each["value"] for each in answer.json()] == [{"a": 1}]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R4: a reader of JSON cannot ask to pass a record"
+)
+@pytest.mark.parametrize(("on_error", "offsets"), [("skip", [0, 2]), ("base64", [0, 1, 2])])
+async def test_r4_a_reader_can_ask_to_pass_a_bad_record(
+    broker: Broker, on_error: str, offsets: list[int]
+) -> None:
+    await append(broker.log, b"0", BAD, b"2")
+    answer = await get(broker, on_error=on_error)
+    assert answer.status_code == 200, answer.text
+    assert [each["offset"] for each in answer.json()] == offsets
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R4: a follower never gets past a bad record"
+)
+async def test_r4_a_follower_passes_a_bad_record(broker: Broker) -> None:
+    await append(broker.log, b"0", BAD, b"2")
+    seen: list[tuple[str, str]] = []
+    async with listening(broker.app) as port:
+        for _ in range(3):  # as an EventSource does: again, from the last id
+            last_id = {"event_id": seen[-1][1]} if seen else {}
+            async with following(port, SSE, **last_id) as answer:
+                assert answer.status_code == 200, "an EventSource closes at any other status"
+                events = Events(answer)
+                while not seen or seen[-1][1] != "2":
+                    try:
+                        event = await events.next()
+                    except StopAsyncIteration:
+                        break
+                    if event.id:
+                        seen.append((event.kind, event.id))
+    assert seen == [("message", "0"), ("undecodable", "1"), ("message", "2")]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="S13: numbers that JSON readers refuse are taken"
+)
+@pytest.mark.parametrize(
+    "number", ["1e999999", "-1e999999", "9" * 5000, "[" + "9" * 5000 + "]"], ids=lambda n: n[:9]
+)
+async def test_r4_a_number_that_is_taken_can_be_read(broker: Broker, number: str) -> None:
+    body = '{"records":[{"value":' + number + "}]}"
+    made = await broker.http.post("/topics/t", content=body, headers={"content-type": JSON})
+    if made.status_code != 200:
+        assert made.status_code in (400, 422)
+        return
+    answer = await get(broker)
+    assert answer.status_code == 200, answer.text
+    for read in (json.loads, orjson.loads):
+        try:
+            read(answer.content)
+        except ValueError as error:
+            raise AssertionError(f"{read.__module__} cannot read it: {error}") from error

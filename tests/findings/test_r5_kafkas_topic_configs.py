@@ -1,0 +1,56 @@
+"""R5: topics whose definitions name Kafka's usual configs are created."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.service.conftest import Broker, broker_on
+from tidelog.storage.io.memory import MemoryStore
+
+CONFIGS = {
+    "min.insync.replicas": "2",
+    "unclean.leader.election.enable": "false",
+    "max.compaction.lag.ms": "86400000",
+    "flush.ms": "1000",
+    "flush.messages": "10000",
+    "file.delete.delay.ms": "60000",
+    "segment.index.bytes": "10485760",
+    "index.interval.bytes": "4096",
+    "segment.jitter.ms": "0",
+    "preallocate": "false",
+    "message.format.version": "3.0-IV1",
+    "message.downconversion.enable": "true",
+    "message.timestamp.difference.max.ms": "9223372036854775807",
+    "remote.storage.enable": "false",
+    "local.retention.ms": "-2",
+    "follower.replication.throttled.replicas": "",
+    "confluent.value.schema.validation": "false",
+}
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    store = MemoryStore()
+    async with broker_on(store) as broker:
+        yield broker
+    await store.close()
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R5: a topic with one of these configs is refused"
+)
+@pytest.mark.parametrize("name", CONFIGS)
+async def test_r5_a_config_without_meaning_here_is_kept(broker: Broker, name: str) -> None:
+    topics = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/topics"
+    config = {"name": name, "value": CONFIGS[name]}
+    made = await broker.http.post(topics, json={"topic_name": "t", "configs": [config]})
+    assert made.status_code == 201, made.text
+    shown = (await broker.http.get(f"{topics}/t/configs/{name}")).json()
+    assert (shown["value"], shown["source"]) == (CONFIGS[name], "DYNAMIC_TOPIC_CONFIG")
+
+
+async def test_r5_an_unknown_config_is_refused(broker: Broker) -> None:
+    topics = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/topics"
+    config = {"name": "min.insinc.replicas", "value": "2"}
+    made = await broker.http.post(topics, json={"topic_name": "t", "configs": [config]})
+    assert (made.status_code, made.json()["error_code"]) == (400, 40002)

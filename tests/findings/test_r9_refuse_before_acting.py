@@ -1,0 +1,71 @@
+"""R9: a request that will be refused is refused before it acts."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.service.conftest import V2, Broker, assert_refused, broker_on
+from tests.service.instances import created, subscribed
+from tidelog.storage.io.memory import MemoryStore
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    store = MemoryStore()
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 1, {})
+        yield broker
+    await store.close()
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="R9: an Accept that cannot be served is not looked at",
+)
+@pytest.mark.parametrize("accept", ["application/xml", "garbage"])
+async def test_r9_a_deletion_whose_answer_is_not_wanted_deletes_nothing(
+    broker: Broker, accept: str
+) -> None:
+    instance = await subscribed(broker)
+    answer = await instance("DELETE", accept=accept)
+    assert answer.status_code == 406
+    assert_refused(answer, 406, 40601)
+    assert await instance.ok("GET", "/subscription") == {"topics": ["t"]}
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="R9: an Accept that cannot be served is not looked at",
+)
+@pytest.mark.parametrize("accept", ["application/xml", "garbage"])
+async def test_r9_a_subscription_whose_answer_is_not_wanted_subscribes_nothing(
+    broker: Broker, accept: str
+) -> None:
+    instance = await created(broker)
+    before = await instance.ok("GET", "/subscription")
+    answer = await instance("POST", "/subscription", {"topics": ["t"]}, accept=accept)
+    assert answer.status_code == 406
+    assert_refused(answer, 406, 40601)
+    assert await instance.ok("GET", "/subscription") == before
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R9: the names of a path are checked after the body"
+)
+async def test_r9_a_name_is_checked_before_the_body(broker: Broker) -> None:
+    path = "/consumers/my%03group/instances/a/subscription"
+    answer = await broker.http.post(path, headers={"content-type": V2})
+    assert answer.status_code == 400
+    assert "my\u2403group" in answer.json()["message"]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="R9: an empty body is called truncated"
+)
+async def test_r9_an_empty_body_is_called_empty(broker: Broker) -> None:
+    instance = await created(broker)
+    answer = await instance.http.post(f"{instance.path}/subscription", headers={"content-type": V2})
+    assert answer.status_code in (400, 422)
+    assert answer.json()["message"] == "the body is empty"

@@ -1,0 +1,98 @@
+"""S7: bytes of bodies that are still coming, and of answers that are not read, count nowhere."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+
+from tests.findings.connections import SILENCE_S, Connection, client_port, served
+from tests.service.conftest import BINARY, Broker, append
+from tests.support.vloop import run
+
+MIB = 1 << 20
+CONNECTIONS = 20
+BOUND = 4 * MIB
+"""Of all connections together; each has a body or an answer of one MiB."""
+BUSY = {429, 503}
+HEAD = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n" % (
+    BINARY.encode(),
+    MIB,
+)
+
+
+def connected(broker: Broker, cleanup: ExitStack) -> list[Connection]:
+    connections = [Connection(client_port(broker)) for _ in range(CONNECTIONS)]
+    for each in connections:
+        cleanup.callback(each.end)
+    return connections
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="S7: bodies that are still coming have no bound"
+)
+def test_s7_bodies_that_are_still_coming_are_bounded() -> None:
+    async def main() -> None:
+        settings = {"buffer_bytes_max": BOUND, "request_bytes_max": MIB}
+        async with served(**settings) as broker:
+            with ExitStack() as cleanup:
+                connections = connected(broker, cleanup)
+                for each in connections:
+                    await each.send(HEAD + b" " * (MIB - 1))
+                statuses = [await each.status() for each in connections]
+                held = [
+                    each
+                    for each, status in zip(connections, statuses, strict=True)
+                    if status not in BUSY and not each.is_closed
+                ]
+                assert len(held) <= BOUND // MIB + 1
+
+    run(main)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="S7: no clock ends a body that has stopped coming"
+)
+def test_s7_a_body_that_has_stopped_ends_the_connection() -> None:
+    async def main() -> None:
+        async with served() as broker:
+            with ExitStack() as cleanup:
+                connection = Connection(client_port(broker))
+                cleanup.callback(connection.end)
+                await connection.send(HEAD + b" ")
+                await asyncio.sleep(SILENCE_S)
+                assert connection.is_closed
+
+    run(main)
+
+
+def fetching(accept: str) -> bytes:
+    path = b"/topics/t/partitions/0/records?offset=0&max_bytes=%d" % MIB
+    return b"GET %b HTTP/1.1\r\nHost: x\r\nAccept: %b\r\n\r\n" % (path, accept.encode())
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="S7: an answer counts until it is made, not sent"
+)
+@pytest.mark.parametrize("accept", [BINARY, "text/event-stream"])
+def test_s7_answers_that_are_not_read_are_bounded(accept: str) -> None:
+    async def main() -> None:
+        async with served(fetch_bytes_in_flight=BOUND) as broker:
+            await append(broker.log, b"1" * (MIB - 100))
+            with ExitStack() as cleanup:
+                connections = connected(broker, cleanup)
+                await on_all(connections, Connection.stop_reading)
+                for each in connections:
+                    await each.send(fetching(accept))
+                    await asyncio.sleep(0.1)
+                await on_all(connections, Connection.read_on)
+                held = [each for each in connections if await each.status() not in BUSY]
+                assert 0 < len(held) <= BOUND // MIB + 1
+
+    run(main)
+
+
+async def on_all(connections: list[Connection], do: Callable[[Connection], None]) -> None:
+    for each in connections:
+        do(each)
+    await asyncio.sleep(0.1)

@@ -1,0 +1,1 @@
+"""Tests of the tree itself: rules, documents, deployment files."""

@@ -1,0 +1,250 @@
+"""deploy/: every file goes through a parser of those who will read it, and what it says is so.
+Tools that a machine may lack are asked in `make lint-deploy`."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from yamllint import linter
+from yamllint.config import YamlLintConfig
+
+from tidelog.service.server.serve import CLOSE_S
+from tidelog.service.settings import PREFIX, load
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+COMPOSE = DEPLOY / "docker-compose.yml"
+BIN = Path(sys.executable).parent
+YAML_FILES = sorted([*DEPLOY.rglob("*.yml"), *DEPLOY.rglob("*.yaml")])
+UNITS = sorted((DEPLOY / "systemd").glob("tidelog-*"))
+OPEN_REQUESTS_S = 10.0
+
+
+def ran(*command: object, **options: Any) -> str:
+    """Run a command and assert that it succeeds; return its output."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(DEPLOY).as_posix()
+
+
+@pytest.mark.parametrize("path", YAML_FILES, ids=relative)
+def test_yaml_is_clean(path: Path) -> None:
+    config = YamlLintConfig(file=str(ROOT / ".yamllint.yml"))
+    assert [str(each) for each in linter.run(path.read_text(), config, str(path))] == []
+
+
+def test_the_image_is_built_as_one_should() -> None:
+    ran(BIN / "hadolint", DEPLOY / "Dockerfile")
+    text = (DEPLOY / "Dockerfile").read_text()
+    copied = set(re.findall(r"^COPY (\w+) \1$", text, re.MULTILINE))
+    assert copied == {"storage", "service", "compaction"}, "the packages of pyproject.toml"
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {f"!{name}" for name in copied | {"pyproject.toml", "README.md", "LICENSE"}} < {*ignored}
+    last = text.rpartition("\nFROM ")[2]
+    assert "AS broker" in last
+    assert "USER 65532:65532" in last
+
+
+# -- compose
+
+
+def composed(profile: str) -> dict[str, Any]:
+    """The file as compose itself reads it."""
+    said = ran(
+        BIN / "docker-compose",
+        *("-f", COMPOSE, "--profile", profile, "config", "--format", "json"),
+        env={"COMPOSE_PROFILES": "", "PATH": "/usr/bin:/bin"},
+    )
+    found: dict[str, Any] = json.loads(said)["services"]
+    return found
+
+
+def test_compose_reads_it_and_a_profile_is_a_store() -> None:
+    stores = {}
+    for profile in ("minio", "seaweedfs", "rustfs"):
+        services = composed(profile)
+        (stores[profile],) = (
+            name
+            for name, service in services.items()
+            if "s3" in ((service["networks"]["default"] or {}).get("aliases", ()))
+        )
+        assert len(services) == 9
+    assert stores == {name: name for name in stores}
+    assert "COMPOSE_PROFILES=minio" in (DEPLOY / ".env").read_text().splitlines()
+
+
+def test_containers_may_do_little() -> None:
+    ours = {"broker-1", "broker-2", "broker-3", "balancer", "bucket", "maintain"}
+    services = composed("minio")
+    for name in ours | {"prometheus", "grafana"}:
+        service = services[name]
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+    for name, service in services.items():
+        assert not service.get("privileged"), name
+        ports = service.get("ports", ())
+        assert all(port["host_ip"] == "127.0.0.1" for port in ports), f"{name}: for all the world"
+        for volume in service.get("volumes", ()):
+            if volume["type"] == "bind":
+                assert Path(volume["source"]).exists(), f"{name}: {volume['source']} is not there"
+
+
+def grace_periods() -> Iterator[tuple[str, float]]:
+    yield (
+        "compose",
+        float(re.findall(r"^  stop_grace_period: (\d+)s", COMPOSE.read_text(), re.MULTILINE)[0]),
+    )
+    (pod,) = (
+        each["spec"]["template"]["spec"] for each in manifests() if kind(each) == "Deployment"
+    )
+    before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    yield "Kubernetes", pod["terminationGracePeriodSeconds"] - before
+    unit = (DEPLOY / "systemd" / "tidelog-broker.service").read_text()
+    yield "systemd", float(re.findall(r"^TimeoutStopSec=(\d+)", unit, re.MULTILINE)[0])
+
+
+def test_the_grace_period_is_longer_than_a_shutdown() -> None:
+    for where, seconds in grace_periods():
+        assert seconds > OPEN_REQUESTS_S + CLOSE_S, where
+
+
+# -- Kubernetes
+
+
+def documents(folder: Path) -> Iterator[dict[str, Any]]:
+    """Those that a kustomization names."""
+    for name in kustomization(folder)["resources"]:
+        if (path := folder / name).is_file():
+            yield from yaml.safe_load_all(path.read_text())
+        else:
+            yield from documents(path.resolve())
+
+
+def kustomization(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    return found
+
+
+def kind(manifest: dict[str, Any]) -> str:
+    return str(manifest["kind"])
+
+
+def manifests() -> list[dict[str, Any]]:
+    return list(documents(KUBERNETES / "aws"))
+
+
+@pytest.mark.parametrize("version", ["1.33"])
+def test_kubernetes_knows_every_field(version: str) -> None:
+    for manifest in manifests():
+        kubernetes_validate.validate(manifest, version, strict=True)
+    kinds = {kind(manifest) for manifest in manifests()}
+    assert kinds >= {"Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Service"}
+    assert kinds >= {"Ingress", "CronJob", "NetworkPolicy", "ServiceAccount", "Namespace"}
+
+
+def test_every_manifest_is_in_a_kustomization() -> None:
+    for folder in (KUBERNETES / "base", KUBERNETES / "aws"):
+        there = {path.name for path in folder.iterdir()} - {"kustomization.yaml"}
+        assert there == {it for it in kustomization(folder)["resources"] if it.endswith(".yaml")}
+
+
+def labels(manifest: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = manifest["spec"]["template"]["metadata"]["labels"]
+    return found
+
+
+def test_selectors_find_their_pods() -> None:
+    (deployment,) = (each for each in manifests() if kind(each) == "Deployment")
+    component = labels(deployment)
+    for manifest in manifests():
+        spec = manifest.get("spec", {})
+        match kind(manifest):
+            case "Service":
+                assert spec["selector"] == component
+            case "PodDisruptionBudget" | "Deployment":
+                assert spec["selector"]["matchLabels"] == component
+            case "HorizontalPodAutoscaler":
+                assert spec["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    names = {
+        port["name"] for port in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
+    }
+    assert names == {"http", "peers"}
+
+
+def pods() -> Iterator[dict[str, Any]]:
+    for manifest in manifests():
+        if kind(manifest) == "Deployment":
+            yield manifest["spec"]["template"]["spec"]
+        if kind(manifest) == "CronJob":
+            yield manifest["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+
+
+def test_pods_are_fit_for_the_restricted_standard() -> None:
+    accounts = {each["metadata"]["name"] for each in manifests() if kind(each) == "ServiceAccount"}
+    assert len(list(pods())) >= 2
+    for pod in pods():
+        assert pod["serviceAccountName"] in accounts
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"]
+            mounted = {each["name"] for each in container["volumeMounts"]}
+            assert mounted <= {volume["name"] for volume in pod["volumes"]}
+
+
+# -- systemd
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_reads_the_units(tmp_path: Path) -> None:
+    for unit in UNITS:
+        text = unit.read_text().replace("/opt/tidelog/bin/tidelog", "/bin/true")
+        (tmp_path / unit.name).write_text(text)
+    ran("systemd-analyze", "verify", "--man=no", *(tmp_path / unit.name for unit in UNITS))
+    assert [unit.name for unit in UNITS] == [
+        "tidelog-broker.service",
+        "tidelog-maintain.service",
+        "tidelog-maintain.timer",
+    ]
+
+
+# -- what all of them say to tidelog
+
+
+def variables() -> Iterator[tuple[str, dict[str, str]]]:
+    for name, service in composed("minio").items():
+        yield name, service.get("environment", {})
+    for folder in ("base", "aws"):
+        for generator in kustomization(KUBERNETES / folder)["configMapGenerator"]:
+            yield folder, dict(text.split("=", 1) for text in generator["literals"])
+    lines = (DEPLOY / "systemd" / "broker.env").read_text().splitlines()
+    yield "systemd", dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+
+
+def test_settings_are_settings() -> None:
+    seen = 0
+    for where, given in variables():
+        ours = {key: value for key, value in given.items() if key.startswith(PREFIX)}
+        load({}, ours)  # raises where one is unknown or out of bounds
+        seen += len(ours)
+        assert where
+    assert seen > 30

@@ -1,0 +1,133 @@
+"""The blocks of README.md, service/API.md and service/GUIDE.md do what the pages say.
+
+A page's shell and Python blocks run as printed, in its order, in one shell, against a broker with
+an empty log: only the address of the broker is another. An answer after a block is compared. A
+block that cannot run here has `<!-- not run: reason -->` before it.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.repo.test_house_rules import ROOT
+from tests.support.broker import Broker, environment
+
+PAGES = ("README.md", "service/API.md", "service/GUIDE.md")
+ADDRESS = "localhost:8082"
+ANYTHING = "..."
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+COMMAND = re.compile(r"^(?:\$ |sudo |make |pip |tidelog |curl |python3? )", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """A fenced block. `answer` is what the page shows after it; empty: nothing."""
+
+    language: str
+    text: str
+    reason: str
+    answer: str
+
+
+def blocks_of(page: str) -> list[Block]:
+    found: list[Block] = []
+    for match in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")):
+        if match["language"] == "json" and found:
+            found[-1] = found[-1]._replace(answer=match["text"])
+        else:
+            found.append(Block(match["language"], match["text"], match["reason"] or "", ""))
+    return found
+
+
+def has_java() -> bool:
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=f"{home}/bin" if home else None) is not None
+
+
+def script_of(blocks: Sequence[Block], folder: Path, port: int) -> str:
+    """One shell for all: each block's output is a file, and the first that fails ends it."""
+    lines = ["set -eu", 'curl() { command curl --fail-with-body -sS "$@"; }']
+    for number, block in enumerate(blocks):
+        lines.append(f"exec > {folder}/{number}.out")
+        text = block.text.replace(ADDRESS, f"127.0.0.1:{port}")
+        if block.language == "python":
+            (folder / f"{number}.py").write_text(text, encoding="utf-8")
+            text = f"{sys.executable} {folder}/{number}.py\n"
+        lines.append(text)
+    return "\n".join(lines)
+
+
+def is_like(wanted: Any, given: Any) -> bool:
+    """Whether an answer is what the page shows: objects may have more, `...` is anything."""
+    if wanted == ANYTHING:
+        return True
+    if isinstance(wanted, dict) and isinstance(given, dict):
+        members = {key: value for key, value in wanted.items() if key != ANYTHING}
+        return all(key in given and is_like(it, given[key]) for key, it in members.items())
+    if isinstance(wanted, list) and isinstance(given, list) and len(wanted) == len(given):
+        return all(is_like(one, other) for one, other in zip(wanted, given, strict=True))
+    return bool(wanted == given)
+
+
+def last_of(text: str) -> Any:
+    """The last of the answers: a block may have several commands."""
+    decoder, at, found = json.JSONDecoder(), 0, None
+    while at < len(text):
+        found, at = decoder.raw_decode(text, at)
+        at += len(text[at:]) - len(text[at:].lstrip())
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_with_commands_is_run_or_says_why_not(page: str) -> None:
+    for block in blocks_of(page):
+        assert block.language in ("sh", "python", ""), f"{page}: how is this run?\n{block.text}"
+        if not block.language:
+            assert not COMMAND.search(block.text), f"{page}: no language says\n{block.text}"
+            assert not block.reason, f"{page}: nothing runs this\n{block.text}"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_does_what_the_page_says(page: str, tmp_path: Path) -> None:
+    blocks = [block for block in blocks_of(page) if block.language and not block.reason]
+    if not has_java():  # Spark needs it, and the page says so
+        blocks = [block for block in blocks if "pyspark" not in block.text]
+    assert len(blocks) > 2
+    with Broker(tmp_path, (tmp_path / "tidelog-data").as_uri()) as broker:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", script_of(blocks, tmp_path, broker.port)],
+            cwd=tmp_path,
+            env=environment(
+                PATH=path,
+                TIDELOG_URL=broker.base_url,
+                PYSPARK_PYTHON=sys.executable,
+                PYTHONWARNINGS="ignore",
+            ),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    ran = sorted(int(path.stem) for path in tmp_path.glob("*.out"))
+    last = (tmp_path / f"{ran[-1]}.out").read_text()
+    assert done.returncode == 0, f"{page}\n{blocks[ran[-1]].text}{last}{done.stderr}"
+    assert ran == list(range(len(blocks)))
+    for number, block in enumerate(blocks):
+        if block.answer:
+            given = last_of((tmp_path / f"{number}.out").read_text())
+            assert is_like(json.loads(block.answer), given), f"{block.text}{json.dumps(given)}"

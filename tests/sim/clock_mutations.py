@@ -1,0 +1,41 @@
+"""Deliberate faults of clocks and bounds, for tests/sim/mutations.py."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from tidelog.compaction import garbage
+from tidelog.storage.cluster import sequencer
+from tidelog.storage.state import elapsed
+from tidelog.storage.wal import freshness
+
+Patch = tuple[Any, str, Any]
+
+
+def store_time_ages_no_view() -> list[Patch]:
+    return [(freshness, "STORE_CLOCK_STEP_S", math.inf)]
+
+
+def any_step() -> list[Patch]:
+    return [(elapsed, "STEP_MS_MAX", 2**60)]
+
+
+def uploads_are_named_for_ever() -> list[Patch]:
+    return [(sequencer, "not_after_ms", lambda draft: float("inf"))]
+
+
+def collect_uploads_by_age() -> list[Patch]:
+    def of_data(infos: Any, base: Any, live: Any, now_ms: int, grace: Any) -> Iterator[Any]:
+        for info in infos:
+            if info.key not in live and now_ms - info.modified_ms >= grace.wal_ms:
+                yield garbage._garbage(info, "sealed or never committed")
+
+    return [(garbage, "of_data", of_data)]
+
+
+OF_CLOCKS = (
+    ("the store's time does not age a view", store_time_ages_no_view, ("sleepers",), 150),
+    ("elapsed time takes any step", any_step, ("brokers",), 60),
+    ("uploads are named without a limit of time", uploads_are_named_for_ever, ("sleepers",), 400),
+    ("collects uploads by their age", collect_uploads_by_age, ("sleepers",), 400),
+)

@@ -1,0 +1,78 @@
+"""Mutations of what a broker does after an exception or a refusal: see `mutations`.
+
+Two guards are not here, because a seed seldom meets the moment: the old mark of a request set aside
+is used up, and a recovery takes it from one file. tests/storage/write/test_refused.py has both.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.sim.faults import Panic
+from tidelog.storage.core.errors import CommitUnknown, LogError, SetAside, Unavailable
+from tidelog.storage.wal.view import WalView
+from tidelog.storage.write.hot_log import HotLog
+from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.refused import RefusedRequests
+from tidelog.storage.write.writer import Writer
+
+Patches = list[tuple[Any, str, Any]]
+
+
+def _half_applied_is_served() -> Patches:
+    real = WalView._apply
+
+    def apply(self: WalView, state: Any, decoded: Any) -> Any:
+        try:
+            return real(self, state, decoded)
+        finally:
+            self._is_half_applied = False
+
+    return [(WalView, "_apply", apply)]
+
+
+def _unforeseen_is_refused() -> Patches:
+    real = Writer.commit
+
+    async def commit(self: Writer, requests: Any) -> Any:
+        try:
+            return await real(self, requests)
+        except CommitUnknown as error:
+            if isinstance(error.__cause__, RuntimeError | MemoryError | OSError | Panic):
+                raise Unavailable(str(error)) from error
+            raise
+
+    return [(Writer, "commit", commit)]
+
+
+def _failed_frames_are_refused() -> Patches:
+    real = HotLog._fail
+
+    def fail(self: HotLog, batch: Any, error: LogError) -> None:
+        real(self, batch, Unavailable(str(error)))
+
+    return [(HotLog, "_fail", fail)]
+
+
+def _refused_is_dropped() -> Patches:
+    async def set_aside(
+        self: RefusedRequests, hot_log: HotLog, request: AppendRequest, mark: Any
+    ) -> None:
+        self._flusher.answer(request, [], SetAside("dropped"))
+
+    return [(RefusedRequests, "_set_aside", set_aside)]
+
+
+def _later_marks_pass() -> Patches:
+    def take(self: Writer) -> list[AppendRequest]:
+        return self._take_first(self.fitting(self._open))
+
+    return [(Writer, "_take", take)]
+
+
+MUTATIONS: tuple[tuple[str, Callable[[], Patches], tuple[str, ...], int], ...] = (
+    ("a state that is half applied is served", _half_applied_is_served, ("brokers",), 40),
+    ("an exception after the PUT is a refusal", _unforeseen_is_refused, ("brokers",), 40),
+    ("frames that failed are refused", _failed_frames_are_refused, ("disks",), 100),
+    ("a request that the store refuses is dropped", _refused_is_dropped, ("disks",), 40),
+    ("marks pass a request that is refused", _later_marks_pass, ("disks",), 40),
+)

@@ -1,0 +1,137 @@
+"""Other engines commit to the table of a topic while brokers and maintenance work on it.
+
+The property: nothing acknowledged is lost, whatever they did; the other topic is sealed as always;
+and after a repair the log is whole. The hands do not delete objects: no log survives that.
+"""
+
+import asyncio
+
+from tests.sim import history
+from tests.sim.clients import TOPIC, Producer, Reader, Witness
+from tests.sim.finish import finish
+from tests.sim.history import Written
+from tests.sim.runs import Plan, Result, Run, plan_of, simulated
+from tests.sim.stores import Commit, files_at
+from tests.sim.world import World
+from tidelog.compaction.repair import repair
+from tidelog.storage.core import levels
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.model import SegmentFile
+
+OTHER = "u"
+HANDS = ("rewrite", "optimize", "remove", "append")
+TABLES = 2  # the kind of world in which tables are cared for: seed % 5
+REPAIRS_MAX = 50
+
+
+class ForeignRun(Run):
+    """A world of tables with foreign hands on one of them."""
+
+    def __init__(self, seed: int, plan: Plan, world: World) -> None:
+        super().__init__(seed, plan, world)
+        self._files = 0
+        world.has_foreign_hands = True
+
+    async def main(self) -> None:
+        world, plan = self.world, self.plan
+        if plan.level != levels.NEWEST:
+            world.found()
+        for slot in range(plan.brokers):
+            world.start(slot, self._settings())
+        await self._make_topic()
+        await world.ask(
+            world.ready()[0].address,
+            lambda broker: broker.log.create_topic(OTHER, 1, {"segment.ms": "700"}),
+        )
+        world.record(history.Topic(world.now_s, OTHER, 1))
+        for broker in world.ready():
+            await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+        world.weather, world.air = plan.weather, plan.air
+        for number in range(plan.producers):
+            self._client(Producer(world, f"p{number}", plan.load))
+        self._client(Reader(world, "r", plan.load))
+        self._client(Witness(world, "w", plan.load))
+        for _ in range(plan.carers):
+            self._care()
+        while world.now_s < plan.run_s:
+            await asyncio.sleep(self.draws.expovariate(1 / plan.trouble_s))
+            if self.draws.random() < 0.6:
+                self._touch(self.draws.choice(HANDS))
+            else:
+                self._trouble(self.draws.choice(plan.troubles))
+            await self._write_other()
+            world.check_states()
+        self.is_over = True  # no more troubles
+        await self._other_is_sealed()
+        await self._repair()
+        for carer in self.carers:  # its scrub may have begun before the repair
+            carer.kill()
+        world.has_foreign_hands = False
+        await finish(self)
+
+    def _touch(self, what: str) -> None:
+        """Commit to the table at this moment, as an engine does that knows nothing of the log."""
+        world = self.world
+        if TOPIC not in world.truth.topics:
+            return  # the world has not begun
+        prefix = world.truth.topic(TOPIC).prefix
+        commits = world.bucket.tables.get(prefix, [])
+        files = files_at(commits, len(commits) - 1)
+        if not files:
+            return
+        world.count(f"foreign {what}")
+        chosen = [file for file in files if self.draws.random() < 0.5] or files[:1]
+        if what == "remove":
+            world.tables.write(prefix, Commit((), chosen, {}))
+            return
+        self._files += 1
+        of = chosen[0].partition
+        path = f"partition={of}/part-{self._files:05d}-c000.parquet"
+        world.bucket.write(f"{prefix}/{path}", world.bucket.read(f"{prefix}/{chosen[0].path}"))
+        made = SegmentFile(path, of, -1, -1, chosen[0].size, chosen[0].rows, 0, 0)
+        gone = [] if what == "append" else [file for file in chosen if file.partition == of]
+        world.tables.write(prefix, Commit([made], gone, {}, data_change=what != "optimize"))
+
+    async def _write_other(self) -> None:
+        self._files += 1
+        producer = Producer(self.world, f"o{self._files}", self.plan.load)
+        await producer.once([Written(OTHER, f"other/{self._files}", 0)])
+
+    async def _other_is_sealed(self) -> None:
+        world = self.world
+        world.weather, world.air = (
+            world.weather._replace(lost=0.0, refused=0.0, failed=0.0),
+            world.air,
+        )
+        for process in world.processes:
+            if process.is_stopped and not process.is_dead:
+                process.go_on()
+        until_s = world.now_s + 60.0
+        while world.now_s < until_s:
+            (held,) = world.truth.topic(OTHER).partitions
+            if held.sealed_end == held.high_watermark:
+                return
+            await asyncio.sleep(0.5)
+        world.bug("the other topic is not sealed any more")
+
+    async def _repair(self) -> None:
+        world = self.world
+        for _ in range(REPAIRS_MAX):
+            try:
+                cluster = await world.cluster()
+                await repair(cluster, None, is_dry=False)
+                left = await repair(cluster, None, is_dry=True)
+                await cluster.close()
+                if not left and not cluster.skipped:
+                    return
+                world.note(f"repair: {left} {cluster.skipped}")
+            except LogError as error:
+                world.note(f"repair: {error}")
+            await asyncio.sleep(0.5)
+        world.bug("the tables stay in doubt")
+
+
+def simulate_foreign(seed: int, lines: list[str] | None = None) -> Result:
+    """The run of the nth world of tables, with foreign hands."""
+    number = seed * 5 + TABLES
+    return simulated(number, plan_of(number), ForeignRun, lines)

@@ -1,0 +1,48 @@
+"""Deliberate faults of the level of the format, for tests/sim/mutations.py."""
+
+from typing import Any
+
+from tidelog.storage.core import levels
+from tidelog.storage.core.entry import Draft
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.wal.chain import WalObjects
+from tidelog.storage.wal.view import Committed, WalView
+
+Patch = tuple[Any, str, Any]
+
+
+def entries_of_the_first_level() -> list[Patch]:
+    real = WalView._attempt
+
+    async def attempt(self: WalView, draft: Draft) -> Committed | None:
+        return await real(self, draft._replace(level=draft.level or self.cluster.format))
+
+    return [(WalView, "_attempt", attempt)]
+
+
+def checkpoints_of_the_first_level() -> list[Patch]:
+    real = WalObjects.write_checkpoint
+
+    async def write(self: WalObjects, seq: int, state: bytes) -> int:
+        before = ClusterState.decode(state, "it")
+        before.level = levels.FIRST
+        return await real(self, seq, before.encode())
+
+    return [(WalObjects, "write_checkpoint", write)]
+
+
+def raised_with_records() -> list[Patch]:
+    real = WalView._attempt
+
+    async def attempt(self: WalView, draft: Draft) -> Committed | None:
+        level = levels.NEWEST if draft.chunks else draft.level
+        return await real(self, draft._replace(level=level))
+
+    return [(WalView, "_attempt", attempt)]
+
+
+MUTATIONS = (
+    ("a writer stays at the first level", entries_of_the_first_level, ("brokers",), 20),
+    ("checkpoints stay at level 1", checkpoints_of_the_first_level, ("brokers",), 5),
+    ("records raise the level", raised_with_records, ("brokers",), 20),
+)

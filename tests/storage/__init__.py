@@ -1,0 +1,1 @@
+"""Tests of storage/: whole logs here, parts in the folders."""

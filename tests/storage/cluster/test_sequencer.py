@@ -1,0 +1,492 @@
+"""Many brokers, one log: hand-overs, and everything that can become of one (I1 to I6).
+
+The real code on virtual time; the network loses, delays and breaks off by plan.
+"""
+
+import asyncio
+
+import pytest
+
+from tests.support import logs
+from tests.support.cluster import SETTINGS, Broken, Cluster
+from tests.support.faults import Call, Fault, Script
+from tests.support.maintenance import caring
+from tests.support.records import fold, tail_values
+from tests.support.vloop import run
+from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.garbage import Grace
+from tidelog.storage.core import keys
+from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.errors import CommitUnknown, Unavailable
+from tidelog.storage.log import Log
+
+CLUSTER_ID = "c0ffee"
+
+
+async def three(cluster: Cluster) -> tuple[Log, Log, Log]:
+    """The sequencer and two others, with topic `t`."""
+    for _ in range(3):
+        await cluster.start()
+    await cluster.settled()
+    first = cluster.sequencer()
+    await first.create_topic("t", 2, {})
+    for log in cluster.logs:
+        await log.wal.refresh()
+    one, two = cluster.others()
+    return first, one, two
+
+
+async def values(cluster: Cluster) -> list[str]:
+    """`t`-0 as the plainest reader finds it; all brokers hold that very state."""
+    for log in cluster.logs:
+        await log.wal.refresh()
+    state, _ = await fold(cluster.store, CLUSTER_ID)
+    assert {log.state.encode() for log in cluster.logs} == {state.encode()}
+    return [
+        str(value, "ascii") for value in await tail_values(cluster.store, state, "t", 0) if value
+    ]
+
+
+def puts(*brokers: Log) -> int:
+    return sum(logs.store_of(log).count("create", keys.WAL) for log in brokers)
+
+
+def gets(*brokers: Log) -> int:
+    return sum(logs.store_of(log).count("get_range", keys.WAL) for log in brokers)
+
+
+def test_one_broker_alone_pays_nothing_for_the_others_that_might_be() -> None:
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            alone = await cluster.start()
+            await cluster.settled()
+            await alone.create_topic("t", 1, {})
+            alone._tasks[0].cancel()  # the poller
+            before = puts(alone), gets(alone), len(cluster.net.messages)
+            for i in range(20):
+                await logs.append(alone, str(i))
+            after = puts(alone), gets(alone), len(cluster.net.messages)
+            assert [b - a for a, b in zip(before, after, strict=True)] == [20, 0, 0]
+            assert await values(cluster) == [str(i) for i in range(20)]
+
+    run(main)
+
+
+def test_the_sequencer_commits_for_all_and_each_broker_sees_it_at_once() -> None:
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, two = await three(cluster)
+            before = puts(one, two), puts(first), gets(first, one, two)
+            seq = first.state.seq
+            for i in range(10):
+                for log in (one, first, two):
+                    (placed,) = await logs.append(log, f"{log.wal.writer}-{i}")
+                    for other in cluster.logs:  # I3, by a fetch like any client's
+                        fetched = await other.fetch("t", 0, placed.base_offset, bytes_max=1000)
+                        assert fetched.pieces
+            assert puts(one, two) == before[0]
+            assert puts(first) - before[1] == first.state.seq - seq == 30
+            assert len(await values(cluster)) == 30
+            assert one.sequencer.counters.handed_over == 10
+            assert one.sequencer.counters.own_commits == 0
+
+    run(main)
+
+
+def test_what_waits_during_a_put_becomes_one_entry() -> None:
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.05) as cluster:
+            first, one, two = await three(cluster)
+            seq = first.state.seq
+            sent = [
+                logs.append(log, f"{log.wal.writer}-{i}") for i in range(40) for log in cluster.logs
+            ]
+            assert all(await asyncio.gather(*sent))
+            assert first.state.seq - seq <= 5
+            found = await values(cluster)
+            assert len(found) == len(set(found)) == 120
+            for log in cluster.logs:  # of each broker in order
+                mine = [value for value in found if value.startswith(f"{log.wal.writer}-")]
+                assert mine == [f"{log.wal.writer}-{i}" for i in range(40)]
+            assert puts(one, two) == 0
+
+    run(main)
+
+
+def test_a_long_poll_anywhere_ends_a_moment_after_the_commit() -> None:
+    async def main() -> None:
+        slow = SETTINGS._replace(poll_interval_s=30.0)
+        async with Cluster(slow, latency=lambda _: 0.02) as cluster:
+            _, one, two = await three(cluster)
+            polls = [
+                asyncio.create_task(log.fetch("t", 0, 0, bytes_max=1000, wait_s=20.0))
+                for log in cluster.logs
+            ]
+            await asyncio.sleep(1.0)
+            (placed,) = await logs.append(one, "now")
+            loop = asyncio.get_running_loop()
+            acked_s = loop.time()
+            before = gets(two)
+            for answer in await asyncio.gather(*polls):
+                assert answer.high_watermark == placed.base_offset + 1
+                assert answer.pieces
+            assert loop.time() - acked_s < 0.005
+            assert gets(two) == before, "the wake-up brought header and chunk"
+
+    run(main)
+
+
+def test_a_follower_gets_records_of_other_brokers_in_large_batches() -> None:
+    """From memory, with any broker as the writer and any broker as the reader."""
+
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            _, one, two = await three(cluster)
+
+            async def follow() -> None:
+                offset = 0
+                while offset < 60:
+                    fetched = await two.fetch("t", 0, offset, bytes_max=1 << 20, wait_s=10.0)
+                    offset = fetched.next_offset
+
+            following = asyncio.create_task(follow())
+            for i in range(60):
+                await logs.append(cluster.logs[i % 3], str(i))
+            await following
+            two.reader._announced._bodies.clear()
+            two.reader.chunk_cache = type(two.reader.chunk_cache)(0, lambda _: 1)
+            before = gets(two)
+            fetched = await two.fetch("t", 0, 0, bytes_max=1 << 20)
+            assert [
+                bytes(value)
+                for piece in fetched.pieces
+                for value in piece.batch.column("value").to_pylist()
+            ] == [b"%d" % i for i in range(60)]
+            assert len(fetched.pieces) <= 6
+            assert gets(two) == before
+            assert await logs.read_values(one) == [str(i) for i in range(60)]
+
+    run(main)
+
+
+def test_a_lost_announcement_costs_one_poll_interval() -> None:
+    async def main() -> None:
+        async with Cluster() as cluster:
+            _, one, two = await three(cluster)
+            cluster.net.plan = lambda verb, _: Broken.LOST if verb == "tell" else None
+            poll = asyncio.create_task(two.fetch("t", 0, 0, bytes_max=1000, wait_s=20.0))
+            await asyncio.sleep(0.1)
+            await logs.append(one, "now")
+            loop = asyncio.get_running_loop()
+            acked_s = loop.time()
+            assert (await poll).pieces
+            assert loop.time() - acked_s < SETTINGS.poll_interval_s + 0.1
+
+    run(main)
+
+
+@pytest.mark.parametrize("broken", list(Broken))
+def test_a_hand_over_that_goes_wrong_is_committed_once(broken: Broken) -> None:
+    """Whether or not the sequencer commits it as well, at the same time or later."""
+
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, _two = await three(cluster)
+            address = first.membership.me.address
+            cluster.net.plan = lambda verb, to: (
+                broken if verb == "hand_over" and to == address else None
+            )
+            loop = asyncio.get_running_loop()
+            started_s = loop.time()
+            (placed,) = await logs.append(one, "a")
+            assert loop.time() - started_s < 0.5 + 0.2
+            assert placed.base_offset == 0
+            # The next ones do not wait for the same again.
+            started_s = loop.time()
+            for value in "bcd":
+                await logs.append(one, value)
+            assert loop.time() - started_s < 0.4
+            cluster.net.plan = lambda verb, to: None
+            await asyncio.sleep(40.0)  # and later it is asked again
+            before = first.sequencer.counters.taken
+            await logs.append(one, "e")
+            assert first.sequencer.counters.taken == before + 1
+            assert await values(cluster) == list("abcde")
+            assert one.sequencer.counters.own_commits <= 1 + 3
+
+    run(main)
+
+
+@pytest.mark.parametrize("fault", [Fault.STORED, Fault.OWN_412, Fault.ABSENT, Fault.LATE])
+def test_a_put_of_the_sequencer_that_is_not_answered_clearly(fault: Fault) -> None:
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, two = await three(cluster)
+            logs.store_of(first).plan = Script("create", keys.WAL, [fault] * 2)
+            answers = await asyncio.gather(
+                logs.append(one, "one"), logs.append(two, "two"), logs.append(first, "first")
+            )
+            found = await values(cluster)
+            assert sorted(found) == ["first", "one", "two"]
+            for value, (placed,) in zip(("one", "two", "first"), answers, strict=True):
+                assert found[placed.base_offset] == value
+
+    run(main)
+
+
+def test_a_sequencer_that_is_refused_by_the_store_says_so_and_others_go_on() -> None:
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, _ = await three(cluster)
+            logs.store_of(first).plan = Script("create", keys.WAL, [Fault.REFUSED] * 50)
+            (placed,) = await logs.append(one, "one")
+            with pytest.raises(Unavailable):
+                await logs.append(first, "first")
+            logs.store_of(first).plan = lambda _: None
+            assert await values(cluster) == ["one"]
+            assert placed.base_offset == 0
+
+    run(main)
+
+
+def test_i6_what_is_in_doubt_is_not_called_failed() -> None:
+    """Handed over, the answer lost, and one's own way to the store refused: the sequencer may have
+    committed it, and it has."""
+
+    async def main() -> None:
+        settings = SETTINGS._replace(
+            writer=SETTINGS.writer._replace(answer_timeout_s=4.0), poll_interval_s=50.0
+        )
+        async with Cluster(settings, latency=lambda _: 0.02) as cluster:
+            _first, one, _ = await three(cluster)
+            cluster.net.plan = lambda verb, to: Broken.LOST if verb == "hand_over" else None
+            store = logs.store_of(one)
+            store.plan = lambda call: (
+                Fault.REFUSED
+                if call.verb == "create"
+                else Fault.UNAVAILABLE
+                if call.verb == "get_range"
+                else None
+            )
+            with pytest.raises(CommitUnknown):
+                await logs.append(one, "one")
+            store.plan = lambda _: None
+            cluster.net.plan = lambda verb, to: None
+            await asyncio.sleep(5.0)
+            assert await values(cluster) == ["one"]
+
+    run(main)
+
+
+def test_a_large_draft_is_uploaded_first_and_referred_to() -> None:
+    async def main() -> None:
+        settings = SETTINGS._replace(
+            writer=SETTINGS.writer._replace(codec=""),
+            sequencer=SETTINGS.sequencer._replace(handover_bytes_max=10_000),
+        )
+        async with Cluster(settings, latency=lambda _: 0.02) as cluster:
+            _first, one, two = await three(cluster)
+            large = "x" * 50_000
+            await asyncio.gather(logs.append(one, large), logs.append(two, "small"))
+            assert logs.store_of(one).count("create", keys.DATA) == 1
+            assert sorted(await values(cluster), key=len) == ["small", large]
+            for log in cluster.logs:
+                assert sorted(await logs.read_values(log), key=len) == ["small", large]
+            # Its way to the sequencer breaks after the upload: no second upload.
+            cluster.net.plan = lambda verb, to: Broken.REFUSED
+            await logs.append(one, large)
+            assert logs.store_of(one).count("create", keys.DATA) == 2
+            assert len(await values(cluster)) == 3
+
+    run(main)
+
+
+LARGE = SETTINGS._replace(
+    writer=SETTINGS.writer._replace(codec="", answer_timeout_s=10_000.0),
+    wal=SETTINGS.wal._replace(bounds=Bounds(30_000, 120_000)),
+    sequencer=SETTINGS.sequencer._replace(handover_bytes_max=10_000),
+)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_i9_expired_upload_is_not_committed(is_lost: bool) -> None:
+    """A message to the sequencer takes longer than uploads are kept, while others commit."""
+
+    async def main() -> None:
+        def latency(call: Call) -> float:
+            return 5.0 if (call.verb, call.key[:5]) == ("create", keys.DATA) else 0.02
+
+        async with Cluster(LARGE, latency=latency) as cluster:
+            first, one, two = await three(cluster)
+            sent = asyncio.create_task(logs.append(one, "x" * 50_000))
+            await asyncio.sleep(1.0)
+            first.clock.skew_ms = 120_000  # elapsed time follows it, ten minutes at most
+            await logs.append(two, "small")
+            if is_lost:
+                cluster.net.plan = lambda verb, _: Broken.LOST if verb == "hand_over" else None
+            with pytest.raises(Unavailable):
+                await sent  # definite: what is not in the log by now is in no later entry
+            cluster.net.plan = lambda verb, to: None
+            await logs.append(one, "y" * 50_000)
+            assert await values(cluster) == ["small", "y" * 50_000]
+
+    run(main)
+
+
+def test_i9_suspended_put_loses_its_number_before_its_upload_is_deleted() -> None:
+    async def main() -> None:
+        async with Cluster(LARGE, latency=lambda _: 0.02) as cluster:
+            first, one, two = await three(cluster)
+            await logs.append(one, "0")
+            cluster.net.plan = lambda verb, _: Broken.REFUSED if verb == "hand_over" else None
+            held = logs.store_of(one).hold("create", keys.wal(first.state.seq + 1))
+            sent = asyncio.create_task(logs.append(one, "x" * 50_000))
+            await held.reached.wait()
+            said = ["0"]
+            for minute in range(20):
+                if minute >= 10:  # until then no other broker commits, and the number is free
+                    said.append(str(minute))
+                    await logs.append(two, said[-1])
+                async with caring(cluster.store) as care:
+                    await collect(care, await plan(care, Grace(wal_ms=120_000)))
+                is_there = bool([info async for info in cluster.store.list(keys.DATA)])
+                if not is_there:
+                    break
+                await asyncio.sleep(60.0)
+            assert 12 <= minute < 19
+            held.opened.set()
+            with pytest.raises(Unavailable):
+                await sent
+            assert [await logs.read_values(log) for log in cluster.logs] == [said] * 3
+
+    run(main)
+
+
+def test_a_killed_sequencer_is_missed_for_one_put() -> None:
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, two = await three(cluster)
+            held = logs.store_of(first).hold("create", keys.wal(first.state.seq + 1))
+            sent = asyncio.create_task(logs.append(one, "a"))
+            await held.reached.wait()
+            loop = asyncio.get_running_loop()
+            started_s = loop.time()
+            await cluster.kill(first)
+            await asyncio.wait_for(sent, 1.0)
+            await asyncio.gather(logs.append(one, "b"), logs.append(two, "c"))
+            assert loop.time() - started_s < 0.5 + 0.3  # the timeout of a request without an answer
+            await asyncio.sleep(5.0)
+            assert {log.membership.ranking[0].id for log in cluster.logs} != {
+                first.membership.me.id
+            }
+            assert set(await values(cluster)) == {"a", "b", "c"}
+
+    run(main)
+
+
+def test_a_frozen_sequencer_comes_back_and_doubles_nothing() -> None:
+    """Its PUT, with a draft of another in it, arrives after that one has committed for itself; and
+    what it still holds it leaves out."""
+
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, two = await three(cluster)
+            cluster.freeze(first)
+            sent = [asyncio.create_task(logs.append(first, "first"))]
+            sent += [asyncio.create_task(logs.append(log, log.wal.writer)) for log in (one, two)]
+            await asyncio.gather(*sent[1:])
+            await asyncio.sleep(2.0)
+            cluster.thaw(first)
+            await asyncio.gather(*sent)
+            await asyncio.sleep(1.0)
+            assert sorted(await values(cluster)) == sorted(
+                ["first", one.wal.writer, two.wal.writer]
+            )
+
+    run(main)
+
+
+def test_sequencer_with_an_expired_view_commits_nothing() -> None:
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, two = await three(cluster)
+            store = logs.store_of(first)
+            held = store.hold("create", keys.wal(first.state.seq + 1))
+            own = asyncio.create_task(logs.append(first, "first"))
+            await held.reached.wait()
+            sent = [asyncio.create_task(logs.append(one, "one"))]
+            await asyncio.sleep(0.1)
+            cluster.freeze(first)
+            await asyncio.gather(*sent)
+            for i in range(5):
+                await logs.append(two, str(i))
+            first.clock.advance(3600.0)  # type: ignore[attr-defined]
+            held.opened.set()
+            cluster.thaw(first)
+            await own
+            found = await values(cluster)
+            assert found[0] == "one"
+            assert sorted(found) == ["0", "1", "2", "3", "4", "first", "one"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_second_left", [True, False])
+def test_collected_number_created_again_by_a_suspended_sequencer_is_ignored(
+    is_second_left: bool,
+) -> None:
+    """Its PUT, with a draft of another in it, arrives hours later, when the number that it is for
+    was committed by that other, checkpointed and collected."""
+
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, two = await three(cluster)
+            seq = first.state.seq + 1
+            held = logs.store_of(first).hold("create", keys.wal(seq))
+            sent = asyncio.create_task(logs.append(one, "one"))
+            await held.reached.wait()
+            cluster.freeze(first)
+            ((placed,),) = await asyncio.gather(sent)
+            assert one.state.seq == seq, "at the number that the suspended broker is about to take"
+            for i in range(5):
+                await logs.append(two, str(i))
+            newest = await two.wal.checkpoint()
+            kept = {newest, seq + 1} if is_second_left else {newest}
+            await cluster.store.delete(
+                [keys.wal(number) for number in range(1, newest) if number not in kept]
+            )
+            first.clock.advance(2 * 3600.0)  # type: ignore[attr-defined]
+            held.opened.set()
+            cluster.thaw(first)
+            await asyncio.sleep(5.0)
+            await logs.append(first, "first")
+            await logs.append(one, "again")
+            for log in cluster.logs:
+                await log.wal.refresh()
+            assert len({log.state.encode() for log in cluster.logs}) == 1
+            assert one.state.partition("t", 0).high_watermark == 1 + 5 + 2
+            assert placed.base_offset == 0
+
+    run(main)
+
+
+def test_a_broker_that_stops_leaves_at_once_and_loses_nothing() -> None:
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, two = await three(cluster)
+            sent = [asyncio.create_task(logs.append(log, log.wal.writer)) for log in (one, two)]
+            await asyncio.sleep(0.01)
+            await cluster.stop(first)
+            await asyncio.gather(*sent)
+            assert len(await values(cluster)) == 2
+            found = [info.key async for info in cluster.store.list(keys.BROKERS)]
+            assert found == sorted(keys.broker(log.membership.me.id) for log in (one, two))
+            await cluster.settled()
+            assert len(one.membership.others) == 1
+            await asyncio.gather(logs.append(one, "x"), logs.append(two, "y"))
+            for log in (one, two):  # nothing is kept of the one that has gone
+                wakeups = log.sequencer.announcer
+                assert len(wakeups._senders) <= 1
+                assert not wakeups.suspects
+
+    run(main)

@@ -1,0 +1,128 @@
+"""The bounds of a cluster: in `cluster.json`, safe together, the same for all processes."""
+
+import msgspec
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.maintenance import caring
+from tests.support.views import CLUSTER_ID, opened, wal_on
+from tests.support.vloop import run
+from tidelog.compaction.garbage import Grace
+from tidelog.storage.core import keys
+from tidelog.storage.core.bounds import LEAST, Bounds, check
+from tidelog.storage.core.errors import NotFound, StoreUnfit
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.wal.chain import WalObjects, WalSettings
+
+LONG = Bounds(1_200_000, 7_200_000)
+
+
+def with_bounds(level: int, **bounds: int) -> bytes:
+    identity = {"format": level, "cluster_id": CLUSTER_ID, "created_ms": 1, "bounds": bounds}
+    return msgspec.json.encode(identity if bounds else {**identity, "bounds": {}})
+
+
+@pytest.mark.parametrize(
+    ("bounds", "is_allowed"),
+    [
+        (Bounds(), True),
+        (LEAST, True),
+        (Bounds(1000, 4000), True),
+        (Bounds(1000, 3999), False),
+        (Bounds(0, 4000), False),
+        (Bounds(-1, 0), False),
+    ],
+)
+def test_a_retention_is_at_least_four_view_ages(bounds: Bounds, is_allowed: bool) -> None:
+    assert (check(bounds) is None) == is_allowed
+
+
+@pytest.mark.parametrize(
+    ("bounds", "is_test"),
+    [
+        (Bounds(), False),
+        (LEAST, False),
+        (LONG, False),
+        (Bounds(59_999, 3_600_000), True),
+        (Bounds(60_000, 3_599_999), True),
+    ],
+)
+def test_shorter_ones_are_those_of_a_test(bounds: Bounds, is_test: bool) -> None:
+    assert bounds.is_test == is_test
+
+
+def test_the_process_that_creates_the_cluster_writes_them_and_all_others_obey() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        first = await opened(inner, settings=WalSettings(LONG))
+        stored = msgspec.json.decode(await inner.get(keys.CLUSTER))
+        assert (stored["format"], stored["bounds"]) == (2, msgspec.to_builtins(LONG))
+        for settings in (WalSettings(), WalSettings(Bounds(1, 4))):
+            other = await opened(inner, settings=settings)
+            assert other.cluster == first.cluster
+            assert other.view_age_max_s == LONG.view_age_ms / 1000
+        async with caring(inner) as care:
+            assert care.wal.cluster.bounds == LONG
+            assert care.wal.view_age_max_s == LONG.view_age_ms / 1000
+        assert msgspec.json.decode(await inner.get(keys.CLUSTER)) == stored
+
+    run(main)
+
+
+def test_a_collection_may_keep_longer_and_never_shorter() -> None:
+    assert Grace(wal_ms=1).obeying(LONG).wal_ms == LONG.wal_retention_ms
+    assert Grace(wal_ms=10**9).obeying(LONG).wal_ms == 10**9
+    assert Grace(table_ms=5).obeying(LONG).table_ms == 5
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_cluster_without_them_has_those_of_version_0_1(level: int) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        body = b'{"format":%d,"cluster_id":"%s","created_ms":1}' % (level, CLUSTER_ID.encode())
+        await inner.create(keys.CLUSTER, [body])
+        wal = await opened(inner, settings=WalSettings(LONG))
+        assert wal.cluster.bounds == Bounds(600_000, 3_600_000)
+        assert await inner.get(keys.CLUSTER) == body
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (with_bounds(2, view_age_ms=1000, wal_retention_ms=3999), "at least 4 times the age"),
+        (with_bounds(2, view_age_ms=0), "at least 4 times the age"),
+        (with_bounds(2, wal_retention_ms=2_000_000), "at least 4 times the age"),
+    ],
+)
+def test_a_cluster_file_with_unsafe_bounds_is_unfit(body: bytes, why: str) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        await inner.create(keys.CLUSTER, [body])
+        with pytest.raises(StoreUnfit, match=why):
+            await opened(inner)
+
+    run(main)
+
+
+def test_no_cluster_is_created_with_unsafe_bounds() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        with pytest.raises(StoreUnfit, match=r"gets no cluster: the WAL retention \(3999 ms\)"):
+            await wal_on(inner, settings=WalSettings(Bounds(1000, 3999))).open()
+        with pytest.raises(NotFound):
+            await inner.get(keys.CLUSTER)
+
+    run(main)
+
+
+def test_one_of_two_that_create_it_at_once_decides() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        chain = WalObjects(inner, ManualClock())
+        first = await chain.open_cluster(None, is_creating=True, bounds=LONG)
+        second = await chain.open_cluster(None, is_creating=True, bounds=Bounds())
+        assert first == second
+
+    run(main)

@@ -1,0 +1,208 @@
+"""Coordinators that die, or only seem to: what their groups see of it. In virtual time."""
+
+import asyncio
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.instances import (
+    BY_HAND,
+    CONFIG,
+    Chosen,
+    joined,
+    members_of,
+    read,
+    started,
+    virtual,
+)
+from tests.support.logs import MANUAL, append, closing, kill, opened
+from tidelog.storage.core.actions import CommitOffsets, ExpireMember, GroupOffset, LeaveGroup
+from tidelog.storage.core.entry import Entry
+from tidelog.storage.core.errors import IllegalGeneration, Unavailable
+from tidelog.storage.groups.coordinator import HANDOVER_S, VIEW_AGE_MAX_S
+from tidelog.storage.groups.instances import TICK_S
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+from tidelog.storage.state.cluster_state import Applied
+
+
+@virtual
+async def test_members_keep_session_and_positions_when_the_coordinator_crashes() -> None:
+    store = MemoryStore()
+    first, second = await opened(store), await opened(store)
+    async with closing(second):
+        await first.create_topic("t", 1, {})
+        live = ["b1", "b2"]
+        one = await started(first, Chosen("b1", live))
+        two = await started(second, Chosen("b2", live))
+        await joined(one, "x", "y")
+        await append(first, "a", "b", "c", "d")
+        await second.wal.refresh()
+        owner = next(m for m in "xy" if first.state.members.member("g", m).owned)  # type: ignore[union-attr]
+        assert await read(one, owner, bytes_max=1) == ["a"]
+        assert await read(one, owner, bytes_max=1) == ["b"]
+        await asyncio.sleep(2 * TICK_S)  # a is committed; b was returned, and may be lost
+        assert one.task is not None
+        one.task.cancel()
+        await kill(first)
+        live.remove("b1")
+        await asyncio.sleep(9)
+        assert members_of(second) == {"x", "y"}
+        assert await read(two, owner, bytes_max=1) == ["b"]
+        await asyncio.sleep(4)
+        assert members_of(second) == {owner}
+        assert await read(two, owner) == ["c", "d"]
+        await two.close()
+
+
+@virtual
+async def test_a_coordinator_that_was_replaced_neither_expires_nor_serves() -> None:
+    store = MemoryStore()
+    first, second = await opened(store), await opened(store)
+    async with closing(first, second):
+        await first.create_topic("t", 1, {})
+        one = await started(first, Chosen("b1", ["b1"]))
+        await joined(one, "x")
+        term = first.state.members.get("g").term  # type: ignore[union-attr]
+        await second.wal.refresh()
+        waiting = asyncio.create_task(read(one, "x", wait_s=20))
+        await asyncio.sleep(0.1)
+        two = await started(second, Chosen("b2", ["b2"]))
+        await two.heartbeat("g", "x")
+        with pytest.raises(Unavailable):
+            await waiting
+        with pytest.raises(IllegalGeneration):
+            await one._log.submit(ExpireMember("g", "x", term))
+        await one.close()
+        await two.close()
+
+
+SLOW = MANUAL._replace(poll_interval_s=600.0)
+"""A broker that polls so rarely that it learns nothing by itself."""
+
+
+async def committed(log: Log, partition: int, offset: int) -> None:
+    """x commits, at a broker that need not be its coordinator."""
+    group = log.state.members.get("g")
+    assert group is not None
+    rows = [GroupOffset(log.state.topic("t").topic_id, partition, offset)]
+    commit = CommitOffsets("g", group.generation, rows, "x")
+    await log.transact([], [commit], size=1, is_json=False)
+
+
+@virtual
+async def test_i8_replaced_coordinator_returns_no_records() -> None:
+    """Records that x committed since then would be returned to it again, and its transaction
+    accepted."""
+    store = MemoryStore()
+    first, second = await opened(store, SLOW), await opened(store, SLOW)
+    async with closing(first, second):
+        await first.create_topic("t", 1, {})
+        one = await started(first, Chosen("b1", ["b1"]))
+        await joined(one, "x", config=BY_HAND)
+        await append(first, "a", "b", "c")
+        assert await read(one, "x", bytes_max=1) == ["a"]
+        await second.wal.refresh()
+        await committed(second, 0, 1)
+        two = await started(second, Chosen("b2", ["b2"]))
+        assert await read(two, "x", bytes_max=1) == ["b"]
+        await committed(second, 0, 2)
+        assert first.state.members.get("g").coordinator == "b1"  # type: ignore[union-attr]
+        with pytest.raises(Unavailable):
+            await read(one, "x", bytes_max=1)
+        assert await read(two, "x", bytes_max=1) == ["c"]
+        await one.close()
+        await two.close()
+
+
+@virtual
+async def test_reads_are_refused_until_commits_elsewhere_are_seen() -> None:
+    """x has a partition more, its coordinator was replaced, and knows nothing of either."""
+    store = MemoryStore()
+    first, second = await opened(store, SLOW), await opened(store, SLOW)
+    async with closing(first, second):
+        await first.create_topic("t", 1, {})
+        one = await started(first, Chosen("b1", ["b1", "b2"]))
+        await joined(one, "x", config=BY_HAND)
+        await first.add_partitions("t", 2)
+        await append(first, "a", "b", partition=1)
+        await second.wal.refresh()
+        two = await started(second, Chosen("b2", ["b2"]))
+        await two.heartbeat("g", "x")
+        await committed(second, 1, 1)
+        with pytest.raises(Unavailable):
+            await read(one, "x")
+        assert await read(two, "x") == ["b"]
+        await one.close()
+        await two.close()
+
+
+@virtual
+async def test_a_successor_waits_until_it_is_alone() -> None:
+    store = MemoryStore()
+    first, second = await opened(store), await opened(store)
+    async with closing(first, second):
+        await first.create_topic("t", 1, {})
+        await append(first, "a")
+        one = await started(first, Chosen("b1", ["b1"]))
+        await joined(one, "x")
+        await second.wal.refresh()
+        loop = asyncio.get_running_loop()
+        two = await started(second, Chosen("b2", ["b2"]))
+        began_s = loop.time()
+        assert await read(two, "x") == ["a"]
+        assert loop.time() - began_s >= HANDOVER_S > VIEW_AGE_MAX_S
+        began_s = loop.time()
+        await two.join("g", "y", CONFIG)  # a member that no other coordinator had
+        await two.subscribe("g", "y", ["t"])
+        assert await read(two, "y") == []
+        assert loop.time() - began_s < HANDOVER_S / 2
+        await one.close()
+        await two.close()
+
+
+@virtual
+async def test_a_member_that_left_while_the_view_was_expired_is_forgotten() -> None:
+    """H4: the coordinator follows all its groups after a reload, which skips entries."""
+    store = MemoryStore()
+    first, second = await opened(store), await opened(store)
+    async with closing(first, second):
+        await first.create_topic("t", 1, {})
+        one = await started(first, Chosen("b1", ["b1"]))
+        await joined(one, "x", "y")
+        await second.refresh()
+        await second.submit(LeaveGroup("g", "x"))
+        await second.wal.checkpoint()
+        assert set(one._coordinator.led["g"].instances) == {"x", "y"}
+        assert isinstance(first.clock, ManualClock)
+        first.clock.advance(first.wal.view_age_max_s + 1)
+        await first.wal.ensure_view()
+        assert set(one._coordinator.led["g"].instances) == {"y"}
+        await one.close()
+
+
+@virtual
+async def test_i4_the_groups_that_an_entry_changed_are_part_of_its_result() -> None:
+    """H4: nothing but `apply` writes the state, and nothing grows where no group is served."""
+    store = MemoryStore()
+    first, second = await opened(store), await opened(store)
+    async with closing(first, second):
+        await first.create_topic("t", 1, {})
+        one = await started(first, Chosen("b1", ["b1"]))
+        changed: list[set[str]] = []
+
+        class Watching:
+            def on_applied(self, entry: Entry, applied: Applied) -> None:
+                changed.append(applied.groups)
+
+            def on_reset(self) -> None:
+                pass
+
+        await second.refresh()
+        second.wal.subscribers.append(Watching())
+        await joined(one, "x")
+        await append(first, "a")
+        await second.refresh()
+        assert changed == [{"g"}, {"g"}, set()]
+        assert second.state.members.settle() == set()
+        await one.close()

@@ -1,0 +1,206 @@
+"""Commits of many members as few of the log: fast for few, shared by many, and a mistake of
+one member does not stop the commits of others. In virtual time."""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.support import vloop
+from tests.support.instances import SingleBroker
+from tests.support.logs import append, closing, opened
+from tidelog.storage.core.actions import LeaveGroup, MemberConfig
+from tidelog.storage.core.errors import OffsetMetadataTooLarge, UnknownMember
+from tidelog.storage.core.model import TopicPartition
+from tidelog.storage.groups import offset_commits
+from tidelog.storage.groups.instances import Instances
+from tidelog.storage.groups.offset_commits import BUSY_MEMBERS, PAUSE_S
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+
+BY_HAND = MemberConfig(auto_commit=False)
+
+
+async def _started(log: Log, partitions: int) -> Instances:
+    await log.create_topic("t", partitions, {})
+    consumers = Instances(log, SingleBroker("me"))
+    consumers.start()
+    return consumers
+
+
+async def _members(consumers: Instances, count: int, config: MemberConfig = BY_HAND) -> list[str]:
+    """Members of groups of their own, each with one partition."""
+    names = [f"m{n}" for n in range(count)]
+    await asyncio.gather(*(consumers.join(name, name, config) for name in names))
+    for n, name in enumerate(names):
+        await consumers.assign(name, name, [TopicPartition("t", n)])
+    return names
+
+
+async def _commit(consumers: Instances, name: str, partition: int, offset: int, note: str = ""):
+    heard = await consumers.heartbeat(name, name)
+    await consumers.commit(heard, {TopicPartition("t", partition): (offset, note)})
+
+
+def committed(log: Log, name: str, partition: int = 0) -> int | None:
+    held = log.committed_offsets(name).get(TopicPartition("t", partition))
+    return None if held is None else held.offset
+
+
+def virtual(test):
+    """Run the coroutine in virtual time."""
+
+    def run() -> None:
+        vloop.run(test)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@virtual
+async def test_a_single_commit_does_not_wait() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 1)
+        (name,) = await _members(consumers, 1)
+        started_s = asyncio.get_running_loop().time()
+        for offset in range(200):
+            await _commit(consumers, name, 0, offset)
+            assert committed(log, name) == offset
+        assert asyncio.get_running_loop().time() - started_s < PAUSE_S
+        await consumers.close()
+
+
+@virtual
+async def test_very_many_share_flushes_and_wait_a_moment_at_most() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        count, rounds = 2 * BUSY_MEMBERS, 40
+        consumers = await _started(log, count)
+        names = await _members(consumers, count)
+        loop, draw = asyncio.get_running_loop(), random.Random(1)
+        waits: list[float] = []
+
+        async def life(number: int) -> None:
+            await asyncio.sleep(draw.uniform(0, 0.05))
+            for offset in range(rounds):
+                started_s = loop.time()
+                await _commit(consumers, names[number], number, offset)
+                waits.append(loop.time() - started_s)
+                await asyncio.sleep(0.05)
+
+        before, started_s = log.wal.counters.entries_committed, loop.time()
+        await asyncio.gather(*map(life, range(count)))
+        took_s = loop.time() - started_s
+        flushes = log.wal.counters.entries_committed - before
+        assert len(waits) == count * rounds
+        assert flushes <= 1.1 * took_s / PAUSE_S + 200, "the first window is not busy yet"
+        assert max(waits) <= PAUSE_S + 0.001
+        for number, name in enumerate(names):
+            assert committed(log, name, number) == rounds - 1
+        await consumers.close()
+
+
+@virtual
+async def test_who_is_known_to_be_wrong_goes_alone() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 2)
+        good, wrong = await _members(consumers, 2)
+        before = log.writer.counters.requests
+        said = await asyncio.gather(
+            _commit(consumers, good, 0, 7),
+            _commit(consumers, wrong, 1, 7, note="x" * 5000),
+            return_exceptions=True,
+        )
+        assert said[0] is None
+        assert isinstance(said[1], OffsetMetadataTooLarge)
+        assert (committed(log, good), committed(log, wrong, 1)) == (7, None)
+        assert log.writer.counters.requests == before + 2
+        await consumers.close()
+
+
+@virtual
+async def test_what_is_refused_together_is_tried_one_by_one() -> None:
+    """All three may commit when they are asked; before they are applied, one is no member."""
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 3)
+        names = await _members(consumers, 3)
+        heard = [await consumers.heartbeat(name, name) for name in names]
+        leaving = asyncio.create_task(consumers._log.submit(LeaveGroup(names[1], names[1])))
+        await asyncio.sleep(0)
+        before = log.writer.counters.requests
+        said = await asyncio.gather(
+            *(
+                consumers.commit(each, {TopicPartition("t", n): (5, "")})
+                for n, each in enumerate(heard)
+            ),
+            return_exceptions=True,
+        )
+        await leaving
+        assert (said[0], said[2]) == (None, None)
+        assert isinstance(said[1], UnknownMember)
+        assert log.writer.counters.requests == before + 4, "together, and then each"
+        assert (committed(log, names[0], 0), committed(log, names[2], 2)) == (5, 5)
+        await consumers.close()
+
+
+@virtual
+async def test_what_an_instance_commits_itself_stands_until_it_has_got_more() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 1)
+        config = MemberConfig(auto_offset_reset="earliest")
+        (name,) = await _members(consumers, 1, config)
+
+        async def read() -> int:
+            async with consumers.reading(name, name, bytes_max=1, wait_s=0) as taken:
+                return sum(len(each.fetched.pieces) for each in taken.portions)
+
+        await append(log, *"abcd")
+        assert [await read(), await read()] == [1, 1]  # it has 1, and perhaps 2
+        await _commit(consumers, name, 0, 4)
+        await asyncio.sleep(3)
+        assert committed(log, name) == 4
+        await read()  # it has 2
+        await asyncio.sleep(3)
+        assert committed(log, name) == 2
+        await consumers.close()
+
+
+@virtual
+async def test_commits_are_spread_over_ticks_and_each_member_has_a_turn() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        count = 30
+        consumers = await _started(log, count)
+        names = await _members(consumers, count, MemberConfig(auto_offset_reset="earliest"))
+        for n, name in enumerate(names):
+            await append(log, "v", partition=n)
+            for _ in range(2):
+                async with consumers.reading(name, name, bytes_max=99, wait_s=0):
+                    pass
+        turns = []
+        for _ in range(3):
+            await consumers._commits.commit_delivered(consumers._coordinator.ours(), 10)
+            turns.append(sum(committed(log, name, n) == 1 for n, name in enumerate(names)))
+        assert turns == [10, 20, 30]
+        await consumers.close()
+
+
+def test_i10_one_commit_of_the_log_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offset_commits, "TOGETHER_MAX", 4)
+
+    async def main() -> None:
+        log = await opened(MemoryStore())
+        async with closing(log):
+            consumers = await _started(log, 10)
+            names = await _members(consumers, 10)
+            before = log.writer.counters.requests
+            await asyncio.gather(*(_commit(consumers, f"m{n}", n, 3) for n in range(10)))
+            assert log.writer.counters.requests - before == 3
+            assert [committed(log, name, n) for n, name in enumerate(names)] == [3] * 10
+            await consumers.close()
+
+    vloop.run(main)

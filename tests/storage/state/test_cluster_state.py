@@ -1,0 +1,456 @@
+"""The cluster state under any sequence of entries: offsets, atomicity, determinism (I2, I4, I7).
+
+Entries are drawn at random, also such as no writer of ours would make: `apply` takes whatever
+decodes, and what it takes is compared with the plainest model that there is.
+"""
+
+import copy
+import random
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.properties import examples
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys
+from tidelog.storage.core.actions import (
+    AddPartitions,
+    AlterTopic,
+    AnyAction,
+    Append,
+    Chunk,
+    CreateTopic,
+    DeleteTopic,
+    ForgetTopic,
+    MoveLogStart,
+    RetireHotLog,
+    Sealed,
+)
+from tidelog.storage.core.entry import Commit, Decoded, Entry, HotMark, IdempotencyKey
+from tidelog.storage.core.errors import (
+    IdempotencyMismatch,
+    LogError,
+    UnknownTopic,
+)
+from tidelog.storage.state import idempotency
+from tidelog.storage.state.cluster_state import ClusterState, Outcome, recall
+from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.state.idempotency import KEY_WINDOW_MS
+from tidelog.storage.state.partition import Partition
+
+IDS = [letter * 32 for letter in "abc"]
+LOGS = ["hot-1", "hot-2"]
+HOUR_MS = KEY_WINDOW_MS
+"""Of the key window, and of the largest steps that time takes here."""
+
+
+class Spec(NamedTuple):
+    """An entry before it has a number."""
+
+    at_ms: int
+    chunks: list[Chunk]
+    commits: list[Commit]
+
+
+FIRST = Spec(
+    0,
+    [],
+    [
+        Commit(b"", [CreateTopic("alpha", IDS[0], 2, {})]),
+        Commit(b"", [CreateTopic("beta", IDS[1], 1, configs={})]),
+    ],
+)
+"""So that most of what follows has something to act on."""
+
+
+class Dice(random.Random):
+    """Draws histories: mostly such as brokers make, now and then what none would."""
+
+    def rarely(self) -> bool:
+        return self.random() < 0.08
+
+    def chunk(self, number: int) -> Chunk:
+        topic_id = self.choices(IDS, [6, 3, 1])[0]
+        partition = 0 if topic_id != IDS[0] else self.choices(range(3), [8, 8, 1])[0]
+        position, rows = number * 100, self.randrange(7)
+        data = ""
+        if self.random() < 0.3:  # what lies apart is the same whenever it is named
+            data, position = "data/aa/aa01-9999999999999", self.randrange(3) * 100
+            rows = 3 + position // 100
+        return Chunk(topic_id, partition, position, 90, 1, rows, 0, 5, self.rarely(), "", 90, data)
+
+    def append(self, chunks: list[Chunk]) -> Append:
+        number = self.randrange(len(chunks))
+        first = self.randrange(chunks[number].rows + 1)
+        count = self.randint(1, max(chunks[number].rows - first, 1))
+        if self.rarely():
+            number, first, count = (self.randrange(-1, 7) for _ in range(3))
+        return Append(number, first, count)
+
+    def action(self, chunks: list[Chunk]) -> AnyAction:
+        topic_id = self.choice([IDS[0], IDS[0], IDS[1], IDS[2]])
+        partition = self.choice([0, 0, 1, 1, 2, -1])
+        changes = {"segment.ms": self.choice([None, "1000", "soon"])}
+        stamps = {"message.timestamp.type": "LogAppendTime"}
+        match self.choices(range(10), [30, 12, 2, 0.4, 1, 1, 0.5, 0.5, 0.3, 0.1])[0]:
+            case 0:
+                return self.append(chunks)
+            case 1:
+                return Sealed(topic_id, partition, self.choice([0, 1, 2, 3, 5, 9, 20]))
+            case 2:
+                name = self.choice(["alpha", "gamma", "bad name"])
+                return CreateTopic(name, topic_id, self.randrange(4), self.choice([{}, stamps]))
+            case 3:
+                return DeleteTopic(topic_id)
+            case 4:
+                return AlterTopic(topic_id, self.choice([changes, stamps]))
+            case 5:
+                return AddPartitions(topic_id, self.randrange(5))
+            case 6:
+                return AlterTopic(topic_id, {"?": "1"})
+            case 7:
+                return RetireHotLog(self.choice(LOGS))
+            case 8:
+                return MoveLogStart(topic_id, partition, self.choice([0, 1, 2, 5, 9]))
+            case _:
+                return ForgetTopic(topic_id)
+
+    def commit(self, chunks: list[Chunk]) -> Commit:
+        key = hot = None
+        if self.random() < 0.3:
+            key = IdempotencyKey(self.choice("xyz"), self.choice([b"1", b"1", b"1", b"2"]), 2)
+        if self.random() < 0.3:
+            hot = HotMark(self.choice(LOGS), self.randrange(40))
+        actions = [self.action(chunks) for _ in range(self.choice([0, 1, 1, 1, 1, 2, 3]))]
+        return Commit(b"", actions, key, hot)
+
+    def spec(self) -> Spec:
+        at_ms = self.choice([0, 1, 1000, HOUR_MS // 2, HOUR_MS, 3 * HOUR_MS])
+        chunks = [self.chunk(number) for number in range(self.randint(1, 3))]
+        return Spec(at_ms, chunks, [self.commit(chunks) for _ in range(self.randrange(5))])
+
+    def history(self) -> list[Spec]:
+        return [FIRST, *(self.spec() for _ in range(self.randint(1, 25)))]
+
+
+histories = st.integers(0, 2**32).map(lambda seed: Dice(seed).history())
+random_histories = examples(200)
+
+
+def encoded(state: ClusterState, spec: Spec) -> Decoded:
+    """The spec as the entry that comes next, through its bytes."""
+    number = state.seq + 1
+    entry = Entry(
+        state.level, number, state.hash, b"id", "b", spec.at_ms, spec.chunks, spec.commits
+    )
+    header, _ = entries.encode_header(entry)
+    return entries.decode(header, keys.wal(number), seq=number, previous=state.hash)
+
+
+def applied(state: ClusterState, *specs: Spec) -> list[list[Outcome]]:
+    outcomes = []
+    for spec in specs:
+        decoded = encoded(state, spec)
+        outcomes.append(state.apply(decoded, keys.wal(decoded.entry.seq)).outcomes)
+    return outcomes
+
+
+def check_partition(held: Partition) -> None:
+    """I2: dense, in order, nothing of [sealed_end, high_watermark) missing, nothing else kept."""
+    assert 0 <= max(held.log_start_offset, held.sealed_end) <= held.high_watermark
+    at = held.tail[0].base_offset if held.tail else held.sealed_end
+    assert at <= held.sealed_end
+    for run in held.tail:
+        assert run.base_offset == at
+        assert run.count > 0
+        assert run.end_offset > held.sealed_end
+        assert 0 <= run.first_row <= run.first_row + run.count <= run.rows
+        at = run.end_offset
+    assert at == held.high_watermark
+    # Shares of a chunk are rounded down one by one, so a joined run may weigh a little more.
+    assert 0 <= held.tail_bytes <= sum(run.bytes for run in held.tail)
+
+
+def row_of(held: Partition, offset: int) -> tuple[str, int, int]:
+    """Where the record lies: object, position of its chunk, row."""
+    run = held.tail[held.tail_index(offset)]
+    assert run.base_offset <= offset < run.end_offset
+    return run.object_key, run.position, run.first_row + offset - run.base_offset
+
+
+@given(histories)
+@random_histories
+def test_i2_offsets_are_dense_and_the_tail_is_whole(history: list[Spec]) -> None:
+    state = ClusterState("c")
+    records: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
+    for spec in history:
+        decoded = encoded(state, spec)
+        key = keys.wal(decoded.entry.seq)
+        for commit, outcome in zip(spec.commits, state.apply(decoded, key).outcomes, strict=True):
+            made = [action for action in commit.actions if isinstance(action, Append)]
+            if outcome.refusal is not None or outcome.is_duplicate:
+                continue
+            for append, placement in zip(made, outcome.placements, strict=True):
+                chunk = spec.chunks[append.chunk]
+                where = records.setdefault((chunk.topic_id, chunk.partition), [])
+                assert placement.base_offset == len(where)
+                assert placement.count == append.count
+                position = chunk.position + (0 if chunk.data else decoded.body_start)
+                first = append.first_row
+                where += [
+                    (chunk.data or key, position, row) for row in range(first, first + append.count)
+                ]
+            # A topic that is created again under an old id would start at offset zero.
+            for action in commit.actions:
+                if isinstance(action, DeleteTopic):
+                    records = {at: rows for at, rows in records.items() if at[0] != action.topic_id}
+        for topic, number, held in state.partitions():
+            check_partition(held)
+            known = records.get((topic.topic_id, number), [])
+            assert held.high_watermark == len(known)
+            for offset in range(held.sealed_end, held.high_watermark):
+                assert row_of(held, offset) == known[offset]
+
+
+def test_the_histories_are_worth_their_while() -> None:
+    appends = apart = seals = refusals = inside_a_run = 0
+    for seed in range(200):
+        state = ClusterState("c")
+        for spec in Dice(seed).history():
+            (outcomes,) = applied(state, spec)
+            for commit, outcome in zip(spec.commits, outcomes, strict=True):
+                refusals += outcome.refusal is not None
+                if outcome.refusal is None and not outcome.is_duplicate:
+                    made = [one.chunk for one in commit.actions if isinstance(one, Append)]
+                    appends += len(made)
+                    apart += sum(spec.chunks[number].data != "" for number in made)
+                    seals += any(isinstance(one, Sealed) for one in commit.actions)
+            for _, _, held in state.partitions():
+                inside_a_run += bool(held.tail) and held.tail[0].base_offset < held.sealed_end
+    assert min(appends, refusals) > 1000
+    assert min(apart, seals, inside_a_run) > 50
+
+
+@given(histories, st.data())
+@random_histories
+def test_i4_every_fold_gives_the_same_bytes(history: list[Spec], data: st.DataObject) -> None:
+    """Two brokers, one of which restarts from a checkpoint now and then."""
+    first, second = ClusterState("c"), ClusterState("c")
+    restarts = data.draw(st.sets(st.integers(0, len(history))))
+    for number, spec in enumerate(history):
+        decoded = encoded(first, spec)
+        key = keys.wal(decoded.entry.seq)
+        outcomes = first.apply(decoded, key).outcomes
+        again = second.apply(encoded(second, spec), key).outcomes
+        assert [str(one) for one in outcomes] == [str(one) for one in again]
+        assert first.encode() == second.encode()
+        if number in restarts:
+            body = second.encode()
+            second = ClusterState.decode(body, "checkpoints/x")
+            assert second.encode() == body
+            for topic in second.topics.values():
+                assert second.config(topic) == first.config(first.topic(topic.name))
+                assert second.topic_of_id(topic.topic_id) is topic
+
+
+@given(histories)
+@random_histories
+def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
+    """A fold without the commits that were refused, or had been before, is the same to the byte."""
+    state, clean = ClusterState("c"), ClusterState("c")
+    for spec in history:
+        decoded = encoded(state, spec)
+        key = keys.wal(decoded.entry.seq)
+        outcomes = state.apply(decoded, key).outcomes
+        kept = []
+        for commit, outcome in zip(spec.commits, outcomes, strict=True):
+            assert outcome.refusal is None or isinstance(outcome.refusal, LogError)
+            if outcome.refusal is None and not outcome.is_duplicate:
+                kept.append(commit)
+            else:
+                assert outcome.is_duplicate or not outcome.placements
+                # Its mark is spent all the same: a recovery must not bring it up again.
+                kept.append(Commit(b"", [], hot=commit.hot))
+        entry = decoded.entry
+        entry = Entry(entry.level, entry.seq, clean.hash, b"id", "b", spec.at_ms, spec.chunks, kept)
+        clean.apply(Decoded(entry, decoded.hash, decoded.body_start), key)
+        assert clean.encode() == state.encode()
+
+
+@given(histories)
+@random_histories
+def test_i4_a_hot_mark_is_applied_once(history: list[Spec]) -> None:
+    state = ClusterState("c")
+    newest: dict[str, int] = {}
+    for spec in history:
+        for commit, outcome in zip(spec.commits, applied(state, spec)[0], strict=True):
+            mark = commit.hot
+            if mark is not None:
+                if mark.seq <= newest.get(mark.log_id, -1):
+                    assert outcome == Outcome([], is_duplicate=True)
+                    continue
+                newest[mark.log_id] = mark.seq
+            if outcome.refusal is None and not outcome.is_duplicate:
+                for action in commit.actions:
+                    if isinstance(action, RetireHotLog):
+                        newest.pop(action.log_id, None)
+        assert state.hot_logs == newest
+
+
+@given(histories)
+@random_histories
+def test_a_key_is_answered_as_it_was_the_first_time_for_an_hour_of_elapsed_time(
+    history: list[Spec],
+) -> None:
+    state = ClusterState("c")
+    known: dict[str, tuple[int, bytes, Outcome]] = {}
+    clock_ms = now_ms = 0
+    for drawn in history:
+        spec = drawn._replace(
+            commits=[msgspec.structs.replace(commit, hot=None) for commit in drawn.commits]
+        )
+        now_ms += min(max(spec.at_ms - clock_ms, 0), STEP_MS_MAX)
+        clock_ms = spec.at_ms
+        known = {k: v for k, v in known.items() if v[0] >= now_ms - KEY_WINDOW_MS}
+        for commit, outcome in zip(spec.commits, applied(state, spec)[0], strict=True):
+            if commit.key is None:
+                continue
+            first = known.get(commit.key.key)
+            if first is None:
+                assert not outcome.is_duplicate
+                if outcome.refusal is None:
+                    known[commit.key.key] = (now_ms, commit.key.fingerprint, outcome)
+            elif first[1] == commit.key.fingerprint:
+                assert outcome == Outcome(first[2].placements, is_duplicate=True)
+            else:
+                assert isinstance(outcome.refusal, IdempotencyMismatch)
+        for key in "xyz":
+            remembered = state.idempotency_record(key)
+            assert (remembered is not None) == (key in known)
+            if remembered is not None:
+                assert recall(remembered, known[key][1]).placements == known[key][2].placements
+
+
+# -- single cases
+
+
+def chunk(rows: int = 10, *, partition: int = 0, position: int = 0, topic_id: str = IDS[0]):
+    return Chunk(topic_id, partition, position, rows * 10, 1, rows, 0, 9, False, "", rows * 10)
+
+
+def appending(*ranges: tuple[int, int, int], at_ms: int = 0, chunks: list[Chunk]) -> Spec:
+    """One commit of several appends."""
+    return Spec(at_ms, chunks, [Commit(b"", [Append(*one) for one in ranges])])
+
+
+def with_records(*counts: int) -> ClusterState:
+    """`alpha`-0 with a run of each count."""
+    state = ClusterState("c")
+    applied(state, FIRST, *(appending((0, 0, n), chunks=[chunk(n)]) for n in counts))
+    return state
+
+
+@pytest.mark.parametrize("end_offset", range(13))
+def test_i7_sealing_trims_whole_runs_and_keeps_the_one_it_ends_in(end_offset: int) -> None:
+    state = with_records(4, 1, 7)
+    held = state.partition("alpha", 0)
+    applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset)])]))
+    check_partition(held)
+    assert held.sealed_end == end_offset
+    assert held.high_watermark == 12
+    assert len(held.tail) == sum(end > end_offset for end in (4, 5, 12))
+    # A seal that is repeated, or an older one that comes late, changes nothing.
+    before = ClusterState.decode(state.encode(), "x").partition("alpha", 0)
+    applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset)])]))
+    applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset // 2)])]))
+    assert held == before
+    applied(state, appending((0, 0, 3), chunks=[chunk(3)]))
+    check_partition(held)
+    assert held.high_watermark == 15
+
+
+def test_i2_a_seal_beyond_the_high_watermark_is_refused() -> None:
+    state = with_records(4)
+    ((outcome,),) = applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, 5)])]))
+    assert outcome.refusal is not None
+    assert state.partition("alpha", 0).sealed_end == 0
+
+
+def test_neighbours_of_one_chunk_are_one_run() -> None:
+    state = ClusterState("c")
+    commits = [Commit(b"", [Append(0, first, 2)]) for first in (0, 2, 4)]
+    commits.append(Commit(b"", [Append(0, 8, 2)]))
+    applied(state, FIRST, Spec(0, [chunk(10)], commits))
+    held = state.partition("alpha", 0)
+    assert [(run.base_offset, run.first_row, run.count) for run in held.tail] == [
+        (0, 0, 6),
+        (6, 8, 2),
+    ]
+
+
+def test_i4_one_bad_action_undoes_its_commit_and_no_other() -> None:
+    state = with_records(4)
+    before = state.partition("alpha", 0).high_watermark
+    good = Commit(b"", [Append(0, 0, 2)])
+    bad = Commit(
+        b"",
+        [Append(0, 2, 2), AlterTopic(IDS[1], {"segment.ms": "500"}), Append(1, 0, 1)],
+        IdempotencyKey("k", b"f"),
+        HotMark("hot-1", 3),
+    )
+    spec = Spec(0, [chunk(4), chunk(1, topic_id=IDS[2])], [good, bad, good])
+    ((first, refused, second),) = applied(state, spec)
+    assert [one.placements[0].base_offset for one in (first, second)] == [before, before + 2]
+    assert isinstance(refused.refusal, UnknownTopic)
+    assert state.topic("beta").configs == {}
+    assert state.idempotency_record("k") is None
+    assert state.hot_logs == {"hot-1": 3}  # spent, though: a recovery does not bring it up again
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        [DeleteTopic(IDS[0]), Append(0, 0, 1)],
+        [DeleteTopic(IDS[0]), DeleteTopic(IDS[0])],
+        [DeleteTopic(IDS[0]), AlterTopic(IDS[0], {})],
+        [DeleteTopic(IDS[0]), AddPartitions(IDS[0], 9)],
+        [DeleteTopic(IDS[0]), Sealed(IDS[0], 0, 1)],
+        [CreateTopic("new", "d" * 32, 1, {}), CreateTopic("new", "e" * 32, 1, {})],
+        [CreateTopic("new", "d" * 32, 1, {}), CreateTopic("newer", "d" * 32, 1, {})],
+    ],
+    ids=repr,
+)
+def test_i4_a_commit_whose_actions_hinder_each_other_is_refused_whole(poison) -> None:
+    """Were it to fail in the middle, no broker could ever get past its entry."""
+    state = with_records(4)
+    seq, before = state.seq, [copy.deepcopy(topic) for topic in state.topics.values()]
+    ((outcome,),) = applied(state, Spec(0, [chunk(1)], [Commit(b"", poison)]))
+    assert outcome.refusal is not None
+    assert state.seq == seq + 1
+    assert list(state.topics.values()) == before
+
+
+def test_log_append_time_is_the_entrys() -> None:
+    state = with_records(1)
+    log_append = {"message.timestamp.type": "LogAppendTime"}
+    applied(
+        state,
+        Spec(50, [], [Commit(b"", [AlterTopic(IDS[0], log_append)])]),
+        appending((0, 0, 1), at_ms=60, chunks=[chunk(1)]),
+        Spec(70, [], [Commit(b"", [AlterTopic(IDS[0], {"message.timestamp.type": None})])]),
+        appending((0, 0, 1), at_ms=80, chunks=[chunk(1)]),
+    )
+    assert [run.append_ms for run in state.partition("alpha", 0).tail] == [-1, 60, -1]
+
+
+def test_i10_keys_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "KEYS_MAX", 5)
+    state = with_records()
+    for i in range(20):
+        commit = Commit(b"", [Append(0, 0, 1)], IdempotencyKey(str(i), b"f"))
+        applied(state, Spec(i, [chunk(1)], [commit]))
+    applied(state, Spec(20, [], []))
+    assert [i for i in range(20) if state.idempotency_record(str(i))] == list(range(15, 20))

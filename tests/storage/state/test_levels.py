@@ -1,0 +1,139 @@
+"""The level of the format in the cluster state: raised by one entry, and by no other (FORMAT 8)."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.storage.state.test_cluster_state import (
+    FIRST,
+    IDS,
+    Spec,
+    appending,
+    applied,
+    chunk,
+    encoded,
+    histories,
+    random_histories,
+)
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.actions import Chunk, DeleteTopic
+from tidelog.storage.core.entry import Commit, Decoded, Entry
+from tidelog.storage.core.errors import Corrupt, NewerLevel
+from tidelog.storage.state.cluster_state import ClusterState
+
+
+@pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
+def test_a_checkpoint_of_another_level_is_refused(level: int) -> None:
+    raw = msgspec.msgpack.decode(ClusterState("c", level).encode())
+    assert raw[0] == level
+    with pytest.raises(Corrupt, match="it has level 0 of the format"):
+        ClusterState.decode(msgspec.msgpack.encode([0, *raw[1:]]), "checkpoints/7")
+    # Whatever else it has: a newer version may have changed all of it.
+    for newer in ([levels.NEWEST + 1, *raw[1:]], [levels.NEWEST + 1], [2**40, {"x": [None]}]):
+        with pytest.raises(NewerLevel, match="it needs a newer tidelog"):
+            ClusterState.decode(msgspec.msgpack.encode(newer), "checkpoints/7")
+
+
+@pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
+def test_an_element_that_a_checkpoints_level_does_not_have_is_corrupt(level: int) -> None:
+    state = ClusterState("c", level)
+    applied(state, FIRST, appending((0, 0, 1), chunks=[chunk(1)]))
+    for at in ((), (5, 0), (5, 0, 4, 0), (5, 0, 4, 0, 4, 0)):
+        raw = msgspec.msgpack.decode(state.encode())
+        if not at:
+            raw += [None, None, None, [], None, [0, []]][len(raw) - 9 :]
+        part = raw
+        for index in at:
+            part = part[index]
+        part.append("new")
+        with pytest.raises(Corrupt, match="does not decode"):
+            ClusterState.decode(msgspec.msgpack.encode(raw), "checkpoints/7")
+
+
+def raising(state: ClusterState, level: int, **changed: object) -> Decoded:
+    """The next entry, which has nothing but another level."""
+    seq = state.seq + 1
+    entry = Entry(level, seq, state.hash, b"id", "b", 5, [], [])
+    header, _ = entries.encode_header(msgspec.structs.replace(entry, **changed))
+    return entries.decode(header, keys.wal(seq), seq=seq, previous=state.hash)
+
+
+def test_an_entry_without_commits_raises_the_level_by_one() -> None:
+    state = ClusterState("c", levels.FIRST)
+    applied(state, FIRST)
+    before = msgspec.msgpack.decode(state.encode())
+    assert state.apply(raising(state, 2), keys.wal(2)) == ([], [], set())
+    assert (state.level, state.seq, state.time_ms) == (2, 2, 5)
+    after = msgspec.msgpack.decode(state.encode())
+    assert after == [
+        2,
+        "c",
+        2,
+        state.hash,
+        5,
+        *before[5:],
+        None,
+        None,
+        None,
+        [],
+        None,
+        [0, [["b", 5, 0]]],
+    ]
+    again = ClusterState.decode(state.encode(), "checkpoints/2")
+    assert (again.level, again.encode()) == (2, state.encode())
+    applied(again, appending((0, 0, 1), chunks=[chunk(1)]))
+    assert again.partition("alpha", 0).high_watermark == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "level", "changed"),
+    [
+        (1, 2, {"commits": [Commit(b"", [])]}),
+        (1, 2, {"commits": [Commit(b"", [DeleteTopic(IDS[0])])]}),
+        (1, 2, {"chunks": [Chunk(IDS[0], 0, 0, 90, 1, 1, 0, 5, True, "", 90)]}),
+        (2, 1, {}),
+        (2, 1, {"commits": [Commit(b"", [])]}),
+    ],
+    ids=["a commit", "an action", "a chunk", "lower", "lower, a commit"],
+)
+def test_no_other_entry_changes_the_level(before: int, level: int, changed: dict) -> None:
+    state = ClusterState("c", before)
+    applied(state, FIRST)
+    body = state.encode()
+    with pytest.raises(Corrupt, match=f"it has level {level} in a cluster of {before}"):
+        state.apply(raising(state, level, **changed), keys.wal(2))
+    assert state.encode() == body
+
+
+def test_a_jump_of_two_levels_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "NEWEST", 3)
+    state = ClusterState("c", levels.FIRST)
+    applied(state, FIRST)
+    body = state.encode()
+    with pytest.raises(Corrupt, match="it has level 3 in a cluster of 1"):
+        state.apply(raising(state, 3), keys.wal(2))
+    assert state.encode() == body
+    state.apply(raising(state, 2), keys.wal(2))
+    state.apply(raising(state, 3), keys.wal(3))
+    assert state.level == 3
+
+
+@given(histories, st.integers(0, 30))
+@random_histories
+def test_the_level_changes_nothing_else(history: list[Spec], at: int) -> None:
+    """A cluster that was raised to level 2 has the content of one that began at it."""
+    raised, newest = ClusterState("c", levels.FIRST), ClusterState("c")
+    for number, spec in enumerate(history):
+        spec = spec._replace(at_ms=number)
+        if number == min(at, len(history) - 1):
+            for state in (raised, newest):
+                state.apply(raising(state, 2, at_ms=state.time_ms), keys.wal(state.seq + 1))
+        outcomes = [  # without the lengths of headers, which are in the positions of chunks
+            state.apply(encoded(state, spec)._replace(body_start=0), "wal/x").outcomes
+            for state in (raised, newest)
+        ]
+        assert str(outcomes[0]) == str(outcomes[1])
+    raised.level, raised.hash = newest.level, newest.hash
+    assert raised.encode() == newest.encode()

@@ -1,0 +1,292 @@
+"""One flipped bit in a stored object: each reader finds it and never serves it.
+
+Small objects byte by byte, one bit of each; pure decoders bit by bit. A reader raises Corrupt, by
+the object's name, or gives exactly what was written: if no reader uses the bit.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.support.faults import _catalogs
+from tests.support.logs import COLD, append, closing, opened, read_table
+from tests.support.vloop import run
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import Corrupt, LogError
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+from tidelog.storage.read.plan import SegmentRange, TailRange
+from tidelog.storage.read.splits import SliceReader
+from tidelog.storage.tables import segment as segments
+from tidelog.storage.wal import chain
+
+Read = Callable[[], Awaitable[Any]]
+VALUES = ["a", "bb", '{"c":3}', "d" * 20]
+
+
+class Flipping(MemoryStore):
+    """The objects of `inner` as they are read from a disk on which one bit of one is wrong."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(now_ms=inner.now_ms)
+        self._objects = inner._objects
+        _catalogs[self] = _catalogs.setdefault(inner, {})
+        self.key = ""
+        self.byte = 0
+
+    async def get(self, key: str) -> bytes:
+        return self._as_read(key, await super().get(key), 0)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._as_read(key, await super().get_range(key, start, length), start)
+
+    def _as_read(self, key: str, body: bytes, start: int) -> bytes:
+        at = self.byte - start
+        if key != self.key or not 0 <= at < len(body):
+            return body
+        return flipped(body, at * 8 + self.byte % 8)
+
+    async def outcomes(self, key: str, read: Read, every: Iterable[int]) -> dict[int, Any]:
+        """Return the outcome of `read` with each of these bytes of `key` wrong."""
+        found: dict[int, Any] = {}
+        self.key = key
+        for self.byte in every:
+            try:
+                found[self.byte] = await read()
+            except LogError as error:
+                found[self.byte] = error
+        self.key = ""
+        return found
+
+
+def flipped(body: bytes, bit: int) -> bytes:
+    """One bit of it is wrong."""
+    at = bit // 8
+    return body[:at] + bytes([body[at] ^ 1 << bit % 8]) + body[at + 1 :]
+
+
+def each_bit(body: bytes) -> Iterator[bytes]:
+    return (flipped(body, bit) for bit in range(8 * len(body)))
+
+
+async def with_both_tiers(inner: MemoryStore) -> tuple[str, Any]:
+    """A topic of two partitions, a segment and two runs; the segment's key, partition 0's run."""
+    log = await opened(inner)
+    async with closing(log):
+        await log.create_topic("t", 2, {})
+        await append(log, *VALUES)
+        await log.seal("t", [0])
+        await append(log, *VALUES)
+        await append(log, *VALUES, partition=1)
+        await log.wal.checkpoint()
+        topic = log.state.topic("t")
+        (key,) = [key for key in inner._objects if key.endswith(".parquet")]
+        return key, topic.partitions[0].tail[0]
+
+
+def size_of(store: MemoryStore, key: str) -> int:
+    return len(store._objects[key][0])
+
+
+def check_all(found: dict[int, Any], key: str, right: Any, unread: Iterable[int] = ()) -> None:
+    """Corrupt with the place; or right, in bytes that no reader uses."""
+    for byte, outcome in found.items():
+        if isinstance(outcome, Corrupt):
+            assert outcome.key == key, byte
+        else:
+            assert byte in unread, byte
+            assert outcome == right, byte
+
+
+def unread_of(body: bytes, key: str) -> set[int]:
+    """The bytes of a segment that no reader uses: its first magic, and the page index."""
+    footer = segments.read_footer(body, len(body), key)
+    covered = set(range(len(body) - segments.footer_length(body, key), len(body)))
+    for group in footer.groups:
+        covered.update(range(group.start, group.start + group.length))
+    return set(range(len(body))) - covered
+
+
+def test_a_segment_with_a_flipped_bit_is_not_served() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        key, _ = await with_both_tiers(inner)
+        store = Flipping(inner)
+        cold = await opened(store, COLD)
+        async with closing(cold):
+
+            async def read() -> pa.Table:
+                return await read_table(cold)
+
+            right = await read()
+            assert right.num_rows == 2 * len(VALUES)
+            body = inner._objects[key][0]
+            found = await store.outcomes(key, read, range(len(body)))
+            check_all(found, key, right, unread_of(body, key))
+            await others_go_on(store, cold, key)
+
+    run(main)
+
+
+def test_a_chunk_with_a_flipped_bit_is_not_served() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        _, held = await with_both_tiers(inner)
+        store = Flipping(inner)
+        cold = await opened(store, COLD)
+        async with closing(cold):
+
+            async def read() -> pa.Table:
+                return await read_table(cold)
+
+            right = await read()
+            chunk = range(held.position, held.position + held.size)
+            found = await store.outcomes(held.object_key, read, chunk)
+            check_all(found, held.object_key, right)
+            await others_go_on(store, cold, held.object_key)
+
+    run(main)
+
+
+async def others_go_on(store: Flipping, log: Log, key: str) -> None:
+    """Partition 1 has nothing in the object, and is read."""
+    store.key, store.byte = key, size_of(store, key) // 2
+    with pytest.raises(Corrupt):
+        await read_table(log)
+    assert (await read_table(log, partition=1)).num_rows == len(VALUES)
+    store.key = ""
+
+
+def test_sparks_reader_serves_no_flipped_bit() -> None:
+    """The data source's executors read slices of segments and runs by themselves."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        key, held = await with_both_tiers(inner)
+        store = Flipping(inner)
+        columns = ["offset", "key", "value", "timestamp"]
+        size, count = size_of(inner, key), len(VALUES)
+        segment = SegmentRange("t", 0, False, key, size, 0, count, size)
+        tail = TailRange("t", 0, False, held, held.base_offset, held.end_offset, held.size)
+
+        def reading(one: Any) -> Read:
+            async def read() -> list[dict[str, Any]]:
+                fetched = await SliceReader(store).fetch(one)
+                return [row for batch in fetched.batches(columns) for row in batch.to_pylist()]
+
+            return read
+
+        right = await reading(segment)()
+        assert [row["value"] for row in right] == [value.encode() for value in VALUES]
+        body = inner._objects[key][0]
+        found = await store.outcomes(key, reading(segment), range(size))
+        check_all(found, key, right, unread_of(body, key))
+        chunk = range(held.position, held.position + held.size)
+        found = await store.outcomes(held.object_key, reading(tail), chunk)
+        check_all(found, held.object_key, await reading(tail)())
+
+    run(main)
+
+
+def test_an_entry_with_a_flipped_bit_is_not_replayed() -> None:
+    """Neither applied, nor taken for the end of the log: that would be to lose all after it."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        await with_both_tiers(inner)
+        for key in [key for key in inner._objects if key.startswith(keys.CHECKPOINTS)]:
+            await inner.delete([key])
+        numbers = [seq for key in inner._objects if (seq := keys.seq_of(key)) is not None]
+        store = Flipping(inner)
+
+        async def replay() -> bytes:
+            log = await opened(store, COLD)
+            async with closing(log):
+                return log.state.encode()
+
+        right = await replay()
+        for seq in (1, 2, max(numbers)):
+            key = keys.wal(seq)
+            header = entries.header_length(inner._objects[key][0], key)
+            found = await store.outcomes(key, replay, range(header))
+            check_all(found, key, right)
+
+    run(main)
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_passed_over() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        await with_both_tiers(inner)
+        store = Flipping(inner)
+
+        async def load() -> bytes:
+            log = await opened(store, COLD)
+            async with closing(log):
+                return log.state.encode()
+
+        right = await load()
+        key = max(key for key in inner._objects if key.startswith(keys.CHECKPOINTS))
+        found = await store.outcomes(key, load, range(0, size_of(inner, key), 7))
+        assert all(outcome == right for outcome in found.values())
+
+    run(main)
+
+
+# -- bit by bit
+
+
+def test_every_bit_of_an_entry_s_header_counts(both_tiers: MemoryStore) -> None:
+    key = keys.wal(2)
+    body = both_tiers._objects[key][0]
+    header = body[: entries.header_length(body, key)]
+    for wrong in each_bit(header):
+        with pytest.raises(Corrupt):
+            entries.decode(wrong, key, seq=2, previous=None)
+
+
+def test_every_bit_of_a_checkpoint_counts(both_tiers: MemoryStore) -> None:
+    key = max(key for key in both_tiers._objects if key.startswith(keys.CHECKPOINTS))
+    body = both_tiers._objects[key][0]
+    state = chain.decode_checkpoint(body, key, "c0ffee")
+    assert state.topics
+    for wrong in each_bit(body):
+        with pytest.raises(Corrupt):
+            chain.decode_checkpoint(wrong, key, "c0ffee")
+
+
+def test_every_bit_of_a_chunk_counts(both_tiers: MemoryStore) -> None:
+    key = max(key for key in both_tiers._objects if key.startswith(keys.CHECKPOINTS))
+    state = chain.decode_checkpoint(both_tiers._objects[key][0], key, "c0ffee")
+    held = state.topic("t").partitions[0].tail[0]
+    body = both_tiers._objects[held.object_key][0][held.position : held.position + held.size]
+    assert held.decode(body).num_rows == held.rows
+    for wrong in each_bit(body):
+        with pytest.raises(Corrupt):
+            held.decode(wrong)
+
+
+def test_every_bit_of_a_segment_s_footer_counts() -> None:
+    """Its statistics and places of pages with it: all that readers use of a footer."""
+    rows = chunks.Rows([5, 6], [b"k", None], [b"v", b"w"])
+    batch = chunks.with_offsets(chunks.batch_of_rows([rows]), 3)
+    body = segments.write([batch], codec="zstd", is_json=False).body.to_pybytes()
+    tail = body[-segments.footer_length(body, "s") :]
+    for wrong in each_bit(tail):
+        with pytest.raises(Corrupt):
+            segments.read_footer(wrong, len(body), "s")
+
+
+@pytest.fixture
+def both_tiers() -> MemoryStore:
+    store = MemoryStore()
+
+    async def main() -> None:
+        await with_both_tiers(store)
+
+    run(main)
+    return store

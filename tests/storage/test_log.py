@@ -1,0 +1,426 @@
+"""The log as one: what is appended is read, by everyone, in one dense run over both tiers."""
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.logs import (
+    COLD,
+    MANUAL,
+    append,
+    closing,
+    opened,
+    read_table,
+    read_values,
+    store_of,
+)
+from tests.support.records import TIME_MS, rows
+from tests.support.vloop import run
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.core.errors import (
+    IdempotencyMismatch,
+    InvalidConfig,
+    InvalidRequest,
+    OffsetOutOfRange,
+    TopicExists,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import LogSettings
+from tidelog.storage.read.reader import ReaderSettings
+
+MIXED = LogSettings(
+    is_sealing=False,
+    tail_cache_bytes=3000,
+    reader=ReaderSettings(chunk_cache_bytes=3000, segment_cache_bytes=20_000),
+)
+"""A little of everything is in memory, and never what is asked for."""
+
+
+@contextlib.asynccontextmanager
+async def brokers(count: int, settings: LogSettings = MANUAL, *, partitions: int = 3):
+    """Brokers on one store in memory; the first creates the topic "t" unless `partitions` is 0."""
+    inner = MemoryStore()
+    logs = [await opened(inner, settings)]
+    if partitions:
+        await logs[0].create_topic("t", partitions, {})
+    logs += [await opened(inner, settings) for _ in range(count - 1)]
+    async with closing(*logs):
+        yield logs
+
+
+# -- one run over both tiers
+
+
+@pytest.mark.parametrize("settings", [MANUAL, COLD, MIXED], ids=["warm", "cold", "mixed"])
+@pytest.mark.parametrize("seed", range(3))
+def test_i2_i7_two_tiers_read_as_one_dense_run(seed: int, settings: LogSettings) -> None:
+    """Appends, seals and reads at random, on two brokers, against a list for each partition."""
+
+    async def main() -> None:
+        draws = random.Random(seed)
+        model: list[list[str]] = [[], [], []]
+        async with brokers(2, settings) as logs:
+            for step in range(120):
+                log = draws.choice(logs)
+                number = draws.randrange(3)
+                match draws.choice(["append"] * 4 + ["seal", "read", "read", "read", "read"]):
+                    case "append":
+                        made = [f"{step}.{i}" * draws.choice([1, 30]) for i in range(3)]
+                        made = made[: draws.randrange(1, 4)]
+                        placed = await append(log, *made, partition=number)
+                        assert placed == [("t", number, len(model[number]), len(made))]
+                        model[number] += made
+                    case "seal":
+                        await log.wal.refresh()
+                        await log.seal("t", draws.choice([None, [number], [0, 1]]))
+                    case "read":
+                        offset = draws.randrange(len(model[number]) + 1)
+                        bytes_max = draws.choice([1, 50, 1000, 1 << 20])
+                        found = await read_values(
+                            log, partition=number, offset=offset, bytes_max=bytes_max
+                        )
+                        assert found == model[number][offset:]
+            for log in logs:
+                await log.wal.refresh()
+                for number in range(3):
+                    assert await read_values(log, partition=number) == model[number]
+            assert logs[0].state.encode() == logs[1].state.encode()
+            sealed = [held.sealed_end for _, _, held in logs[0].state.partitions()]
+            assert max(sealed) > 0
+
+    run(main)
+
+
+def test_an_answer_is_about_as_large_as_asked_for_and_has_a_record() -> None:
+    async def main() -> None:
+        async with brokers(1) as (log,):
+            await append(log, *["x" * 100] * 10)
+            await log.seal("t")
+            await append(log, *["y" * 100] * 10)
+            for bytes_max, count in [(0, 0), (1, 1), (99, 1), (100, 1), (250, 2), (1500, 15)]:
+                fetched = await log.fetch("t", 0, 0, bytes_max=bytes_max)
+                assert sum(piece.batch.num_rows for piece in fetched.pieces) == count
+                assert fetched.next_offset == count
+                assert (fetched.log_start_offset, fetched.high_watermark) == (0, 20)
+
+    run(main)
+
+
+def test_records_come_back_as_they_were_given() -> None:
+    async def main() -> None:
+        given = Rows(
+            [TIME_MS, TIME_MS - 5, 0],
+            [b"k", None, b""],
+            [b"\x00\xff", b"", None],
+            [[("h", b"1"), ("h", None)], None, []],
+        )
+        async with brokers(1) as (log,):
+            await log.append(log.state.topic("t"), [(1, given)], size=10, is_json=False)
+            for _ in range(2):
+                for settings in (MANUAL, COLD):
+                    reader = await opened(store_of(log).inner, settings)
+                    async with closing(reader):
+                        (row, *others) = (await read_table(reader, partition=1)).to_pylist()
+                    assert row["headers"] == [
+                        {"key": "h", "value": b"1"},
+                        {"key": "h", "value": None},
+                    ]
+                    assert [row["key"], *(other["key"] for other in others)] == given.keys
+                    assert [row["value"], *(other["value"] for other in others)] == given.values
+                    stamps = [int(each["timestamp"].timestamp() * 1000) for each in (row, *others)]
+                    assert stamps == given.timestamps
+                    assert [other["headers"] for other in others] == [None, []]
+                await log.seal("t")
+
+    run(main)
+
+
+def test_i3_right_after_the_ack_every_broker_reads_it() -> None:
+    async def main() -> None:
+        async with brokers(2) as (first, second):
+            for i in range(5):
+                await append(first, str(i))
+                fetched = await second.fetch("t", 0, i, bytes_max=100)
+                assert fetched.high_watermark == i + 1
+                held = await first.offsets("t", 0)
+                assert held.high_watermark == i + 1
+                await append(second, "other", partition=1)
+                assert (await first.offsets("t", 1)).high_watermark == i + 1
+
+    run(main)
+
+
+def test_i3_a_topic_and_its_growth_are_known_to_every_broker_at_once() -> None:
+    async def main() -> None:
+        async with brokers(2, partitions=0) as (first, second):
+            await first.create_topic("t", 1, {})
+            await append(first, "a")
+            assert (await second.fetch("t", 0, 0, bytes_max=100)).next_offset == 1
+            await first.add_partitions("t", 2)
+            await append(first, "b", partition=1)
+            assert (await second.fetch("t", 1, 0, bytes_max=100)).next_offset == 1
+            with pytest.raises(UnknownTopic):
+                await second.fetch("u", 0, 0, bytes_max=1)
+            with pytest.raises(UnknownPartition):
+                await second.fetch("t", 2, 0, bytes_max=1)
+            await first.create_topic("u", 1, {})
+            await second.alter_topic("u", {"segment.ms": "500"})
+            await first.create_topic("v", 1, {})
+            await second.add_partitions("v", 3)
+            await first.create_topic("w", 1, {})
+            await second.delete_topic("w")
+            await first.create_topic("w", 2, {})
+
+    run(main)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("offset", [-1, 4, 10**18])
+def test_an_offset_out_of_range_error_has_the_range(offset: int, sealed: bool) -> None:
+    async def main() -> None:
+        async with brokers(1) as (log,):
+            await append(log, "a", "b", "c")
+            if sealed:
+                await log.seal("t")
+            with pytest.raises(OffsetOutOfRange) as caught:
+                await log.fetch("t", 0, offset, bytes_max=100, wait_s=10)
+            assert (caught.value.log_start_offset, caught.value.high_watermark) == (0, 3)
+            assert asyncio.get_running_loop().time() < 1
+
+    run(main)
+
+
+# -- long polls
+
+
+def test_a_long_poll_wakes_at_once_and_only_for_its_partition() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with brokers(1) as (log,):
+            polls = [
+                asyncio.create_task(log.fetch("t", number, 0, bytes_max=100, wait_s=60))
+                for number in (0, 0, 1)
+            ]
+            await asyncio.sleep(7)
+            await append(log, "a")
+            for poll in polls[:2]:
+                fetched = await poll
+                assert fetched.pieces[0].batch.column("value").to_pylist() == [b"a"]
+            assert loop.time() == pytest.approx(7)
+            assert not polls[2].done()
+            empty = await polls[2]
+            assert loop.time() == pytest.approx(60)
+            assert (empty.pieces, empty.next_offset) == ([], 0)
+            assert not log._waiting
+
+    run(main)
+
+
+def test_a_long_poll_sees_what_another_broker_commits() -> None:
+    async def main() -> None:
+        async with brokers(2) as (first, second):
+            poll = asyncio.create_task(second.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+            await asyncio.sleep(7)
+            await append(first, "a")
+            assert (await poll).next_offset == 1
+            assert asyncio.get_running_loop().time() <= 8.1  # the poll interval
+
+    run(main)
+
+
+def test_a_poller_that_goes_away_leaves_nothing() -> None:
+    async def main() -> None:
+        async with brokers(1) as (log,):
+            poll = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+            await asyncio.sleep(1)
+            poll.cancel()
+            await asyncio.sleep(1)
+            assert not log._waiting
+
+    run(main)
+
+
+def test_i3_reloaded_view_sends_no_poller_out_of_range() -> None:
+    """A consumer would begin at the other end of the log."""
+
+    async def main() -> None:
+        async with brokers(2) as (log, other):
+            await log.wal.checkpoint()
+            for i in range(40):
+                await append(log, str(i))
+            poll = asyncio.create_task(log.fetch("t", 0, 40, bytes_max=100, wait_s=60))
+            await asyncio.sleep(0.5)
+            store_of(log).latency = lambda _: 0.1
+            assert isinstance(log.clock, ManualClock)
+            log.clock.advance(700)
+            for _ in range(30):
+                fetched = await log.fetch("t", 0, 40, bytes_max=100)
+                assert fetched.high_watermark == 40
+            assert log.wal.counters.void >= 1
+            fetched = await poll
+            assert fetched.high_watermark == 40
+            await append(other, "after")
+            assert await read_values(log, offset=40) == ["after"]
+
+    run(main)
+
+
+def test_a_drained_broker_sends_its_pollers_to_another() -> None:
+    async def main() -> None:
+        async with brokers(1) as (log,):
+            poll = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+            await asyncio.sleep(1)
+            log.drain()
+            with pytest.raises(Unavailable):
+                await poll
+            assert asyncio.get_running_loop().time() < 2
+
+    run(main)
+
+
+def test_a_topic_that_is_deleted_is_unknown_to_all_and_another_may_have_its_name() -> None:
+    async def main() -> None:
+        async with brokers(2) as (first, second):
+            await append(first, "a", "b")
+            await first.seal("t")
+            await append(first, "c")
+            poll = asyncio.create_task(second.fetch("t", 0, 3, bytes_max=100, wait_s=5))
+            await asyncio.sleep(0.1)
+            await first.delete_topic("t")
+            with pytest.raises(UnknownTopic):
+                await first.fetch("t", 0, 0, bytes_max=100)
+            with pytest.raises(UnknownTopic):
+                await poll
+            assert first.tail.bytes == 0
+            await first.create_topic("t", 1, {})
+            await append(first, "new")
+            await second.wal.refresh()
+            for log in (first, second):
+                assert await read_values(log) == ["new"]
+
+    run(main)
+
+
+# -- requests
+
+
+def test_i4_keyed_request_is_stored_once_at_any_broker() -> None:
+    async def main() -> None:
+        key = IdempotencyKey("k", b"f", 3)
+        async with brokers(2) as logs:
+            for log in (*logs, *logs):
+                await log.wal.refresh()
+                parts = [(2, rows("a")), (0, rows("b", "c"))]
+                placed = await log.append(
+                    log.state.topic("t"), parts, size=3, is_json=False, key=key
+                )
+                assert placed == [("t", 2, 0, 1), ("t", 0, 0, 2)]
+            other = IdempotencyKey("k", b"g", 3)
+            with pytest.raises(IdempotencyMismatch):
+                await logs[0].append(
+                    logs[0].state.topic("t"), parts, size=3, is_json=False, key=other
+                )
+            assert await read_values(logs[1]) == ["b", "c"]
+
+    run(main)
+
+
+def test_an_invalid_request_is_refused_without_harm_to_others() -> None:
+    """It fails no other request's flush, and not the writer."""
+
+    async def main() -> None:
+        empty = chunks.batch_of_rows([rows("x")]).slice(0, 0)
+        async with brokers(1) as (log,):
+            topic = log.state.topic("t")
+            for parts, error in [
+                ([(3, rows("x"))], UnknownPartition),
+                ([(-1, rows("x"))], UnknownPartition),
+                ([(0, rows())], InvalidRequest),
+                ([(0, rows("x")), (1, empty)], InvalidRequest),
+            ]:
+                beside = asyncio.create_task(append(log, "beside", partition=2))
+                with pytest.raises(error):
+                    await log.append(topic, parts, size=1, is_json=False)
+                await beside
+            assert await read_values(log, partition=2) == ["beside"] * 4
+
+    run(main)
+
+
+def test_topics_are_checked_before_anything_is_written() -> None:
+    async def main() -> None:
+        async with brokers(1) as (log,):
+            seq = log.state.seq
+            for name, partitions, configs, error in [
+                ("t", 1, {}, TopicExists),
+                ("..", 1, {}, InvalidRequest),
+                ("a b", 1, {}, InvalidRequest),
+                ("u", 0, {}, InvalidRequest),
+                ("u", 10_001, {}, InvalidRequest),
+                ("u", 1, {"retention": "1"}, InvalidConfig),
+                ("u", 1, {"retention.ms": "soon"}, InvalidConfig),
+            ]:
+                with pytest.raises(error):
+                    await log.create_topic(name, partitions, configs)
+            with pytest.raises(InvalidRequest):
+                await log.add_partitions("t", 2)
+            assert await log.create_topic("u", 1, {}, validate_only=True) is None
+            assert "u" not in log.state.topics
+            assert log.state.seq - seq <= 1
+            await log.alter_topic("t", {"segment.ms": "500"})
+            assert log.state.config(log.state.topic("t")).segment_ms == 500
+            await log.alter_topic("t", {"segment.ms": None})
+            assert log.state.topic("t").configs == {}
+
+    run(main)
+
+
+def test_i10_nothing_is_held_of_topics_that_another_broker_deleted() -> None:
+    """H1: manifests and cached records of each topic that this broker had read."""
+
+    async def main() -> None:
+        async with brokers(2, partitions=0) as (first, second):
+            for i in range(6):
+                configs = {"cleanup.policy": "compact"} if i % 2 else {}
+                topic = await first.create_topic(f"t{i}", 1, configs)
+                assert topic is not None
+                await append(first, "a", topic=topic.name)
+                await first.seal(topic.name)
+                await append(first, "b", topic=topic.name)
+                assert await read_values(second, topic=topic.name) == ["a", "b"]
+                assert len(second.tables) == 1
+                await first.delete_topic(topic.name)
+                await second.wal.refresh()
+                assert not second.tail.bytes
+                for log in (first, second):
+                    assert not len(log.tables)
+                    await log.tables.of(topic)  # a seal or a fetch that began before
+                    assert not len(log.tables)
+
+    run(main)
+
+
+def test_i10_nothing_is_held_of_topics_deleted_while_the_view_was_expired() -> None:
+    async def main() -> None:
+        async with brokers(2, partitions=0) as (first, second):
+            for name in ("t", "kept"):
+                await first.create_topic(name, 1, {})
+                await append(first, "a", topic=name)
+                await first.seal(name)
+                assert await read_values(second, topic=name) == ["a"]
+            await first.delete_topic("t")
+            await first.wal.checkpoint()
+            assert isinstance(second.clock, ManualClock)
+            second.clock.advance(second.wal.view_age_max_s + 1)
+            await second.wal.ensure_view()
+            assert len(second.tables) == 1
+
+    run(main)

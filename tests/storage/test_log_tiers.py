@@ -1,0 +1,454 @@
+"""The two tiers of a log: times, splits, seals beside readers, objects that are damaged (I7)."""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.faults import Fault, Script
+from tests.support.logs import (
+    COLD,
+    MANUAL,
+    append,
+    closing,
+    opened,
+    read_table,
+    read_values,
+    store_of,
+)
+from tests.support.records import TIME_MS
+from tests.support.vloop import run
+from tidelog.storage.core import keys
+from tidelog.storage.core.actions import Sealed
+from tidelog.storage.core.errors import Corrupt, Unavailable
+from tidelog.storage.core.model import Acks, SegmentFile
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.tables import segment as segments
+from tidelog.storage.tables.manifest import seal_app_id
+from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.sealer import SealerSettings
+
+
+async def with_topic(
+    inner: MemoryStore, settings: LogSettings = MANUAL, partitions: int = 2, **configs: str
+) -> Log:
+    log = await opened(inner, settings)
+    named = {name.replace("_", "."): value for name, value in configs.items()}
+    await log.create_topic("t", partitions, named)
+    return log
+
+
+async def segments_of(log: Log, partition: int = 0) -> list[SegmentFile]:
+    table = await log.tables.of(log.state.topic("t"))
+    await table.refresh()
+    return list(await table.segments(partition))
+
+
+def stamps_of(table) -> list[int]:
+    return [int(stamp.timestamp() * 1000) for stamp in table.column("timestamp").to_pylist()]
+
+
+# -- times
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_offset_of_a_time_is_found_as_by_a_scan(seed: int) -> None:
+    """Timestamps of producers go back and forth; segments, chunks and the tail hold any of them."""
+
+    async def main() -> None:
+        draws = random.Random(seed)
+        inner = MemoryStore()
+        log = await with_topic(inner, draws.choice([MANUAL, COLD]))
+        stamps: list[int] = []
+        async with closing(log):
+            for _ in range(25):
+                made = [draws.randrange(1000) for _ in range(draws.randrange(1, 6))]
+                await append(log, *map(str, made), timestamps=made)
+                stamps += made
+                if draws.random() < 0.2:
+                    await log.seal("t")
+            for wanted in [*range(-1, 1002, 13), *sorted(stamps)[-5:]]:
+                naive = next((at for at, stamp in enumerate(stamps) if stamp >= wanted), None)
+                assert await log.offset_for_timestamp("t", 0, wanted) == naive
+            assert await log.offset_for_timestamp("t", 1, 0) is None
+
+    run(main)
+
+
+@pytest.mark.parametrize("settings", [MANUAL, COLD], ids=["warm", "cold"])
+def test_append_time_is_the_same_in_every_tier(settings: LogSettings) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await with_topic(inner, settings, message_timestamp_type="LogAppendTime")
+        async with closing(log):
+            for _ in range(3):
+                await append(log, "a", "b", timestamps=[5, 1])
+                await asyncio.sleep(1)
+            before = stamps_of(await read_table(log))
+            assert before == [TIME_MS + at for at in (0, 0, 1000, 1000, 2000, 2000)]
+            for wanted, offset in [(0, 0), (TIME_MS + 1, 2), (TIME_MS + 2000, 4)]:
+                assert await log.offset_for_timestamp("t", 0, wanted) == offset
+            await log.seal("t", [0])
+            assert stamps_of(await read_table(log)) == before
+            for wanted, offset in [(0, 0), (TIME_MS + 1, 2), (TIME_MS + 2000, 4)]:
+                assert await log.offset_for_timestamp("t", 0, wanted) == offset
+            assert await log.offset_for_timestamp("t", 0, TIME_MS + 2001) is None
+            reader = await opened(inner, COLD)
+            async with closing(reader):
+                assert stamps_of(await read_table(reader)) == before
+
+    run(main)
+
+
+@pytest.mark.parametrize("reads", range(1, 6))
+def test_i7_a_seal_while_a_time_is_looked_for_hides_nothing(reads: int) -> None:
+    """The tail is trimmed under the search, between any two of its reads."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await with_topic(inner, COLD)
+        async with closing(log):
+            for i in range(6):
+                await append(log, str(i), timestamps=[i])
+            store = store_of(log)
+            keys_read = [keys.wal(2 + i) for i in range(6)]
+            # All chunks look promising by their bounds; the last alone has the record.
+            for run_ in log.state.partition("t", 0).tail:
+                run_.timestamp_max = 100
+            gate = store.hold("get_range", keys_read[reads - 1])
+            topic = log.state.topic("t")
+            search = asyncio.create_task(log.reader.offset_for_timestamp(topic, 0, 5))
+            await gate.reached.wait()
+            seal = AppendRequest(log.clock.new_id(), (), 0, actions=[Sealed(topic.topic_id, 0, 4)])
+            await log.writer.append(seal, Acks.ALL)
+            gate.opened.set()
+            assert await search == 5
+
+    run(main)
+
+
+# -- sealing
+
+
+def test_a_large_tail_becomes_segments_of_their_size() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await with_topic(inner, segment_bytes="2000")
+        async with closing(log):
+            for i in range(50):
+                await append(log, *(f"{i}-{j}".rjust(100, ".") for j in range(3)))
+            before = await read_values(log)
+            assert await log.seal("t") == 150
+            files = await segments_of(log)
+            assert len(files) == 8
+            assert [file.base_offset for file in files] == [
+                0,
+                *(file.end_offset for file in files[:-1]),
+            ]
+            assert files[-1].end_offset == 150
+            assert sum(file.rows for file in files) == 150
+            assert log.state.partition("t", 0).tail == []
+            cold = await opened(inner, COLD)
+            async with closing(cold):
+                assert await read_values(cold) == before
+                assert await read_values(cold, offset=77, bytes_max=333) == before[77:]
+
+    run(main)
+
+
+def test_sealing_nothing_does_nothing() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await with_topic(inner)
+        async with closing(log):
+            seq = log.state.seq
+            assert await log.seal("t") == 0
+            await append(log, "a", partition=1)
+            assert await log.seal("t") == 1
+            assert await log.seal("t") == 0
+            assert await log.seal("t", [0]) == 0
+            assert log.state.seq == seq + 2
+            assert len(await segments_of(log, 1)) == 1
+
+    run(main)
+
+
+def test_what_is_appended_during_a_seal_stays_in_the_tail() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await with_topic(inner)
+        async with closing(log):
+            await append(log, "a", "b")
+            store_of(log).latency = lambda call: 5.0 if call.key.startswith("topics/") else 0.01
+            seal = asyncio.create_task(log.seal("t"))
+            await asyncio.sleep(1)
+            await append(log, "c", "d")
+            assert await seal == 2
+            held = log.state.partition("t", 0)
+            assert (held.sealed_end, held.high_watermark) == (2, 4)
+            assert await read_values(log) == ["a", "b", "c", "d"]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("configs", "tail_chunks_max"),
+    [
+        ({"segment_ms": "5000"}, 1000),
+        ({"segment_bytes": "4000"}, 1000),
+        ({}, 5),
+    ],
+    ids=["age", "size", "runs"],
+)
+def test_a_tail_that_is_old_large_or_in_many_pieces_is_sealed_by_itself(
+    configs: dict[str, str], tail_chunks_max: int
+) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        settings = LogSettings(sealer=SealerSettings(tail_chunks_max=tail_chunks_max))
+        log = await with_topic(inner, settings, **configs)
+        async with closing(log):
+            for i in range(4):
+                await append(log, str(i) * 10)
+            await asyncio.sleep(3)
+            assert log.state.partition("t", 0).sealed_end == 0
+            for i in range(3):
+                await append(log, str(i) * 2000)
+            await asyncio.sleep(3.5)
+            held = log.state.partition("t", 0)
+            assert (held.sealed_end, held.tail) == (7, [])
+            await append(log, "new")
+            await asyncio.sleep(2)
+            assert held.sealed_end == 7
+
+    run(main)
+
+
+def test_i7_sealers_that_race_seal_each_record_once() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        logs = [await with_topic(inner, partitions=4), await opened(inner), await opened(inner)]
+        draws = random.Random(5)
+        async with closing(*logs):
+            for log in logs:
+                store_of(log).latency = lambda _: draws.choice([0.01, 0.1, 0.5])
+            model: list[list[str]] = [[], [], [], []]
+            for step in range(12):
+                for number in range(4):
+                    made = f"{step}-{number}"
+                    await append(draws.choice(logs), made, partition=number)
+                    model[number].append(made)
+                await asyncio.gather(*(log.seal("t") for log in logs))
+            await asyncio.sleep(2)
+            for log in logs:
+                await log.seal("t")
+                for number in range(4):
+                    assert await read_values(log, partition=number) == model[number]
+            for number in range(4):
+                files = await segments_of(logs[0], number)
+                assert sum(file.rows for file in files) == len(model[number])
+            assert sum(log.sealer.counters.conflicts for log in logs) > 0
+
+    run(main)
+
+
+def test_another_sealer_that_goes_ahead_of_ours_is_no_damage() -> None:
+    """Ours has read the manifest; before it comes to a partition, another has sealed that, and our
+    view knows already."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        ours = await with_topic(inner)
+        other = await opened(inner)
+        async with closing(ours, other):
+            await append(ours, "a", partition=0)
+            await append(ours, "b", partition=1)
+            store = store_of(ours)
+            store.latency = lambda call: 60.0 if call.key.startswith("topics/") else 0.0
+            seal = asyncio.create_task(ours.seal("t"))
+            await asyncio.sleep(5)  # it uploads partition 0
+            await other.wal.refresh()
+            await other.seal("t", [1])
+            await asyncio.sleep(5)
+            assert ours.state.partition("t", 1).sealed_end == 1
+            await seal
+            store.latency = None
+            await ours.seal("t")
+            for number, value in enumerate("ab"):
+                assert ours.state.partition("t", number).tail == []
+                assert await read_values(ours, partition=number) == [value]
+
+    run(main)
+
+
+def test_a_topic_that_is_deleted_while_it_is_sealed_stops_no_sealer() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await with_topic(inner, LogSettings(sealer=SealerSettings(check_interval_s=0.5)))
+        await log.create_topic("u", 1, {"segment.ms": "100"})
+        async with closing(log):
+            await log.alter_topic("t", {"segment.ms": "100"})
+            await append(log, "a")
+            await append(log, "b", partition=1)
+            store_of(log).latency = lambda call: 1.0 if call.key.startswith("topics/") else 0.0
+            await asyncio.sleep(1.2)  # partition 0 is being uploaded
+            await log.delete_topic("t")
+            await append(log, "c", topic="u")
+            await asyncio.sleep(5)
+            assert log.state.partition("u", 0).sealed_end == 1
+            assert log.sealer.counters.failures <= 1
+            assert not any(task.done() for task in log._tasks)
+
+    run(main)
+
+
+def test_a_table_that_is_behind_the_wal_is_damage() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await with_topic(inner)
+        async with closing(log):
+            await append(log, "a", "b")
+            await log.seal("t")
+            await append(log, "c")
+            del store_of(log).tables[log.state.topic("t").prefix][1:]
+            with pytest.raises(Corrupt, match="_delta_log"):
+                await log.seal("t")
+            cold = await opened(inner, COLD)
+            async with closing(cold):
+                with pytest.raises(Corrupt, match="_delta_log"):
+                    await cold.fetch("t", 0, 0, bytes_max=100)
+                assert await read_values(cold, offset=2) == ["c"]
+
+    run(main)
+
+
+# -- gaps, as key compaction leaves them
+
+
+@pytest.mark.parametrize("kept", [[0, 1, 2], [5], [0, 3, 4, 7], [8, 9], [0, 9]])
+@pytest.mark.parametrize("has_tail", [False, True])
+def test_a_reader_passes_over_what_compaction_took(kept: list[int], has_tail: bool) -> None:
+    """At the sealed end too: a reader that is sent there again would never get further."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await with_topic(inner, COLD)
+        async with closing(log):
+            await append(log, *map(str, range(10)))
+            await log.seal("t")
+            topic = log.state.topic("t")
+            await rewrite(log, kept)
+            if has_tail:
+                await append(log, "10")
+            expected = [*kept, 10] if has_tail else kept
+            for offset in range(10):
+                found = (await read_table(log, offset=offset)).column("offset").to_pylist()
+                assert found == [each for each in expected if each >= offset]
+            assert log.state.topic("t") is topic
+
+    run(main)
+
+
+async def rewrite(log: Log, kept: list[int]) -> None:
+    """The one segment of `t`-0 without the other offsets, as a compaction commits it."""
+    (file,) = await segments_of(log)
+    prefix = log.state.topic("t").prefix
+    batch = (await read_table(log)).take(kept).combine_chunks().to_batches()
+    written = segments.write(batch, codec="zstd", is_json=False)
+    path = keys.segment(0, 0, 10, "abc")
+    await log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
+    commits = store_of(log).tables[prefix]
+    new = file._replace(path=path, size=written.size, rows=len(kept))
+    commits[1] = commits[1]._replace(files=(new,))
+    assert commits[1].transactions == {seal_app_id(0): 10}
+    log.tables.forget(log.state.topic("t").topic_id)  # the next read loads the manifest
+
+
+# -- damage
+
+
+@pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_damaged_object_fails_its_own_partition_by_name(damage: str, sealed: bool) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await with_topic(inner)
+        async with closing(log):
+            for number in (0, 1):
+                await append(log, f"{number}a", partition=number)
+                if sealed:
+                    await log.seal("t", [number])
+                await append(log, f"{number}b", partition=number)
+        held = log.state.partition("t", 0)
+        topic = log.state.topic("t")
+        if sealed:
+            table = store_of(log).tables[topic.prefix]
+            (path,) = [
+                file.path for commit in table for file in commit.files if file.partition == 0
+            ]
+            key, at, kept = f"{topic.prefix}/{path}", 20, 100
+        else:
+            first = held.tail[0]
+            key, at = first.object_key, first.position + first.size // 2
+            kept = at
+        body = await inner.get(key)
+        match damage:
+            case "bit":
+                await inner.put(key, [body[:at], bytes([body[at] ^ 1]), body[at + 1 :]])
+            case "cut":
+                await inner.put(key, [body[:kept]])
+            case "gone":
+                await inner.delete([key])
+        # A new broker, from a checkpoint: it need not read the entry itself.
+        await log.wal.checkpoint()
+        cold = await opened(inner, COLD)
+        async with closing(cold):
+            for _ in range(2):
+                with pytest.raises(Corrupt) as caught:
+                    await cold.fetch("t", 0, 0, bytes_max=100)
+                assert caught.value.key == key
+            assert await read_values(cold, partition=1) == ["1a", "1b"]
+            assert await read_values(cold, partition=0, offset=1) == ["0b"]
+            # Corrupt is not remembered: what is restored is read.
+            await inner.put(key, [body])
+            assert await read_values(cold) == ["0a", "0b"]
+
+    run(main)
+
+
+def test_a_store_that_does_not_answer_fails_the_read_and_not_the_log() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        writer = await with_topic(inner)
+        cold = await opened(inner, COLD)
+        async with closing(writer, cold):
+            await append(writer, "a")
+            await cold.wal.refresh()
+            store_of(cold).plan = Script("get_range", keys.WAL, [Fault.UNAVAILABLE])
+            with pytest.raises(Unavailable):
+                await cold.fetch("t", 0, 0, bytes_max=100)
+            assert await read_values(cold) == ["a"]
+
+    run(main)
+
+
+def test_i5_a_zombies_tail_is_not_served() -> None:
+    """Its view is void: what it knows of may be trimmed, deleted, collected."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        zombie = await with_topic(inner)
+        other = await opened(inner)
+        async with closing(zombie, other):
+            await append(zombie, "a")
+            await other.wal.refresh()
+            await other.delete_topic("t")
+            await other.create_topic("t", 1, {})
+            await append(other, "b")
+            assert isinstance(zombie.clock, ManualClock)
+            zombie.clock.advance(700)
+            assert await read_values(zombie) == ["b"]
+
+    run(main)

@@ -1,0 +1,64 @@
+"""Wall time within a minute of the store's, whatever a machine's own clock says."""
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tidelog.storage.core.model import SKEW_MS_MAX
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.wal.store_time import StoreTime
+
+YEAR_MS = 365 * 86_400_000
+
+
+def of(skew_ms: int, *, is_answered: bool = True) -> tuple[StoreTime, MemoryStore, ManualClock]:
+    clock = ManualClock()
+    store = MemoryStore(now_ms=clock.now_ms() if is_answered else 0)
+    clock.skew_ms = skew_ms
+    return StoreTime(store, clock), store, clock
+
+
+@pytest.mark.parametrize(
+    ("skew_ms", "left_ms"),
+    [
+        (0, 0),
+        (59_000, 59_000),
+        (-SKEW_MS_MAX, -SKEW_MS_MAX),
+        (SKEW_MS_MAX + 1, SKEW_MS_MAX),
+        (YEAR_MS, SKEW_MS_MAX),
+        (-YEAR_MS, -SKEW_MS_MAX),
+    ],
+)
+def test_a_wrong_clock_is_moved_to_within_a_minute(skew_ms: int, left_ms: int) -> None:
+    time, store, clock = of(skew_ms)
+    assert time.skew_ms() == skew_ms
+    assert time.now_ms() == store.now_ms + left_ms
+    # The store says nothing for an hour: the boot clock goes on from its last answer.
+    clock.advance(3600)
+    assert time.skew_ms() == skew_ms
+    assert time.now_ms() == store.now_ms + 3_600_000 + left_ms
+    store.now_ms += 3_600_000
+    assert time.skew_ms() == skew_ms
+
+
+def test_before_the_stores_first_answer_the_machines_clock_counts() -> None:
+    time, store, clock = of(YEAR_MS, is_answered=False)
+    assert (time.skew_ms(), time.now_ms()) == (0, clock.now_ms())
+    store.now_ms = clock.now_ms() - YEAR_MS
+    assert time.skew_ms() == YEAR_MS
+
+
+def test_a_clock_that_is_set_counts_at_once() -> None:
+    time, _, clock = of(YEAR_MS)
+    assert time.skew_ms() == YEAR_MS
+    clock.skew_ms = -5000
+    assert time.skew_ms() == -5000
+    assert time.now_ms() == clock.now_ms()
+
+
+def test_a_pause_that_boot_time_misses_ends_with_the_stores_next_answer() -> None:
+    time, store, clock = of(0)
+    assert time.skew_ms() == 0
+    clock.skew_ms = 3_600_000  # its wall clock is right after the pause, its boot clock is not
+    assert time.now_ms() == store.now_ms + SKEW_MS_MAX
+    store.now_ms += 3_600_000
+    assert (time.skew_ms(), time.now_ms()) == (0, store.now_ms)

@@ -1,0 +1,81 @@
+"""Levels of the format in the objects that a view loads (FORMAT 8)."""
+
+import msgspec
+import pytest
+
+from tests.support.records import entries_of
+from tests.support.views import CLUSTER_ID, one, opened, with_topic
+from tests.support.vloop import run
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.errors import Corrupt, NewerLevel
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.wal import chain
+
+
+def cluster_file(level: int) -> bytes:
+    return b'{"format":%d,"cluster_id":"%s","created_ms":1}' % (level, CLUSTER_ID.encode())
+
+
+def test_a_cluster_of_a_newer_level_is_refused() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        await inner.create(keys.CLUSTER, [cluster_file(levels.NEWEST + 1)])
+        with pytest.raises(NewerLevel) as caught:
+            await opened(inner)
+        assert str(caught.value) == (
+            "object cluster.json has level 3 of the format, this version reads up to 2: "
+            "it needs a newer tidelog"
+        )
+        inner = MemoryStore()
+        await inner.create(keys.CLUSTER, [cluster_file(0)])
+        with pytest.raises(Corrupt, match="it has level 0 of the format; the first is 1"):
+            await opened(inner)
+
+    run(main)
+
+
+@pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
+def test_the_wal_begins_at_the_level_of_the_cluster_file(level: int) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        await inner.create(keys.CLUSTER, [cluster_file(level)])
+        wal = await with_topic(inner)
+        await wal.commit(one(wal, "a"))
+        assert [decoded.entry.level for _, decoded in await entries_of(inner)] == [level, level]
+        for _ in range(2):
+            late = await opened(inner)
+            assert (late.state.level, late.state.encode()) == (level, wal.state.encode())
+            await wal.checkpoint()
+
+    run(main)
+
+
+def test_new_clusters_begin_at_the_newest_level() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        wal = await with_topic(inner)
+        assert wal.cluster.format == wal.state.level == levels.NEWEST
+        assert b'"format":2' in await inner.get(keys.CLUSTER)
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_checkpoint_of_a_newer_level_is_not_passed_over(is_collected: bool) -> None:
+    """It is not damaged, and the entries before it may be gone."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        wal = await with_topic(inner)
+        await wal.checkpoint()
+        await wal.commit(one(wal, "a"))
+        payload = msgspec.msgpack.encode([levels.NEWEST + 1, {"all": "new"}])
+        head = chain.CHECKPOINT_MAGIC + crc32c(payload).to_bytes(4, "little")
+        await inner.create(keys.checkpoint(2), [head, payload])
+        if is_collected:
+            await inner.delete([keys.wal(1)])
+        with pytest.raises(NewerLevel, match=f"{keys.checkpoint(2)} has level 3"):
+            await opened(inner)
+
+    run(main)

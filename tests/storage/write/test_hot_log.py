@@ -1,0 +1,386 @@
+"""The local hot log: what acks=1 promised survives a crash, and is in the log once (I4)."""
+
+import asyncio
+import fcntl
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.hotlogs import (
+    CLUSTER_ID,
+    LOG_ID,
+    Opened,
+    let_go,
+    names,
+    requests_in,
+    values,
+    values_of_lists,
+)
+from tests.support.records import request, rows
+from tests.support.vloop import run
+from tidelog.storage.core.entry import HotMark, IdempotencyKey
+from tidelog.storage.core.errors import StoreUnfit
+from tidelog.storage.write import hot_log
+from tidelog.storage.write.hot_log_file import discard, recover
+
+
+def left_by_a_crash(directory: Path, *requests: str, log_id: str = LOG_ID) -> None:
+    """A process appends these requests, a record for each character, and crashes."""
+
+    async def main() -> None:
+        hot = Opened(directory, log_id)
+        for request_values in requests:
+            await hot.append(*request_values)
+        await hot.crash()
+
+    run(main)
+
+
+# -- what survives
+
+
+def test_what_was_appended_is_recovered_in_order_with_its_marks(tmp_path: Path) -> None:
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        key = IdempotencyKey("k", b"f", 4)
+        keyed = request(hot.clock, {1: rows("k")}, key=key)
+        await asyncio.gather(*(hot.append(f"a{i}", f"b{i}") for i in range(50)))
+        await hot.log.append(keyed)
+        assert [one.hot for one in hot.handed] == [HotMark(LOG_ID, i) for i in range(51)]
+        await hot.crash()
+        (file,) = recover(tmp_path, CLUSTER_ID)
+        assert file.log_id == LOG_ID
+        assert [one.hot for one in file.requests] == [one.hot for one in hot.handed]
+        assert [one.commit_id for one in file.requests] == [one.commit_id for one in hot.handed]
+        assert values(file.requests) == [f"{x}{i}" for i in range(50) for x in "ab"] + ["k"]
+        last = file.requests[-1]
+        assert (last.key, last.topic_id) == (key, keyed.topic_id)
+        assert (last.parts[0].topic_id, last.parts[0].partition) == (keyed.topic_id, 1)
+        let_go([file])
+
+    run(main)
+
+
+def test_a_caller_goes_on_only_when_its_request_was_handed_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        hot = Opened(tmp_path)
+
+        async def append(value: str) -> None:
+            await hot.append(value)
+            assert value in values_of_lists(hot.handed)
+
+        await asyncio.gather(*(append(str(i)) for i in range(20)))
+        await hot.crash()
+
+    run(main)
+
+
+def test_many_appends_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs = []
+    fdatasync = os.fdatasync
+    monkeypatch.setattr(hot_log.os, "fdatasync", lambda fd: (syncs.append(fd), fdatasync(fd)))
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("first")
+        del syncs[:]
+        await asyncio.gather(*(hot.append(str(i)) for i in range(200)))
+        assert len(syncs) <= 2
+        await hot.crash()
+
+    run(main)
+
+
+def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> None:
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("a")
+        await hot.append("b")
+        (path,) = names(tmp_path)
+        whole = path.stat().st_size
+        await hot.append("torn")
+        await hot.crash()
+        body = path.read_bytes()
+        head = range(whole, whole + 20)
+        rest = range(whole + 20, len(body))
+        sizes = [*head, *random.Random(7).sample(rest, 20), len(body) - 1]
+        for at, size in enumerate(sizes):
+            path.write_bytes(body[:size])
+            assert values(requests_in(tmp_path)) == ["a", "b"]
+            if at % 5:
+                continue
+            # As after a disk that stored the length before the data.
+            path.write_bytes(body[:size] + bytes(len(body) - size))
+            is_whole = not body[size:].strip(b"\0")
+            assert values(requests_in(tmp_path)) == ["a", "b"] + ["torn"] * is_whole
+        for at in (*head, *random.Random(8).sample(rest, 20)):
+            damaged = bytearray(body)
+            damaged[at] ^= 0x20
+            path.write_bytes(damaged)
+            assert values(requests_in(tmp_path)) == ["a", "b"]
+
+    run(main)
+
+
+def test_frames_behind_a_damaged_one_are_recovered_and_the_file_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk has lost something that was promised, and nothing else goes with it."""
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("a")
+        (path,) = names(tmp_path)
+        begin = path.stat().st_size
+        await hot.append("b" * 1000)
+        end = path.stat().st_size
+        await hot.append("c")
+        await hot.append("d")
+        await hot.crash()
+        body = path.read_bytes()
+        for first, count in [(begin + 3, 1), (begin + 30, 1), (begin, 700), (end - 1, 1)]:
+            path.write_bytes(body[:first] + b"\xff" * count + body[first + count :])
+            assert values(requests_in(tmp_path)) == ["a", "c", "d"]
+            assert path.with_suffix(".damaged").read_bytes() == path.read_bytes()
+            assert "bytes are damaged" in caplog.text
+        zeros = bytes(end - begin)  # a page that came back empty
+        path.write_bytes(body[:begin] + zeros + body[end:])
+        assert values(requests_in(tmp_path)) == ["a", "c", "d"]
+        path.write_bytes(body[: begin - 9] + b"!" + body[begin - 8 :])  # the very first
+        assert values(requests_in(tmp_path)) == ["b" * 1000, "c", "d"]
+        discard(recover(tmp_path, CLUSTER_ID))
+        assert names(tmp_path, "*.hot") == []
+        assert len(names(tmp_path, "*.damaged")) == 1
+
+    run(main)
+
+
+def test_a_recovery_that_crashes_is_repeated(tmp_path: Path) -> None:
+    left_by_a_crash(tmp_path, "ab", "c")
+    first, second = requests_in(tmp_path), requests_in(tmp_path)
+    assert values(first) == values(second) == ["a", "b", "c"]
+    assert [one.hot for one in first] == [one.hot for one in second]
+    discard(recover(tmp_path, CLUSTER_ID))
+    assert recover(tmp_path, CLUSTER_ID) == []
+    assert names(tmp_path, "*") == []
+
+
+def test_nothing_is_recovered_where_nothing_was(tmp_path: Path) -> None:
+    assert recover(tmp_path / "missing", CLUSTER_ID) == []
+    (tmp_path / "notes.txt").write_text("not ours")
+    assert recover(tmp_path, CLUSTER_ID) == []
+
+
+def test_closing_drained_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        await hot.append("a")
+        await hot.log.close(is_drained=True)
+        assert names(tmp_path, "*") == []
+        unused = Opened(tmp_path)
+        await unused.log.close(is_drained=True)
+
+    run(main)
+
+
+# -- locks
+
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from tests.support.clock import ManualClock
+from tests.support.records import request, rows
+from tidelog.storage.write.hot_log import HotLog
+
+async def main():
+    log = HotLog(Path(sys.argv[1]), "c0ffee", "e" * 32, print, print)
+    await log.append(request(ManualClock(), {0: rows("theirs")}))
+    print("held", flush=True)
+    sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+def test_a_file_is_left_to_the_process_that_lives(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().startswith(b"AppendRequest(")
+        assert holder.stdout.readline() == b"held\n"
+        assert recover(tmp_path, CLUSTER_ID) == []
+        holder.kill()
+        holder.wait()
+        files = recover(tmp_path, CLUSTER_ID)
+        assert values(files[0].requests) == ["theirs"]
+        # Adopted: a third process finds it held again.
+        assert recover(tmp_path, CLUSTER_ID) == []
+        discard(files)
+
+
+def test_two_processes_adopt_each_file_once(tmp_path: Path) -> None:
+    for letter in "ab":
+        left_by_a_crash(tmp_path, letter, log_id=letter * 32)
+    first = recover(tmp_path, CLUSTER_ID)
+    assert len(first) == 2
+    assert recover(tmp_path, CLUSTER_ID) == []
+    let_go(first)
+
+
+def test_a_file_that_another_has_just_discarded_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for letter in "abc":
+        left_by_a_crash(tmp_path, letter, log_id=letter * 32)
+    first, second, _ = names(tmp_path)
+    flock = fcntl.flock
+
+    def late(fd: int, operation: int) -> None:
+        # Another process deletes `a` between our open and our lock, and `b` before our open.
+        first.unlink(missing_ok=True)
+        second.unlink(missing_ok=True)
+        flock(fd, operation)
+
+    monkeypatch.setattr(hot_log.fcntl, "flock", late)
+    assert values(requests_in(tmp_path)) == ["c"]
+
+
+def test_i4_a_mark_outlives_every_file_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes recover two files of one log: who is done first must not retire the marks."""
+    monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1)
+
+    left_by_a_crash(tmp_path, "a", "b")
+    ours, theirs = recover(tmp_path, CLUSTER_ID)
+    assert discard([ours]) == set()
+    assert discard([theirs]) == {LOG_ID}
+
+
+def test_a_log_is_adopted_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were its later file committed first, the earlier one would count as committed, too."""
+    monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1)
+
+    left_by_a_crash(tmp_path, "a", "b")
+    with names(tmp_path)[0].open("rb") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        assert recover(tmp_path, CLUSTER_ID) == []
+    assert values(requests_in(tmp_path)) == ["a", "b"]
+
+
+# -- rotation
+
+
+def test_files_are_deleted_when_all_they_hold_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1000)
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        for i in range(30):
+            await hot.append(f"{i:03}")
+        files = names(tmp_path)
+        assert len(files) > 3
+        assert names(tmp_path) == names(tmp_path, "*")
+        for i in range(30):
+            hot.log.committed([HotMark(LOG_ID, i)])
+            left = names(tmp_path)
+            assert left == files[len(files) - len(left) :]
+            assert left, "the file that is being written stays"
+        assert left == files[-1:]
+        hot.log.committed([HotMark("of another log", 1000)])
+        await hot.crash()
+        assert values(requests_in(tmp_path))[-1] == "029"
+
+    run(main)
+
+
+def test_what_is_not_committed_survives_a_rotation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1000)
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        for i in range(30):
+            await hot.append(f"{i:03}")
+        hot.log.committed([HotMark(LOG_ID, 11)])
+        await hot.crash()
+        found = requests_in(tmp_path)
+        marks = [one.hot.seq for one in found if one.hot is not None]
+        assert marks == list(range(marks[0], 30))
+        assert marks[0] <= 12
+
+    run(main)
+
+
+def test_i4_a_living_process_keeps_its_rotated_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that adopts one commits it again, and then retires marks of a log in use."""
+    monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1)
+
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        for i in range(5):
+            await hot.append(str(i))
+        assert len(names(tmp_path)) == 5
+        assert recover(tmp_path, CLUSTER_ID) == []
+        hot.log.committed([HotMark(LOG_ID, 2)])
+        assert len(names(tmp_path)) == 2
+        assert recover(tmp_path, CLUSTER_ID) == []
+        before = len(os.listdir("/proc/self/fd"))
+        await hot.crash()
+        assert len(os.listdir("/proc/self/fd")) == before - 2
+        assert values(requests_in(tmp_path)) == ["3", "4"]
+
+    run(main)
+
+
+# -- files that are not ours
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "has a wrong header"),
+        (b"TIDEHOT", "has a wrong header"),
+        (b"NOTAHOTLOG", "has a wrong header"),
+        (b"TIDEHOT1", "damaged head"),
+        (b"TIDEHOT1\x05\0\0\0", "damaged head"),
+        (b"TIDEHOT1\x02\0\0\0{}", "damaged head"),
+        (b"TIDEHOT1\xff\xff\xff\xff{}", "damaged head"),
+        (b"TIDEHOT1\x02\0\0\0\xff\xff", "damaged head"),
+    ],
+)
+def test_a_file_that_is_no_hot_log_is_left_alone(tmp_path: Path, body: bytes, why: str) -> None:
+    path = tmp_path / "x.hot"
+    path.write_bytes(body)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StoreUnfit, match=why):
+        recover(tmp_path, CLUSTER_ID)
+    assert path.read_bytes() == body
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_another_clusters_records_stay_where_they_are(tmp_path: Path) -> None:
+    for letter in "ab":
+        left_by_a_crash(tmp_path, letter, log_id=letter * 32)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(StoreUnfit, match="belongs to cluster c0ffee, not to tea"):
+        recover(tmp_path, "tea")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert values(requests_in(tmp_path)) == ["a", "b"]

@@ -1,0 +1,254 @@
+"""Closing a hot segment: the places of rows, and the answer to each request (I2, I4)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.clock import ManualClock
+from tests.support.properties import examples
+from tests.support.records import rows
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.actions import CreateTopic, DeleteTopic
+from tidelog.storage.core.chunk import PACK_BYTES_MIN, Rows
+from tidelog.storage.core.entry import Draft, Entry, HotMark, IdempotencyKey
+from tidelog.storage.core.errors import IdempotencyMismatch, UnknownTopic
+from tidelog.storage.core.partitioner import RecordPartitions
+from tidelog.storage.state.cluster_state import ClusterState, Outcome
+from tidelog.storage.write.hot_segment import (
+    AppendRequest,
+    ClosedSegment,
+    EncodedDraft,
+    TopicRecords,
+)
+
+IDS = ["a" * 32, "b" * 32]
+GONE = "c" * 32
+NAMES = {IDS[0]: "alpha", IDS[1]: "beta"}
+
+
+def request(
+    clock: ManualClock,
+    parts: Sequence[tuple[str, RecordPartitions, Rows | pa.RecordBatch]],
+    *,
+    key: IdempotencyKey | None = None,
+    hot: HotMark | None = None,
+    is_json: bool = False,
+) -> AppendRequest:
+    topics = {topic_id for topic_id, _, _ in parts}
+    return AppendRequest(
+        clock.new_id(),
+        [TopicRecords(*part) for part in parts],
+        sum(len(part[2]) for part in parts),
+        is_json=is_json,
+        key=key,
+        hot=hot,
+        topic_id=topics.pop() if len(topics) == 1 else None,
+    )
+
+
+def with_topics() -> ClusterState:
+    state = ClusterState("c")
+    clock = ManualClock()
+    for topic_id in (*IDS, GONE):
+        name = NAMES.get(topic_id, "gone")
+        action = CreateTopic(name, topic_id, 3, {})
+        apply(
+            state,
+            ClosedSegment([AppendRequest(clock.new_id(), (), 0, actions=[action])]).encode(""),
+        )
+    action = DeleteTopic(GONE)
+    apply(state, ClosedSegment([AppendRequest(clock.new_id(), (), 0, actions=[action])]).encode(""))
+    return state
+
+
+def apply(state: ClusterState, encoded: EncodedDraft) -> tuple[bytes, list[Outcome]]:
+    """The draft as the next entry: the object's bytes, and what became of its commits."""
+    draft: Draft = encoded.draft
+    entry = Entry(
+        levels.NEWEST, state.seq + 1, state.hash, b"", "b", 0, draft.chunks, draft.commits
+    )
+    body = b"".join([entries.encode_header(entry)[0], *draft.bodies])
+    key = keys.wal(entry.seq)
+    decoded = entries.decode(body, key, seq=entry.seq, previous=state.hash)
+    return body, state.apply(decoded, key).outcomes
+
+
+def values(part: Rows | pa.RecordBatch) -> list[bytes | None]:
+    return part.values if isinstance(part, Rows) else part.column("value").to_pylist()
+
+
+def tail_of(state: ClusterState, body: bytes, topic: str, partition: int) -> list[bytes | None]:
+    """The values in this one entry's object, by the state's index."""
+    found: list[bytes | None] = []
+    for run in state.partition(topic, partition).tail:
+        batch = run.decode(body[run.position : run.position + run.size])
+        found += batch.slice(run.first_row, run.count).column("value").to_pylist()
+    return found
+
+
+class Drawn:
+    """Requests of any mixture; each value says which request, part and row it is."""
+
+    def __init__(self, shapes: list[tuple[str, list[tuple[int, int, int]], bool]]) -> None:
+        clock = ManualClock()
+        self.requests: list[AppendRequest] = []
+        for number, (kind, parts, is_batch) in enumerate(shapes):
+            made = []
+            if kind == "key":  # at most one part a partition, so that a retry's answer fits it
+                parts = list({part[:2]: part for part in parts}.values())
+            for position, (topic, partition, count) in enumerate(parts):
+                labels = [f"{number}.{position}.{row}" for row in range(count)]
+                part: Rows | pa.RecordBatch = rows(*labels)
+                if is_batch:
+                    part = chunks.batch_of_rows([rows("x", *labels, "y")]).slice(1, count)
+                places: RecordPartitions = partition
+                if count > 1 and (kind != "key" or len(parts) == 1) and number % 2:
+                    places = [(partition + row) % 3 for row in range(count)]
+                    places = np.array(places) if is_batch else places
+                made.append(((*IDS, GONE)[topic], places, part))
+            key = IdempotencyKey(f"k{number % 3}", b"f%d" % (number % 4)) if kind == "key" else None
+            hot = HotMark("log", number) if kind == "hot" else None
+            self.requests.append(request(clock, made, key=key, hot=hot, is_json=number % 2 == 0))
+
+
+shapes = st.lists(
+    st.tuples(
+        st.sampled_from(["plain", "plain", "key", "hot"]),
+        st.lists(
+            st.tuples(st.sampled_from([0, 0, 0, 1, 2]), st.integers(0, 2), st.integers(1, 5)),
+            min_size=1,
+            max_size=4,
+        ),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(shapes, st.sampled_from(["", "lz4", "zstd"]))
+@examples(150)
+def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
+    """Against the plainest model: requests one after the other, each whole or refused."""
+    drawn = Drawn(shapes)
+    segment = ClosedSegment(drawn.requests)
+    state = with_topics()
+    body, outcomes = apply(state, segment.encode(codec))
+    answers = segment.answers(outcomes)
+    assert [answer.request for answer in answers] == drawn.requests
+
+    log: dict[tuple[str, int], list[bytes | None]] = {}
+    known: dict[str, tuple[bytes, list]] = {}
+    for answer in answers:
+        made = answer.request
+        key = made.key
+        if key is not None and key.key in known:
+            fingerprint, placements = known[key.key]
+            if fingerprint == key.fingerprint:
+                assert answer.error is None
+                assert answer.placements == placements
+            else:
+                assert isinstance(answer.error, IdempotencyMismatch)
+            continue
+        if any(part.topic_id == GONE for part in made.parts):
+            assert isinstance(answer.error, UnknownTopic)
+            assert answer.placements == []
+            continue
+        assert answer.error is None
+        expected = []
+        for part in made.parts:
+            found = values(part.rows)
+            places = part.partition
+            each = [places] * len(found) if isinstance(places, int) else list(places)
+            for partition in sorted(set(each)):
+                where = log.setdefault((NAMES[part.topic_id], partition), [])
+                own = [one for one, place in zip(found, each, strict=True) if place == partition]
+                expected.append((NAMES[part.topic_id], partition, len(where), len(own)))
+                where += own
+        assert answer.placements == expected
+        if key is not None:
+            known[key.key] = (key.fingerprint, expected)
+    for (topic, partition), expected in log.items():
+        assert tail_of(state, body, topic, partition) == expected
+
+
+@given(shapes)
+@examples(60)
+def test_what_is_handed_to_the_cache_is_what_was_applied(shapes) -> None:
+    drawn = Drawn(shapes)
+    segment = ClosedSegment(drawn.requests)
+    state = with_topics()
+    encoded = segment.encode("")
+    body, outcomes = apply(state, encoded)
+    held: dict[tuple[str, int], list[bytes | None]] = {}
+    for number, first, count, placement in segment.applied_appends(outcomes):
+        where = held.setdefault((placement.topic, placement.partition), [])
+        assert placement.base_offset == len(where)
+        assert count == placement.count
+        where += encoded.batches[number].slice(first, count).column("value").to_pylist()
+    for topic in NAMES.values():
+        for partition in range(3):
+            assert held.get((topic, partition), []) == tail_of(state, body, topic, partition)
+
+
+def test_plain_neighbours_of_one_topic_share_a_commit_and_no_others() -> None:
+    clock = ManualClock()
+    plain = [request(clock, [(IDS[0], i % 2, rows(str(i)))]) for i in range(3)]
+    keyed = request(clock, [(IDS[0], 0, rows("k"))], key=IdempotencyKey("k", b""))
+    other = request(clock, [(IDS[1], 0, rows("o"))])
+    both = request(clock, [(IDS[0], 0, rows("x")), (IDS[1], 0, rows("y"))])
+    draft = ClosedSegment([*plain, keyed, plain[0], other, both, other]).encode("").draft
+    assert [len(commit.actions) for commit in draft.commits] == [2, 1, 1, 1, 2, 1]
+    assert draft.commits[0].commit_id == plain[0].commit_id
+    assert len(draft.chunks) == 3
+
+
+def test_json_is_promised_only_of_chunks_that_are_json_throughout() -> None:
+    clock = ManualClock()
+    made = [
+        request(clock, [(IDS[0], 0, rows("1")), (IDS[0], 1, rows("2"))], is_json=True),
+        request(clock, [(IDS[0], 1, rows("\x00"))]),
+    ]
+    draft = ClosedSegment(made).encode("").draft
+    assert [chunk.is_json for chunk in draft.chunks] == [True, False]
+
+
+def test_only_large_chunks_are_packed() -> None:
+    clock = ManualClock()
+    small = request(clock, [(IDS[0], 0, rows("x" * 100))])
+    large = request(clock, [(IDS[0], 1, rows("x" * PACK_BYTES_MIN))])
+    draft = ClosedSegment([small, large]).encode("lz4").draft
+    assert [chunk.codec for chunk in draft.chunks] == ["", "lz4"]
+    assert [chunk.size for chunk in draft.chunks] == [len(body) for body in draft.bodies]
+    assert draft.chunks[1].size < 1000 < draft.chunks[1].raw_size
+
+
+def test_closing_twice_gives_the_same_bytes() -> None:
+    """A flush that failed is closed again with what came meanwhile: nothing may stick."""
+    clock = ManualClock()
+    made = [request(clock, [(IDS[0], i % 3, rows(f"{i}"))]) for i in range(9)]
+    first, second = ClosedSegment(made).encode("lz4"), ClosedSegment(made).encode("lz4")
+    assert first.draft.commits == second.draft.commits
+    assert [bytes(body) for body in first.draft.bodies] == [
+        bytes(body) for body in second.draft.bodies
+    ]
+
+
+@pytest.mark.parametrize("kinds", [["rows"], ["batch"], ["rows", "rows", "batch", "rows"]])
+def test_lists_and_batches_mix_in_order(kinds: list[str]) -> None:
+    clock = ManualClock()
+    made = []
+    for number, kind in enumerate(kinds):
+        part = rows(f"{number}a", f"{number}b")
+        made.append(
+            request(clock, [(IDS[0], 0, part if kind == "rows" else chunks.batch_of_rows([part]))])
+        )
+    (batch,) = ClosedSegment(made).encode("").batches
+    expected = [f"{number}{letter}".encode() for number in range(len(kinds)) for letter in "ab"]
+    assert batch.column("value").to_pylist() == expected

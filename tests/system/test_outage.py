@@ -1,0 +1,71 @@
+"""A broker on SeaweedFS whose way to the store is cut for a while."""
+
+import json
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.broker import Broker
+from tests.support.pace import slowness
+from tests.support.seaweed import Seaweed
+from tests.system.lossy import LossyProxy
+
+DARK_S = 20.0
+FULL_SPEED_S = 10.0
+PRODUCERS = 4
+
+
+@pytest.mark.seaweed
+def test_a_broker_is_at_full_speed_soon_after_a_dark_store(
+    seaweed: Seaweed, tmp_path: Path
+) -> None:
+    store = f"s3://{seaweed.bucket}/outage"
+    by_second: Counter[int] = Counter()
+    acked: list[int] = []
+    ended = threading.Event()
+    with (
+        LossyProxy(seaweed.endpoint_url, 1) as proxy,
+        Broker(tmp_path, store, s3_endpoint=proxy.url, hot_dir=tmp_path / "hot") as broker,
+    ):
+        broker.create_topic("t")
+
+        def produce(first: int) -> None:
+            number = first
+            with httpx.Client(base_url=broker.base_url, timeout=60.0) as client:
+                while not ended.is_set():
+                    body = json.dumps({"records": [{"value": number}]})
+                    headers = {"content-type": "application/vnd.kafka.json.v2+json"}
+                    answer = client.post("/topics/t", content=body, headers=headers)
+                    if answer.status_code == 200:
+                        acked.append(number)
+                        by_second[int(time.monotonic())] += 1
+                    else:
+                        time.sleep(0.1)
+                    number += PRODUCERS
+
+        threads = [threading.Thread(target=produce, args=(first,)) for first in range(PRODUCERS)]
+        for thread in threads:
+            thread.start()
+        try:
+            time.sleep(6.0)
+            before = by_second[int(time.monotonic()) - 2]
+            with proxy.losing(answers=1.0, requests=1.0):
+                time.sleep(DARK_S)
+                assert httpx.get(f"{broker.base_url}/ready").status_code == 503
+            light_s = time.monotonic()
+            time.sleep(FULL_SPEED_S * slowness() + 3.0)
+            assert httpx.get(f"{broker.base_url}/ready").status_code == 200
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+        after = [number for second, number in by_second.items() if second > light_s]
+        assert before > 0
+        assert max(after, default=0) >= before / 3, "the machine may be slower now, not so much"
+        found = [json.loads(record["value"]) for record in broker.records("t")]
+    assert sorted(set(found)) == sorted(found)
+    assert not set(acked) - set(found)

@@ -1,1 +1,0 @@
-"""One module at a time, without servers."""
