@@ -55,17 +55,19 @@ def test_the_base_installs_what_a_client_needs() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built from a copy of what git tracks."""
+    """A wheel, built from a copy of what git tracks, by the setuptools of this environment: a build in
+    an isolated environment asks the package index."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     for path in [*MODULES, *PACKED, *map(Path, ("pyproject.toml", "README.md", "LICENSE"))]:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_bytes((ROOT / path).read_bytes())
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
-    subprocess.run([*command, folder, source], check=True, timeout=110)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", folder, source], check=True, timeout=110)
     return next(folder.glob("*.whl"))
 
 
+@pytest.mark.xdist_group("wheel")
 def test_a_wheel_holds_the_packages_and_no_other_top_level(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
@@ -75,6 +77,7 @@ def test_a_wheel_holds_the_packages_and_no_other_top_level(wheel: Path) -> None:
     assert "tidelog/service/console/static/index.html" in names
 
 
+@pytest.mark.xdist_group("wheel")
 def test_a_wheel_serves_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
     """The dependencies are those of this environment; the code is the wheel's alone."""
     python = installed(wheel, tmp_path / "venv")
@@ -85,6 +88,7 @@ def test_a_wheel_serves_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
     assert run(tidelog, "--version", cwd=tmp_path).strip() == PROJECT["project"]["version"]
 
 
+@pytest.mark.xdist_group("wheel")
 def test_commands_without_the_extra_server_say_so_in_a_line(wheel: Path, tmp_path: Path) -> None:
     """Only the base's modules can be imported; `tidelog -h` works, `tidelog serve` does not."""
     python = installed(wheel, tmp_path / "venv")
