@@ -226,7 +226,6 @@ class Log:
         IdempotencyMismatch.
         """
         request = AppendRequest(
-            self.clock.new_id(),
             [part_rows(topic, places, rows) for places, rows in parts],
             size,
             is_json=is_json,
@@ -250,7 +249,6 @@ class Log:
         `parts`, and within a part by partition. Raises what `append` does, and IllegalGeneration.
         """
         request = AppendRequest(
-            self.clock.new_id(),
             [part_rows(topic, places, rows) for topic, places, rows in parts],
             size,
             is_json=is_json,
@@ -275,9 +273,7 @@ class Log:
         Raises what `append` does, ProducerFenced and OutOfOrderSequence.
         """
         part = part_rows(topic, partition, rows, batch)
-        (placement,) = await self._append(
-            AppendRequest(self.clock.new_id(), [part], size, is_json=is_json)
-        )
+        (placement,) = await self._append(AppendRequest([part], size, is_json=is_json))
         return placement
 
     async def init_producer(self, producer_id: int = -1, epoch: int = -1) -> ProducerEpoch:
@@ -287,7 +283,7 @@ class Log:
         **On a crash** before the answer: the id is lost; a repeated call gets the new epoch.
         """
         action = InitProducer(producer_id, epoch)
-        request = AppendRequest(self.clock.new_id(), (), 0, actions=[action])
+        request = AppendRequest((), 0, actions=[action])
         await self._append(request)
         if request.producer is None:
             raise CommitUnknown("the new producer id is unknown: retry")
@@ -295,7 +291,7 @@ class Log:
 
     async def submit(self, *actions: AnyAction) -> None:
         """Commit all actions or none (I4). Raises the refusal of `apply`, or what `append` does."""
-        await self._append(AppendRequest(self.clock.new_id(), (), 0, actions=actions))
+        await self._append(AppendRequest((), 0, actions=actions))
 
     async def _append(self, request: AppendRequest) -> list[AppendedRange]:
         placements = await self.writer.append(request, Acks.ALL)

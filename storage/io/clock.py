@@ -21,6 +21,10 @@ class Clock(Protocol):
         """Return 16 bytes, unique among all processes."""
 
 
+# CLOCK_MONOTONIC stops during suspend: a resumed broker would take its view for fresh.
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 class SystemClock:
     """The machine's clocks and random source."""
 
@@ -28,9 +32,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000  # noqa: TID251 - the only call
 
     def boot_s(self) -> float:
-        # CLOCK_MONOTONIC stops during suspend: a resumed broker would take its view for fresh.
-        clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-        return time.clock_gettime(clock)
+        return time.clock_gettime(_BOOT_CLOCK)
 
     def new_id(self) -> bytes:
         # Never from a stock in memory: a copy of the process would have the same ids.

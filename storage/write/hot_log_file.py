@@ -262,13 +262,13 @@ def _append_request(frame: Frame, mark: HotMark, path: str) -> AppendRequest:
     ]
     size = sum(len(part.message) for part in frame.parts)
     return AppendRequest(
-        frame.commit_id,
         parts,
         size,
         is_json=frame.is_json,
         key=frame.key,
         hot=mark,
         topic_id=frame.topic_id,
+        commit_id=frame.commit_id,
     )
 
 

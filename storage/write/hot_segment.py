@@ -5,7 +5,7 @@ once, and notes which rows of which chunk belong to which request. Requests keep
 records of one producer do too. Pure: no loop, no clock, no IO; `encode` may run in a thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple, cast
@@ -133,7 +133,6 @@ class AppendRequest:
     actions share a commit: no check in `apply` can refuse only some of them.
     """
 
-    commit_id: bytes
     parts: Sequence[TopicRecords]
     size: int
     is_json: bool = False
@@ -141,6 +140,9 @@ class AppendRequest:
     key: IdempotencyKey | None = None
     hot: HotMark | None = None
     topic_id: str | None = None
+    commit_id: bytes = b""
+    """Drawn when it is used: before the request enters the hot log, else when it begins a commit.
+    To draw one for each request would cost a system call each."""
     producer: ProducerEpoch | None = None
     """The result of an InitProducer action; `answers` sets it."""
     trace: object = field(default_factory=TRACE.get)
@@ -251,7 +253,8 @@ class EncodedDraft(NamedTuple):
 class ClosedSegment:
     """A closed hot segment: requests arranged into chunks and commits."""
 
-    def __init__(self, requests: Sequence[AppendRequest]) -> None:
+    def __init__(self, requests: Sequence[AppendRequest], new_id: Callable[[], bytes]) -> None:
+        self._new_id = new_id
         self._columns: dict[tuple[str, int], _Column] = {}
         self._topics: dict[str, list[TopicRecords]] = {}
         self._commits: list[_OpenCommit] = []
@@ -363,6 +366,7 @@ class ClosedSegment:
             last = self._commits[-1]
             if last.plain_topic_id == request.topic_id:
                 return last
+        request.commit_id = request.commit_id or self._new_id()
         commit = _OpenCommit(
             request.commit_id,
             {},

@@ -216,9 +216,7 @@ class Sealer:
                     log.info("another sealer was faster on %s: %s", topic.name, conflict)
                     return 0
             if actions:
-                await self.writer.append(
-                    AppendRequest(self.clock.new_id(), (), 0, actions=actions), Acks.ALL
-                )
+                await self.writer.append(AppendRequest((), 0, actions=actions), Acks.ALL)
             rows = sum(file.rows for file in files)
             self.counters.segments += len(files)
             self.counters.rows += rows

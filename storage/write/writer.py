@@ -210,6 +210,7 @@ class Writer:
         if acks is Acks.LOCAL and self.hot_log is not None and len(self.hot_log.kept) < KEPT_MAX:
             # Registered under its key from now on: a retry must get this request's outcome.
             self._waiters.expect(request).add_done_callback(_forget)
+            request.commit_id = self.clock.new_id()
             await self.hot_log.append(request)
             return None
         waiter = self._enqueue(request)
@@ -224,7 +225,7 @@ class Writer:
         flush may take a minute."""
         actions = [RetireHotLog(log_id) for log_id in sorted(log_ids)]
         if actions and not self._closing:
-            await self.append(AppendRequest(self.clock.new_id(), (), 0, actions=actions), Acks.NONE)
+            await self.append(AppendRequest((), 0, actions=actions), Acks.NONE)
 
     def recover(self, requests: Sequence[AppendRequest]) -> list[Waiter]:
         """Enqueue requests that no client of this process sent, without a bound."""
@@ -347,7 +348,7 @@ class Writer:
         is_failing = len(self._failures) >= FAILED_FLUSHES_MAX
         await _wait(self._wake, min(wait_s, TRIAL_S) if is_failing else wait_s)
         if is_failing and not self._wake.is_set() and wait_s >= TRIAL_S:
-            (trial,) = self.recover([AppendRequest(self.clock.new_id(), (), 0)])
+            (trial,) = self.recover([AppendRequest((), 0)])
             trial.add_done_callback(retrieve_exception)
 
     async def _gather(self) -> None:
@@ -418,7 +419,7 @@ class Writer:
         """Commit the requests as one draft. Raises Unavailable if they are definitely not in the
         WAL, else CommitUnknown, whatever has failed."""
         try:
-            segment = ClosedSegment(requests)
+            segment = ClosedSegment(requests, self.clock.new_id)
             encoded = await self._encode(segment, requests)
         except TASK_ENDS:
             raise

@@ -170,7 +170,6 @@ class Making:
         is_json: bool = True,
     ) -> AppendRequest:
         return AppendRequest(
-            self.clock.new_id(),
             [TopicRecords(topic_id, partition, rows) for partition, rows in (parts or {}).items()],
             0,
             is_json=is_json,
@@ -178,6 +177,7 @@ class Making:
             key=key,
             hot=hot,
             topic_id=None if actions else topic_id,
+            commit_id=self.clock.new_id(),
         )
 
     def requests_of_several_commits(self) -> list[AppendRequest]:
@@ -200,7 +200,7 @@ class Making:
     async def commit(self, *requests: AppendRequest, codec: str = "", principal: str = "") -> None:
         """An entry. `principal` is that of the first commit; level 1 does not store it."""
         self.clock.advance(1.5)
-        draft = ClosedSegment(requests).encode(codec).draft
+        draft = ClosedSegment(requests, self.clock.new_id).encode(codec).draft
         first, *others = draft.commits
         first = msgspec.structs.replace(first, principal=principal)
         await self.wal.commit(draft._replace(commits=[first, *others]))
@@ -208,7 +208,8 @@ class Making:
     async def commit_with_store_time(self) -> None:
         """An entry of a writer that knows the time of the store's clock."""
         self.clock.advance(1.5)
-        draft = ClosedSegment([self.request({0: rows_of_json('"store time"')})]).encode("").draft
+        request = self.request({0: rows_of_json('"store time"')})
+        draft = ClosedSegment([request], self.clock.new_id).encode("").draft
         state = self.wal.state
         entry = Entry(
             self.level,
@@ -230,7 +231,8 @@ class Making:
         self.clock.advance(1.5)
         unique = self.clock.new_id().hex()
         key = f"{keys.DATA}{unique[:2]}/{unique}"  # before names said a time; readers take any
-        encoded = ClosedSegment([self.request({2: rows_of_json('"referred"')})]).encode("")
+        request = self.request({2: rows_of_json('"referred"')})
+        encoded = ClosedSegment([request], self.clock.new_id).encode("")
         await self.store.create(key, [bytes(8), *encoded.draft.bodies])
         (chunk,) = encoded.draft.chunks
         referred = Chunk(
@@ -268,7 +270,7 @@ class Making:
             TopicRecords(FLIGHTS, 1, batch),
             TopicRecords(AUDIT, 0, rows_of_json('"two topics"')),
         ]
-        await hot.append(AppendRequest(self.clock.new_id(), parts, 0))
+        await hot.append(AppendRequest(parts, 0, commit_id=self.clock.new_id()))
         await hot.close(is_drained=False)
         (path,) = (self.folder / HOT).glob("*.hot")
         path.write_bytes(path.read_bytes() + b"\x10\x00\x00\x00torn")

@@ -55,8 +55,8 @@ def test_the_base_installs_what_a_client_needs() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built from a copy of what git tracks, by the setuptools of this environment: a build in
-    an isolated environment asks the package index."""
+    """A wheel, built from a copy of what git tracks by this environment's setuptools: an isolated
+    build would need the package index."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     for path in [*MODULES, *PACKED, *map(Path, ("pyproject.toml", "README.md", "LICENSE"))]:

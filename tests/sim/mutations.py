@@ -186,7 +186,7 @@ def _sealed_before_the_table() -> list[Patch]:
             Sealed(topic.topic_id, int(app_id.removeprefix("seal-")), end)
             for app_id, end in ends.items()
         ]
-        request = AppendRequest(self.clock.new_id(), (), 0, actions=actions)
+        request = AppendRequest((), 0, actions=actions)
         await self.writer.append(request, Acks.ALL)
         await real(self, topic, table, files, ends, at_s)
 

@@ -121,7 +121,7 @@ def test_i7_a_seal_while_a_time_is_looked_for_hides_nothing(reads: int) -> None:
             topic = log.state.topic("t")
             search = asyncio.create_task(log.reader.offset_for_timestamp(topic, 0, 5))
             await gate.reached.wait()
-            seal = AppendRequest(log.clock.new_id(), (), 0, actions=[Sealed(topic.topic_id, 0, 4)])
+            seal = AppendRequest((), 0, actions=[Sealed(topic.topic_id, 0, 4)])
             await log.writer.append(seal, Acks.ALL)
             gate.opened.set()
             assert await search == 5

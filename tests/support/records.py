@@ -37,24 +37,24 @@ def request(
     """A request to one topic; its size is that of its values."""
     size = sum(len(value or b"") for part in parts.values() for value in part.values)
     return AppendRequest(
-        clock.new_id(),
         [TopicRecords(topic_id, partition, part) for partition, part in parts.items()],
         size,
         key=key,
         hot=hot,
         actions=actions,
         topic_id=topic_id,
+        commit_id=clock.new_id(),
     )
 
 
 def draft(*requests: AppendRequest) -> Draft:
-    return ClosedSegment(requests).encode("").draft
+    return ClosedSegment(requests, SystemClock().new_id).encode("").draft
 
 
 def creating(clock: Clock, name: str = "t", partitions: int = 1, topic_id: str = TOPIC_ID) -> Draft:
     """A draft that makes a topic."""
     action = CreateTopic(name, topic_id, partitions, {})
-    return draft(AppendRequest(clock.new_id(), (), 0, actions=[action]))
+    return draft(AppendRequest((), 0, actions=[action]))
 
 
 async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entries.Decoded]]:

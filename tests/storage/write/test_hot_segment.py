@@ -42,13 +42,13 @@ def request(
 ) -> AppendRequest:
     topics = {topic_id for topic_id, _, _ in parts}
     return AppendRequest(
-        clock.new_id(),
         [TopicRecords(*part) for part in parts],
         sum(len(part[2]) for part in parts),
         is_json=is_json,
         key=key,
         hot=hot,
         topic_id=topics.pop() if len(topics) == 1 else None,
+        commit_id=clock.new_id(),
     )
 
 
@@ -60,10 +60,10 @@ def with_topics() -> ClusterState:
         action = CreateTopic(name, topic_id, 3, {})
         apply(
             state,
-            ClosedSegment([AppendRequest(clock.new_id(), (), 0, actions=[action])]).encode(""),
+            ClosedSegment([AppendRequest((), 0, actions=[action])], clock.new_id).encode(""),
         )
     action = DeleteTopic(GONE)
-    apply(state, ClosedSegment([AppendRequest(clock.new_id(), (), 0, actions=[action])]).encode(""))
+    apply(state, ClosedSegment([AppendRequest((), 0, actions=[action])], clock.new_id).encode(""))
     return state
 
 
@@ -137,7 +137,7 @@ shapes = st.lists(
 def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
     """Against the plainest model: requests one after the other, each whole or refused."""
     drawn = Drawn(shapes)
-    segment = ClosedSegment(drawn.requests)
+    segment = ClosedSegment(drawn.requests, ManualClock().new_id)
     state = with_topics()
     body, outcomes = apply(state, segment.encode(codec))
     answers = segment.answers(outcomes)
@@ -182,7 +182,7 @@ def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
 @examples(60)
 def test_what_is_handed_to_the_cache_is_what_was_applied(shapes) -> None:
     drawn = Drawn(shapes)
-    segment = ClosedSegment(drawn.requests)
+    segment = ClosedSegment(drawn.requests, ManualClock().new_id)
     state = with_topics()
     encoded = segment.encode("")
     body, outcomes = apply(state, encoded)
@@ -203,7 +203,9 @@ def test_plain_neighbours_of_one_topic_share_a_commit_and_no_others() -> None:
     keyed = request(clock, [(IDS[0], 0, rows("k"))], key=IdempotencyKey("k", b""))
     other = request(clock, [(IDS[1], 0, rows("o"))])
     both = request(clock, [(IDS[0], 0, rows("x")), (IDS[1], 0, rows("y"))])
-    draft = ClosedSegment([*plain, keyed, plain[0], other, both, other]).encode("").draft
+    draft = (
+        ClosedSegment([*plain, keyed, plain[0], other, both, other], clock.new_id).encode("").draft
+    )
     assert [len(commit.actions) for commit in draft.commits] == [2, 1, 1, 1, 2, 1]
     assert draft.commits[0].commit_id == plain[0].commit_id
     assert len(draft.chunks) == 3
@@ -215,7 +217,7 @@ def test_json_is_promised_only_of_chunks_that_are_json_throughout() -> None:
         request(clock, [(IDS[0], 0, rows("1")), (IDS[0], 1, rows("2"))], is_json=True),
         request(clock, [(IDS[0], 1, rows("\x00"))]),
     ]
-    draft = ClosedSegment(made).encode("").draft
+    draft = ClosedSegment(made, ManualClock().new_id).encode("").draft
     assert [chunk.is_json for chunk in draft.chunks] == [True, False]
 
 
@@ -223,7 +225,7 @@ def test_only_large_chunks_are_packed() -> None:
     clock = ManualClock()
     small = request(clock, [(IDS[0], 0, rows("x" * 100))])
     large = request(clock, [(IDS[0], 1, rows("x" * PACK_BYTES_MIN))])
-    draft = ClosedSegment([small, large]).encode("lz4").draft
+    draft = ClosedSegment([small, large], ManualClock().new_id).encode("lz4").draft
     assert [chunk.codec for chunk in draft.chunks] == ["", "lz4"]
     assert [chunk.size for chunk in draft.chunks] == [len(body) for body in draft.bodies]
     assert draft.chunks[1].size < 1000 < draft.chunks[1].raw_size
@@ -233,7 +235,7 @@ def test_closing_twice_gives_the_same_bytes() -> None:
     """A flush that failed is closed again with what came meanwhile: nothing may stick."""
     clock = ManualClock()
     made = [request(clock, [(IDS[0], i % 3, rows(f"{i}"))]) for i in range(9)]
-    first, second = ClosedSegment(made).encode("lz4"), ClosedSegment(made).encode("lz4")
+    first, second = (ClosedSegment(made, clock.new_id).encode("lz4") for _ in range(2))
     assert first.draft.commits == second.draft.commits
     assert [bytes(body) for body in first.draft.bodies] == [
         bytes(body) for body in second.draft.bodies
@@ -249,6 +251,6 @@ def test_lists_and_batches_mix_in_order(kinds: list[str]) -> None:
         made.append(
             request(clock, [(IDS[0], 0, part if kind == "rows" else chunks.batch_of_rows([part]))])
         )
-    (batch,) = ClosedSegment(made).encode("").batches
+    (batch,) = ClosedSegment(made, ManualClock().new_id).encode("").batches
     expected = [f"{number}{letter}".encode() for number in range(len(kinds)) for letter in "ab"]
     assert batch.column("value").to_pylist() == expected

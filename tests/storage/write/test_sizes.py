@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.support.clock import ManualClock
 from tests.support.logs import append, closing, opened, read_values
 from tests.support.records import fold, rows
 from tests.support.vloop import run
@@ -20,7 +21,7 @@ ROWS = rows("v", timestamps=[0])
 
 
 def header_bytes(requests: list[AppendRequest]) -> int:
-    draft = ClosedSegment(requests).encode("lz4").draft
+    draft = ClosedSegment(requests, ManualClock().new_id).encode("lz4").draft
     entry = entries.Entry(2, 1, bytes(32), bytes(16), "w" * 50, 0, draft.chunks, draft.commits)
     return len(entries.encode_header(entry)[0])
 
@@ -33,7 +34,6 @@ def test_the_header_of_an_entry_is_within_what_its_requests_say(
     offsets = [GroupOffset("f" * 32, number, 2**62, metadata="m" * 50) for number in range(20)]
     requests = [
         AppendRequest(
-            bytes(16),
             [TopicRecords("f" * 32, number, ROWS) for number in range(partitions)],
             1,
             actions=[CommitOffsets("g", 1, offsets), AlterTopic("f" * 32, {"a": "b" * 500})],
@@ -94,15 +94,15 @@ def test_a_chunk_that_no_reader_would_unpack_stays_plain(monkeypatch: pytest.Mon
 
 def test_a_batch_weighs_what_it_has_in_memory() -> None:
     batch = chunks.batch_of_rows([rows("x" * 1000, timestamps=[0])])
-    request = AppendRequest(bytes(16), [TopicRecords("t", 0, batch)], 8)
+    request = AppendRequest([TopicRecords("t", 0, batch)], 8)
     assert request.size == batch.nbytes > 1000
     part = batch.slice(0, 0)
-    assert AppendRequest(bytes(16), [TopicRecords("t", 0, part)], 8).size == 8
+    assert AppendRequest([TopicRecords("t", 0, part)], 8).size == 8
 
 
 def test_an_action_that_cannot_be_stored_concerns_its_request_alone() -> None:
     with pytest.raises(InvalidRequest, match="cannot be stored"):
-        AppendRequest(bytes(16), (), 0, actions=[AlterTopic("t", {"a": "\ud800"})])
+        AppendRequest((), 0, actions=[AlterTopic("t", {"a": "\ud800"})])
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,7 @@ def test_i4_a_request_over_partitions_and_topics_is_whole_or_refused() -> None:
     async def main() -> None:
         inner = MemoryStore()
         writer = await started(inner, latency_s=0.05)
-        new_id = writer.clock.new_id
-        made = AppendRequest(new_id(), (), 0, actions=[CreateTopic("u", OTHER_ID, 1, {})])
+        made = AppendRequest((), 0, actions=[CreateTopic("u", OTHER_ID, 1, {})])
         await writer.append(made, Acks.ALL)
 
         def both(value: str) -> AppendRequest:
@@ -197,15 +196,13 @@ def test_i4_a_request_over_partitions_and_topics_is_whole_or_refused() -> None:
                 TopicRecords(topic_id, partition, rows(value))
                 for topic_id, partition in ((TOPIC_ID, 1), (OTHER_ID, 0), (TOPIC_ID, 0))
             ]
-            return AppendRequest(new_id(), parts, 3)
+            return AppendRequest(parts, 3)
 
         placed = await writer.append(both("first"), Acks.ALL)
         assert placed == [("t", 1, 0, 1), ("u", 0, 0, 1), ("t", 0, 0, 1)]
         answers = await asyncio.gather(
             append(writer, "before"),
-            writer.append(
-                AppendRequest(new_id(), (), 0, actions=[DeleteTopic(OTHER_ID)]), Acks.ALL
-            ),
+            writer.append(AppendRequest((), 0, actions=[DeleteTopic(OTHER_ID)]), Acks.ALL),
             writer.append(both("never"), Acks.ALL),
             append(writer, "after"),
             return_exceptions=True,
