@@ -132,25 +132,30 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        left = memoryview(data)  # slices of it copy nothing: a packet may hold thousands of offers
         try:
-            while left:
-                left = self._read(left)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                self._read_on(memoryview(data), offer)
         except httptools.HttpParserError:
             self.logger.warning(NOT_HTTP)
             self.send_400_response(NOT_HTTP)
 
-    def _read(self, data: memoryview) -> memoryview:
-        """Parse until the end, or until the end of a head with an offer; return what follows."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
+    def _read_on(self, data: memoryview, offer: httptools.HttpParserUpgrade) -> None:
+        """Parse the rest of a packet whose first head has an offer. A packet may hold thousands of
+        offers; slices of a memoryview copy nothing."""
+        while data:
             head = self._head_without_offer()
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's is
             self.parser.feed_data(head)
-            return data[offer.args[0] :]
-        return data[len(data) :]
+            data = data[offer.args[0] :]
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as another:
+                offer = another
+            else:
+                return
 
     def _head_without_offer(self) -> bytes:
         """The head that the parser has ended at, without its `Upgrade` fields.
