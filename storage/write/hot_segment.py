@@ -108,7 +108,7 @@ def check_timestamps(
         stamps_us = chunks.timestamps_us(rows.column("timestamp"))
         if not len(stamps_us) or (
             int(stamps_us.max()) <= high * chunks.US_PER_MS
-            and int(stamps_us.min()) >= low * chunks.US_PER_MS
+            and (low <= 0 or int(stamps_us.min()) >= low * chunks.US_PER_MS)
         ):
             return
         stamps = (stamps_us // chunks.US_PER_MS).tolist()
