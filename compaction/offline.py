@@ -46,10 +46,15 @@ def topics_of(state: ClusterState, names: Sequence[str] | None) -> list[Topic]:
     return [state.topic(name) for name in (sorted(state.topics) if names is None else names)]
 
 
+async def check_exists(store: ObjectStore, clock: Clock) -> None:
+    """Raise StoreUnfit if the store has no cluster."""
+    await WalObjects(store, clock).open_cluster(None, is_creating=False)
+
+
 class OfflineCluster:
     """A session on one cluster, owned by one event loop for one command or maintenance round."""
 
-    def __init__(self, wal: WalView, *, is_shared: bool) -> None:
+    def __init__(self, wal: WalView, *, is_shared: bool, is_reading: bool = False) -> None:
         """For `open` and `of_broker`. If the view is shared, `close` leaves it open."""
         self.store = wal.store
         self.clock = wal.clock
@@ -57,6 +62,7 @@ class OfflineCluster:
         self.skipped: dict[str, LogError] = {}
         """Topics that a duty of this session left as they are, by name, and why."""
         self._is_shared = is_shared
+        self._is_reading = is_reading
         self._tables: dict[str, Table] = {}
 
     @classmethod
@@ -67,11 +73,17 @@ class OfflineCluster:
 
     @classmethod
     async def open(
-        cls, store: ObjectStore, clock: Clock, *, report_damage: bool = True
+        cls,
+        store: ObjectStore,
+        clock: Clock,
+        *,
+        report_damage: bool = True,
+        is_reading: bool = False,
     ) -> "OfflineCluster":
         """Open an existing cluster. Raises StoreUnfit if there is none, Corrupt, Unavailable.
         Without `report_damage`, the first use of the state raises Corrupt: so a scrub can begin,
-        and report all damage."""
+        and report all damage. A session with `is_reading` writes nothing: it is for scrubs and dry
+        runs, and knows the store's time only by this machine's clock."""
         writer = f"care-{clock.new_id().hex()}"
         chain = WalObjects(store, clock)
         cluster = await chain.open_cluster(None, is_creating=False)
@@ -81,7 +93,7 @@ class OfflineCluster:
         except Corrupt:
             if report_damage:
                 raise
-        return cls(wal, is_shared=False)
+        return cls(wal, is_shared=False, is_reading=is_reading)
 
     @property
     def state(self) -> ClusterState:
@@ -153,6 +165,8 @@ class OfflineCluster:
 
     async def store_now_ms(self) -> int:
         """Return the time of the store's clock: all ages of objects are by this clock."""
+        if self._is_reading:
+            return self.clock.now_ms()
         key = f"{keys.PROBE}{self.clock.new_id().hex()}/now"
         for pause_s in (0.05, 0.2, 1.0):
             await self.store.create(key, [b"now"])  # for every outcome: the listing below decides

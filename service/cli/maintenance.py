@@ -99,7 +99,7 @@ def retain(
     def work(cluster: "OfflineCluster", _: Progress) -> Work:
         return _retain(cluster, topics, yes=yes)
 
-    _apply(store, "retaining", work, yes=yes, as_json=as_json)
+    _apply(store, "retaining", work, yes=yes, as_json=as_json, is_reading=not yes)
 
 
 def delete_records(
@@ -128,7 +128,7 @@ def delete_records(
         found = await delete(cluster, topic, offsets, is_dry=not yes)
         return _retained(found, skipped_topics(cluster))
 
-    _apply(store, "deleting", work, yes=yes, as_json=as_json)
+    _apply(store, "deleting", work, yes=yes, as_json=as_json, is_reading=not yes)
 
 
 def compact(
@@ -153,7 +153,7 @@ def compact(
     def work(cluster: "OfflineCluster", progress: Progress) -> Work:
         return _compact(cluster, topics, choice, progress, yes=yes, force=force)
 
-    _apply(store, "compacting", work, yes=yes, as_json=as_json)
+    _apply(store, "compacting", work, yes=yes, as_json=as_json, is_reading=not yes)
 
 
 def collect(
@@ -202,7 +202,7 @@ def scrub(
 
         return await look(cluster, topics, grace, is_quick=quick, on_bytes=progress)
 
-    report = run_on_store(store, "scrubbing", work, report_damage=False)
+    report = run_on_store(store, "scrubbing", work, report_damage=False, is_reading=True)
     if as_json:
         show_json(_scrubbed(report))
     else:
@@ -414,17 +414,20 @@ def run_on_store(
     work: "Callable[[OfflineCluster, Progress], Coroutine[Any, Any, WorkResult]]",
     *,
     report_damage: bool = True,
+    is_reading: bool = False,
 ) -> WorkResult:
-    """Run the work on the cluster in the store. Raises errors of the log as CommandErrors."""
+    """Run the work on the cluster in the store. Raises errors of the log as CommandErrors. Work
+    with `is_reading` writes nothing: the store may be read-only."""
     settings = settings_of(store, warn)
 
     async def session() -> WorkResult:
-        from tidelog.service.server.maintenance import opened_cluster
-        from tidelog.storage.io.read_only import open_to_read
+        from tidelog.service.server.maintenance import check_cluster, opened_cluster
 
-        # A writing store would create a missing folder: open the store for reading first.
-        await (await open_to_read(settings.store, settings.s3)).close()
-        async with opened_cluster(settings, report_damage=report_damage) as cluster:
+        # A writing store creates folders: check first that there is a cluster.
+        await check_cluster(settings)
+        async with opened_cluster(
+            settings, report_damage=report_damage, is_reading=is_reading
+        ) as cluster:
             return await _with_progress(what, lambda progress: work(cluster, progress))
 
     with command_errors():
@@ -458,8 +461,9 @@ def _apply(
     *,
     yes: bool,
     as_json: bool,
+    is_reading: bool = False,
 ) -> None:
-    finish(run_on_store(store, what, work), yes=yes, as_json=as_json)
+    finish(run_on_store(store, what, work, is_reading=is_reading), yes=yes, as_json=as_json)
 
 
 def finish(done: Done, *, yes: bool, as_json: bool) -> None:

@@ -11,6 +11,7 @@ then serves it without its body, and the body is parsed as the next request.
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,6 +26,12 @@ HEAD = b"HTTP/1.1 "
 JOINED_BYTES_MAX = 64 * 1024
 """A larger body is not copied for it."""
 NOT_HTTP = "Invalid HTTP request received."
+_PASSIVE = socket.AI_PASSIVE
+_REASONS = {
+    errno.EADDRINUSE: "another process uses the port: stop it, or give another port",
+    errno.EADDRNOTAVAIL: "this machine does not have the address: give another host",
+    errno.EACCES: "this user may not use the port: give one above 1023",
+}
 
 
 class HeadWithBody:
@@ -60,6 +67,35 @@ class HeadWithBody:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+def bound_sockets(
+    host: str, port: int, *, role: str = "", is_shared: bool = False
+) -> list[socket.socket]:
+    """Return a socket for each address of the host, bound, not listening yet. With `is_shared`,
+    several processes may bind the port: the kernel distributes the connections (SO_REUSEPORT).
+    Raises LogError."""
+    bound: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            bound.append(socket.socket(family, kind, protocol))
+            bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_shared:
+                bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:  # an address of IPv4 has a socket of its own
+                bound[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound[-1].bind(address)
+    except OSError as error:
+        for each in bound:
+            each.close()
+        raise _cannot_listen(host, port, role, error) from error
+    return bound
+
+
+def _cannot_listen(host: str, port: int, role: str, error: OSError) -> LogError:
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    return LogError(f"cannot listen {role}on {host}:{port}: {reason}")
 
 
 class Server(uvicorn.Server):
@@ -102,12 +138,14 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. Raises LogError."""
+        """Listen on `sockets`, or on the host and port. Raises LogError."""
+        host, port = self.config.host, self.config.port
+        if sockets is None:
+            sockets = bound_sockets(host, port, role=self._role)
         try:
             await super().startup(sockets)
-        except SystemExit:  # uvicorn cannot bind the port, and has logged the reason
-            where = f"{self._role}on {self.config.host}:{self.config.port}"
-            raise LogError(f"cannot listen {where}: another process may use the port") from None
+        except OSError as error:  # another process has bound the port as early, and listens
+            raise _cannot_listen(host, port, self._role, error) from error
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         self._on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 

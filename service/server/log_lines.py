@@ -43,14 +43,13 @@ def _whole(text: str) -> str:
 
 
 def log_to_stderr(level: str, form: str = "human") -> None:
-    """Log tidelog and uvicorn at `level`, libraries at WARNING: at INFO the AWS SDK logs each
-    credential source."""
+    """Log tidelog at `level`, libraries at WARNING: at INFO the AWS SDK logs each credential
+    source, and each of the two servers of a broker its start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(HUMAN))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.captureWarnings(form == "json")
-    for name in ("tidelog", "uvicorn"):
-        logging.getLogger(name).setLevel(level)
+    logging.getLogger("tidelog").setLevel(level)
 
 
 def last_words(message: str, form: str) -> None:

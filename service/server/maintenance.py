@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster, topics_of
+from tidelog.compaction.offline import OfflineCluster, check_exists, topics_of
 from tidelog.compaction.repair import undo_rearrangement
 from tidelog.compaction.retention import retain
 from tidelog.service.settings import Settings
@@ -26,6 +26,7 @@ from tidelog.storage.core.errors import LogError, TableInDoubt
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.loop_thread import LoopThread
 from tidelog.storage.io.open import open_store
+from tidelog.storage.io.read_only import open_to_read
 from tidelog.storage.io.threads import TASK_ENDS, lower_priority
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Topic
@@ -124,14 +125,27 @@ def _note_doubts(broker: Log, session: OfflineCluster) -> None:
         broker.note_doubt(topic, error if isinstance(error, TableInDoubt) else None)
 
 
+async def check_cluster(settings: Settings) -> None:
+    """Raise StoreUnfit if the store of the settings has no cluster. Writes nothing."""
+    store = await open_to_read(settings.store, settings.s3)
+    try:
+        await check_exists(store, SystemClock())
+    finally:
+        await store.close()
+
+
 @asynccontextmanager
 async def opened_cluster(
-    settings: Settings, *, report_damage: bool = True
+    settings: Settings, *, report_damage: bool = True, is_reading: bool = False
 ) -> AsyncIterator[OfflineCluster]:
-    """Open the cluster in the store of the settings; close both at the end of the block."""
-    store = await open_store(settings.store, s3=settings.s3)
+    """Open the cluster in the store of the settings; close both at the end of the block. With
+    `is_reading`, nothing is written, and the store may be read-only."""
+    open_it = open_to_read if is_reading else open_store
+    store = await open_it(settings.store, s3=settings.s3)
     try:
-        cluster = await OfflineCluster.open(store, SystemClock(), report_damage=report_damage)
+        cluster = await OfflineCluster.open(
+            store, SystemClock(), report_damage=report_damage, is_reading=is_reading
+        )
         try:
             yield cluster
         finally:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from tidelog.service.http.protocol import Server
+from tidelog.service.http.protocol import Server, bound_sockets
 from tidelog.service.peers.client import METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.listener import PeerApp, PeerListener
@@ -102,6 +102,21 @@ def leave(status: int) -> NoReturn:
 
 async def serve(settings: Settings, on_listening: Callable[[], object], worker: int = 0) -> None:
     """Run one broker from start to drained end. Raises LogError if it cannot start or continue."""
+    # Bind the port first: a start on a port in use must not create a cluster, or join one.
+    with contextlib.ExitStack() as stack:
+        is_shared = settings.workers > 1
+        sockets = bound_sockets(settings.host, settings.port, is_shared=is_shared)
+        for each in sockets:
+            stack.enter_context(each)
+        await _serve_store(settings, sockets, on_listening, worker)
+
+
+async def _serve_store(
+    settings: Settings,
+    sockets: list[socket.socket],
+    on_listening: Callable[[], object],
+    worker: int,
+) -> None:
     clock = SystemClock()
     retry_s = settings.start_retry_s
     store = await open_store(settings.store, s3=settings.s3, retry_s=retry_s)
@@ -123,7 +138,8 @@ async def serve(settings: Settings, on_listening: Callable[[], object], worker: 
                 observer=observer,
                 may_describe=topic_filter(settings),
             )
-            await _serve_cluster(settings, _Serving(broker, peers, worker, traces), on_listening)
+            serving = _Serving(broker, peers, worker, traces)
+            await _serve_cluster(settings, serving, sockets, on_listening)
         finally:
             await peers.close()
             if traces is not None:
@@ -157,7 +173,10 @@ def _traces(settings: Settings, broker_id: str) -> "Traces | None":
 
 
 async def _serve_cluster(
-    settings: Settings, serving: _Serving, on_listening: Callable[[], object]
+    settings: Settings,
+    serving: _Serving,
+    sockets: list[socket.socket],
+    on_listening: Callable[[], object],
 ) -> None:
     """Run the peer listener around the HTTP server: a broker registers before it accepts requests,
     and answers its peers until it has ended."""
@@ -175,7 +194,7 @@ async def _serve_cluster(
                 stack.push_async_callback(listener.close)
                 address = await listener.start(settings.peer_address)
                 await broker.join(address, settings.port)
-            await _serve_http(settings, broker, app, rates, on_listening)
+            await _serve_http(settings, broker, app, rates, sockets, on_listening)
         finally:
             maintaining.cancel()
             look.cancel()
@@ -224,6 +243,7 @@ async def _serve_http(
     broker: Broker,
     app: Router,
     rates: RateSampler,
+    sockets: list[socket.socket],
     on_listening: Callable[[], object],
 ) -> None:
     sampling = asyncio.create_task(rates.run(), name="tidelog-vitals")
@@ -264,7 +284,7 @@ async def _serve_http(
     watch = asyncio.create_task(broker.run_until_failed())
     watch.add_done_callback(lambda _: server.stop())
     try:
-        await server.serve(_shared_port(settings))
+        await server.serve(sockets)
     finally:
         watch.cancel()
         sampling.cancel()
@@ -308,23 +328,6 @@ def _worker(settings: Settings, serving: _Serving) -> Worker | None:
 async def _responses(serving: _Serving, path: str, members: Iterable[Member]) -> list[bytes]:
     """Return the responses of those members that answer before the timeout."""
     return await gathered(serving.peers.post(member, path, b"") for member in members)
-
-
-def _shared_port(settings: Settings) -> list[socket.socket] | None:
-    """Bind a socket to the workers' port (SO_REUSEPORT): the kernel distributes the connections."""
-    if settings.workers == 1:
-        return None
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    sharing = socket.socket(family)
-    try:
-        sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sharing.bind((settings.host, settings.port))
-    except OSError as error:
-        sharing.close()
-        where = f"{settings.host}:{settings.port}"
-        raise LogError(f"cannot listen on {where}: {error.strerror}") from error
-    return [sharing]
 
 
 def hot_dir(settings: Settings, store: ObjectStore) -> Path | None:

@@ -36,8 +36,12 @@ class ReadOnlyFolder:
 
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))
-        if not self._root.is_dir():
-            raise StoreUnfit(f"{self.url} does not exist or is not a folder")
+        try:
+            os.listdir(self._root)
+        except PermissionError as error:
+            raise StoreUnfit(f"{self.url} cannot be read: {error.strerror}") from error
+        except OSError as error:
+            raise StoreUnfit(f"{self.url} does not exist or is not a folder") from error
 
     @property
     def url(self) -> str:

@@ -15,6 +15,7 @@ Limits of the API for Python data sources, as of pyspark 4.3:
 - Discovery by name needs a top-level module called `pyspark_...`, which tidelog does not have.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -35,12 +36,21 @@ from tidelog.storage.spark.request import COLUMNS, ReadRequest, RowShape, read_r
 from tidelog.storage.spark.stream import TidelogStreamReader
 
 NAME = "tidelog"
+SPARKS_PYTHON = "python3"
+"""The interpreter of pyspark's workers where neither the environment nor an option names one."""
 
 _registered: WeakSet[SparkSession] = WeakSet()
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("tidelog")` in the Spark session; workers must have tidelog installed."""
+    """Register `format("tidelog")` in the Spark session; workers must have tidelog installed.
+
+    Without PYSPARK_PYTHON, Spark's workers run the first `python3` of the PATH, which may be of
+    another environment than this one. In local mode they then run this interpreter instead.
+    """
+    context = spark.sparkContext
+    if (context.master or "").startswith("local") and context.pythonExec == SPARKS_PYTHON:
+        context.pythonExec = sys.executable
     if spark not in _registered:  # Spark warns if a source is registered again
         spark.dataSource.register(TidelogSource)
         _registered.add(spark)
