@@ -1,6 +1,7 @@
 """Batch reads: the same rows as the log's, by `format("tidelog")` and by `read_topic`."""
 
 import json
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,17 @@ def offsets(topic: str, **partitions: int) -> str:
 def test_the_rows_are_the_log(read: Read, history: History, topic: str) -> None:
     frame = read(history.url, topic, includeHeaders="true")
     assert records_of(frame) == history.of(topic)
+
+
+@pytest.mark.parametrize(("given", "used"), [("python3", sys.executable), ("/py", "/py")])
+def test_workers_of_a_local_session_run_the_interpreter_of_this_environment(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, given: str, used: str
+) -> None:
+    from tidelog.storage.spark.source import register
+
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", given)
+    register(spark)
+    assert spark.sparkContext.pythonExec == used
 
 
 def test_the_schema_is_that_of_the_kafka_source(read: Read, history: History) -> None:
