@@ -180,6 +180,10 @@ def _merged(
     batches: Sequence[pa.RecordBatch], is_json: Sequence[bool]
 ) -> Iterator[tuple[pa.RecordBatch, bool]]:
     """Merge adjacent batches with equal flags: a batch costs as much as a few hundred records."""
+    if len(batches) == 1:
+        if batches[0].num_rows:
+            yield batches[0], is_json[0]
+        return
     flagged = zip(batches, is_json, strict=True)
     for checked, group in groupby(flagged, key=lambda each: each[1]):
         merged = concat([batch for batch, _ in group])

@@ -28,14 +28,12 @@ CONFLUENT = {"auto.commit.enable": "false", "auto.offset.reset": "earliest", "fo
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
+async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
     """Topic `t` of two partitions: good, bad, good, bad in the first, nothing in the second."""
-    store = MemoryStore()
     async with broker_on(store) as broker:
         await broker.log.create_topic("t", 2, {})
         await append(broker.log, b"0", BAD, b"2", BAD, partition=0)
         yield broker
-    await store.close()
 
 
 async def get(broker: Broker, accept: str, **query: Any) -> httpx.Response:
@@ -193,6 +191,33 @@ async def test_an_answer_names_the_partition_that_has_stopped(broker: Broker) ->
     answer = await member("GET", "/records?timeout=0")
     assert [each["value"] for each in records_of(answer)] == [10]
     assert answer.headers["tidelog-undecodable"] == "t-0@1"
+
+
+async def test_i3_the_error_comes_only_if_no_broker_has_acked_other_records(
+    broker: Broker, store: MemoryStore
+) -> None:
+    member = await subscribed(broker)
+    assert await member.read() == [0]
+    async with broker_on(store, "broker-2") as other:
+        await append(other.log, b"10", partition=1)
+        assert await member.read(timeout=0) == [10]
+
+
+async def test_a_partition_that_stops_ends_the_wait_for_more_bytes(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = await subscribed(broker, fetch_min_bytes=1_000_000)
+    assert await member.read(timeout=0) == [0]
+    await append(broker.log, b"10", partition=1)
+    fetch, fetches = broker.log.fetch, []
+
+    async def counted(*where: Any, **more: Any) -> Any:
+        fetches.append(where)
+        return await fetch(*where, **more)
+
+    monkeypatch.setattr(broker.log, "fetch", counted)
+    assert await member.read(timeout=1000) == [10]
+    assert len(fetches) <= 4, "the read looks again and again at the partition that stops"
 
 
 async def test_what_is_committed_is_what_was_delivered(broker: Broker) -> None:
