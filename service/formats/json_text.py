@@ -81,24 +81,40 @@ def require_json(column: Any) -> None:
 
     Raises NotDecodable.
     """
-    if column.null_count == len(column):
-        return
+    if not all_decode("json", column):
+        raise _first_wrong("json", column)
+
+
+def all_decode(fmt: Format, column: Any) -> bool:
+    """Return whether each value decodes in this format: ~0.1 us a value, if it does."""
+    if fmt == "binary" or column.null_count == len(column):
+        return True
     try:
         column.cast(pa.string())  # checks UTF-8, which msgspec.Raw does not
-        deque(map(_check_json, column.drop_null().to_pylist()), maxlen=0)
+        if fmt == "json":
+            deque(map(_check_json, column.drop_null().to_pylist()), maxlen=0)
     except (pa.ArrowInvalid, msgspec.DecodeError, RecursionError):
-        raise _first_wrong("json", column) from None
+        return False
+    return True
+
+
+NOT_DECODED = (UnicodeDecodeError, msgspec.DecodeError, RecursionError)
+
+
+def check(fmt: Format, octets: bytes) -> None:
+    """Check one value. Raises one of NOT_DECODED."""
+    if fmt != "binary":
+        str(octets, "utf-8")
+    if fmt == "json":
+        _check_json(octets)
 
 
 def why_not(fmt: Format, octets: bytes | None) -> str:
     """Return why the value does not decode in this format; empty if it does."""
-    if octets is None or fmt == "binary":
-        return ""
     try:
-        str(octets, "utf-8")
-        if fmt == "json":
-            _check_json(octets)
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+        if octets is not None:
+            check(fmt, octets)
+    except NOT_DECODED as error:
         return one_line(str(error))
     return ""
 
