@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from tidelog.service.cli.client import Client, Refused
 from tidelog.service.cli.requests import quoted
-from tidelog.service.cli.results import CommandError, SlowProgress, write_out
+from tidelog.service.cli.results import CommandError, SlowProgress, warn, write_out
 from tidelog.storage.io.threads import together
 
 Position: TypeAlias = str | int | dt.datetime
@@ -42,14 +42,21 @@ class ConsumeOptions(NamedTuple):
     key_separator: str | None
     fetch_bytes: int
     retry_s: float
+    on_error: str = "stop"
+
+
+class UndecodableRecord(CommandError):
+    """A partition's next record does not decode in the format of the output."""
 
 
 class Line(msgspec.Struct):
-    """The fields of a record that are printed."""
+    """The fields of a record that are printed; with `raw`, bytes that do not decode in base64."""
 
     offset: int
     key: Raw
     value: Raw
+    key_base64: str | None = None
+    value_base64: str | None = None
 
 
 _decode = msgspec.json.Decoder(Line).decode
@@ -82,6 +89,8 @@ class Consumer:
         self._options = options
         self._path = f"/topics/{quoted(topic)}/partitions"
         self._printed = 0
+        self._skipped = Skipped()
+        self._failure: UndecodableRecord | None = None
         self._enough = asyncio.Event()
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._text = line_printer(options)
@@ -120,7 +129,8 @@ class Consumer:
         return found
 
     async def run(self, ranges: Sequence[_Range]) -> None:
-        """Print all ranges, or until `count_max` records are printed."""
+        """Print all ranges, or until `count_max` records are printed. A partition that stops at a
+        record that does not decode fails the command after the others are printed to their end."""
         total = sum(max((each.end or 0) - each.start, 0) for each in ranges)
         is_wanted = not self._options.follow and not sys.stdout.isatty()
         self._progress = SlowProgress("consuming", total, is_wanted=is_wanted)
@@ -134,15 +144,25 @@ class Consumer:
                 await asyncio.wait({reading})
             else:
                 reading.result()
+        self._skipped.show()
+        if self._failure is not None:
+            raise self._failure
 
     async def _read(self, wanted: _Range) -> None:
         offset, end = wanted.start, wanted.end
         while (end is None or offset < end) and self._wants_more():
-            if self._options.follow:
-                answered, lines = await self._fetch(wanted.partition, offset, POLL_MS)
-            else:
-                async with self._reads:
-                    answered, lines = await self._fetch(wanted.partition, offset, 0)
+            is_ending = self._failure is not None
+            try:
+                if self._options.follow and not is_ending:
+                    answered, lines = await self._fetch(wanted.partition, offset, POLL_MS)
+                else:
+                    async with self._reads:
+                        answered, lines = await self._fetch(wanted.partition, offset, 0)
+            except UndecodableRecord as error:
+                self._failure = self._failure or error
+                return
+            if is_ending and answered == offset:
+                return
             self._print(lines, None if end is None or answered <= end else end)
             offset = answered
 
@@ -157,6 +177,7 @@ class Consumer:
             "timeout": wait_ms,
             "max_bytes": self._options.fetch_bytes,
             "format": self._options.embedded,
+            "on_error": self._options.on_error,
         }
         answer = await read_records(
             self._client,
@@ -165,6 +186,7 @@ class Consumer:
             params=params,
             headers={"accept": "application/x-ndjson"},
         )
+        self._skipped.add(answer)
         return int(answer.headers["tidelog-next-offset"]), answer.content
 
     def _print(self, body: bytes, end: int | None) -> None:
@@ -184,27 +206,55 @@ class Consumer:
         self._progress.show(self._printed)
 
 
+class Skipped:
+    """Counts the records that brokers have skipped (`--on-error skip`)."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first = ""
+
+    def add(self, answer: httpx.Response) -> int:
+        """Return the number of records that this answer has skipped."""
+        count = int(answer.headers.get("tidelog-skipped", "0"))
+        if count:
+            self._first = self._first or answer.headers["tidelog-first-skipped"]
+            self._count += count
+        return count
+
+    def show(self) -> None:
+        """Name the number and the first record on stderr, if there is any."""
+        if self._count:
+            warn(f"skipped records that do not decode: {self._count}, first {self._first}")
+
+
 async def read_records(
     client: Client, path: str, options: ConsumeOptions, **request: Any
 ) -> httpx.Response:
-    """Request records. Raises CommandError; if the broker cannot convert a record to the format of
-    the output, the message names other formats."""
+    """Request records. Raises CommandError; UndecodableRecord, which names other formats, if the
+    broker cannot convert the next record to the format of the output."""
     try:
         return await client.get(path, **request)
     except Refused as refused:
         if refused.http_status != UNDECODABLE:
             raise
         other = "binary" if options.embedded == "text" else "text or binary"
-        raise CommandError(f"{refused} (try --format {other})") from None
+        hint = f"try --format {other}, or --on-error skip"
+        raise UndecodableRecord(f"{refused} ({hint})") from None
 
 
 def line_printer(options: ConsumeOptions) -> Callable[[Line], bytes]:
     """Return a function that formats a record as a line of text, without the line break."""
     shown = _SHOWN[options.embedded]
+
+    def part(text: Raw, in_base64: str | None) -> bytes:
+        return shown(text) if in_base64 is None else in_base64.encode()
+
     if options.key_separator is None:
-        return lambda line: shown(line.value)
+        return lambda line: part(line.value, line.value_base64)
     separator = options.key_separator.encode()
-    return lambda line: shown(line.key) + separator + shown(line.value)
+    return lambda line: (
+        part(line.key, line.key_base64) + separator + part(line.value, line.value_base64)
+    )
 
 
 def _unquoted(text: Raw) -> bytes:

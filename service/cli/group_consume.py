@@ -13,7 +13,13 @@ import msgspec
 from msgspec import Raw
 
 from tidelog.service.cli.client import Client
-from tidelog.service.cli.consume import ConsumeOptions, Line, line_printer, read_records
+from tidelog.service.cli.consume import (
+    ConsumeOptions,
+    Line,
+    Skipped,
+    line_printer,
+    read_records,
+)
 from tidelog.service.cli.requests import quoted
 from tidelog.service.cli.results import CommandError, NotThere, write_out
 
@@ -41,8 +47,9 @@ async def consume_as_member(
         client.retry_s = math.inf if options.follow else options.retry_s
         printed = 0
         is_over = False
+        skipped = Skipped()
         while not is_over:
-            member = _Member(client, topic, group, options)
+            member = _Member(client, topic, group, options, skipped)
             await member.join()
             try:
                 printed = await member.run(printed)
@@ -51,12 +58,16 @@ async def consume_as_member(
                 pass  # the instance expired; the printed records are committed
             finally:
                 await asyncio.shield(member.leave())
+        skipped.show()
 
 
 class _Member:
     """One consumer instance, from `join` to `leave`."""
 
-    def __init__(self, client: Client, topic: str, group: str, options: ConsumeOptions) -> None:
+    def __init__(
+        self, client: Client, topic: str, group: str, options: ConsumeOptions, skipped: Skipped
+    ) -> None:
+        self._skipped = skipped
         self._client = client
         self._topic = topic
         self._group = f"/consumers/{quoted(group)}"
@@ -70,6 +81,7 @@ class _Member:
             "auto.offset.reset": "latest" if self._options.start == "end" else "earliest",
             "auto.commit.enable": False,
             "client.id": "tidelog",
+            "on.error": self._options.on_error,
         }
         answer = await self._client.post(self._group, json=body)
         self._path = f"{self._group}/instances/{quoted(answer.json()['instance_id'])}"
@@ -86,8 +98,8 @@ class _Member:
         """Print until `count_max` or the end; return the number of records printed in all."""
         count_max = self._options.count_max
         while count_max is None or printed < count_max:
-            records = await self._read()
-            if not records and not self._options.follow:
+            records, skipped = await self._read()
+            if not records and not skipped and not self._options.follow:
                 break
             if count_max is not None:
                 records = records[: count_max - printed]
@@ -97,12 +109,13 @@ class _Member:
                 await self._commit(records)
         return printed
 
-    async def _read(self) -> list[Raw]:
+    async def _read(self) -> tuple[list[Raw], int]:
+        """Return the next records, and how many were skipped."""
         wait_ms = FOLLOW_MS if self._options.follow else WAIT_MS
         params = {"timeout": wait_ms, "max_bytes": self._options.fetch_bytes}
         path = f"{self._path}/records"
         answer = await read_records(self._client, path, self._options, params=params)
-        return _split(answer.content)
+        return _split(answer.content), self._skipped.add(answer)
 
     def _print(self, records: list[Raw]) -> None:
         lines = [_on_one_line(bytes(record)) for record in records]

@@ -48,6 +48,14 @@ class Shown(StrEnum):
     NDJSON = "ndjson"
 
 
+class OnErrorName(StrEnum):
+    """Values of `--on-error`."""
+
+    STOP = "stop"
+    SKIP = "skip"
+    RAW = "raw"
+
+
 class AcksName(StrEnum):
     """Values of `--acks`."""
 
@@ -196,6 +204,13 @@ def consume(  # noqa: PLR0913 - as above
     key_separator: Annotated[
         str | None, typer.Option(metavar="TEXT", help="print keys, this separator, values")
     ] = None,
+    on_error: Annotated[
+        OnErrorName,
+        typer.Option(
+            help="at a record that does not decode in the format: stop before it, and fail when "
+            "the other partitions are printed; skip it; raw: print its bytes in base64"
+        ),
+    ] = OnErrorName.STOP,
     fetch_bytes: Annotated[int, typer.Option(min=1, help="approximate bytes of a request")] = 1024
     * 1024,
     retry_s: RetryOption = RETRY_FOR_S,
@@ -246,6 +261,7 @@ def consume(  # noqa: PLR0913 - as above
         key_separator=key_separator,
         fetch_bytes=fetch_bytes,
         retry_s=retry_s,
+        on_error=on_error.value,
     )
     client = client_of(ctx, server)
     if group is None:

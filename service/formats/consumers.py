@@ -4,11 +4,12 @@ Clients may send numbers and booleans as strings (DIALECTS, v2 consumers). Pure.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from tidelog.service.formats.json_in import BadBody, InvalidBody, one_line
+from tidelog.service.formats.undecodable import ON_ERROR, OnError
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.call import SCHEMA_FORMATS
 from tidelog.service.http.errors import check_printable_field
@@ -24,6 +25,9 @@ TIMEOUT_MS_MAX = 2**31 - 1
 INVALID_CONFIG = 42204
 INVALID_CONSTRAINT = 40001
 STRIMZI = "strimzi"
+_ON_ERROR = ";on_error="
+"""Between format and `on.error` in the stored format of an instance: the stored config has no field
+for it. A broker that does not know it refuses the instance's reads as of an unknown format."""
 
 
 class _Create(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -42,6 +46,7 @@ class _Create(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     instance_id: str | None = msgspec.field(name="group.instance.id", default=None)
     client_id: str | None = msgspec.field(name="client.id", default=None)
     assignor: str | None = msgspec.field(name="partition.assignment.strategy", default=None)
+    on_error: str | None = msgspec.field(name="on.error", default=None)
 
 
 class Creation(NamedTuple):
@@ -130,6 +135,12 @@ def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
     chosen = (fields.format or "binary").lower()
     if chosen not in CONSUMER_FORMATS:
         raise InvalidBody(f"Invalid format type {chosen!r}: one of {', '.join(CONSUMER_FORMATS)}")
+    on_error = fields.on_error or "stop"
+    if on_error not in ON_ERROR:
+        raise InvalidBody(
+            f"Invalid value {on_error!r} for configuration on.error: one of {', '.join(ON_ERROR)}",
+            INVALID_CONFIG,
+        )
     min_bytes = -1 if fields.fetch_min_bytes is None else fields.fetch_min_bytes
     if not -1 <= min_bytes <= FETCH_MIN_BYTES_MAX:
         raise InvalidBody(
@@ -137,7 +148,7 @@ def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
             INVALID_CONSTRAINT,
         )
     config = MemberConfig(
-        format=chosen,
+        format=chosen if on_error == "stop" else f"{chosen}{_ON_ERROR}{on_error}",
         auto_offset_reset=RESETS[reset],
         auto_commit=auto_commit is not False,
         fetch_min_bytes=min_bytes,
@@ -153,6 +164,12 @@ def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
     for text in (name, fields.instance_id or "", config.client_id):
         check_printable_field(text)
     return Creation(name, config, fields.instance_id or "", fields.assignor or "")
+
+
+def format_of(config: MemberConfig) -> tuple[str, OnError]:
+    """Return the format of an instance, and what its reads do at a record that does not decode."""
+    chosen, _, on_error = config.format.partition(_ON_ERROR)
+    return chosen, cast("OnError", on_error or "stop")
 
 
 def _ms(name: str, value: int | None, default: int) -> int:

@@ -18,7 +18,7 @@ from tidelog.service.formats import json_text
 from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_text import EMPTY, decimal, scalar
 from tidelog.storage.core.chunk import US_PER_MS, concat, timestamps_us
-from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.core.model import AppendedRange, TopicPartition
 from tidelog.storage.core.partitioner import RecordPartitions, tally
 
 FEW = 12
@@ -61,17 +61,20 @@ def encode_records(
     *,
     is_json: Sequence[bool],
     framing: Framing = "array",
+    extra: Any = None,
 ) -> bytes:
     """Encode `{"topic","key","value","partition","offset","timestamp"}` of each record, timestamps
     in ms: as an array, as lines (ndjson), or as server-sent events whose id is the offset (sse).
 
     Only records with headers have `headers`, their values in base64 in every format. Batches have
     RECORD_SCHEMA. `is_json`: for each batch, whether its keys and values are known to be JSON text;
-    format json checks the other batches. Raises Undecodable.
+    format json checks the other batches. `extra`, with one batch only: for each record the text of
+    more fields, as `,"name":1`, or an empty one. Raises Undecodable if a key or value does not
+    decode: service.formats.undecodable encodes such pages.
     """
     fixed = _fixed(_FRAMES[framing], topic, partition, fmt)
     pieces: list[bytes | memoryview] = [
-        (_one_by_one if batch.num_rows <= FEW else _joined)(fixed, batch, checked)
+        (_one_by_one if batch.num_rows <= FEW else _joined)(fixed, batch, checked, extra)
         for batch, checked in _merged(batches, is_json)
     ]
     frame = fixed.frame
@@ -105,13 +108,24 @@ def encode_placements(
 
 
 class _Fixed(NamedTuple):
-    """The texts between the fields of one partition's records; `shown` encodes keys and values."""
+    """The texts between the fields of one partition's records; `encode` encodes a column of keys
+    or values, or raises NotDecodable."""
 
+    where: TopicPartition
+    fmt: Format
     frame: _Frame
     texts: tuple[str, str, str]
     scalars: tuple[Any, Any, Any]
     end: Any
-    shown: Callable[[Any, Any, bool], Any]
+    encode: Callable[[Any, bool], Any]
+
+    def shown(self, batch: pa.RecordBatch, part: json_text.RecordPart, is_json: bool) -> Any:
+        """Encode the batch's keys or values. Raises Undecodable."""
+        try:
+            return self.encode(batch.column(part), is_json)
+        except json_text.NotDecodable as error:
+            offset = batch.column("offset")[error.row].as_py()
+            raise json_text.Undecodable(self.where, self.fmt, part, offset, str(error)) from None
 
 
 @lru_cache(maxsize=1024)
@@ -123,29 +137,31 @@ def _fixed(frame: _Frame, topic: str, partition: int, fmt: Format) -> _Fixed:
         f'{comma}"value":',
         f'{comma}"partition":{partition},"offset":',
     )
-    shown = {"json": _json, "binary": _base64, "text": _text}[fmt]
+    encode = {"json": _json, "binary": _base64, "text": _text}[fmt]
     if fmt == "json" and frame.is_lines:
-        shown = _json_lines
+        encode = _json_lines
+    where = TopicPartition(topic, partition)
     first, second, third = map(scalar, texts)
-    return _Fixed(frame, texts, (first, second, third), scalar("}" + frame.after), shown)
+    end = scalar("}" + frame.after)
+    return _Fixed(where, fmt, frame, texts, (first, second, third), end, encode)
 
 
-def _json(column: Any, offsets: Any, is_json: bool) -> Any:
+def _json(column: Any, is_json: bool) -> Any:
     if not is_json:
-        json_text.require_json(column, offsets)
+        json_text.require_json(column)
     return column
 
 
-def _json_lines(column: Any, offsets: Any, is_json: bool) -> Any:
-    return json_text.on_one_line(_json(column, offsets, is_json))
+def _json_lines(column: Any, is_json: bool) -> Any:
+    return json_text.on_one_line(_json(column, is_json))
 
 
-def _base64(column: Any, _offsets: Any, _is_json: bool) -> Any:
+def _base64(column: Any, _is_json: bool) -> Any:
     return json_text.base64(column)
 
 
-def _text(column: Any, offsets: Any, _is_json: bool) -> Any:
-    return json_text.quoted(column, offsets)
+def _text(column: Any, _is_json: bool) -> Any:
+    return json_text.quoted(column)
 
 
 _UNICODE_BREAKS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\x85\u2028\u2029"}
@@ -166,6 +182,10 @@ def _merged(
     batches: Sequence[pa.RecordBatch], is_json: Sequence[bool]
 ) -> Iterator[tuple[pa.RecordBatch, bool]]:
     """Merge adjacent batches with equal flags: a batch costs as much as a few hundred records."""
+    if len(batches) == 1:
+        if batches[0].num_rows:
+            yield batches[0], is_json[0]
+        return
     flagged = zip(batches, is_json, strict=True)
     for checked, group in groupby(flagged, key=lambda each: each[1]):
         merged = concat([batch for batch, _ in group])
@@ -173,17 +193,18 @@ def _merged(
             yield merged, checked
 
 
-def _joined(fixed: _Fixed, batch: pa.RecordBatch, is_json: bool) -> memoryview:
+def _joined(fixed: _Fixed, batch: pa.RecordBatch, is_json: bool, extra: Any) -> memoryview:
     key, value, offset = fixed.scalars
     numbers: Any = batch.column("offset")
     offsets = decimal(numbers)
     records: Any = pc.binary_join_element_wise(
         *((scalar("id: "), offsets) if fixed.frame.has_id else ()),
-        *(key, fixed.shown(batch.column("key"), numbers, is_json)),
-        *(value, fixed.shown(batch.column("value"), numbers, is_json)),
+        *(key, fixed.shown(batch, "key", is_json)),
+        *(value, fixed.shown(batch, "value", is_json)),
         *(offset, offsets),
         *_timestamp_texts(batch),
         *json_text.headers(batch.column("headers")),
+        *(() if extra is None else (extra,)),
         *(fixed.end, EMPTY),
         null_handling="replace",
         null_replacement="null",
@@ -208,23 +229,24 @@ def _content(texts: Any) -> memoryview:
     return memoryview(data)
 
 
-def _one_by_one(fixed: _Fixed, batch: pa.RecordBatch, is_json: bool) -> bytes:
+def _one_by_one(fixed: _Fixed, batch: pa.RecordBatch, is_json: bool, extra: Any) -> bytes:
     key, value, offset = (text.encode() for text in fixed.texts)
     after = b"}" + fixed.frame.after.encode()
     numbers: Any = batch.column("offset")
     pieces: list[bytes] = []
-    for number, k, v, stamp, headers in zip(
+    for number, k, v, stamp, headers, more in zip(
         numbers.to_pylist(),
-        fixed.shown(batch.column("key"), numbers, is_json).to_pylist(),
-        fixed.shown(batch.column("value"), numbers, is_json).to_pylist(),
+        fixed.shown(batch, "key", is_json).to_pylist(),
+        fixed.shown(batch, "value", is_json).to_pylist(),
         (timestamps_us(batch.column("timestamp")) // US_PER_MS).tolist(),
         _header_list(batch),
+        [b""] * batch.num_rows if extra is None else extra.to_pylist(),
         strict=True,
     ):
         if fixed.frame.has_id:
             pieces.append(b"id: %d" % number)
         pieces += key, k or b"null", value, v or b"null", offset
-        pieces += b'%d,"timestamp":%d' % (number, stamp), headers, after
+        pieces += b'%d,"timestamp":%d' % (number, stamp), headers, more, after
     return b"".join(pieces)
 
 

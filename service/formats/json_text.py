@@ -5,7 +5,7 @@ UTF-8. This module escapes or refuses every other value. Pure.
 """
 
 from collections import deque
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -15,20 +15,46 @@ import pyarrow.compute as pc
 
 from tidelog.service.formats.json_in import Format, one_line
 from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.model import TopicPartition
+
+RecordPart: TypeAlias = Literal["key", "value"]
 
 to_json = msgspec.json.encode
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
+class NotDecodable(ValueError):
+    """A value of a column does not decode; `row` is that of the first one."""
+
+    def __init__(self, row: int, why: str) -> None:
+        super().__init__(why)
+        self.row = row
+
+
 class Undecodable(InvalidRequest):
-    """A record's key or value cannot be encoded in the requested format."""
+    """A record cannot be encoded in the requested format. `part`: its key or its value; `hint`:
+    what a client can do. The message begins as those of the proxies (DIALECTS, errors).
+    """
 
     status = 422
     code = 422
 
-    def __init__(self, fmt: Format, offset: int, why: str) -> None:
-        super().__init__(f"value deserialization error for format {fmt}: offset {offset}: {why}")
+    def __init__(
+        self,
+        where: TopicPartition,
+        fmt: str,
+        part: RecordPart,
+        offset: int,
+        why: str,
+        hint: str = "; on_error=skip or raw passes it",
+    ) -> None:
+        super().__init__(
+            f"{part} deserialization error for format {fmt}: partition {where}, offset {offset}: "
+            f"{why}{hint}"
+        )
+        self.where = where
         self.format = fmt
+        self.part = part
         self.offset = offset
 
 
@@ -50,29 +76,53 @@ def decimal(numbers: Any) -> Any:
     return numbers.cast(pa.string()).view(pa.binary())
 
 
-def require_json(column: Any, offsets: Any) -> None:
+def require_json(column: Any) -> None:
     """Check that every value is one JSON text: `1,2` or `1},{"x":2` would forge records.
 
-    Raises Undecodable with the offset (from `offsets`) of the first record whose value is not.
+    Raises NotDecodable.
     """
-    if column.null_count == len(column):
-        return
+    if not all_decode("json", column):
+        raise _first_wrong("json", column)
+
+
+def all_decode(fmt: Format, column: Any) -> bool:
+    """Return whether each value decodes in this format: ~0.1 us a value, if it does."""
+    if fmt == "binary" or column.null_count == len(column):
+        return True
     try:
         column.cast(pa.string())  # checks UTF-8, which msgspec.Raw does not
-        deque(map(_check_json, column.drop_null().to_pylist()), maxlen=0)
+        if fmt == "json":
+            deque(map(_check_json, column.drop_null().to_pylist()), maxlen=0)
     except (pa.ArrowInvalid, msgspec.DecodeError, RecursionError):
-        raise _first_wrong("json", column, offsets) from None
+        return False
+    return True
 
 
-def _first_wrong(fmt: Format, column: Any, offsets: Any) -> Undecodable:
-    for row, text in enumerate(column.to_pylist()):
-        try:
-            if text is not None:
-                str(text, "utf-8")
-                if fmt == "json":
-                    _check_json(text)
-        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
-            return Undecodable(fmt, offsets[row].as_py(), one_line(str(error)))
+NOT_DECODED = (UnicodeDecodeError, msgspec.DecodeError, RecursionError)
+
+
+def check(fmt: Format, octets: bytes) -> None:
+    """Check one value. Raises one of NOT_DECODED."""
+    if fmt != "binary":
+        str(octets, "utf-8")
+    if fmt == "json":
+        _check_json(octets)
+
+
+def why_not(fmt: Format, octets: bytes | None) -> str:
+    """Return why the value does not decode in this format; empty if it does."""
+    try:
+        if octets is not None:
+            check(fmt, octets)
+    except NOT_DECODED as error:
+        return one_line(str(error))
+    return ""
+
+
+def _first_wrong(fmt: Format, column: Any) -> NotDecodable:
+    for row, octets in enumerate(column.to_pylist()):
+        if why := why_not(fmt, octets):
+            return NotDecodable(row, why)
     raise AssertionError("the column failed but each of its values is valid")
 
 
@@ -89,12 +139,12 @@ def on_one_line(column: Any) -> Any:
     return pc.if_else(column.is_null(), None, flat) if column.null_count else flat
 
 
-def quoted(column: Any, offsets: Any) -> Any:
-    """Encode texts as JSON strings, null as null; raises Undecodable if not UTF-8."""
+def quoted(column: Any) -> Any:
+    """Encode texts as JSON strings, null as null; raises NotDecodable if not UTF-8."""
     try:
         strings = column.cast(pa.string())
     except pa.ArrowInvalid:
-        raise _first_wrong("text", column, offsets) from None
+        raise _first_wrong("text", column) from None
     octets = np.frombuffer(_octets(column), np.uint8)
     if not ((octets < ord(" ")) | (octets == ord('"')) | (octets == ord("\\"))).any():
         return pc.binary_join_element_wise(_QUOTE, column, _QUOTE, EMPTY)

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from tidelog.service.formats.undecodable import ON_ERROR
 from tidelog.service.http.call import JSON_V2, HttpResponse
 from tidelog.service.http.route import (
     V2,
@@ -15,7 +16,7 @@ from tidelog.service.http.route import (
     RouteDoc,
 )
 from tidelog.service.routes.consumers import ConsumerHandlers
-from tidelog.service.routes.fetch import records_answer
+from tidelog.service.routes.fetch import ON_ERROR_HEADERS, ON_ERROR_PARAMETER, records_answer
 from tidelog.storage.core.acls import GROUP, READ
 
 _GROUP = "/consumers/{consumer_group_id}"
@@ -75,10 +76,10 @@ ROUTES = (
         "fields: `session.timeout.ms`, `max.poll.interval.ms`, `group.instance.id` (a static "
         "member: a new instance with the same id takes its place), "
         "`partition.assignment.strategy` (range, roundrobin, sticky; that of the group's first "
-        "member). `base_uri` has the service's address as the client sees it, and names no "
-        "broker: any broker serves the instance. With `enable.auto.commit` or "
-        "`isolation.level` it is a Strimzi instance: a committed offset is that of the next "
-        "record, and the response to a commit is 204.",
+        "member), `on.error` (stop, skip, raw: at records that do not decode). `base_uri` has the "
+        "service's address as the client sees it, and names no broker: any broker serves the "
+        "instance. With `enable.auto.commit` or `isolation.level` it is a Strimzi instance: a "
+        "committed offset is that of the next record, and the response to a commit is 204.",
         example={"name": "c1", "format": "json", "auto.offset.reset": "earliest"},
         answers={200: Answer("`instance_id` and `base_uri`", _JSON)},
     ),
@@ -142,7 +143,8 @@ ROUTES = (
             **_NOT_FOUND,
             406: "40601: Accept has another format than the instance",
             409: "40903: the instance has no subscription and no assignment",
-            422: "a record does not decode; the next read returns it again",
+            422: "the first record of a partition does not decode, and no other partition has "
+            "records; the next read answers so again",
         },
         summary="Read records",
         text="Responds as soon as there is a record, with one at least, however large. Records "
@@ -152,8 +154,16 @@ ROUTES = (
         parameters=(
             Parameter("timeout", "ms; default: that of the instance", {"type": "integer"}),
             Parameter("max_bytes", "of keys and values; one record at least", {"type": "integer"}),
+            ON_ERROR_PARAMETER._replace(
+                description=ON_ERROR_PARAMETER.description + "; default: that of the instance",
+                schema={"type": "string", "enum": list(ON_ERROR)},
+            ),
         ),
-        answers={200: records_answer("In the instance's format, or in that of Accept.")},
+        answers={
+            200: records_answer(
+                f"In the instance's format, or in that of Accept. {ON_ERROR_HEADERS}"
+            )
+        },
         label="consume",
     ),
     _route(

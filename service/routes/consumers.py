@@ -8,16 +8,18 @@ undelivered response are returned again (storage.groups.instances).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from urllib.parse import parse_qsl, quote
 
 import msgspec
 
-from tidelog.service.formats import arrow, json_out
+from tidelog.service.formats import arrow, undecodable
 from tidelog.service.formats import consumers as wire_consumers
+from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_text import Undecodable
+from tidelog.service.formats.undecodable import OnError, Page
 from tidelog.service.http.call import (
     ARROW,
     EMBEDDED,
@@ -37,14 +39,15 @@ from tidelog.service.http.errors import check_printable
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.peers.forwarding import Forwarder, Unreached
-from tidelog.service.routes.fetch import FETCH_FORMATS, Fetch, until_gone
+from tidelog.service.routes.fetch import FETCH_FORMATS, Fetch, on_error_of, until_gone
 from tidelog.service.security.caller import check_found, check_topics, rights_of
 from tidelog.service.settings import Settings
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DESCRIBE, READ
 from tidelog.storage.core.errors import AssignedOtherwise, InvalidRequest, LogError, UnknownMember
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
-from tidelog.storage.groups.instances import Instances, MemberSession, Read, portion_bytes
+from tidelog.storage.groups.instances import Instances, MemberSession
+from tidelog.storage.groups.portions import Portion, PortionCheck, Read, portion_bytes
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.committed_offsets import check_group_id
 
@@ -234,7 +237,9 @@ class ConsumerHandlers:
         rights_of(call.scope).charge(CONSUMER_BYTE_RATE)
         session = await self._consumers.heartbeat(group, name)
         config = session.member.config
-        fmt = _accepted(call, config.format)
+        chosen, on_error = wire_consumers.format_of(config)
+        fmt = _accepted(call, chosen)
+        on_error = on_error_of(query) or on_error
         if not session.member.is_subscribed and not session.member.is_by_hand:
             raise NotConfigured(
                 "IllegalStateError: Consumer is not subscribed to any topics or assigned any "
@@ -248,6 +253,7 @@ class ConsumerHandlers:
             name,
             bytes_max=min(bytes_max, settings.fetch_bytes_max),
             wait_s=min(wait_ms, settings.fetch_wait_ms_max) / 1000,
+            check=_check_of(fmt, on_error),
         )
         loop = asyncio.get_running_loop()
         gone = asyncio.create_task(until_gone(call))
@@ -262,7 +268,7 @@ class ConsumerHandlers:
                     async with reading as read:
                         # Inside the context: if the client disconnects before the response is
                         # delivered, the next read returns the same records.
-                        await self._send(call, read, fmt)
+                        await self._send(call, read, fmt, on_error)
                 finally:
                     gone.remove_done_callback(give_up)
         except TimeoutError:
@@ -271,17 +277,26 @@ class ConsumerHandlers:
             gone.cancel()
         return None
 
-    async def _send(self, call: HttpRequest, read: Read, fmt: str) -> None:
+    async def _send(self, call: HttpRequest, read: Read, fmt: str, on_error: OnError) -> None:
         rights = rights_of(call.scope)
         for portion in read.portions:
             await check_found(rights, portion.topic)
         size = sum(map(portion_bytes, read.portions))
         with self._fetch.budget(size):
-            records, body = _encoded(read, fmt)
-            headers = ((b"tidelog-generation", b"%d" % read.generation),)
-            kind = ARROW if fmt == "arrow" else f"application/vnd.kafka.{fmt}.v2+json".encode()
+            headers: tuple[tuple[bytes, bytes], ...] = (
+                (b"tidelog-generation", b"%d" % read.generation),
+            )
+            kind = ARROW
+            if fmt == "arrow":
+                records, body = _columns(read)
+                self._fetch.counters.add_records_out(records, len(body))
+            else:
+                pages = _pages(read, fmt, on_error)
+                body = _array(pages)
+                headers += undecodable.headers_of(pages, read.failure)
+                kind = f"application/vnd.kafka.{fmt}.v2+json".encode()
+                self._fetch.count(pages, len(body))
             await call.answer(HttpResponse(200, body, kind, headers))
-            self._fetch.counters.add_records_out(records, len(body))
             rights.record(CONSUMER_BYTE_RATE, len(body))
         await call.until_delivered()
 
@@ -355,32 +370,65 @@ def _once(body: bytes, then: Receive) -> Receive:
     return receive
 
 
-def _encoded(read: Read, fmt: str) -> tuple[int, bytes]:
-    """Return the number of records, and one array, or stream, of all partitions' records."""
-    if fmt == "arrow":
-        parts = [
-            (one.topic, one.where.partition, [piece.batch for piece in one.fetched.pieces])
-            for one in read.portions
-        ]
-        records = sum(batch.num_rows for _, _, batches in parts for batch in batches)
-        return records, arrow.encode_arrow_of_many(parts)
-    records, bodies = 0, []
-    for portion in read.portions:
-        pieces = portion.fetched.pieces
-        if fmt not in EMBEDDED:
-            why = "there is no schema registry"
-            raise Undecodable(fmt, portion.offset, why)  # type: ignore[arg-type]
-        batches = [piece.batch for piece in pieces]
-        body = json_out.encode_records(
-            batches,
-            portion.topic,
-            portion.where.partition,
-            fmt,  # type: ignore[arg-type]
-            is_json=[piece.is_json for piece in pieces],
+def _columns(read: Read) -> tuple[int, bytes]:
+    """Return the number of records, and one stream of all partitions' records."""
+    parts = [
+        (one.topic, one.where.partition, [piece.batch for piece in one.fetched.pieces])
+        for one in read.portions
+    ]
+    records = sum(batch.num_rows for _, _, batches in parts for batch in batches)
+    return records, arrow.encode_arrow_of_many(parts)
+
+
+def _pages(read: Read, fmt: str, on_error: OnError) -> list[Page]:
+    """Encode the portions. One that stops at a record that does not decode is cut there: the next
+    read begins with that record."""
+    pages = []
+    for number, (_, topic, _, fetched) in enumerate(read.portions):
+        page = undecodable.encode_page(
+            [piece.batch for piece in fetched.pieces],
+            topic,
+            read.portions[number].where.partition,
+            cast("Format", fmt),
+            is_json=[piece.is_json for piece in fetched.pieces],
+            on_error=on_error,
         )
-        records += sum(batch.num_rows for batch in batches)
-        bodies.append(memoryview(body)[1:-1])
-    return records, b"".join((b"[", b",".join(bodies), b"]"))
+        pages.append(page)
+        if page.stopped is not None:
+            fetched = fetched._replace(next_offset=page.stopped.offset)
+            read.portions[number] = read.portions[number]._replace(fetched=fetched)
+    return pages
+
+
+def _array(pages: Sequence[Page]) -> bytes:
+    """Join the arrays of all partitions' records."""
+    bodies = [memoryview(page.body)[1:-1] for page in pages if page.records]
+    return b"".join((b"[", b",".join(bodies), b"]"))
+
+
+def _check_of(fmt: str, on_error: OnError) -> PortionCheck | None:
+    """Return the check for portions of which no record can be sent: a partition that stops, or any
+    without a schema registry, must not keep others from the reader."""
+    if fmt not in (*EMBEDDED, "arrow"):
+        return partial(_refuse_schema, fmt)
+    if fmt in ("json", "text") and on_error == "stop":
+        return partial(_check_first, cast("Format", fmt))
+    return None
+
+
+def _check_first(fmt: Format, portion: Portion) -> None:
+    undecodable.check_first(
+        [piece.batch for piece in portion.fetched.pieces],
+        TopicPartition(portion.topic, portion.where.partition),
+        fmt,
+        is_json=[piece.is_json for piece in portion.fetched.pieces],
+    )
+
+
+def _refuse_schema(fmt: str, portion: Portion) -> None:
+    where = TopicPartition(portion.topic, portion.where.partition)
+    why = "there is no schema registry"
+    raise Undecodable(where, fmt, "value", portion.offset, why, hint="")
 
 
 def _check_content_type(call: HttpRequest) -> None:

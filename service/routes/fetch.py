@@ -7,19 +7,22 @@ lines.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from tidelog.service.formats import arrow, json_in, json_out
+from tidelog.service.formats import arrow, json_in, json_out, undecodable
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
+from tidelog.service.formats.json_text import Undecodable
+from tidelog.service.formats.undecodable import ON_ERROR, OnError, Page
 from tidelog.service.http.call import (
     ARROW,
     EMBEDDED,
     EVENT_STREAM,
     JSON_V2,
     NDJSON,
+    SHOWN_MAX,
     HttpRequest,
     HttpResponse,
     InvalidParameter,
@@ -41,6 +44,7 @@ from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
 KEEPALIVE_S = 15.0
+KEEPALIVE = b": keep-alive\n\n"
 FETCH_FORMATS: dict[bytes, str] = {
     b"": "binary",
     b"*/*": "binary",
@@ -72,14 +76,14 @@ class FetchParams(NamedTuple):
     format_name: str
     embedded: str
     bytes_max: int
+    on_error: OnError = "stop"
 
 
 class FetchPage(NamedTuple):
-    """Records as read, and as sent."""
+    """Records as read, and as sent; a page that was cut ends at `fetched.next_offset`."""
 
     fetched: FetchResult
-    body: bytes
-    records: int
+    page: Page
 
 
 class Fetch:
@@ -110,14 +114,20 @@ class Fetch:
             wait_ms = integer("timeout", query["timeout"], 0, OFFSET_MAX)
             wait_ms = min(wait_ms, self._settings.fetch_wait_ms_max)
         offset = await self._offset(call, topic, number, query)
-        view = FetchParams(topic, number, format_name, embedded, bytes_max)
+        on_error = on_error_of(query) or "stop"
+        view = FetchParams(topic, number, format_name, embedded, bytes_max, on_error)
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
             await self._follow(call, view, offset)
             return None
-        page = await self._page(view, offset, wait_ms / 1000, call)
+        fetched, page = await self._page(view, offset, wait_ms / 1000, call)
+        if page.stopped is not None and not page.records:
+            raise page.stopped
         rights.record(CONSUMER_BYTE_RATE, len(page.body))
-        self.counters.add_records_out(page.records, len(page.body), topic)
-        return HttpResponse(200, page.body, MEDIA_TYPES[format_name], _positions(page.fetched))
+        self.count([page], len(page.body), page.topic)
+        headers = _positions(fetched)
+        if page.wrong:
+            headers += undecodable.headers_of([page])
+        return HttpResponse(200, page.body, MEDIA_TYPES[format_name], headers)
 
     async def _page(
         self, view: FetchParams, offset: int, wait_s: float = 0.0, call: HttpRequest | None = None
@@ -139,6 +149,14 @@ class Fetch:
                 view,
                 await self._log.fetch(view.topic, view.partition, offset, bytes_max=view.bytes_max),
             )
+
+    def count(self, pages: Sequence[Page], size: int, topic: str | None = None) -> None:
+        """Count the records of an answer of `size` bytes; `topic` is None if it may have several
+        topics."""
+        self.counters.add_records_out(sum(page.records for page in pages), size, topic)
+        for page in pages:
+            if page.wrong and page.stopped is None:
+                self.counters.undecodable[page.on_error] += page.wrong
 
     @contextlib.contextmanager
     def budget(self, size: int) -> Iterator[None]:
@@ -184,33 +202,30 @@ class Fetch:
         return integer("offset", text, 0, OFFSET_MAX)
 
     async def _follow(self, call: HttpRequest, view: FetchParams, offset: int) -> None:
-        # The first page comes before the response starts, so that its errors have a status.
-        page = await self._page(view, offset)
-        await call.start_stream(MEDIA_TYPES[view.format_name], _positions(page.fetched))
+        # The first page comes before the response starts, so that its errors have a status. The
+        # exception is a record that does not decode, for events: an EventSource, which ends at any
+        # other status than 200, passes the record.
+        fetched, page = await self._page(view, offset)
+        if page.stopped is not None and not page.records and view.format_name != "sse":
+            raise page.stopped
+        await call.start_stream(MEDIA_TYPES[view.format_name], _positions(fetched))
         started_s = self._log.clock.boot_s()
         rights = rights_of(call.scope)
         gone = asyncio.create_task(until_gone(call))
         paging: asyncio.Task[FetchPage] | None = None
         try:
             while not gone.done():
-                if page.body:
-                    await call.chunk(page.body)
-                    self.counters.add_records_out(page.records, len(page.body), view.topic)
-                    rights.record(CONSUMER_BYTE_RATE, len(page.body))
-                elif view.format_name == "sse":
-                    await call.chunk(b": keep-alive\n\n")
+                await self._send(call, view, fetched, page)
                 if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
                     await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
-                    page = page._replace(body=b"")
+                    page = Page(view.topic, view.partition, b"", 0)
                     await rights.check(READ, TOPIC, view.topic)
                     continue
                 await rights.check(READ, TOPIC, view.topic)  # the permission may be revoked
-                paging = asyncio.create_task(
-                    self._page(view, page.fetched.next_offset, KEEPALIVE_S)
-                )
+                paging = asyncio.create_task(self._page(view, fetched.next_offset, KEEPALIVE_S))
                 await asyncio.wait({paging, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if paging.done():
-                    page = paging.result()
+                    fetched, page = paging.result()
         except LogError as error:
             # The status is sent already: the last event has the error.
             await call.chunk(self._error_event(call, view.format_name, error))
@@ -221,28 +236,58 @@ class Fetch:
             call.waited_s = self._log.clock.boot_s() - started_s
         await call.end()
 
+    async def _send(
+        self, call: HttpRequest, view: FetchParams, fetched: FetchResult, page: Page
+    ) -> None:
+        """Send one page of a stream, or a sign of life. Raises Undecodable behind a page that
+        stopped."""
+        if page.body:
+            await call.chunk(page.body)
+            rights_of(call.scope).record(CONSUMER_BYTE_RATE, len(page.body))
+        elif view.format_name == "sse" and not page.wrong:
+            await call.chunk(KEEPALIVE)
+        self.count([page], len(page.body), page.topic)
+        if page.skipped:
+            await call.chunk(_skip_event(view.format_name, fetched, page))
+        if page.stopped is not None:
+            raise page.stopped
+
     def _error_event(self, call: HttpRequest, format_name: str, error: LogError) -> bytes:
         answer = answered(error, f"GET {call.scope['path']}", self.counters)
         body = error_body(answer.code, str(error))
-        if format_name == "sse":
-            return b"event: error\ndata: " + body + b"\n\n"
-        return body + b"\n"
+        if format_name != "sse":
+            return body + b"\n"
+        if isinstance(error, Undecodable):
+            # Its id: an EventSource that connects again goes on behind the record.
+            return b"id: %d\nevent: undecodable\ndata: %b\n\n" % (error.offset, body)
+        return b"event: error\ndata: " + body + b"\n\n"
+
+
+def _skip_event(format_name: str, fetched: FetchResult, page: Page) -> bytes:
+    body = msgspec.json.encode({"skipped": page.skipped, "first_skipped_offset": page.first_wrong})
+    if format_name == "sse":
+        return b"id: %d\nevent: skipped\ndata: %b\n\n" % (fetched.next_offset - 1, body)
+    return body + b"\n"
 
 
 def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
     batches = [piece.batch for piece in fetched.pieces]
-    records = sum(batch.num_rows for batch in batches)
     if view.format_name == "arrow":
-        return FetchPage(fetched, arrow.encode_arrow(batches), records)
-    body = json_out.encode_records(
+        records = sum(batch.num_rows for batch in batches)
+        body = arrow.encode_arrow(batches)
+        return FetchPage(fetched, Page(view.topic, view.partition, body, records))
+    page = undecodable.encode_page(
         batches,
         view.topic,
         view.partition,
         cast("json_in.Format", view.embedded),
         is_json=[piece.is_json for piece in fetched.pieces],
         framing=FRAMINGS.get(view.format_name, "array"),
+        on_error=view.on_error,
     )
-    return FetchPage(fetched, body, records)
+    if page.stopped is not None:
+        fetched = fetched._replace(next_offset=page.stopped.offset)
+    return FetchPage(fetched, page)
 
 
 def _format(accept: bytes) -> str:
@@ -264,6 +309,17 @@ def _embedded(query: dict[str, str], format_name: str) -> str:
     return embedded
 
 
+def on_error_of(query: dict[str, str]) -> OnError | None:
+    """Return the parameter `on_error`; None if it is not given. Raises InvalidParameter."""
+    text = query.get("on_error")
+    if text is None or text in ON_ERROR:
+        return text
+    raise InvalidParameter(
+        f"parameter on_error={text[:SHOWN_MAX]!r} must be {', '.join(ON_ERROR[:-1])} or "
+        f"{ON_ERROR[-1]}"
+    )
+
+
 def _positions(fetched: FetchResult) -> tuple[tuple[bytes, bytes], ...]:
     return (
         (b"tidelog-next-offset", b"%d" % fetched.next_offset),
@@ -278,8 +334,24 @@ async def until_gone(call: HttpRequest) -> None:
         pass
 
 
+ON_ERROR_PARAMETER = Parameter(
+    "on_error",
+    "for a record that does not decode: `stop` before it, `skip` it, or `raw` (base64 in a field "
+    "of its own)",
+    {"type": "string", "enum": list(ON_ERROR), "default": "stop"},
+)
+ON_ERROR_HEADERS = (
+    "If records do not decode: `Tidelog-Skipped` (a count) and `Tidelog-First-Skipped` "
+    "(`TOPIC-PARTITION@OFFSET`) with `skip`; with `stop`, `Tidelog-Undecodable` is the record "
+    "before which the answer, or a partition, ends."
+)
+
+
 class FetchedRecord(msgspec.Struct):
-    """One record. `key` and `value` are JSON, or strings in base64 or of text."""
+    """One record. `key` and `value` are JSON, or strings in base64 or of text.
+
+    `key_format` is `text` for a key that is text and no JSON, in format json. With `on_error=raw` a
+    key or value that does not decode is null, and `key_base64` or `value_base64` has its bytes."""
 
     topic: str
     key: Any
@@ -288,6 +360,9 @@ class FetchedRecord(msgspec.Struct):
     offset: int
     timestamp: int
     headers: list[dict[str, str | None]] = []
+    key_format: str | None = None
+    key_base64: str | None = None
+    value_base64: str | None = None
 
 
 def records_answer(description: str) -> Answer:
@@ -315,7 +390,7 @@ _DOC = RouteDoc(
         400: "40002: offset out of range (the message has the range), or an invalid parameter",
         404: "40401 unknown topic, 40402 unknown partition",
         406: "an unknown Accept",
-        422: "a record does not decode in the requested format",
+        422: "the first record does not decode in the requested format",
         500: "a corrupt object; the message names it. Reads of other partitions work.",
         503: "the store does not answer, or too many fetches at once",
     },
@@ -335,11 +410,12 @@ _DOC = RouteDoc(
         Parameter(
             "format", "json, binary or text inside lines", {"type": "string", "default": "json"}
         ),
+        ON_ERROR_PARAMETER,
     ),
     answers={
         200: records_answer(
             "Records in offset order. Headers: `Tidelog-Next-Offset`, `Tidelog-High-Watermark` and "
-            "`Tidelog-Log-Start-Offset`."
+            f"`Tidelog-Log-Start-Offset`. {ON_ERROR_HEADERS}"
         )
     },
 )

@@ -59,6 +59,8 @@ class HttpCounters:
         """By type of resource."""
         self.throttled: Counter[str] = Counter()
         """By quota."""
+        self.undecodable: Counter[str] = Counter()
+        """Records in answers or skipped, by `on_error`: skip or raw."""
         self.topics: dict[str, Traffic] = {}
         self.records_in = 0
         self.bytes_in = 0
@@ -255,6 +257,12 @@ class _HttpCollector(Collector):
             ("auth_failures", "requests without a valid key", "kind", http.auth_failures),
             ("denied", "requests refused by ACLs", "resource", http.denied),
             ("quota_throttled", "requests refused by a quota", "quota", http.throttled),
+            (
+                "undecodable_records",
+                "records that did not decode in the reader's format, by what the reader asked for",
+                "on_error",
+                http.undecodable,
+            ),
         ):
             yield counter(name, doc, [label], [([value], count) for value, count in counts.items()])
         for name, doc, count_in, count_out in (

@@ -3,6 +3,7 @@
 coordinator     the coordinator of a group: sessions of members, expiry
 instances       consumer instances: subscribe, read, commit
 offset_commits  many members' commits in one commit of the log
+portions        what a read of an instance returns
 positions       the read position of an instance
 patterns        subscriptions by regular expression
 """

@@ -16,7 +16,6 @@ import contextlib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import NamedTuple
 
 from tidelog.storage.core.actions import (
     AssignByHand,
@@ -28,7 +27,6 @@ from tidelog.storage.core.actions import (
     SeekPosition,
     Subscribe,
 )
-from tidelog.storage.core.chunk import sizes_before
 from tidelog.storage.core.errors import (
     InvalidRequest,
     LogError,
@@ -42,13 +40,14 @@ from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.groups import patterns
 from tidelog.storage.groups.coordinator import Coordinator, Coordinators, Instance, MemberSession
 from tidelog.storage.groups.offset_commits import OffsetCommits
+from tidelog.storage.groups.portions import Portion, PortionCheck, Read, portion_bytes
 from tidelog.storage.io.threads import surviving
-from tidelog.storage.log import FetchResult, Log
+from tidelog.storage.log import Log
 from tidelog.storage.state.access import TopicFilter, all_topics
 from tidelog.storage.state.group import GroupMember
 from tidelog.storage.state.group_members import GROUP_TOPICS_MAX
 
-__all__ = ["Instances", "MemberSession", "Portion", "Read", "portion_bytes"]
+__all__ = ["Instances", "MemberSession"]
 
 log = logging.getLogger("tidelog.consumers")
 
@@ -65,22 +64,6 @@ that read all the time commit every five seconds, Kafka's default."""
 ARRIVAL_S = 10.0
 """Longest wait of a read for the fate of the last response (I10): longer than brokers take to
 exchange it (service/peers/forwarding.py)."""
-
-
-class Portion(NamedTuple):
-    """Records of one partition."""
-
-    where: TopicIdPartition
-    topic: str
-    offset: int
-    fetched: FetchResult
-
-
-class Read(NamedTuple):
-    """Result of a read: records of partitions that the member owns in this generation."""
-
-    portions: list[Portion]
-    generation: int
 
 
 class Instances:
@@ -261,13 +244,20 @@ class Instances:
 
     @contextlib.asynccontextmanager
     async def reading(
-        self, group_id: str, member_id: str, *, bytes_max: int, wait_s: float
+        self,
+        group_id: str,
+        member_id: str,
+        *,
+        bytes_max: int,
+        wait_s: float,
+        check: PortionCheck | None = None,
     ) -> AsyncIterator[Read]:
         """Yield the next records of the member's partitions: about `bytes_max` bytes, at least one
         record if there is any, waiting up to `wait_s` for the first. If the context ends without an
         error, the records are not returned again. One read of a member runs at a time; another
         waits, within `wait_s`. The wait for the last response is extra: the client may have it
-        before this broker knows. Raises UnknownMember, Corrupt, Unavailable."""
+        before this broker knows. Raises UnknownMember, Corrupt, Unavailable, and what `check`
+        raises: only if no other partition has records."""
         deadline = asyncio.get_running_loop().time() + wait_s
         session = await self._coordinator.heartbeat(group_id, member_id)
         instance = session.instance
@@ -285,7 +275,7 @@ class Instances:
             try:
                 instance.polled_s = self._log.clock.boot_s()
                 instance.positions.acknowledge()
-                read = await self._read(session, bytes_max, deadline)
+                read = await self._read(session, bytes_max, deadline, check)
                 instance.sending = asyncio.get_running_loop().create_future()
                 yield read
                 for portion in read.portions:
@@ -300,16 +290,26 @@ class Instances:
             instance.under_way -= 1
             instance.heard_s = instance.polled_s = self._log.clock.boot_s()
 
-    async def _read(self, session: MemberSession, bytes_max: int, deadline: float) -> Read:
+    async def _read(
+        self,
+        session: MemberSession,
+        bytes_max: int,
+        deadline: float,
+        check: PortionCheck | None,
+    ) -> Read:
         loop = asyncio.get_running_loop()
         is_fresh = False
         while True:
             session = await self._position(self._coordinator.revalidate(session))
-            portions = await self._take_records(session, bytes_max)
+            portions, failure = await self._take_records(session, bytes_max, check)
             session = await self._coordinator.refresh(session)
             owned = set(session.member.owned)
             portions = [one for one in portions if one.where in owned]  # I8: the current owner
-            read = Read(portions, session.group.generation)
+            read = Read(portions, session.group.generation, failure)
+            if failure is not None and (portions or is_fresh):
+                if not portions:
+                    raise failure
+                return read  # without a wait for more: the failed partition would end it at once
             wanted = min(max(session.member.config.fetch_min_bytes, 1), bytes_max)
             if is_fresh and loop.time() >= deadline:
                 return read
@@ -342,9 +342,11 @@ class Instances:
         finally:
             instance.waiter = None
 
-    async def _take_records(self, session: MemberSession, bytes_max: int) -> list[Portion]:
-        """Read one partition after the other; each read begins with another. An error is raised
-        only if no other partition has records."""
+    async def _take_records(
+        self, session: MemberSession, bytes_max: int, check: PortionCheck | None
+    ) -> tuple[list[Portion], LogError | None]:
+        """Read one partition after the other; each read begins with another. Also return the first
+        error: the other partitions are read nevertheless."""
         _, member, instance, _ = session
         owned, portions, budget = list(member.owned), [], bytes_max
         failure: LogError | None = None
@@ -360,6 +362,9 @@ class Instances:
                 fetched = await self._log.fetch(
                     topic.name, where.partition, offset, bytes_max=budget
                 )
+                portion = Portion(where, topic.name, offset, fetched)
+                if check is not None and fetched.pieces:
+                    check(portion)
             except OffsetOutOfRange:
                 await self._reset(session, [where])
                 continue
@@ -371,14 +376,12 @@ class Instances:
             if not fetched.pieces:
                 instance.positions.advance(where, offset, fetched.next_offset)
                 continue
-            portions.append(Portion(where, topic.name, offset, fetched))
-            budget -= portion_bytes(portions[-1])
+            portions.append(portion)
+            budget -= portion_bytes(portion)
             instance.turn += 1
             if budget <= 0:
                 break
-        if failure is not None and not portions:
-            raise failure
-        return portions
+        return portions, failure
 
     # -- commits
 
@@ -491,8 +494,3 @@ async def _until_sent(instance: Instance) -> None:
     """Wait for a response under way: soon sent or lost, unless its client reads nothing."""
     if instance.sending is not None:
         await asyncio.wait([instance.sending], timeout=ARRIVAL_S)
-
-
-def portion_bytes(portion: Portion) -> int:
-    """Count the bytes of keys and values."""
-    return sum(int(sizes_before(piece.batch)[-1]) for piece in portion.fetched.pieces)

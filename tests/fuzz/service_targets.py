@@ -10,6 +10,7 @@ import contextlib
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -20,6 +21,7 @@ from tests.service.conftest import arrow_of
 from tidelog.service.formats import arrow, consumers, json_in, json_out, transactions, v3_records
 from tidelog.service.formats.json_in import Format, Produced
 from tidelog.service.formats.json_text import Undecodable
+from tidelog.service.formats.undecodable import ON_ERROR, OnError, encode_page
 from tidelog.service.peers import forwarding
 from tidelog.service.routes.produce import SCHEMA_FORMATS, schema_error
 from tidelog.storage.core import chunk as chunks
@@ -347,6 +349,15 @@ def _stored() -> list[bytes]:
     return [*made, b"".join(made * 4)]
 
 
+def _read_page(batch: Any, fmt: Format, on_error: OnError) -> list[Any]:
+    page = encode_page([batch], "t", 0, fmt, is_json=[False], on_error=on_error)
+    said: list[Any] = json.loads(page.body, parse_int=int if fmt != "json" else str)
+    assert len(said) == page.records
+    for record in said:
+        record["offset"] = int(record["offset"])
+    return said
+
+
 def check_answers(data: bytes) -> None:
     """Whatever is stored, an answer is JSON that says so, or a refusal that names the record."""
     keys: list[bytes | None] = []
@@ -363,6 +374,12 @@ def check_answers(data: bytes) -> None:
     rows = Rows([NOW_MS] * len(keys), keys, values, [[("h", key)] for key in keys])
     batch = chunks.with_offsets(chunks.batch_of_rows([rows]), 0)
     for fmt in FORMATS:
+        pages = {mode: _read_page(batch, fmt, mode) for mode in ON_ERROR}
+        offsets = {mode: [record["offset"] for record in said] for mode, said in pages.items()}
+        assert offsets["raw"] == list(range(len(keys)))
+        assert offsets["skip"] == [at for at in offsets["raw"] if at in set(offsets["skip"])]
+        assert offsets["stop"] == offsets["skip"][: len(offsets["stop"])]
+        assert offsets["stop"] == list(range(len(offsets["stop"])))
         try:
             body = json_out.encode_records([batch], "t", 0, fmt, is_json=[False])
         except Undecodable as error:

@@ -347,12 +347,17 @@ async def test_other_formats_are_406(broker: Broker, ten: None, accept: str) -> 
 
 async def test_what_is_no_json_is_named(broker: Broker, topic: str) -> None:
     await append(broker.log, b'{"a":1}', b"null", b'1},{"x":2', b"2")
-    assert len((await get(broker, JSON, max_bytes=8)).json()) == 1
-    message = assert_refused(await get(broker, JSON), 422, 422)
-    assert message.startswith("value deserialization error for format json: offset 2:")
+    answer = await get(broker, JSON)
+    assert [record["offset"] for record in answer.json()] == [0, 1]
+    assert answer.headers["tidelog-undecodable"] == "t-0@2"
+    assert positions(answer) == (2, 4, 0)
+    message = assert_refused(await get(broker, JSON, offset=2), 422, 422)
+    where = "partition t-0, offset 2:"
+    assert message.startswith(f"value deserialization error for format json: {where}")
     assert len((await get(broker, JSON, offset=3)).json()) == 1
     await append(broker.log, b"\xff")
-    assert "format text: offset 4" in assert_refused(await get(broker, TEXT), 422, 422)
+    message = assert_refused(await get(broker, TEXT, offset=4), 422, 422)
+    assert "format text: partition t-0, offset 4" in message
     assert len((await get(broker, BINARY)).json()) == 5
 
 

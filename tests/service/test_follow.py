@@ -162,14 +162,19 @@ async def test_keep_alives_are_sent(
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "code"),
-    [({"offset": "9"}, 400, 40002), ({"format": "x"}, 400, 40002), ({"offset": "0"}, 422, 422)],
+    ("accept", "query", "status", "code"),
+    [
+        (SSE, {"offset": "9"}, 400, 40002),
+        (SSE, {"format": "x"}, 400, 40002),
+        (SSE, {"on_error": "x"}, 400, 40002),
+        (NDJSON, {"offset": "0", "follow": "true"}, 422, 422),
+    ],
 )
 async def test_what_is_wrong_at_first_has_a_status(
-    broker: Broker, port: int, query: dict[str, str], status: int, code: int
+    broker: Broker, port: int, accept: str, query: dict[str, str], status: int, code: int
 ) -> None:
     await append(broker.log, b"no json")
-    async with following(port, **query) as answer:
+    async with following(port, accept, **query) as answer:
         await answer.aread()
         assert_refused(answer, status, code)
 
@@ -185,8 +190,8 @@ async def test_what_goes_wrong_later_is_the_last_word(
         text = (await answer.aread()).decode()  # it ends
     lines = [line for line in text.splitlines() if line and not line.startswith(":")]
     if accept == SSE:
-        assert lines[-2] == "event: error"
-        assert len(lines) == 4
+        assert lines[-3:-1] == ["id: 1", "event: undecodable"]
+        assert len(lines) == 5
     said = json.loads(lines[-1].removeprefix("data: "))
     assert said["error_code"] == 422
     assert "offset 1" in said["message"]

@@ -279,3 +279,48 @@ def test_a_line_does_not_wait_for_the_end_of_the_input(broker: Broker, topic: st
         assert producing.wait(30) == 130
         assert producing.stderr is not None
         assert b"3 records acknowledged" in producing.stderr.read()
+
+
+# -- records that do not decode
+
+
+@pytest.fixture
+def mixed(broker: Broker, topic: str) -> str:
+    """A topic of two partitions: text and one record that is none; text alone."""
+    name = f"{topic}-mixed"
+    broker.create_topic(name, partitions=2)
+    broker.cli("produce", name, "-p", "0", stdin=b"a\n\xff\nb\n")
+    broker.cli("produce", name, "-p", "1", stdin="x\ny\n")
+    return name
+
+
+def test_consume_stops_skips_or_shows_bytes(broker: Broker, mixed: str) -> None:
+    done = broker.cli("consume", mixed, status=1)
+    assert sorted(done.stdout.split()) == [b"a", b"x", b"y"]
+    error = error_line(done)
+    assert f"partition {mixed}-0, offset 1" in error
+    assert "--on-error skip" in error
+    done = broker.cli("consume", mixed, "--on-error", "skip")
+    assert sorted(done.stdout.split()) == [b"a", b"b", b"x", b"y"]
+    assert error_line(done) == f"skipped records that do not decode: 1, first {mixed}-0@1"
+    done = broker.cli("consume", mixed, "-p", "0", "--on-error", "raw")
+    assert done.stdout == b"a\n/w==\nb\n"
+    done = broker.cli("consume", mixed, "-p", "0", "--on-error", "raw", "--json", "-f", "text")
+    assert [each.get("value_base64") for each in lines_of(done)] == [None, "/w==", None]
+
+
+def test_a_follower_ends_when_the_other_partitions_are_printed(broker: Broker, mixed: str) -> None:
+    done = broker.cli("consume", mixed, "--follow", status=1)
+    assert sorted(done.stdout.split()) == [b"a", b"x", b"y"]
+    assert f"partition {mixed}-0, offset 1" in error_line(done)
+
+
+def test_a_member_stops_or_skips(broker: Broker, mixed: str) -> None:
+    done = broker.cli("consume", mixed, "-g", f"{mixed}-readers", status=1)
+    assert sorted(done.stdout.split()) == [b"a", b"x", b"y"]
+    assert f"partition {mixed}-0, offset 1" in error_line(done)
+    done = broker.cli("consume", mixed, "-g", f"{mixed}-readers", "--on-error", "skip")
+    assert done.stdout == b"b\n", "the group continues where it was"
+    assert f"first {mixed}-0@1" in error_line(done)
+    done = broker.cli("consume", mixed, "-g", f"{mixed}-others", "--on-error", "raw")
+    assert sorted(done.stdout.split()) == [b"/w==", b"a", b"b", b"x", b"y"]

@@ -133,7 +133,7 @@ export async function follow(topic, partition, { offset, signal, onRecords, onSt
 
 function eventData(event) {
   const lines = event.split("\n");
-  if (lines.some((line) => line === "event: error")) return null;
+  if (lines.some((line) => line.startsWith("event: "))) return null; // an error, or a notice
   const data = lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5)).join("\n");
   return data ? JSON.parse(data) : null;
 }

@@ -168,7 +168,10 @@ def test_forged_values_are_named_and_refused(value: bytes, total: int) -> None:
             assert refused.value.offset == 12 + total - 1
             assert refused.value.format == "json"
             assert (refused.value.status, refused.value.code) == (422, 422)
-            assert str(refused.value).startswith("value deserialization error for format json: ")
+            part = "key" if bad[0] == value else "value"
+            assert refused.value.part == part
+            beginning = f"{part} deserialization error for format json: partition t-0, offset"
+            assert str(refused.value).startswith(beginning)
             assert isinstance(refused.value, InvalidRequest)
 
 
@@ -182,7 +185,7 @@ def test_two_halves_do_not_make_a_whole() -> None:
 @pytest.mark.parametrize("total", [1, MANY])
 def test_text_must_be_utf_8(total: int) -> None:
     batch = batch_of([(None, b"\xff", None)] * total)
-    with pytest.raises(Undecodable, match="for format text: offset 12: "):
+    with pytest.raises(Undecodable, match="for format text: partition t-0, offset 12: "):
         encode_records([batch], "t", 0, "text", is_json=[False])
 
 

@@ -1,0 +1,208 @@
+"""Pages with records that do not decode in the format of the answer.
+
+A record that does not decode is never the end of what can be read. `on_error` of a request says
+what its page has instead:
+
+    stop   the records before it. The page is cut there; the next read begins with it and fails.
+    skip   the other records. The answer counts what was left out.
+    raw    all records. A part that does not decode is null, and in base64 in a field of its own.
+
+A key that is text and no JSON is no error in format json: it is a JSON string, and `key_format` of
+the record says so. Most keys of Kafka's clients are such texts. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tidelog.service.formats import json_out, json_text
+from tidelog.service.formats.json_in import Format
+from tidelog.service.formats.json_text import RecordPart, Undecodable
+from tidelog.storage.core.chunk import concat
+from tidelog.storage.core.model import TopicPartition
+
+OnError: TypeAlias = Literal["stop", "skip", "raw"]
+ON_ERROR: tuple[OnError, ...] = get_args(OnError)
+
+_TEXT_KEY = b',"key_format":"text"'
+
+
+class Page(msgspec.Struct, frozen=True, gc=False):
+    """Encoded records of one partition.
+
+    `stopped` is the first record that is not in the page, because it does not decode; the page ends
+    before it. `wrong`: the number of records that do not decode, of which `first_wrong` is the
+    first offset; with `stop` 1 at most.
+    """
+
+    topic: str
+    partition: int
+    body: bytes
+    records: int
+    on_error: OnError = "stop"
+    stopped: Undecodable | None = None
+    wrong: int = 0
+    first_wrong: int = 0
+
+    def end(self, next_offset: int) -> int:
+        """Return the offset at which the next read begins; `next_offset` if the page is whole."""
+        return next_offset if self.stopped is None else self.stopped.offset
+
+    @property
+    def skipped(self) -> int:
+        """The number of records that were left out for good."""
+        return self.wrong if self.on_error == "skip" else 0
+
+
+def encode_page(
+    batches: Sequence[pa.RecordBatch],
+    topic: str,
+    partition: int,
+    fmt: Format,
+    *,
+    is_json: Sequence[bool],
+    framing: json_out.Framing = "array",
+    on_error: OnError = "stop",
+) -> Page:
+    """Encode records as `json_out.encode_records` does; `on_error` decides about those that do not
+    decode. A page with one of these costs 1 to 2 us more for each record."""
+    try:
+        body = json_out.encode_records(
+            batches, topic, partition, fmt, is_json=is_json, framing=framing
+        )
+    except Undecodable:
+        found = _Mixed(batches, is_json, TopicPartition(topic, partition), fmt)
+        return found.page(framing, on_error)
+    return Page(topic, partition, body, sum(map(len, batches)))
+
+
+def check_first(
+    batches: Iterable[pa.RecordBatch],
+    where: TopicPartition,
+    fmt: Format,
+    *,
+    is_json: Iterable[bool],
+) -> None:
+    """Raise Undecodable if a page of these records would stop before its first record."""
+    if fmt == "binary":
+        return
+    for batch, is_checked in zip(batches, is_json, strict=True):
+        if not batch.num_rows:
+            continue
+        if fmt == "json" and is_checked:
+            return
+        key, value = (batch.column(part)[0].as_py() for part in ("key", "value"))
+        # `text`: a key that is text and no JSON is no error.
+        if json_text.why_not("text", key) or json_text.why_not(fmt, value):
+            raise _Mixed([batch.slice(0, 1)], [False], where, fmt).error()
+        return
+
+
+def headers_of(
+    pages: Iterable[Page], failure: Exception | None = None
+) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of an answer with these pages: how many records were skipped, the first
+    of them, and the first record at which a partition has stopped. `failure` is the error of a
+    partition without a page."""
+    skipped, first_skipped = 0, ""
+    stopped = failure if isinstance(failure, Undecodable) else None
+    for page in pages:
+        if page.skipped and not skipped:
+            first_skipped = f"{page.topic}-{page.partition}@{page.first_wrong}"
+        skipped += page.skipped
+        stopped = stopped or page.stopped
+    found: list[tuple[bytes, bytes]] = []
+    if skipped:
+        found.append((b"tidelog-skipped", b"%d" % skipped))
+        found.append((b"tidelog-first-skipped", first_skipped.encode()))
+    if stopped is not None:
+        found.append((b"tidelog-undecodable", f"{stopped.where}@{stopped.offset}".encode()))
+    return tuple(found)
+
+
+class _Mixed:
+    """Records of which some may not decode, as one batch whose other records are JSON or text.
+
+    `wrong` maps the number of a row that does not decode to the first part that does not.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        is_json: Sequence[bool],
+        where: TopicPartition,
+        fmt: Format,
+    ) -> None:
+        self._batch = concat(list(batches))
+        self._where = where
+        self._fmt = fmt
+        self._extra = [b""] * self._batch.num_rows
+        self.wrong: dict[int, RecordPart] = {}
+        unchecked = np.ones(self._batch.num_rows, bool)
+        if fmt == "json":
+            unchecked = ~np.repeat(np.array(is_json, bool), list(map(len, batches)))
+        rows: list[int] = np.flatnonzero(unchecked).tolist()
+        columns = [
+            self._part(name, rows) if name in ("key", "value") else self._batch.column(name)
+            for name in self._batch.schema.names
+        ]
+        self._decodable = pa.RecordBatch.from_arrays(columns, schema=self._batch.schema)
+
+    def _part(self, part: Any, rows: list[int]) -> Any:
+        """Return the keys or values. Those of `rows` that do not decode become null or, if they are
+        keys and text, JSON strings."""
+        column = self._batch.column(part)
+        if json_text.all_decode(self._fmt, column):
+            return column
+        octets: list[bytes | None] = column.to_pylist()
+        for row in rows:
+            one = octets[row]
+            try:
+                if one is not None:
+                    json_text.check(self._fmt, one)
+            except json_text.NOT_DECODED:
+                assert one is not None, "null decodes in every format"
+                if part == "key" and not json_text.why_not("text", one):
+                    octets[row] = json_text.to_json(one.decode())
+                    self._extra[row] += _TEXT_KEY
+                    continue
+                octets[row] = None
+                self._extra[row] += b',"%b_base64":%b' % (part.encode(), json_text.to_json(one))
+                self.wrong.setdefault(row, part)
+        return pa.array(octets, pa.binary())
+
+    def error(self) -> Undecodable:
+        """Return the error for the first record that does not decode."""
+        row = min(self.wrong)
+        part = self.wrong[row]
+        why = json_text.why_not(self._fmt, self._batch.column(part)[row].as_py())
+        return Undecodable(self._where, self._fmt, part, self._offset(row), why)
+
+    def _offset(self, row: int) -> int:
+        offset: int = self._batch.column("offset")[row].as_py()
+        return offset
+
+    def page(self, framing: json_out.Framing, on_error: OnError) -> Page:
+        """Encode the records."""
+        batch, extra = self._decodable, pa.array(self._extra, pa.binary())
+        first = min(self.wrong, default=batch.num_rows)
+        stopped = None
+        if self.wrong and on_error == "stop":
+            batch, extra, stopped = batch.slice(0, first), extra[:first], self.error()
+        elif self.wrong and on_error == "skip":
+            kept = np.ones(batch.num_rows, bool)
+            kept[list(self.wrong)] = False
+            batch, extra = batch.filter(pa.array(kept)), extra.filter(pa.array(kept))
+        body = json_out.encode_records(
+            [batch],
+            *(self._where.topic, self._where.partition, self._fmt),
+            is_json=[True],
+            framing=framing,
+            extra=extra,
+        )
+        wrong = len(self.wrong) if stopped is None else 1
+        first_wrong = self._offset(first) if wrong else 0
+        return Page(*self._where, body, batch.num_rows, on_error, stopped, wrong, first_wrong)
