@@ -243,7 +243,8 @@ def _commands(prefix: str, group: Any) -> Iterator[tuple[str, Any]]:
 
 def _command(name: str, command: Any) -> list[str]:
     context = command.context_class(command, info_name=name)
-    settings = {field.name for field in dataclasses.fields(Settings)}
+    is_serve = name == "tidelog serve"
+    settings = {field.name for field in dataclasses.fields(Settings)} if is_serve else set()
     own = [each for each in command.get_params(context) if each.name not in settings]
     text = "\n".join(line.strip() for line in (command.help or "").splitlines())
     lines = [text.replace("\b", "").strip(), ""]
@@ -252,7 +253,7 @@ def _command(name: str, command: Any) -> list[str]:
     if not hasattr(command, "commands"):
         usage = " ".join(command.collect_usage_pieces(context))
         lines += [f"Usage: `{name} {usage}`", ""]
-    if len(own) < len(command.get_params(context)):
+    if is_serve:
         lines += ["Every setting is an option: [SETTINGS.md](SETTINGS.md).", ""]
     records = [record for each in own if (record := each.get_help_record(context))]
     records = [record for record in records if record[0] != "--help"]

@@ -11,10 +11,11 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlsplit
 
+from tidelog.service.secret_files import secret_of
 from tidelog.storage.core.bounds import LEAST, RETENTION_FACTOR_MIN, Bounds
-from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.errors import LogError, StoreUnfit
+from tidelog.storage.io.open import check_url, is_local
 from tidelog.storage.io.s3_options import S3Options
 
 if TYPE_CHECKING:
@@ -272,6 +273,10 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
+        try:
+            check_url(self.store)
+        except StoreUnfit as error:
+            raise BadSettings(str(error)) from None
         if self.wal_retention_ms < RETENTION_FACTOR_MIN * self.wal_view_age_max_ms:
             raise BadSettings(
                 f"wal_retention_ms ({self.wal_retention_ms}) must be at least "
@@ -286,7 +291,7 @@ class Settings:
                     f"{name} ({getattr(self, name)}) is below {least}: only a cluster for tests "
                     "may have that (test_bounds)"
                 )
-        if self.test_bounds and not _is_local(self.store, self.s3_endpoint):
+        if self.test_bounds and not is_local(self.store, self.s3_endpoint):
             raise BadSettings("test_bounds is for a folder or an endpoint on this machine")
         if self.broker_timeout_ms < 2 * self.broker_heartbeat_interval_ms:
             raise BadSettings(
@@ -443,7 +448,10 @@ def client_key(key_file: str | None = None) -> str | None:
     """Return the key that the CLI sends to a broker: from `key_file`, else from TIDELOG_KEY, which has
     the key or `@FILE`. Raises BadSettings."""
     text = os.environ.get(KEY_VARIABLE) if key_file is None else f"@{key_file}"
-    return _secret("key", text) if text else None
+    key = _secret("key", text) if text else None
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise BadSettings("key: has a character that no key has: a line break, or no ASCII")
+    return key
 
 
 def _hint(key: str, known: Mapping[str, object]) -> str:
@@ -454,13 +462,10 @@ def _hint(key: str, known: Mapping[str, object]) -> str:
 
 
 def _secret(name: str, text: str) -> str:
-    """Return `text`, or for `@FILE` the content of the file."""
-    if not text.startswith("@"):
-        return text
     try:
-        return Path(text[1:]).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadSettings(f"{name}: cannot read {text[1:]}: {error}") from None
+        return secret_of(text)
+    except ValueError as error:
+        raise BadSettings(f"{name}: {error}") from None
 
 
 def _parse(field: "dataclasses.Field[Any]", text: str) -> object:
@@ -480,12 +485,6 @@ def _whole(name: str, text: str) -> int:
     except ValueError:
         unit = next((f" of {unit}" for unit in ("ms", "bytes") if unit in name), "")
         raise BadSettings(f"{name}: {text!r} is not a whole number{unit}") from None
-
-
-def _is_local(store: str, s3_endpoint: str) -> bool:
-    """Return whether the store is a folder, or a server on this machine."""
-    endpoint = urlsplit(s3_endpoint).hostname or ""
-    return not store.startswith("s3://") or endpoint in {"127.0.0.1", "::1", "localhost"}
 
 
 def _check(field: "dataclasses.Field[Any]", value: Any) -> None:

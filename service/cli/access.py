@@ -5,7 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from tidelog.service.cli.requests import JsonOption, ServerOption, YesOption, quoted, request
+from tidelog.service.cli.requests import (
+    Commands,
+    JsonOption,
+    ServerOption,
+    YesOption,
+    quoted,
+    request,
+)
 from tidelog.service.cli.results import BadUsage, confirm, show, show_rows
 from tidelog.storage.core.acls import CLUSTER_NAME, DEFAULT
 
@@ -26,9 +33,9 @@ PrincipalArgument = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", help="User:alice or alice", show_default=False)
 ]
 
-keys = typer.Typer(no_args_is_help=True, help="Create, list, delete API keys of principals.")
-acls = typer.Typer(no_args_is_help=True, help="Add, list, remove access control lists (ACLs).")
-quotas = typer.Typer(no_args_is_help=True, help="Set, list, remove byte rate quotas.")
+keys = Commands(no_args_is_help=True, help="Create, list, delete API keys of principals.")
+acls = Commands(no_args_is_help=True, help="Add, list, remove access control lists (ACLs).")
+quotas = Commands(no_args_is_help=True, help="Set, list, remove byte rate quotas.")
 
 
 def principal_of(text: str) -> str:
@@ -121,7 +128,12 @@ def add_acls(  # noqa: PLR0913 - a command's options are its arguments
     principal: PrincipalArgument,
     operation: Annotated[
         list[str],
-        typer.Option("--operation", "-o", help="READ, WRITE, DESCRIBE, ...; repeatable"),
+        typer.Option(
+            "--operation",
+            "-o",
+            metavar="OPERATION",
+            help="READ, WRITE, DESCRIBE, ...; repeatable",
+        ),
     ],
     topic: TopicOption = None,
     group: GroupOption = None,

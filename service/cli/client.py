@@ -8,8 +8,11 @@ produce requests with an Idempotency-Key.
 
 import asyncio
 import contextlib
+import errno
 import random
-from collections.abc import Awaitable, Callable, Mapping
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -30,6 +33,10 @@ Result = TypeVar("Result")
 
 RETRIED = frozenset({429, 502, 503, 504})
 UNREACHABLE = frozenset({502, 503, 504})
+NO_ROUTE = "HTTP 404 Not Found"
+"""The message of a broker about a path that no route has."""
+SECURITY_IS_OFF = "SecurityDisabledException:"
+"""The beginning of Kafka's message, for clients of other proxies."""
 SERVER_CONNECT_S = 5.0
 RESPONSE_S = 60.0
 """Timeout of a response: twice the default `produce_timeout_ms` of a broker."""
@@ -103,12 +110,11 @@ class Client:
                     timeout=httpx.Timeout(answer_s, connect=SERVER_CONNECT_S),
                 )
             except httpx.RequestError as error:
-                why = str(error) or type(error).__name__
-                failure: CommandError = NotReachable(f"cannot reach {self.server}: {why}")
+                failure: CommandError = _not_reached(self.server, error)
             else:
                 if answer.is_success:
                     return answer
-                failure = _failure(answer)
+                failure = _refused(answer)
                 if answer.status_code not in RETRIED:
                     raise failure
                 retry_after_s = _retry_after_s(answer)
@@ -145,14 +151,14 @@ class Client:
         return CommandError(f"{self.server} is not a tidelog broker: unexpected response")
 
 
-def client_of(ctx: typer.Context, server: str | None) -> Client:
+def client_of(ctx: typer.Context, server: str | None, *, retry_s: float = 0.0) -> Client:
     """Return a client for `--server` with the key of `--key-file`. Raises BadUsage."""
     options: GlobalOptions = ctx.obj
     try:
         key = client_key(options.key_file)
     except BadSettings as error:
         raise BadUsage(str(error)) from None
-    return Client(server or console_server(), key=key)
+    return Client(server or console_server(), key=key, retry_s=retry_s)
 
 
 def with_client(
@@ -167,16 +173,64 @@ def with_client(
     return asyncio.run(session())
 
 
-def _failure(answer: httpx.Response) -> CommandError:
+def _not_reached(server: str, error: httpx.RequestError) -> NotReachable:
+    """Return the error for a request without a response."""
+    return NotReachable(f"cannot reach {server}: {_why(error)}")
+
+
+def _refused(answer: httpx.Response) -> CommandError:
+    """Return the error for a response that is not a success."""
     status = answer.status_code
-    message = f"{answer.request.url}: HTTP {status} {answer.reason_phrase}".rstrip()
+    said = ""
     with contextlib.suppress(ValueError, LookupError, TypeError):  # a proxy sends no JSON
-        message = answer.json()["message"]
+        said = answer.json()["message"]
+    if status == httpx.codes.NOT_FOUND and said in {"", NO_ROUTE}:
+        return NotReachable(f"{answer.request.url}: HTTP 404: is this the URL of a broker?")
+    message = said or f"{answer.request.url}: HTTP {status} {answer.reason_phrase}".rstrip()
+    if message.startswith(SECURITY_IS_OFF):
+        message = "security is off on this broker: start it with --security keys"
     if status == httpx.codes.UNAUTHORIZED:
         message += " (set TIDELOG_KEY or --key-file)"
     if status == httpx.codes.NOT_FOUND:
         return NotThere(message)
     return NotReachable(message) if status in UNREACHABLE else Refused(message, status)
+
+
+def _why(error: httpx.RequestError) -> str:
+    """Return the reason: httpx's own text has the words of its layers, or none."""
+    causes = list(_causes(error))
+    for cause in causes:
+        match cause:
+            case ssl.SSLError(reason="WRONG_VERSION_NUMBER"):
+                return "the server does not speak TLS: use http://"
+            case ConnectionRefusedError():
+                return (
+                    "connection refused; start a broker (tidelog serve), or name one with "
+                    "--server or TIDELOG_URL"
+                )
+            case socket.gaierror():
+                return f"no such host ({cause.strerror})"
+            case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):
+                return "no route to this host"
+            case _:
+                pass
+    match error:
+        case httpx.ConnectTimeout():
+            return "no connection in time"
+        case httpx.TimeoutException():
+            return "no response in time"
+        case _:
+            return str(error) or type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and what led to it. anyio groups the errors of several addresses."""
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for each in error.exceptions:
+                yield from _causes(each)
+        error = error.__cause__ or error.__context__
 
 
 def _retry_after_s(answer: httpx.Response) -> float:

@@ -23,6 +23,7 @@ from tidelog.storage.io.threads import together
 Position: TypeAlias = str | int | dt.datetime
 
 READS_AT_ONCE = 8
+ENDS_SHOWN = 4
 UNDECODABLE = 422
 POLL_MS = 20_000
 """Timeout of a long poll at the end of a partition with `--follow`."""
@@ -78,6 +79,7 @@ async def consume(client: Client, topic: str, options: ConsumeOptions) -> None:
         ranges = await together(*(consumer.resolve(number) for number in dict.fromkeys(numbers)))
         # Retry only after the broker has answered once: a wrong URL fails at once.
         client.retry_s = math.inf if options.follow else options.retry_s
+        consumer.warn_beyond(ranges)
         await consumer.run(ranges)
 
 
@@ -88,6 +90,9 @@ class Consumer:
         self._client = client
         self._options = options
         self._path = f"/topics/{quoted(topic)}/partitions"
+        self._topic = topic
+        self._ends: dict[int, int] = {}
+        """End offsets of partitions whose start is beyond them."""
         self._printed = 0
         self._skipped = Skipped()
         self._failure: UndecodableRecord | None = None
@@ -116,12 +121,24 @@ class Consumer:
             return high if found is None else found
 
         start = max(low, await offset(self._options.start))
+        if start > high:
+            self._ends[number] = high
         if self._options.until is None:
             return start, None
         end = await offset(self._options.until)
         if self._options.follow and isinstance(self._options.until, int):
             return start, end
         return start, min(end, high)
+
+    def warn_beyond(self, ranges: Sequence[_Range]) -> None:
+        """Say where the topic ends, if it ends before the start of every range."""
+        if ranges and len(self._ends) == len(ranges):
+            ends = [f"partition {number} at {end}" for number, end in sorted(self._ends.items())]
+            more = ", ..." if len(ends) > ENDS_SHOWN else ""
+            warn(
+                f"no record from offset {ranges[0].start} on: {self._topic} ends before it "
+                f"({', '.join(ends[:ENDS_SHOWN])}{more})"
+            )
 
     async def _offsets(self, number: int, params: dict[str, int]) -> dict[str, Any]:
         path = f"{self._path}/{number}/offsets"

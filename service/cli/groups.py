@@ -7,7 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from tidelog.service.cli.records import position
-from tidelog.service.cli.requests import JsonOption, ServerOption, YesOption, quoted, request
+from tidelog.service.cli.requests import (
+    Commands,
+    JsonOption,
+    ServerOption,
+    YesOption,
+    quoted,
+    request,
+)
 from tidelog.service.cli.results import (
     BadUsage,
     confirm,
@@ -22,7 +29,7 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", show_default=Fals
 _DURATION = re.compile(r"-(\d{1,9})(s|m|h|d)")
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-app = typer.Typer(no_args_is_help=True, help="List, describe, reset, delete consumer groups.")
+app = Commands(no_args_is_help=True, help="List, describe, reset, delete consumer groups.")
 
 
 @app.command("list")
@@ -80,7 +87,10 @@ def describe_group(
         )
         for each in description["members"]
     ]
-    show_table(("consumer", "instance", "client", "partitions"), rows)
+    if rows:
+        show_table(("consumer", "instance", "client", "partitions"), rows)
+    else:
+        show_line(f"no members; its committed offsets: tidelog groups lag {group}")
 
 
 @app.command("lag")
@@ -125,7 +135,9 @@ def reset_group(
     ] = None,
     partition: Annotated[
         list[int] | None,
-        typer.Option("--partition", "-p", min=0, help="partition of the topic; repeatable"),
+        typer.Option(
+            "--partition", "-p", min=0, metavar="N", help="partition of the topic; repeatable"
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show the new offsets, do not commit them")

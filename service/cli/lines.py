@@ -4,6 +4,7 @@ import binascii
 import contextlib
 import os
 import select
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from tidelog.service.cli.results import BadUsage, CommandError
+from tidelog.service.secret_files import why_not_read
 
 INPUT_READ_BYTES = 256 * 1024
 SHOWN_CHARS = 80
@@ -129,7 +131,10 @@ class Source(NamedTuple):
     def read(self, wait_s: float) -> bytes | None:
         """Read the available bytes: None after `wait_s` without input, empty at the end."""
         ready, _, _ = select.select([self.descriptor], [], [], wait_s)
-        return os.read(self.descriptor, INPUT_READ_BYTES) if ready else None
+        try:
+            return os.read(self.descriptor, INPUT_READ_BYTES) if ready else None
+        except OSError as error:
+            raise CommandError(f"the input cannot be read: {why_not_read(error)}") from None
 
 
 @contextlib.contextmanager
@@ -141,8 +146,11 @@ def opened(file: str) -> Iterator[Source]:
     try:
         descriptor = os.open(file, os.O_RDONLY)
     except OSError as error:
-        raise BadUsage(f"cannot read {file}: {error.strerror}") from None
+        raise BadUsage(f"cannot read {file}: {why_not_read(error)}") from None
     try:
-        yield Source(descriptor, os.fstat(descriptor).st_size or None)
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):  # can be opened, but not read
+            raise BadUsage(f"cannot read {file}: it is a folder")
+        yield Source(descriptor, status.st_size or None)
     finally:
         os.close(descriptor)

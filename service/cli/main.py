@@ -14,9 +14,10 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tidelog.service.cli import access, groups, maintenance, records, repair, replay, topics
-from tidelog.service.cli.requests import JsonOption, ServerOption
+from tidelog.service.cli.requests import Commands, JsonOption, ServerOption
 from tidelog.service.cli.results import (
     EXIT_INTERRUPTED,
     EXIT_STATUSES,
@@ -30,7 +31,7 @@ from tidelog.service.cli.results import (
     show_line,
     warn,
 )
-from tidelog.service.server.log_lines import EXIT_FAILED, EXIT_OK, log_to_stderr
+from tidelog.service.server.log_lines import EXIT_OK, log_to_stderr
 from tidelog.service.settings import PREFIX, RENAMED, BadSettings, Settings, load
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
@@ -39,8 +40,25 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 _STATUSES = "\n".join(f"  {code:>3}  {text}" for code, text in EXIT_STATUSES.items())
 EPILOG = f"\b\nExit status:\n{_STATUSES}"
 
-app = typer.Typer(
+
+class _Root(TyperGroup):
+    """The commands; one that needs an extra of the distribution names it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if (error.name or "tidelog").partition(".")[0] == "tidelog":
+                raise
+            raise CommandError(
+                f"tidelog {ctx.invoked_subcommand} needs the extra 'server' ({error.name} is not "
+                "installed): pip install 'tidelog[server]'"
+            ) from None
+
+
+app = Commands(
     name="tidelog",
+    cls=_Root,
     help="""Run and use tidelog, a log service on object storage.
 
 \b
@@ -97,24 +115,28 @@ def main() -> int:
         return _wrong_usage(error)
     except BrokenOutput:
         return EXIT_OK
-    except ModuleNotFoundError as error:
-        if (error.name or "tidelog").partition(".")[0] == "tidelog":
-            raise
-        warn(f"{error.name} is not installed: pip install 'tidelog[server]'")
-        return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     return status if isinstance(status, int) else EXIT_OK
 
 
 def _wrong_usage(error: Any) -> int:
-    message = error.format_message()
+    message = _plain(error)
     if "\n" in message:  # no command was given: print the help
         sys.stdout.write(message + "\n")
         return EXIT_USAGE
     command = "tidelog" if error.ctx is None else error.ctx.command_path
-    warn(f"{message.removesuffix('.')} (see `{command} --help`)")
+    warn(f"{message} (see `{command} --help`)")
     return EXIT_USAGE
+
+
+def _plain(error: Any) -> str:
+    """Return a usage error's message. pydantic, which newer versions of typer ask, begins its texts
+    with `Value error,` or with `Input` instead of the value."""
+    message: str = error.format_message().removesuffix(".").replace(": Value error, ", ": ")
+    if (validation := getattr(error.__cause__, "errors", None)) is not None:
+        message = message.replace(": Input should", f": {validation()[0]['input']!r} should")
+    return message.partition(", unable to parse string")[0]
 
 
 # -- the broker

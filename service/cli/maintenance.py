@@ -21,7 +21,12 @@ from tidelog.service.cli.engines import (
     EngineOption,
     started,
 )
-from tidelog.service.cli.replay import MasterOption, StoreOption, settings_of
+from tidelog.service.cli.replay import (
+    MasterOption,
+    StoreOption,
+    default_store_hint,
+    settings_of,
+)
 from tidelog.service.cli.requests import JsonOption
 from tidelog.service.cli.results import (
     BadUsage,
@@ -56,7 +61,7 @@ SCRUB_COUNTS = ("entries", "checkpoints", "topics", "partitions", "segments", "r
 PROGRESS_TICK_S = 0.2
 
 TopicsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[TOPIC]...", help="default: all topics")
+    list[str] | None, typer.Argument(metavar="TOPIC", help="default: all topics")
 ]
 ApplyOption = Annotated[
     bool,
@@ -106,9 +111,7 @@ def delete_records(
     topic: TopicArgument,
     before: Annotated[
         list[str],
-        typer.Argument(
-            metavar="PARTITION:OFFSET...", help=f"first offset to keep; {END} keeps none"
-        ),
+        typer.Argument(metavar="PARTITION:OFFSET", help=f"first offset to keep; {END} keeps none"),
     ],
     store: StoreOption = None,
     yes: ApplyOption = False,
@@ -430,7 +433,7 @@ def run_on_store(
         ) as cluster:
             return await _with_progress(what, lambda progress: work(cluster, progress))
 
-    with command_errors():
+    with command_errors(default_store_hint(settings)):
         return asyncio.run(session())
 
 

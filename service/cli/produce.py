@@ -17,7 +17,7 @@ from tidelog.service.cli.client import Client
 from tidelog.service.cli.lines import BadLine, Parser, Source
 from tidelog.service.cli.requests import quoted
 from tidelog.service.cli.results import CommandError, SlowProgress, plural, warn
-from tidelog.storage.core.partitioner import partition_of
+from tidelog.storage.core.murmur2 import partition_of
 from tidelog.storage.io.clock import SystemClock
 
 IDLE_S = 0.2

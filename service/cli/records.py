@@ -14,12 +14,14 @@ from tidelog.service.cli.topics import TopicArgument
 RETRY_FOR_S = 60.0
 
 RetryOption = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--retry-s",
         min=0,
         metavar="SECONDS",
-        help="how long to retry if the broker cannot be reached or answers 429, 502, 503, 504",
+        help="how long to retry if the broker cannot be reached or answers 429, 502, 503, 504; "
+        "if it is given, also before the first answer (default: "
+        f"{RETRY_FOR_S:.0f} after the first answer, before it 0: a wrong URL fails at once)",
     ),
 ]
 
@@ -110,7 +112,7 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
     linger_ms: Annotated[
         int, typer.Option(min=0, max=60_000, help="how long a batch waits for more lines")
     ] = 50,
-    retry_s: RetryOption = RETRY_FOR_S,
+    retry_s: RetryOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -145,9 +147,9 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
         batch_bytes=batch_bytes,
         in_flight=in_flight,
         linger_s=linger_ms / 1000,
-        retry_s=retry_s,
+        retry_s=RETRY_FOR_S if retry_s is None else retry_s,
     )
-    client = client_of(ctx, server)
+    client = client_of(ctx, server, retry_s=retry_s or 0.0)
     with lines.opened(file) as source:
         report = asyncio.run(cli_produce.produce(client, topic, source, options))
     show(report.as_json(), report.as_text(), as_json=as_json)
@@ -158,7 +160,7 @@ def consume(  # noqa: PLR0913 - as above
     topic: TopicArgument,
     partition: Annotated[
         list[int] | None,
-        typer.Option("--partition", "-p", min=0, help="default: all; repeatable"),
+        typer.Option("--partition", "-p", min=0, metavar="N", help="default: all; repeatable"),
     ] = None,
     group: Annotated[
         str | None,
@@ -213,7 +215,7 @@ def consume(  # noqa: PLR0913 - as above
     ] = OnErrorName.STOP,
     fetch_bytes: Annotated[int, typer.Option(min=1, help="approximate bytes of a request")] = 1024
     * 1024,
-    retry_s: RetryOption = RETRY_FOR_S,
+    retry_s: RetryOption = None,
     server: ServerOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print records as JSON objects, one a line")
@@ -260,10 +262,10 @@ def consume(  # noqa: PLR0913 - as above
         is_ndjson=is_ndjson,
         key_separator=key_separator,
         fetch_bytes=fetch_bytes,
-        retry_s=retry_s,
+        retry_s=RETRY_FOR_S if retry_s is None else retry_s,
         on_error=on_error.value,
     )
-    client = client_of(ctx, server)
+    client = client_of(ctx, server, retry_s=retry_s or 0.0)
     if group is None:
         asyncio.run(cli_consume.consume(client, topic, options))
     else:
@@ -287,6 +289,6 @@ def parse_time(text: str) -> dt.datetime:
         when = dt.datetime.fromisoformat(text[1:])
     except ValueError:
         raise BadUsage(
-            f"{text!r} is not @ and an ISO 8601 time, as @2013-01-31T12:00:00Z"
+            f"{text!r} is not @ and an ISO 8601 time, for example @2026-01-31T12:00:00Z"
         ) from None
     return when if when.tzinfo is not None else when.replace(tzinfo=dt.UTC)

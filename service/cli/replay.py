@@ -113,6 +113,12 @@ def settings_of(
         raise BadUsage(str(error)) from None
 
 
+def default_store_hint(settings: Settings) -> str:
+    """Return the end of a message about the store: nothing unless the store is the default."""
+    is_default = settings.store == Settings.store
+    return "; this is the default: name another with --store" if is_default else ""
+
+
 def _replay(
     settings: Settings,
     topic: str,
@@ -123,12 +129,13 @@ def _replay(
     *,
     overwrite: bool,
 ) -> int:
-    with _spark_errors():
+    with _spark_errors(default_store_hint(settings)):
         _check_topic(settings, topic)
         _check_target(to, overwrite=overwrite)
         with spark_session("tidelog replay", master) as spark:
             frame = frame_of(spark, settings, topic, file_format, options)
-            return write(frame, to, file_format, overwrite=overwrite)
+            with _target_errors(to):
+                return write(frame, to, file_format, overwrite=overwrite)
 
 
 def frame_of(
@@ -166,7 +173,7 @@ def _check_target(to: str, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def _spark_errors() -> Iterator[None]:
+def _spark_errors(store_hint: str) -> Iterator[None]:
     """Raise errors of the log and of Spark as CommandErrors of one line."""
     try:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -174,10 +181,30 @@ def _spark_errors() -> Iterator[None]:
     except ImportError as error:
         raise CommandError(f"{NO_SPARK} ({error})") from None
     try:
-        with command_errors():
+        with command_errors(store_hint):
             yield
     except (PySparkException, Py4JError) as error:
         raise CommandError(f"Spark: {_first_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _target_errors(to: str) -> Iterator[None]:
+    """Name the target, and the cause that Spark's text has below the line of the failed call."""
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise CommandError(f"{to} cannot be written: {root_cause(str(error))}") from None
+
+
+def root_cause(text: str) -> str:
+    """Return the innermost cause in the text of a Java exception, without its class."""
+    lines = [line.strip() for line in text.splitlines()]
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    inner = causes[-1].removeprefix("Caused by: ") if causes else "".join(lines[1:2])
+    name, _, why = inner.removeprefix(": ").partition(": ")
+    return why or name or lines[0]
 
 
 @contextlib.contextmanager

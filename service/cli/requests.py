@@ -1,12 +1,33 @@
 """Options of client commands, and the one request that most of these commands send."""
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+from typer.core import TyperCommand
+from typer.models import CommandFunctionType
 
 from tidelog.service.cli.results import NotThere
+
+
+class _Command(TyperCommand):
+    """A command whose usage has a required argument as NAME, where typer writes {NAME}."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+class Commands(typer.Typer):
+    """The application, or a group of its commands."""
+
+    def command(
+        self, name: str | None = None, **options: Any
+    ) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        return super().command(name, cls=_Command, **options)
+
 
 ServerOption = Annotated[
     str | None,
@@ -41,15 +62,28 @@ def request(
         url = path
         if "{cluster}" in url:
             url = url.replace("{cluster}", await client.cluster())
-        try:
+        with missing_is(missing):
             answer = await client.call(method, url, json=json, params=params)
-        except NotThere:
-            if not missing:
-                raise
-            raise NotThere(missing) from None
         return client.json_of(answer) if answer.content or method == "GET" else None
 
     return with_client(ctx, server, work)
+
+
+@contextlib.contextmanager
+def missing_is(message: str) -> Iterator[None]:
+    """Raise NotThere with this message, if there is one, instead of the broker's."""
+    try:
+        yield
+    except NotThere:
+        if not message:
+            raise
+        raise NotThere(message) from None
+
+
+def no_topic(name: str) -> str:
+    """Return the message about a topic that does not exist: the broker's own on all routes but
+    those of the topic itself, where it is Kafka's."""
+    return f"topic {name!r} does not exist"
 
 
 def quoted(name: str) -> str:

@@ -11,14 +11,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.service.server.log_lines import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE
-from tidelog.storage.core.errors import (
-    LogError,
-    StoreUnfit,
-    Unavailable,
-    UnknownPartition,
-    UnknownTopic,
+from tidelog.service.server.log_lines import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_UNREACHABLE,
+    UNREACHABLE_ERRORS,
 )
+from tidelog.storage.core.errors import LogError, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -31,7 +30,7 @@ EXIT_STATUSES = {
     EXIT_OK: "done",
     EXIT_FAILED: "failed, or refused by the broker",
     EXIT_USAGE: "wrong usage",
-    EXIT_UNREACHABLE: "the broker or its store cannot be reached",
+    EXIT_UNREACHABLE: "the broker or the store cannot be reached or used",
     EXIT_NOT_FOUND: "no such topic or partition",
     EXIT_INTERRUPTED: "interrupted",
 }
@@ -59,7 +58,7 @@ class BadUsage(CommandError):
 
 
 class NotReachable(CommandError):
-    """The broker cannot be reached, or answers that the client should retry later."""
+    """The broker or the store cannot be reached or used, or the client should retry later."""
 
     status = EXIT_UNREACHABLE
 
@@ -75,14 +74,15 @@ class BrokenOutput(Exception):
 
 
 @contextlib.contextmanager
-def command_errors() -> Iterator[None]:
-    """Raise errors of the log as CommandErrors, by exit status."""
+def command_errors(store_hint: str = "") -> Iterator[None]:
+    """Raise errors of the log as CommandErrors, by exit status. `store_hint` ends the message about
+    a store that cannot be used."""
     try:
         yield
     except (UnknownTopic, UnknownPartition) as error:
         raise NotThere(str(error)) from None
-    except (StoreUnfit, Unavailable) as error:
-        raise NotReachable(str(error)) from None
+    except UNREACHABLE_ERRORS as error:
+        raise NotReachable(f"{error}{store_hint}") from None
     except LogError as error:
         raise CommandError(str(error)) from None
 

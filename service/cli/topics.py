@@ -5,9 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
-from tidelog.service.cli.requests import JsonOption, ServerOption, YesOption, quoted, request
+from tidelog.service.cli.requests import (
+    Commands,
+    JsonOption,
+    ServerOption,
+    YesOption,
+    missing_is,
+    no_topic,
+    quoted,
+    request,
+)
 from tidelog.service.cli.results import (
     BadUsage,
+    CommandError,
     SlowProgress,
     confirm,
     plural,
@@ -32,7 +42,7 @@ ConfigOption = Annotated[
 
 OFFSETS_AT_ONCE = 16
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter, delete topics.")
+app = Commands(no_args_is_help=True, help="Create, list, describe, alter, delete topics.")
 
 
 @app.command("create")
@@ -80,7 +90,8 @@ def describe_topic(
 
     async def work(client: Client) -> dict[str, Any]:
         path = f"{await client.cluster()}/topics/{quoted(name)}"
-        count = (await client.get_json(path))["partitions_count"]
+        with missing_is(no_topic(name)):
+            count = (await client.get_json(path))["partitions_count"]
         configs = (await client.get_json(f"{path}/configs"))["data"]
         slots = asyncio.Semaphore(OFFSETS_AT_ONCE)
 
@@ -161,15 +172,25 @@ def alter_topic(
 
     async def work(client: Client) -> None:
         path = f"{await client.cluster()}/topics/{quoted(name)}"
-        if changes:
-            await client.post(f"{path}/configs:alter", json={"data": changes})
-        if partitions is not None:
-            await client.call("PATCH", path, json={"partitions_count": partitions})
+        with missing_is(no_topic(name)):
+            # Before the configs are changed: a wrong number changes nothing.
+            if partitions is not None:
+                _check_larger(name, (await client.get_json(path))["partitions_count"], partitions)
+            if changes:
+                await client.post(f"{path}/configs:alter", json={"data": changes})
+            if partitions is not None:
+                await client.call("PATCH", path, json={"partitions_count": partitions})
 
     with_client(ctx, server, work)
     configs = {each["name"]: each.get("value") for each in changes}
     value = {"name": name, "configs": configs, "partitions": partitions}
-    show(value, f"altered {name}", as_json=as_json)
+    words = [
+        f"{key} reset to its default" if text is None else f"{key}={text}"
+        for key, text in configs.items()
+    ]
+    if partitions is not None:
+        words.append(plural(partitions, "partition"))
+    show(value, f"altered {name}: {', '.join(words)}", as_json=as_json)
 
 
 @app.command("delete")
@@ -182,7 +203,8 @@ def delete_topic(
 ) -> None:
     """Delete a topic and all its records."""
     confirm("deleting", name, f"Delete topic {name} and all its records?", yes=yes)
-    request(ctx, server, "DELETE", f"{{cluster}}/topics/{quoted(name)}")
+    path = f"{{cluster}}/topics/{quoted(name)}"
+    request(ctx, server, "DELETE", path, missing=no_topic(name))
     show({"name": name, "deleted": True}, f"deleted {name}", as_json=as_json)
 
 
@@ -210,6 +232,14 @@ def seal(
     sealed = with_client(ctx, server, work)
     text = f"sealed {plural(sealed, 'record')} of {name}"
     show({"name": name, "sealed_records": sealed}, text, as_json=as_json)
+
+
+def _check_larger(name: str, has: int, wanted: int) -> None:
+    if wanted <= has:
+        raise CommandError(
+            f"topic {name!r} has {plural(has, 'partition')} already: the new number, {wanted}, "
+            "must be larger"
+        )
 
 
 def _configs(given: list[str] | None) -> dict[str, str]:

@@ -438,7 +438,9 @@ def _check_content_type(call: HttpRequest) -> None:
     is_kafka = kind.startswith(b"application/vnd.kafka") and kind.endswith(b"json")
     if not is_kafka and kind not in (b"application/json", b"application/octet-stream"):
         sent = call.headers[b"content-type"].decode("latin-1")
-        raise UnsupportedMediaType(f"HTTP 415 Unsupported Media Type: {sent}")
+        raise UnsupportedMediaType(
+            f"HTTP 415 Unsupported Media Type: send {JSON_V2.decode()}, not {sent!r}"
+        )
 
 
 def _accepted(call: HttpRequest, fmt: str) -> str:

@@ -74,6 +74,12 @@ PRODUCE_FORMATS: dict[bytes, str] = {
     **types_of_formats((*EMBEDDED, *SCHEMA_FORMATS)),
 }
 
+ACCEPTED = (
+    "application/vnd.kafka.json.v2+json (keys and values as JSON), the same with .text or .binary "
+    f"(base64) for .json, or {ARROW.decode()}"
+)
+"""The types that a refusal names, JSON's first: it is the one that most first requests mean."""
+
 
 class OffsetReport(msgspec.Struct):
     """The position of a record. `offset` is null with acks=1 and 0."""
@@ -127,7 +133,9 @@ class Produce:
         format_name = PRODUCE_FORMATS.get(media_type(call.headers.get(b"content-type", b"")))
         if format_name is None:
             sent = call.headers[b"content-type"].decode("latin-1")
-            raise UnsupportedMediaType(f"HTTP 415 Unsupported Media Type: {sent}")
+            raise UnsupportedMediaType(
+                f"HTTP 415 Unsupported Media Type: send {ACCEPTED}, not {sent!r}"
+            )
         rights = rights_of(call.scope)
         rights.charge(PRODUCER_BYTE_RATE)  # a throttled client need not send the body
         body = await call.body(self._settings.request_bytes_max)

@@ -11,13 +11,17 @@ import traceback
 
 import orjson
 
+from tidelog.storage.core.errors import StoreUnfit, Unavailable
+
 HUMAN = "%(asctime)s %(levelname)s %(name)s %(message)s"
 FORMATS = ("human", "json")
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_UNREACHABLE = 3
-"""Exit statuses of a broker; `cli_results` adds those that only commands have."""
+"""Exit statuses of a broker; `cli/results.py` adds those that only commands have."""
+UNREACHABLE_ERRORS = (StoreUnfit, Unavailable)
+"""Errors of the log with the status EXIT_UNREACHABLE, in a broker and in every command."""
 
 
 class JsonFormatter(logging.Formatter):

@@ -33,6 +33,7 @@ from tidelog.service.server.log_lines import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_UNREACHABLE,
+    UNREACHABLE_ERRORS,
     last_words,
     log_to_stderr,
 )
@@ -87,7 +88,7 @@ def run(
         uvloop.run(serve(settings, on_listening, worker))
     except LogError as error:
         last_words(str(error), settings.log_format)
-        return EXIT_UNREACHABLE if isinstance(error, Unavailable) else EXIT_FAILED
+        return EXIT_UNREACHABLE if isinstance(error, UNREACHABLE_ERRORS) else EXIT_FAILED
     return EXIT_OK
 
 

@@ -13,7 +13,8 @@ acls           access control lists, with Kafka's rules
 chunk          records as Arrow columns, and the bytes of a chunk
 checksum       CRC-32C
 partitioner    the partition of a record: by key, sticky, or requested
-murmur2        Kafka's hash of keys, for one key and for a column
+murmur2        Kafka's hash of one key, and its partition, without numpy
+murmur2_columns  the hash of a column of keys
 actions        every change that a commit can make to the cluster state
 entry          commits, drafts, and the bytes of a WAL entry
 """

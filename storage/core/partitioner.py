@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from tidelog.storage.core.chunk import Rows, sizes
 from tidelog.storage.core.errors import InvalidRequest
-from tidelog.storage.core.murmur2 import Ints, murmur2, murmur2_column
+from tidelog.storage.core.murmur2 import partition_of
+from tidelog.storage.core.murmur2_columns import Ints, murmur2_column
 
 Column: TypeAlias = "pa.Array[Any]"
 RequestedPartitions: TypeAlias = "Sequence[int | None] | Column | None"
@@ -75,11 +76,6 @@ class Sticky:
         bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
         bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
         return bits >> 32
-
-
-def partition_of(key: bytes, count: int) -> int:
-    """Return the partition that Kafka's default partitioner chooses for a key."""
-    return (murmur2(key) & 0x7FFFFFFF) % count
 
 
 def partitions_of(keys: pa.BinaryArray, count: int) -> npt.NDArray[np.int32]:

@@ -1,47 +1,65 @@
 """Opening of an object store by its `--store` URL, and the probe of its guarantees (DESIGN 4).
 
+A command line imports this module to check a URL. The modules of the stores are slow to load: they
+are imported when a store is opened.
+
 The probe writes below `probe/` only, under an id of its own, and deletes what it wrote.
 **On a crash** before the delete: a few small objects are left, which no process reads.
 """
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.s3_options import S3Options
 from tidelog.storage.io.start_retry import StartRetry
 
+if TYPE_CHECKING:
+    from tidelog.storage.io.object_store import ObjectStore
 
-async def open_store(url: str, *, s3: S3Options | None = None, retry_s: float = 0.0) -> ObjectStore:
+
+async def open_store(
+    url: str, *, s3: S3Options | None = None, retry_s: float = 0.0
+) -> "ObjectStore":
     """Open `memory://`, `file:///folder`, a plain path, or `s3://bucket/prefix`.
 
     Raises `StoreUnfit` if the URL or the store cannot be used until an operator changes it,
     `Unavailable` if the store does not answer for `retry_s`.
     """
+    check_url(url)
     folder = folder_of(url)
     if folder is not None:
+        from tidelog.storage.io.folder import FolderStore
+
         return await asyncio.to_thread(FolderStore, folder)
     parts = urlsplit(url)
-    match parts.scheme:
-        case "memory":
-            return MemoryStore()
-        case "s3" if parts.netloc:
-            # The SDK is slow to load; a folder needs none.
-            from tidelog.storage.io.s3 import S3Store
+    if parts.scheme == "memory":
+        from tidelog.storage.io.memory import MemoryStore
 
-            retry = StartRetry(SystemClock(), retry_s)
-            return await retry.until_done(
-                lambda: S3Store.open(parts.netloc, unquote(parts.path), s3)
-            )
-        case _:
-            raise StoreUnfit(
-                f"store url {url!r} is none of memory://, file:///folder, a path, s3://bucket/prefix"
-            )
+        return MemoryStore()
+    from tidelog.storage.io.s3 import S3Store
+
+    retry = StartRetry(SystemClock(), retry_s)
+    return await retry.until_done(lambda: S3Store.open(parts.netloc, unquote(parts.path), s3))
+
+
+def check_url(url: str) -> None:
+    """Raise StoreUnfit if the URL has none of the forms of a store."""
+    parts = urlsplit(url)
+    is_bucket = parts.scheme == "s3" and bool(parts.netloc)
+    if folder_of(url) is None and parts.scheme != "memory" and not is_bucket:
+        raise StoreUnfit(
+            f"store url {url!r} is none of memory://, file:///folder, a path, s3://bucket/prefix"
+        )
+
+
+def is_local(url: str, s3_endpoint: str) -> bool:
+    """Return whether the store is a folder, or a server on this machine."""
+    endpoint = urlsplit(s3_endpoint).hostname or ""
+    return not url.startswith("s3://") or endpoint in {"127.0.0.1", "::1", "localhost"}
 
 
 def folder_of(url: str) -> Path | None:

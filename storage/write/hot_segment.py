@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import murmur2, partitioner
+from tidelog.storage.core import murmur2_columns, partitioner
 from tidelog.storage.core.actions import (
     AnyAction,
     Append,
@@ -401,7 +401,7 @@ def _sorted(parts: Sequence[TopicRecords]) -> dict[int, pa.RecordBatch]:
     return dict(partitioner.cut(batch, counts))
 
 
-def _placed(part: TopicRecords) -> murmur2.Ints:
+def _placed(part: TopicRecords) -> murmur2_columns.Ints:
     if isinstance(part.partition, int):
         return np.full(chunks.count(part.rows), part.partition)
     return np.asarray(part.partition)

@@ -83,7 +83,7 @@ def test_f3_replay_finds_the_log_of_serve_without_options(here: Path, tmp_path: 
 def test_f3_every_command_refuses_a_url_that_names_no_folder(
     here: Path, command: str, url: str
 ) -> None:
-    done = tidelog(command, "--store", url, status=1 if command == "serve" else 3)
+    done = tidelog(command, "--store", url, status=2)
     assert f"store url {url!r} is none of memory://, file:///folder, a path" in error_line(done)
     assert not list(here.iterdir())
 

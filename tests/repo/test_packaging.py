@@ -1,6 +1,7 @@
 """The installed package: modules, extras, and a wheel that works outside the clone."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -8,17 +9,68 @@ import sys
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from tests.repo.test_house_rules import MODULES, PACKAGES, PACKED, ROOT
+from tests.support.ports import free_port
+from tidelog.service.cli.main import app
 
 with open(ROOT / "pyproject.toml", "rb") as file:
     PROJECT = tomllib.load(file)
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
 BASE_MODULES = {"httpx", "msgspec", "orjson", "rich", "typer"}
 """Dependencies of the base distribution: enough for a client."""
+HIDDEN = (
+    *("aioboto3", "boto3", "botocore", "deltalake", "fastapi", "google_crc32c", "httptools"),
+    *("numpy", "pandas", "prometheus_client", "pyarrow", "pyspark", "re2", "uvicorn", "uvloop"),
+)
+"""Modules of the extras."""
+CLIENT_COMMANDS = [
+    "status",
+    "produce t",
+    "produce t --format ndjson",
+    "consume t",
+    "consume t --group g",
+    "seal t",
+    "topics create t",
+    "topics list",
+    "topics describe t",
+    "topics alter t --partitions 2",
+    "topics delete t --yes",
+    "groups list",
+    "groups describe g",
+    "groups lag g",
+    "groups reset g --to -1h",
+    "groups delete g --yes",
+    "keys create alice",
+    "keys list",
+    "keys delete k --yes",
+    "acls add alice -o READ --topic t",
+    "acls list",
+    "acls remove --principal alice --yes",
+    "quotas list",
+    "quotas set alice --producer-byte-rate 1000",
+    "quotas remove alice",
+]
+EACH_COMMAND = """
+import hide
+import contextlib, io, json, sys
+from tidelog.service.cli.main import main
+for text in sys.argv[1:]:
+    words = json.loads(text)
+    sys.argv[1:] = words
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        status = main()
+    print(json.dumps([words, status, said.getvalue().splitlines()]))
+"""
+REFUSED = (
+    "connection refused; start a broker (tidelog serve), or name one with --server or TIDELOG_URL"
+)
 WHERE = """
 from importlib.util import find_spec
 import tidelog.storage.log, tidelog.spark
@@ -91,13 +143,8 @@ def test_a_wheel_serves_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
 @pytest.mark.xdist_group("wheel")
 def test_commands_without_the_extra_server_say_so_in_a_line(wheel: Path, tmp_path: Path) -> None:
     """Only the base's modules can be imported; `tidelog -h` works, `tidelog serve` does not."""
-    python = installed(wheel, tmp_path / "venv")
-    hidden = ("aioboto3", "boto3", "deltalake", "fastapi", "numpy", "pyarrow", "uvicorn", "re2")
-    (tmp_path / "venv" / "hide.py").write_text(
-        "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in hidden)
-    )
+    python, path = without_extras(wheel, tmp_path)
     main = "import hide, sys; from tidelog.service.cli.main import main; sys.exit(main())"
-    path = {**os.environ, "PYTHONPATH": str(tmp_path / "venv")}
     usage = run(python, "-c", main, "-h", cwd=tmp_path, env=path)
     assert "serve" in usage
     for command in ("serve", "scrub"):
@@ -107,7 +154,45 @@ def test_commands_without_the_extra_server_say_so_in_a_line(wheel: Path, tmp_pat
         )
         assert failed.returncode == 1
         (line,) = failed.stderr.splitlines()
-        assert line.endswith(" is not installed: pip install 'tidelog[server]'")
+        assert line.startswith(f"tidelog: tidelog {command} needs the extra 'server' (")
+        assert line.endswith(" is not installed): pip install 'tidelog[server]'")
+
+
+@pytest.mark.xdist_group("wheel")
+def test_client_commands_need_the_base_alone(wheel: Path, tmp_path: Path) -> None:
+    """Every client command, in one process, up to its first connection: the port is closed."""
+    python, path = without_extras(wheel, tmp_path)
+    server = f"http://127.0.0.1:{free_port()}"
+    commands = [[*command.split(), "--server", server] for command in CLIENT_COMMANDS]
+    said = run(python, "-c", EACH_COMMAND, *map(json.dumps, commands), cwd=tmp_path, env=path)
+    assert [json.loads(line) for line in said.splitlines()] == [
+        [command, 3, [f"tidelog: cannot reach {server}: {REFUSED}"]] for command in commands
+    ]
+
+
+def test_the_client_commands_are_those_with_a_server() -> None:
+    """Every command that takes `--server` is tried without the extras."""
+    tried = {tuple(command.split()[:2]) for command in CLIENT_COMMANDS}
+    named = {words for words, options in commands_of(get_command(app)) if "--server" in options}
+    assert named <= tried | {first[:1] for first in tried}
+
+
+def commands_of(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+    """The words of each command, and its options."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_of(command, *words, name)
+        else:
+            yield (*words, name), {option for each in command.params for option in each.opts}
+
+
+def without_extras(wheel: Path, folder: Path) -> tuple[Path, dict[str, str]]:
+    """The interpreter of an environment with the wheel, and variables with which `import hide`
+    hides the modules of the extras."""
+    python = installed(wheel, folder / "venv")
+    hide = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in HIDDEN)
+    (folder / "venv" / "hide.py").write_text(hide)
+    return python, {**os.environ, "PYTHONPATH": str(folder / "venv")}
 
 
 def installed(wheel: Path, folder: Path) -> Path:

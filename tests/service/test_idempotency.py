@@ -24,7 +24,7 @@ from tests.service.conftest import (
 )
 from tests.support.faults import FaultyStore
 from tidelog.storage.core import keys
-from tidelog.storage.core.partitioner import partition_of
+from tidelog.storage.core.murmur2 import partition_of
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 

@@ -29,6 +29,7 @@ from tests.service.conftest import (
 )
 from tests.support.faults import Fault, FaultyStore, Script
 from tests.support.properties import examples
+from tidelog.service.routes.produce import ACCEPTED
 from tidelog.storage.core import keys
 from tidelog.storage.io.memory import MemoryStore
 
@@ -51,7 +52,11 @@ VALUES = pa.array([b"a", None, b"", b"d"], pa.binary())
 async def test_other_content_types_are_415(broker: Broker, topic: str, content_type: str) -> None:
     headers = {"content-type": content_type.encode("latin-1")}
     body = b'{"records":[{"value":"aGk="}]}'
-    assert_refused(await broker.http.post("/topics/t", content=body, headers=headers), 415, 415)
+    answer = await broker.http.post("/topics/t", content=body, headers=headers)
+    said = assert_refused(answer, 415, 415)
+    assert f"send {ACCEPTED}, not {content_type!r}" in said
+    for accepted in ("vnd.kafka.json.v2+json", "vnd.apache.arrow.stream"):
+        assert f"application/{accepted}" in said
     assert ends(broker.log) == [0, 0, 0]
 
 

@@ -27,7 +27,7 @@ from tests.service.conftest import (
     until,
 )
 from tidelog.storage.core.chunk import HEADERS_TYPE
-from tidelog.storage.core.partitioner import partition_of
+from tidelog.storage.core.murmur2 import partition_of
 from tidelog.storage.io.memory import MemoryStore
 
 FORMATS = {"json": JSON, "binary": BINARY, "text": TEXT}

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.broker import Broker, error_line, json_of, tidelog
+from tidelog.service.cli.replay import root_cause
 
 PARTITIONS = 2
 RECORDS = 300
@@ -52,6 +53,34 @@ def replayed(store: str, to: Path, *options: str) -> int:
     assert done.stderr == b""
     records: int = json_of(done)["records"]
     return records
+
+
+def test_the_innermost_cause_of_a_java_exception() -> None:
+    text = """An error occurred while calling o88.save.
+: org.apache.spark.SparkException: Job aborted.
+\tat org.apache.spark.Job.run(Job.scala:1)
+Caused by: java.io.IOException: Mkdirs failed to create file:/x/_temporary/0
+\tat org.apache.hadoop.fs.ChecksumFileSystem.create(ChecksumFileSystem.java:1)
+\t... 23 more
+"""
+    assert root_cause(text) == "Mkdirs failed to create file:/x/_temporary/0"
+    assert (
+        root_cause("An error occurred while calling o1.f.\n: java.lang.Error: no\n\tat x") == "no"
+    )
+    assert root_cause("An error occurred") == "An error occurred"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_replay_to_a_folder_that_cannot_be_made(store: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    to = tmp_path / "file" / "out"
+    done = tidelog("replay", "t", "--store", store, "--to", str(to), status=1)
+    said = error_line(done)
+    assert said.startswith(f"{to} cannot be written: ")
+    assert "An error occurred while calling" not in said
 
 
 @pytest.mark.spark

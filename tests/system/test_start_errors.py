@@ -29,10 +29,11 @@ from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.wal.view import WalView
 
 FAILED = 1
+WRONG_USAGE = 2
 UNREACHABLE = 3
 
 
-def refusal(store: str | Path, *flags: str, status: int = FAILED, **variables: str) -> str:
+def refusal(store: str | Path, *flags: str, status: int = UNREACHABLE, **variables: str) -> str:
     """Return the error line of a broker that does not start; `tidelog` waits CLI_S at most."""
     command = ["serve", "--store", str(store), "--port", "0", *flags]
     done = tidelog(*command, status=status, **variables)
@@ -44,7 +45,7 @@ def refusal(store: str | Path, *flags: str, status: int = FAILED, **variables: s
 
 
 def test_a_url_that_names_no_store() -> None:
-    said = refusal("gopher://burrow/7")
+    said = refusal("gopher://burrow/7", status=WRONG_USAGE)
     assert "'gopher://burrow/7' is none of memory://, file:///folder, a path, s3://" in said
 
 
@@ -250,12 +251,14 @@ def test_another_cluster_than_asked_for(folder: Path) -> None:
 
 def test_a_wal_entry_with_a_flipped_bit(folder: Path) -> None:
     spoil(folder / f"wal/{3:020}", 40)
-    assert f"object wal/{3:020} is corrupt: checksum of the header differs" in refusal(folder)
+    said = refusal(folder, status=FAILED)
+    assert f"object wal/{3:020} is corrupt: checksum of the header differs" in said
 
 
 def test_a_wal_entry_that_is_missing(folder: Path) -> None:
     (folder / f"wal/{3:020}").unlink()
-    assert f"object wal/{3:020} is corrupt: is missing, but later entries exist" in refusal(folder)
+    said = refusal(folder, status=FAILED)
+    assert f"object wal/{3:020} is corrupt: is missing, but later entries exist" in said
 
 
 def test_a_wal_that_no_checkpoint_covers_any_more(folder: Path) -> None:
@@ -263,7 +266,7 @@ def test_a_wal_that_no_checkpoint_covers_any_more(folder: Path) -> None:
     spoil(folder / f"checkpoints/{5:020}", 40)
     for number in range(1, 4):
         (folder / f"wal/{number:020}").unlink()
-    done = tidelog("serve", "--store", str(folder), "--port", "0", status=FAILED)
+    done = tidelog("serve", "--store", str(folder), "--port", "0", status=UNREACHABLE)
     *warned, said = done.stderr.decode().splitlines()
     assert all(f"object checkpoints/{5:020} is corrupt" in line for line in warned)
     assert f"tidelog: {folder.as_uri()}: the WAL begins at wal/{4:020} and no checkpoint" in said
@@ -303,7 +306,8 @@ def test_a_hot_log_that_is_none(folder: Path, tmp_path: Path) -> None:
 
 def test_a_hot_dir_that_is_none(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert f"{tmp_path}/file" in refusal(folder, "--hot-dir", str(tmp_path / "file"))
+    said = refusal(folder, "--hot-dir", str(tmp_path / "file"), status=FAILED)
+    assert f"{tmp_path}/file" in said
 
 
 # -- the rest of the machine
@@ -345,7 +349,7 @@ def test_a_scrub_writes_nothing(folder: Path, tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path) -> None:
     limited = [sys.executable, "-c", LIMITED, "serve", "--store", str(tmp_path / "store")]
     done = subprocess.run(limited, capture_output=True, env=environment(), timeout=60, check=False)
-    assert done.returncode == FAILED
+    assert done.returncode == UNREACHABLE
     said = error_line(done)
     assert "the test of writing failed" in said
     assert "raise the file size limit (ulimit -f)" in said

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.support.properties import examples
 from tidelog.storage.core.chunk import Rows, batch_of_rows
 from tidelog.storage.core.errors import InvalidRequest
-from tidelog.storage.core.murmur2 import ACTIVE_MIN, murmur2
+from tidelog.storage.core.murmur2 import murmur2, partition_of
+from tidelog.storage.core.murmur2_columns import ACTIVE_MIN
 from tidelog.storage.core.partitioner import (
     NoSuchPartition,
     Partitions,
     RecordPartitions,
     Sticky,
     part,
-    partition_of,
     partitions_of,
     place,
     tally,

@@ -1,0 +1,316 @@
+"""Messages of the command line about the mistakes of a first hour: one line, the cause, what to do.
+
+The commands run in this process, most of them without a broker.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.broker import Broker
+from tests.support.ports import free_port
+from tidelog.service.cli import main as cli
+
+
+class Said(NamedTuple):
+    """The end of a command; `line` is all of stderr, without the program's name."""
+
+    status: int
+    out: str
+    line: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def tidelog(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Command:
+    """Run a command line in this process."""
+    for name in [name for name in os.environ if name.startswith("TIDELOG_")]:
+        monkeypatch.delenv(name)
+
+    def run(*words: str, server: str = "") -> Said:
+        monkeypatch.setattr(sys, "argv", ["tidelog", *words])
+        if server:
+            monkeypatch.setenv("TIDELOG_URL", server)
+        status = cli.main()
+        out, err = capsysbinary.readouterr()
+        lines = err.decode().splitlines()
+        assert len(lines) <= 1, err
+        return Said(status, out.decode(), "".join(lines).removeprefix("tidelog: "))
+
+    return run
+
+
+# -- files
+
+
+def test_produce_of_a_folder(tidelog: Command, tmp_path: Path) -> None:
+    assert tidelog("produce", "a", str(tmp_path)) == (
+        2,
+        "",
+        f"cannot read {tmp_path}: it is a folder",
+    )
+
+
+def test_produce_of_a_file_that_is_not_there(tidelog: Command) -> None:
+    assert tidelog("produce", "a", "/nofile").line == "cannot read /nofile: no such file"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot read {}: no such file"),
+        (b"", "{} is empty"),
+        (b" \n", "{} is empty"),
+        (b"\xff", "cannot read {}: it is not UTF-8 text"),
+    ],
+)
+def test_a_key_file_without_a_key(
+    tidelog: Command, tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    file = tmp_path / "alice.key"
+    if content is not None:
+        file.write_bytes(content)
+    said = tidelog("--key-file", str(file), "status")
+    assert said == (2, "", f"key: {why.format(file)}")
+
+
+@pytest.mark.parametrize("content", ["two\nlines", "schlüssel"])
+def test_a_key_that_no_header_can_have(tidelog: Command, tmp_path: Path, content: str) -> None:
+    (tmp_path / "key").write_text(content)
+    said = tidelog("--key-file", str(tmp_path / "key"), "status")
+    assert said.status == 2
+    assert said.line.startswith("key: has a character that no key has")
+    assert content not in said.line
+
+
+# -- stores
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["serve", "ftp://foo"], ["serve", "--store", "s3:///x"]]
+    + [
+        [*command.split(), "--store", "ftp://foo"]
+        for command in (
+            *("scrub", "maintain", "retain", "compact", "collect", "repair", "upgrade"),
+            *("delete-records a 0:1", "replay a --to b"),
+        )
+    ],
+    ids=" ".join,
+)
+def test_a_malformed_url_of_a_store_is_wrong_usage(tidelog: Command, command: list[str]) -> None:
+    said = tidelog(*command)
+    assert said.status == 2
+    assert said.line.startswith(f"store url {command[-1]!r} is none of memory://, ")
+
+
+def test_the_default_store_that_is_not_there(
+    tidelog: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    missing = f"{tmp_path.as_uri()}/tidelog-data does not exist or is not a folder"
+    hint = "; this is the default: name another with --store"
+    assert tidelog("scrub") == (3, "", missing + hint)
+    assert tidelog("scrub", "--store", f"{tmp_path}/tidelog-data") == (3, "", missing)
+
+
+# -- wrong words
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("consume t --format xml", "'xml' is not one of 'text', 'json', 'binary', 'ndjson'"),
+        ("consume t --retry-s soon", "'soon' should be a valid number"),
+        ("consume t -p first", "'first' should be a valid integer"),
+        ("consume t -n -1", "'-1' should be greater than or equal to 0"),
+    ],
+)
+def test_a_wrong_value_is_named(tidelog: Command, words: str, line: str) -> None:
+    said = tidelog(*words.split())
+    assert said.status == 2
+    assert said.line.startswith("Invalid value for '--")
+    assert said.line.endswith(f": {line} (see `tidelog consume --help`)")
+
+
+def test_a_wrong_time_is_told_by_an_example(tidelog: Command) -> None:
+    said = tidelog("consume", "a", "--from", "@2026-13-01")
+    assert said.line.startswith("'@2026-13-01' is not @ and an ISO 8601 time, for example @2026-")
+
+
+# -- servers that are none
+
+
+class Plain(BaseHTTPRequestHandler):
+    """A web server of another kind: it has no page at all."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def other_server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Plain)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_closed_port(tidelog: Command) -> None:
+    server = f"http://127.0.0.1:{free_port()}"
+    assert tidelog("topics", "list", "--server", server) == (
+        3,
+        "",
+        f"cannot reach {server}: connection refused; start a broker (tidelog serve), or name one "
+        "with --server or TIDELOG_URL",
+    )
+
+
+def test_https_to_a_server_without_tls(tidelog: Command, other_server: str) -> None:
+    said = tidelog("status", server=f"https://{other_server}")
+    assert said.status == 3
+    assert said.line.endswith(f"{other_server}: the server does not speak TLS: use http://")
+
+
+def test_a_url_below_which_nothing_is(tidelog: Command, other_server: str, broker: Broker) -> None:
+    for url in (f"http://{other_server}", f"{broker.base_url}/nope"):
+        said = tidelog("topics", "describe", "a", server=url)
+        assert said == (3, "", f"{url}/v3/clusters: HTTP 404: is this the URL of a broker?")
+
+
+# -- retries
+
+
+class Late(ThreadingHTTPServer):
+    """A server that starts to answer with its third request."""
+
+    requests = 0
+
+
+class LateHandler(Plain):
+    server: Late
+
+    def do_GET(self) -> None:
+        self.server.requests += 1
+        if self.server.requests < 3:
+            self.send_error(503)
+        else:
+            self.send_error(404)
+
+
+@pytest.fixture
+def late() -> Iterator[Late]:
+    server = Late(("127.0.0.1", 0), LateHandler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("command", ["produce a /dev/null", "consume a", "consume a --group g"])
+def test_retry_s_holds_for_the_first_request_if_it_is_given(
+    tidelog: Command, late: Late, command: str
+) -> None:
+    url = f"http://127.0.0.1:{late.server_port}"
+    assert tidelog(*command.split(), server=url).status == 3
+    assert late.requests == 1
+    said = tidelog(*command.split(), "--retry-s", "600", server=url)
+    assert "is this the URL of a broker?" in said.line
+    assert late.requests == 3
+
+
+# -- topics, groups
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "topics describe {}",
+        "topics alter {} -p 9",
+        "topics alter {} -c retention.ms=1",
+        "topics delete {} --yes",
+        "seal {}",
+        "consume {}",
+    ],
+)
+def test_an_unknown_topic_is_named(tidelog: Command, broker: Broker, command: str) -> None:
+    said = tidelog(*command.format("nosuch").split(), server=broker.base_url)
+    assert said == (4, "", "topic 'nosuch' does not exist")
+
+
+def test_alter_says_what_it_has_changed(tidelog: Command, broker: Broker) -> None:
+    broker.create_topic("altered", 4)
+    config = ["-c", "retention.ms=86400000"]
+    said = tidelog("topics", "alter", "altered", *config, server=broker.base_url)
+    assert said.out == "altered altered: retention.ms=86400000\n"
+    said = tidelog("topics", "alter", "altered", "-u", "retention.ms", "-p", "5")
+    assert said.out == "altered altered: retention.ms reset to its default, 5 partitions\n"
+
+
+@pytest.mark.parametrize("number", ["2", "4"])
+def test_fewer_partitions_are_refused_before_a_config_changes(
+    tidelog: Command, broker: Broker, number: str
+) -> None:
+    name = f"shrunk{number}"
+    broker.create_topic(name, 4)
+    changes = ["-c", "retention.ms=86400000", "-p", number]
+    said = tidelog("topics", "alter", name, *changes, server=broker.base_url)
+    has = f"topic {name!r} has 4 partitions already: the new number, {number}, must be larger"
+    assert said == (1, "", has)
+    described = json.loads(tidelog("topics", "describe", name, "--json").out)
+    assert described["configs"]["retention.ms"]["is_default"]
+
+
+def test_consume_from_beyond_the_end_says_where_the_end_is(
+    tidelog: Command, broker: Broker, topic: str
+) -> None:
+    broker.cli("produce", topic, stdin="a\nb\n")
+    said = tidelog("consume", topic, "--from", "99999", server=broker.base_url)
+    ends = f"no record from offset 99999 on: {topic} ends before it (partition 0 at 2)"
+    assert said == (0, "", ends)
+    assert tidelog("consume", topic, "--from", "2") == (0, "", "")
+
+
+def test_consume_from_beyond_the_end_of_one_partition_says_nothing(
+    tidelog: Command, broker: Broker
+) -> None:
+    broker.create_topic("uneven", 2)
+    broker.cli("produce", "uneven", "-p", "1", stdin="a\nb\n")
+    assert tidelog("consume", "uneven", "--from", "1", server=broker.base_url) == (0, "b\n", "")
+
+
+def test_a_group_without_members_leads_to_its_lag(
+    tidelog: Command, broker: Broker, topic: str
+) -> None:
+    broker.cli("produce", topic, stdin="a\n")
+    broker.cli("consume", topic, "--group", "idle")
+    said = tidelog("groups", "describe", "idle", server=broker.base_url)
+    assert said.out.splitlines()[1:] == [
+        "no members; its committed offsets: tidelog groups lag idle"
+    ]
+
+
+@pytest.mark.parametrize("command", ["keys list", "acls list", "quotas list"])
+def test_without_security_it_says_how_to_have_it(
+    tidelog: Command, broker: Broker, command: str
+) -> None:
+    said = tidelog(*command.split(), server=broker.base_url)
+    assert said.status == 1
+    assert said.line == "security is off on this broker: start it with --security keys"
