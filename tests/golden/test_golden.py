@@ -253,7 +253,8 @@ def test_level_2_adds_elements_at_the_ends() -> None:
     """All else is as at level 1: positions in the WAL are after longer headers."""
     first, second = folder_of(1), folder_of(2)
     identity = msgspec.json.decode(golden("cluster.json", second))
-    assert identity.pop("bounds") == {"view_age_ms": 300_000, "wal_retention_ms": 7_200_000}
+    first_bounds = {"view_age_ms": 300_000, "wal_retention_ms": 7_200_000}
+    assert identity.pop("bounds") == first_bounds | {"file_grace_ms": 86_400_000}
     assert identity == msgspec.json.decode(golden("cluster.json")) | {"format": 2}
     for name in ENTRIES:
         old, new = header_of(name, first), header_of(name, second)
@@ -268,7 +269,9 @@ def test_level_2_adds_elements_at_the_ends() -> None:
     old, new = state_in(CHECKPOINT, first), state_in(CHECKPOINT, second)
     last_ms = 1_700_000_000_000 + 6 * 1500
     elapsed = [5 * 1500, [["golden-broker", last_ms, 5 * 1500]]]  # its first entry adds nothing
-    assert (new[0], new[9:]) == (2, [None, None, None, [], None, elapsed])
+    bounds_ms = [300_000, 7_200_000, 86_400_000]
+    bounds = [False, bounds_ms, bounds_ms, [0, 0]]
+    assert (new[0], new[9:]) == (2, [None, None, None, [], None, elapsed, bounds])
     assert (len(old), new[6], new[8]) == (9, old[6], old[8])
     ((key, at_ms, placements),) = new[7]  # remembered by elapsed time
     assert [[key, 1_700_000_001_500 + at_ms, placements]] == old[7]
@@ -293,7 +296,7 @@ def test_a_cluster_that_was_raised(tmp_path: Path) -> None:
     assert (raising[0], raising[4], raising[6:9]) == (2, "golden-broker", [[], [], []])
     assert (second[0], len(second), [commit[4] for commit in second[7]]) == (2, 10, ["User:alice"])
     before, after = (state_in(f"checkpoints/{seq:020}", folder) for seq in (1, 3))
-    assert (before[0], len(before), after[0], len(after)) == (1, 9, 2, 15)
+    assert (before[0], len(before), after[0], len(after)) == (1, 9, 2, 16)
     shutil.copytree(folder, tmp_path / "store")
     store = FolderStore(tmp_path / "store")
     folded, _ = asyncio.run(fold(store, CLUSTER_ID))
