@@ -1,4 +1,4 @@
-"""What is changed of a cluster as a whole: the level of its format, and its bounds.
+"""Changes of a cluster as a whole: the level of its format, and its bounds.
 
 The level is raised when every live broker knows the new one. storage.state.cluster_bounds says when
 a change of the bounds comes into effect.

@@ -69,8 +69,8 @@ HASTY = 0.3
 outlives most stops."""
 HASTY_BOUNDS = Bounds(4000, 16_000, 5000)
 OTHER_BOUNDS = (SetBounds(400, 1600), SetBounds(12_000, 48_000))
-"""To which hasty worlds with suspended processes change them, if no clock of theirs jumps: a jump is
-hours, and what is lowered waits for minutes here."""
+"""To which hasty worlds with suspended processes change them, if no clock of theirs jumps: a jump
+is hours, and what is lowered waits for minutes here."""
 
 KINDS = ("brokers", "sleepers", "tables", "groups", "disks")
 
