@@ -168,6 +168,7 @@ class Making:
         key: IdempotencyKey | None = None,
         hot: HotMark | None = None,
         is_json: bool = True,
+        principal: str = "",
     ) -> AppendRequest:
         return AppendRequest(
             [TopicRecords(topic_id, partition, rows) for partition, rows in (parts or {}).items()],
@@ -178,6 +179,7 @@ class Making:
             hot=hot,
             topic_id=None if actions else topic_id,
             commit_id=self.clock.new_id(),
+            principal=principal,
         )
 
     def requests_of_several_commits(self) -> list[AppendRequest]:
@@ -261,11 +263,12 @@ class Making:
         def ignore(_: AppendRequest) -> None:
             pass
 
-        hot = HotLog(self.folder / HOT, CLUSTER_ID, LIVING_LOG, ignore, ignore)
+        hot = HotLog(self.folder / HOT, CLUSTER_ID, LIVING_LOG, ignore, ignore, lambda: self.level)
         key = IdempotencyKey("order-18", bytes(16), 3)
         batch: pa.RecordBatch = chunks.batch_of_rows([rows_of_flights()])
         await hot.append(self.request({0: rows_of_json('"hot"')}, topic_id=AUDIT))  # is in the WAL
-        await hot.append(self.request({0: rows_of_json('"acked"', '"both"')}, key=key))
+        both = rows_of_json('"acked"', '"both"')
+        await hot.append(self.request({0: both}, key=key, principal=ALICE))
         parts = [
             TopicRecords(FLIGHTS, 1, batch),
             TopicRecords(AUDIT, 0, rows_of_json('"two topics"')),

@@ -98,7 +98,10 @@ def test_own_commits_never_pass_for_another_brokers() -> None:
 
 def test_a_draft_goes_over_as_it_is() -> None:
     draft = draft_of([b"one", b"two"], "o", 3)
+    named = msgspec.structs.replace(draft.commits[1], principal="User:alice")
+    draft = draft._replace(commits=[draft.commits[0], named])
     taken = decode_forwarded(encode_forwarded(draft))
+    assert merge([draft_of([b"x"], "p", 1), taken]).commits[2].principal == "User:alice"
     assert taken._replace(bodies=[]) == draft._replace(bodies=[])
     assert b"".join(taken.bodies) == b"onetwo"
     referred = refer(draft, keys.data("aa01", 7))
