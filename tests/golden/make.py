@@ -248,7 +248,9 @@ class Making:
     async def seal(self) -> None:
         """The first records of flights-0 become a segment of its table."""
         batch = chunks.batch_of_rows([rows_of_flights()]).slice(0, SEALED_END)
-        written = segments.write([chunks.with_offsets(batch, 0)], codec="zstd", is_json=False)
+        written = segments.write(
+            [chunks.with_offsets(batch, 0)], codec="zstd", is_json=False, level=self.level
+        )
         prefix = self.wal.state.topic("flights").prefix
         path = keys.segment(0, 0, SEALED_END, self.clock.new_id().hex())
         await self.store.create(f"{prefix}/{path}", [memoryview(written.body)])

@@ -17,6 +17,7 @@ from typing import Any
 import google_crc32c
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.golden.make import HERE, HOT, RAISED, folder_of, make
@@ -334,6 +335,23 @@ def test_a_segment() -> None:
     assert batch.to_pylist() == [
         {"offset": offset, **record} for offset, record in enumerate(FLIGHTS[:3])
     ]
+
+
+@pytest.mark.parametrize(("level", "numbers"), [(1, [-1] * 6), (2, [1, 2, 3, 4, 7, 8])])
+def test_columns_of_a_segment_have_field_ids_from_level_2_on(
+    level: int, numbers: list[int]
+) -> None:
+    """As another reader sees them: 5 and 6 are of groups, which pyarrow shows as fields."""
+    file = pq.ParquetFile(folder_of(level) / SEGMENT)
+    headers = file.schema_arrow.field("headers")
+    leaves = [*list(file.schema_arrow)[:4], *headers.type.value_type]
+    found = [int((each.metadata or {}).get(b"PARQUET:field_id", -1)) for each in leaves]
+    groups = [
+        (each.metadata or {}).get(b"PARQUET:field_id")
+        for each in (headers, headers.type.value_field)
+    ]
+    assert found == numbers
+    assert groups == ([None, None] if level == 1 else [b"5", b"6"])
 
 
 # -- hot logs
