@@ -15,7 +15,7 @@ compact         merges small segments, keeps the newest record per key
 collect         deletes objects that nothing names
 ahead           compares a table beyond the sealed end with the tail
 repair          restores or adopts tables in doubt
-upgrade         raises the level of the format, when every live broker knows it
+upgrade         the level of the format, raised when every live broker knows it; bounds
 scrub_checks    conditions that hold for a partition and for a segment; pure
 scrub_wal       the chain of the WAL, applied and verified
 scrub           checks the invariants on the stored data

@@ -68,9 +68,11 @@ async def plan(
     after its topic was deleted leaves such a folder. But if a cluster lost its WAL and was created
     again, all its data is in such folders: so only an operator may request this.
     """
+    # The time first: a bound that is raised after the refresh is of no concern to what is older.
+    now_ms = await cluster.store_now_ms()
     await cluster.refresh()
-    grace = grace.obeying(cluster.wal.cluster.bounds)
-    search = _Search(cluster, await cluster.store_now_ms(), grace)
+    grace = grace.obeying(cluster.state.bounds.now)
+    search = _Search(cluster, now_ms, grace)
     checkpoints = [info async for info in cluster.store.list(keys.CHECKPOINTS)]
     base = await _base(cluster, checkpoints, search.now_ms, grace)
     await _checkpoint(cluster, checkpoints, search.now_ms, grace)

@@ -177,8 +177,9 @@ class _Run:
         planned = [_planned(work, MERGE, f"small, {len(some)} neighbours", some) for some in files]
         if self.is_dry:
             return planned
+        level = self.cluster.state.level
         tasks = [
-            Rewrite(topic.prefix, some, config.compression_type, each.rows)
+            Rewrite(topic.prefix, some, config.compression_type, each.rows, level=level)
             for some, each in zip(files, planned, strict=True)
         ]
         done: list[Compacted] = []
@@ -269,6 +270,7 @@ class _Run:
                 sum(stays[number] for number in group),
                 kept[at[group.start] : at[group.stop]],
                 history,
+                self.cluster.state.level,
             )
             for group, is_changed in groups
             if is_changed or group.stop == len(files)

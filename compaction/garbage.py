@@ -34,17 +34,20 @@ setting."""
 
 
 class Grace(NamedTuple):
-    """Milliseconds for which objects stay after the record that nothing names them."""
+    """Milliseconds for which objects stay after the record that nothing names them. A process may
+    choose longer ones than the cluster's bounds: see `obeying`."""
 
-    wal_ms: int = 3_600_000
-    """For entries, `data/` and checkpoints: several times `wal.view.max.age` (DESIGN 5)."""
-    table_ms: int = 86_400_000
+    wal_ms: int = 0
+    """For entries, `data/` and checkpoints: several times the view age (DESIGN 5)."""
+    table_ms: int = 0
     """For files that a commit removed from a table: longer than the longest job that reads them.
     Shorter than the seven days for which Delta keeps its log."""
 
     def obeying(self, bounds: Bounds) -> "Grace":
         """Return the grace that a cluster with these bounds allows: no process shortens them."""
-        return self._replace(wal_ms=max(self.wal_ms, bounds.wal_retention_ms))
+        return Grace(
+            max(self.wal_ms, bounds.wal_retention_ms), max(self.table_ms, bounds.file_grace_ms)
+        )
 
     @property
     def unnamed_ms(self) -> int:

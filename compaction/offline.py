@@ -157,8 +157,9 @@ class OfflineCluster:
 
     async def checkpoint(self, key: str) -> ClusterState:
         """Read and verify the state of a checkpoint; raises Corrupt, NotFound."""
-        cluster_id = self.wal.cluster.cluster_id
-        state = decode_checkpoint(await self.store.get(key), key, cluster_id)
+        cluster = self.wal.cluster
+        body = await self.store.get(key)
+        state = decode_checkpoint(body, key, cluster.cluster_id, cluster.bounds)
         if state.seq != keys.seq_of(key):
             raise Corrupt(key, f"is number {state.seq}")
         return state

@@ -343,7 +343,10 @@ class _Adoption:
             return piece._replace(path=path, base_offset=base, end_offset=end)
         config = self._cluster.state.config(self._topic)
         written = segments.write(
-            piece.combine_chunks().to_batches(), codec=config.compression_type, is_json=False
+            piece.combine_chunks().to_batches(),
+            codec=config.compression_type,
+            is_json=False,
+            level=self._cluster.state.level,
         )
         if not is_dry:
             await upload(self._cluster.store, key, [memoryview(written.body)])

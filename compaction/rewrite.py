@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import keys
+from tidelog.storage.core import keys, levels
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.object_store import ObjectStore, upload
@@ -57,7 +57,7 @@ T = TypeVar("T")
 class Rewrite(NamedTuple):
     """Work of one task. `inputs` are neighbours in offset order. `kept` are the offsets to keep,
     ascending int64, None for all; `rows` is their number. `cleaned` are the past compactions that
-    the output records, None for those of the inputs."""
+    the output records, None for those of the inputs. `level` is that of the cluster."""
 
     prefix: str
     inputs: Sequence[SegmentFile]
@@ -65,6 +65,7 @@ class Rewrite(NamedTuple):
     rows: int
     kept: np.ndarray | None = None
     cleaned: Sequence[segments.Cleaned] | None = None
+    level: int = levels.NEWEST
 
     @property
     def partition(self) -> int:
@@ -214,7 +215,7 @@ class _Copy:
 
     def __init__(self, task: Rewrite) -> None:
         self._task = task
-        self._writer = segments.SegmentWriter(task.codec)
+        self._writer = segments.SegmentWriter(task.codec, task.level)
         self._digest = Digest()
         self._is_json = True
         self._cleaned: Sequence[segments.Cleaned] = task.cleaned or ()

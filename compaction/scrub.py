@@ -82,7 +82,7 @@ async def scrub(
     if state is None:
         report.findings.append(Finding(Kind.WAL, keys.WAL, "no cluster state can be read"))
         return report
-    settled_ms = now_ms - grace.unnamed_ms
+    settled_ms = now_ms - grace.obeying(state.bounds.now).unnamed_ms
     work = _Scrub(cluster, state, report, count, settled_ms, is_quick=is_quick)
     for topic in topics_of(state, names):
         await work.topic(topic)

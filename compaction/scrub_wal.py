@@ -15,9 +15,11 @@ from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.scrub_checks import Finding, Kind
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import keys
+from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, NotFound
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.wal.chain import empty_state
 
 ENTRIES_AHEAD = 8
 """Entries fetched at once."""
@@ -47,6 +49,7 @@ async def scrub_wal(
         if (seq := keys.seq_of(info.key)) is not None
     ]
     newest = max([*seqs, *checkpoints], default=0)
+    first_bounds = cluster.wal.cluster.bounds
     state = _start(cluster, seqs, checkpoints, newest)
     first = state.seq if state is not None else 0
     findings += _holes(seqs, checkpoints, first, newest)
@@ -68,7 +71,7 @@ async def scrub_wal(
                 above = min((each for each in checkpoints if each >= seq), default=None)
                 if above is None:
                     break
-                state = _copy(checkpoints[above])
+                state = _copy(checkpoints[above], first_bounds)
             _compare(state, checkpoints, findings)
     return VerifiedWal(state, frozenset(verified), count, len(checkpoints))
 
@@ -104,12 +107,9 @@ def _start(
     while whole_from in present:
         whole_from -= 1
     if whole_from == 0:
-        identity = cluster.wal.cluster
-        return ClusterState(identity.cluster_id, identity.format)
-    able = [seq for seq in checkpoints if seq >= whole_from]
-    if able:
-        return _copy(checkpoints[min(able)])
-    return _copy(checkpoints[max(checkpoints)]) if checkpoints else None
+        return empty_state(cluster.wal.cluster)
+    able = [seq for seq in checkpoints if seq >= whole_from] or [max(checkpoints, default=0)]
+    return _copy(checkpoints[min(able)], cluster.wal.cluster.bounds) if checkpoints else None
 
 
 def _holes(
@@ -169,6 +169,7 @@ def _compare(
         findings.append(Finding(Kind.CHECKPOINT, key, "differs from the state after its entries"))
 
 
-def _copy(state: ClusterState) -> ClusterState:
-    """Copy a state, to apply entries to the copy: `_compare` needs the original."""
-    return ClusterState.decode(state.encode(), keys.checkpoint(state.seq))
+def _copy(state: ClusterState, bounds: Bounds) -> ClusterState:
+    """Copy a state, to apply entries to the copy: `_compare` needs the original. `bounds` are those
+    of `cluster.json`."""
+    return ClusterState.decode(state.encode(), keys.checkpoint(state.seq), bounds)

@@ -1,7 +1,11 @@
-"""Raise the level of a cluster's format, when every live broker knows the new one.
+"""Changes of a cluster as a whole: the level of its format, and its bounds.
 
-**On a crash**: the level is raised or it is not; run the command again. A broker of an older
-version that starts after the check stops at the entry that raised the level, and says why.
+The level is raised when every live broker knows the new one. storage.state.cluster_bounds says when
+a change of the bounds comes into effect.
+
+**On a crash**: the level is raised, or the bounds are changed, or they are not; run the command
+again. A broker of an older version that starts after the check stops at the entry that raised the
+level, and says why.
 """
 
 import asyncio
@@ -12,12 +16,24 @@ import msgspec
 from tidelog.compaction.offline import OfflineCluster
 from tidelog.storage.cluster.liveness import LivenessTracker, Member, MembershipSettings
 from tidelog.storage.core import keys, levels
+from tidelog.storage.core.actions import SetBounds
+from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.entry import Draft
-from tidelog.storage.core.errors import NotFound, Unavailable
+from tidelog.storage.core.errors import InvalidRequest, NotFound, Unavailable
+from tidelog.storage.state.cluster_bounds import ClusterBounds
 from tidelog.storage.wal.view import WalView
 
 LOOK_S = 1.0
 """Pause between two listings of the brokers."""
+
+
+class BoundState(NamedTuple):
+    """One bound, in milliseconds. `waits_ms`: the elapsed time until `set_to` is in effect."""
+
+    name: str
+    in_effect: int
+    set_to: int
+    waits_ms: int
 
 
 class LevelChange(NamedTuple):
@@ -88,3 +104,48 @@ async def _old(cluster: OfflineCluster, key: str, level: int) -> str | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return key
     return member.name if member.level < level else None
+
+
+# -- bounds
+
+
+async def bounds_of(cluster: OfflineCluster) -> list[BoundState]:
+    """Return the bounds as of now."""
+    await cluster.refresh()
+    return _shown(cluster.state.bounds, cluster.state.elapsed_ms)
+
+
+async def change_bounds(
+    cluster: OfflineCluster, change: SetBounds, *, is_dry: bool
+) -> list[BoundState]:
+    """Change the bounds; return what they are then. Raises InvalidRequest if the cluster cannot
+    have them, or its level is 1."""
+    await cluster.refresh()
+    state = cluster.state
+    if state.level == levels.FIRST:
+        raise InvalidRequest(
+            "bounds can be changed from level 2 of the format on: run `tidelog upgrade` first"
+        )
+    refusal = state.bounds.check(change)
+    if refusal is not None:
+        raise refusal
+    if not is_dry:
+        await cluster.commit([change])
+        return await bounds_of(cluster)
+    planned = ClusterBounds(state.bounds.now)
+    planned.load(state.bounds.kept())
+    planned.set(change, state.elapsed_ms)
+    return _shown(planned, state.elapsed_ms)
+
+
+def _shown(bounds: ClusterBounds, elapsed_ms: int) -> list[BoundState]:
+    due = bounds.due_ms
+    return [
+        BoundState(
+            name,
+            getattr(bounds.now, name),
+            getattr(bounds.set_to, name),
+            max(due.get(name, elapsed_ms) - elapsed_ms, 0),
+        )
+        for name in Bounds.__struct_fields__
+    ]

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tidelog.service.secret_files import secret_of
-from tidelog.storage.core.bounds import LEAST, RETENTION_FACTOR_MIN, Bounds
+from tidelog.storage.core.bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
 from tidelog.storage.core.errors import LogError, StoreUnfit
-from tidelog.storage.io.open import check_url, is_local
+from tidelog.storage.io.open import check_url
 from tidelog.storage.io.s3_options import S3Options
 
 if TYPE_CHECKING:
@@ -188,9 +188,15 @@ class Settings:
         "of a cluster that this broker creates: minimum time that WAL entries are kept; at least 3600000, and 4 times `wal_view_age_max_ms`: otherwise a suspended broker could commit from an expired view",
         low=4,
     )
+    file_grace_ms: int = _setting(
+        86_400_000,
+        "of a cluster that this broker creates: time from the removal of a file from its table to its deletion; must exceed the duration of a read; at least 3600000",
+        low=0,
+        high=MOST.file_grace_ms,
+    )
     test_bounds: bool = _setting(
         False,
-        "allow shorter values of the two settings before, for tests: a folder or a local endpoint only",
+        "allow shorter values of the three settings before, for tests: a folder or a local endpoint only",
     )
     retention_check_interval_ms: int = _setting(
         300_000,
@@ -282,16 +288,15 @@ class Settings:
                 f"wal_retention_ms ({self.wal_retention_ms}) must be at least "
                 f"{RETENTION_FACTOR_MIN} times wal_view_age_max_ms ({self.wal_view_age_max_ms})"
             )
-        for name, least in (
-            ("wal_view_age_max_ms", LEAST.view_age_ms),
-            ("wal_retention_ms", LEAST.wal_retention_ms),
-        ):
+        least_ms = (LEAST.view_age_ms, LEAST.wal_retention_ms, LEAST.file_grace_ms)
+        names = ("wal_view_age_max_ms", "wal_retention_ms", "file_grace_ms")
+        for name, least in zip(names, least_ms, strict=True):
             if getattr(self, name) < least and not self.test_bounds:
                 raise BadSettings(
                     f"{name} ({getattr(self, name)}) is below {least}: only a cluster for tests "
                     "may have that (test_bounds)"
                 )
-        if self.test_bounds and not is_local(self.store, self.s3_endpoint):
+        if self.test_bounds and self.store.startswith("s3://") and not self.s3.is_local:
             raise BadSettings("test_bounds is for a folder or an endpoint on this machine")
         if self.broker_timeout_ms < 2 * self.broker_heartbeat_interval_ms:
             raise BadSettings(
@@ -347,9 +352,10 @@ class Settings:
             WriterSettings,
         )
 
+        bounds = Bounds(self.wal_view_age_max_ms, self.wal_retention_ms, self.file_grace_ms)
         part = self.read_cache_bytes // READ_CACHE_PARTS
         return LogSettings(
-            wal=WalSettings(Bounds(self.wal_view_age_max_ms, self.wal_retention_ms)),
+            wal=WalSettings(bounds),
             writer=WriterSettings(
                 flush_bytes=self.flush_bytes,
                 flush_interval_ms=self.flush_interval_ms,

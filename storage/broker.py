@@ -203,10 +203,6 @@ class Broker(Log):
         cluster = await retry.until_done(
             lambda: chain.open_cluster(cluster_id, is_creating=True, bounds=settings.wal.bounds)
         )
-        if cluster.bounds.is_test:
-            log.warning("the cluster has the bounds of tests: %s", cluster.bounds)
-        elif cluster.bounds != settings.wal.bounds:
-            log.info("the bounds of the cluster count: %s", cluster.bounds)
         process = clock.new_id().hex()
         name = name or process[:12]
         # Processes may have one `name` after another: the WAL needs one of this process alone.
@@ -221,6 +217,11 @@ class Broker(Log):
 
     async def _start(self, hot_dir: Path | None) -> None:
         await self._retry.until_done(self.wal.load)
+        bounds = self.state.bounds
+        if bounds.is_test:
+            log.warning("the cluster has the bounds of tests: %s", bounds.now)
+        elif bounds.now != self.settings.wal.bounds:
+            log.info("the bounds of the cluster count: %s", bounds.now)
         left: list[hot_log_file.Recovered] = []
         if hot_dir is not None:
             cluster_id = self.identity.cluster_id

@@ -48,7 +48,6 @@ from tidelog.storage.io.threads import surviving
 from tidelog.storage.read.reader import ReadBatch, Reader, ReaderSettings, retry_after_suspend
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import (
-    PARTITIONS_MAX,
     Applied,
     ClusterState,
     Outcome,
@@ -57,6 +56,7 @@ from tidelog.storage.state.cluster_state import (
 from tidelog.storage.state.committed_offsets import CommittedOffset
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.producers import ProducerEpoch
+from tidelog.storage.state.topic_checks import PARTITIONS_MAX
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.chain import WalSettings

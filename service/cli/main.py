@@ -241,6 +241,7 @@ app.command("scrub")(maintenance.scrub)
 app.command("maintain")(maintenance.maintain)
 app.command("repair")(repair.repair)
 app.command("upgrade")(repair.upgrade)
+app.command("bounds")(repair.bounds)
 
 
 @app.command("status")

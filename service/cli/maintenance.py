@@ -68,15 +68,15 @@ ApplyOption = Annotated[
     typer.Option("--yes/--dry-run", "-y", help="apply the changes (default: show them only)"),
 ]
 GraceOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--file-grace-ms",
         min=0,
-        help="time between removal of a file from its table and its deletion; must exceed the "
-        "duration of a read. A file that no commit references yet is kept for at least a day",
+        help="longer time between removal of a file from its table and its deletion than the "
+        "cluster's (tidelog bounds). A file that no commit references yet is kept for at least a "
+        "day",
     ),
 ]
-FILE_GRACE_MS = 86_400_000
 
 
 class Done(NamedTuple):
@@ -161,7 +161,7 @@ def compact(
 
 def collect(
     store: StoreOption = None,
-    file_grace_ms: GraceOption = FILE_GRACE_MS,
+    file_grace_ms: GraceOption = None,
     unknown_topics: Annotated[
         bool,
         typer.Option(
@@ -176,9 +176,9 @@ def collect(
 
     Also a dry run writes a checkpoint: later runs can then delete older WAL entries.
     """
-    grace = _grace(store, file_grace_ms)
 
     def work(cluster: "OfflineCluster", progress: Progress) -> Work:
+        grace = _grace(cluster, file_grace_ms)
         return _collect(cluster, grace, progress, yes=yes, takes_unknown=unknown_topics)
 
     _apply(store, "collecting", work, yes=yes, as_json=as_json)
@@ -190,7 +190,7 @@ def scrub(
     quick: Annotated[
         bool, typer.Option("--quick", help="do not read the records of tables")
     ] = False,
-    file_grace_ms: GraceOption = FILE_GRACE_MS,
+    file_grace_ms: GraceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify the log in the store.
@@ -198,10 +198,12 @@ def scrub(
     Reads all objects and verifies checksums, offsets and references. The exit status is 1 if the
     log is damaged.
     """
-    grace = _grace(store, file_grace_ms)
 
     async def work(cluster: "OfflineCluster", progress: Progress) -> "ScrubReport":
+        from tidelog.compaction.garbage import Grace
         from tidelog.compaction.scrub import scrub as look
+
+        grace = Grace(table_ms=file_grace_ms or 0)
 
         return await look(cluster, topics, grace, is_quick=quick, on_bytes=progress)
 
@@ -217,7 +219,7 @@ def scrub(
 def maintain(
     topics: TopicsArgument = None,
     store: StoreOption = None,
-    file_grace_ms: GraceOption = FILE_GRACE_MS,
+    file_grace_ms: GraceOption = None,
     engine: EngineOption = EngineName.AUTO,
     master: MasterOption = None,
     yes: ApplyOption = False,
@@ -227,10 +229,10 @@ def maintain(
 
     Example: tidelog maintain --store s3://bucket/prefix --yes
     """
-    grace = _grace(store, file_grace_ms)
     choice = EngineChoice(engine, master, settings_of(store))
 
     async def work(cluster: "OfflineCluster", progress: Progress) -> Done:
+        grace = _grace(cluster, file_grace_ms)
         steps = [
             await _retain(cluster, topics, yes=yes),
             await _compact(cluster, topics, choice, progress, yes=yes, force=False),
@@ -405,10 +407,16 @@ def _offsets(before: Sequence[str]) -> dict[int, int]:
     return offsets
 
 
-def _grace(store: str | None, file_grace_ms: int) -> "Grace":
+def _grace(cluster: "OfflineCluster", file_grace_ms: int | None) -> "Grace":
     from tidelog.compaction.garbage import Grace
 
-    return Grace(wal_ms=settings_of(store).wal_retention_ms, table_ms=file_grace_ms)
+    least = cluster.state.bounds.now.file_grace_ms
+    if file_grace_ms is not None and file_grace_ms < least:
+        raise BadUsage(
+            f"--file-grace-ms {file_grace_ms} is shorter than the cluster's {least}, which "
+            "`tidelog bounds --file-grace-ms` changes"
+        )
+    return Grace(table_ms=file_grace_ms or least)
 
 
 def run_on_store(

@@ -1,4 +1,4 @@
-"""`tidelog repair` and `upgrade`: what changes a cluster as a whole, rarely and by hand.
+"""`tidelog repair`, `upgrade` and `bounds`: what changes a cluster as a whole, rarely and by hand.
 
 **On a crash**: a command may be killed at any moment; run it again.
 """
@@ -99,6 +99,56 @@ def upgrade(
         return Done(change._asdict(), lambda: show_line(line))
 
     finish(run_on_store(store, "upgrading", work), yes=yes, as_json=as_json)
+
+
+def bounds(
+    view_age_ms: Annotated[
+        int | None,
+        typer.Option(min=1, help="a view of the WAL that is not refreshed for this time expires"),
+    ] = None,
+    wal_retention_ms: Annotated[
+        int | None,
+        typer.Option(min=1, help="minimum time that WAL entries are kept; at least 4 view ages"),
+    ] = None,
+    file_grace_ms: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="time between removal of a file from its table and its deletion; must exceed the "
+            "duration of a read",
+        ),
+    ] = None,
+    store: StoreOption = None,
+    yes: ApplyOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show or change the bounds that all brokers and commands of a cluster obey.
+
+    A lowered retention or grace is in effect when the old one and ten minutes have passed, as
+    measured by the entries of the log.
+
+    Example: tidelog bounds --file-grace-ms 172800000 --store s3://bucket/prefix --yes
+    """
+    from tidelog.storage.core.actions import SetBounds
+
+    change = SetBounds(view_age_ms, wal_retention_ms, file_grace_ms)
+    is_shown = change == SetBounds()
+
+    async def work(cluster: "OfflineCluster", _: Progress) -> Done:
+        from tidelog.compaction.upgrade import bounds_of, change_bounds
+
+        if is_shown:
+            found = await bounds_of(cluster)
+        else:
+            found = await change_bounds(cluster, change, is_dry=not yes)
+
+        def show() -> None:
+            columns = ("bound", "in effect, ms", "set to, ms", "waits, ms")
+            table("", columns, [tuple(each) for each in found])
+
+        return Done({"bounds": [each._asdict() for each in found]}, show)
+
+    finish(run_on_store(store, "reading bounds", work), yes=yes or is_shown, as_json=as_json)
 
 
 def _lost(ranges: "Sequence[tuple[int, int, int]]") -> str:

@@ -28,6 +28,7 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE, OPERATIONS_OF, TOPIC
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import Access as AccessState
 from tidelog.storage.state.access import Key, TopicFilter, all_topics, digest
 
@@ -211,6 +212,7 @@ class Security:
                 if caller is None:
                     return None
             scope["rights"] = caller
+            PRINCIPAL.set(caller.principal)  # of this request's task
             if (
                 name is not None
                 and isinstance(access, Permission)

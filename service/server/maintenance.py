@@ -104,8 +104,6 @@ async def maintain_once(
 
 
 async def _collect_apart(settings: Settings, counters: MaintenanceCounters) -> None:
-    grace = Grace(wal_ms=settings.wal_retention_ms)
-
     def resource() -> AbstractAsyncContextManager[OfflineCluster]:
         lower_priority()  # of the lane's thread
         return opened_cluster(settings)
@@ -113,7 +111,7 @@ async def _collect_apart(settings: Settings, counters: MaintenanceCounters) -> N
     lane = LoopThread(resource, name="tidelog-care")
     try:
         await lane.open()
-        await lane.run(lambda cluster: _collect(cluster, grace, counters))
+        await lane.run(lambda cluster: _collect(cluster, counters))
     finally:
         await lane.close()
 
@@ -180,8 +178,8 @@ async def _undo_rearrangements(cluster: OfflineCluster) -> None:
     await cluster.for_each(topics_of(cluster.state, skipped), undo)
 
 
-async def _collect(cluster: OfflineCluster, grace: Grace, counters: MaintenanceCounters) -> None:
-    planned = await plan(cluster, grace)
+async def _collect(cluster: OfflineCluster, counters: MaintenanceCounters) -> None:
+    planned = await plan(cluster, Grace())
     counters.waiting_bytes = planned.waiting
     counters.due_bytes, counters.oldest_s = planned.size, planned.oldest_ms / 1000
     done = 0

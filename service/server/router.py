@@ -40,6 +40,7 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.io.threads import TASK_ENDS
 
@@ -215,6 +216,7 @@ class Router:
                 raise HTTPException(404)
             if self._security is not None:
                 call.scope["rights"] = self._security.of_peer(*call.caller)
+                PRINCIPAL.set(call.scope["rights"].principal)
             response = await target.serve(call, *[segments[at] for at in target.positions])
             if response is not None:
                 await call.answer(response)

@@ -218,7 +218,7 @@ class Sequencer:
         state = self.wal.state
         is_first = state.level == levels.FIRST
         now_ms = max(state.time_ms, self.clock.now_ms()) if is_first else state.elapsed_ms
-        end_ms = now_ms + int(self.wal.cluster.bounds.wal_retention_ms / 2)
+        end_ms = now_ms + int(state.bounds.now.wal_retention_ms / 2)
         key = keys.data(self.clock.new_id().hex(), end_ms)
         await upload(self.wal.store, key, draft.bodies)
         return refer(draft, key)

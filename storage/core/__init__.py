@@ -3,11 +3,10 @@
 errors         every error of the log, one class for each reaction of a caller
 model          types without behaviour that several packages share
 observer       the interface by which a tracer observes a broker
-bounds         view age and WAL retention of a cluster
 levels         the level of the format: what the objects of a cluster may have
 keys           builds and parses every object key
 histogram      counts of durations and sizes, by bucket
-bounds         how old a view may be, and how long the WAL is kept, in one cluster
+bounds         view age, WAL retention and file grace of a cluster
 topic_configs  configs of a topic: names, defaults, checks
 acls           access control lists, with Kafka's rules
 chunk          records as Arrow columns, and the bytes of a chunk

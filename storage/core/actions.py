@@ -291,6 +291,16 @@ class SetQuotas(Action, frozen=True, array_like=True, tag="set-quotas", gc=False
     rates: dict[str, int | None]
 
 
+class SetBounds(Action, frozen=True, array_like=True, tag="set-bounds", gc=False):
+    """New bounds of the cluster, in milliseconds (core.bounds); None: as it was set last. Exists
+    from level 2 on. A raised bound, and any view age, is in effect at once. A lowered retention or
+    grace is in effect when what relies on the old one has ended (state.cluster_bounds)."""
+
+    view_age_ms: int | None = None
+    wal_retention_ms: int | None = None
+    file_grace_ms: int | None = None
+
+
 AccessAction = CreateKey | DeleteKey | CreateAcls | DeleteAcls | SetQuotas
 
 AnyAction = (
@@ -308,4 +318,8 @@ AnyAction = (
     | ForgetTopic
     | GroupAction
     | AccessAction
+    | SetBounds
 )
+
+SECOND_LEVEL = (SetBounds,)
+"""Actions that level 1 does not have."""

@@ -1,8 +1,9 @@
-"""The bounds of a cluster: how old a view may be, and how long what it may name is kept.
+"""The bounds of a cluster: how old a view may be, and how long what readers may need is kept.
 
 All processes must agree on them: a broker that follows the WAL by one bound loses records where a
-collector deletes entries by another. So they are the cluster's: written once, into `cluster.json`,
-by the process that creates the cluster, and obeyed by every broker and command. Pure.
+collector deletes entries by another. So they are the cluster's: `cluster.json` has the first ones,
+the cluster state has those in effect (storage.state.cluster_bounds). Every broker and command obeys
+the latter. Pure.
 """
 
 import msgspec
@@ -20,6 +21,8 @@ class Bounds(msgspec.Struct, frozen=True):
     """A view of the WAL that was not refreshed for this time is expired."""
     wal_retention_ms: int = 3_600_000
     """Entries, `data/` and checkpoints are kept at least for this time."""
+    file_grace_ms: int = 86_400_000
+    """A file that a commit removed from a table is kept at least for this time."""
 
     @property
     def is_test(self) -> bool:
@@ -32,7 +35,12 @@ class Bounds(msgspec.Struct, frozen=True):
         )
 
 
-LEAST = Bounds(view_age_ms=60_000, wal_retention_ms=3_600_000)
+DEFAULT_BOUNDS = Bounds()
+LEAST = Bounds(view_age_ms=60_000, wal_retention_ms=3_600_000, file_grace_ms=3_600_000)
+"""Of every cluster that is not for tests."""
+MOST = Bounds(view_age_ms=648_000_000, wal_retention_ms=2_592_000_000, file_grace_ms=518_400_000)
+"""Of what is chosen today (I10): a quarter of 30 days, 30 days, and 6 days. A table's log tells for
+7 days which files a commit removed; collection must still find the commit after the grace."""
 
 
 def check(bounds: Bounds) -> InvalidRequest | None:
@@ -45,4 +53,16 @@ def check(bounds: Bounds) -> InvalidRequest | None:
             f"{RETENTION_FACTOR_MIN} times the age at which a view expires "
             f"({bounds.view_age_ms} ms)"
         )
+    if bounds.file_grace_ms < 0:
+        return InvalidRequest(f"the file grace ({bounds.file_grace_ms} ms) is below 0")
     return None
+
+
+def check_choice(bounds: Bounds, *, is_test: bool) -> InvalidRequest | None:
+    """Return why these bounds may not be chosen, or None. Only a cluster for tests may have some
+    below `LEAST`."""
+    for name, value in msgspec.structs.asdict(bounds).items():
+        least, most = getattr(LEAST, name), getattr(MOST, name)
+        if value > most or (value < least and not is_test):
+            return InvalidRequest(f"{name} must be {least} to {most}, not {value}")
+    return check(bounds)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.storage.core import levels
-from tidelog.storage.core.actions import AnyAction, Chunk
+from tidelog.storage.core.actions import SECOND_LEVEL, AnyAction, Chunk
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SKEW_MS_MAX, Part
@@ -167,7 +167,7 @@ def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decode
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(key, f"its header does not decode: {error}") from error
     if entry.level == levels.FIRST and _exceeds_first_level(entry):
-        raise Corrupt(key, "its header has elements that level 1 of the format does not have")
+        raise Corrupt(key, "its header has what level 1 of the format does not have")
     if entry.seq != seq:
         raise Corrupt(key, f"its number is {entry.seq}, expected {seq}")
     if previous is not None and entry.previous != previous:
@@ -201,7 +201,10 @@ def _first_level(entry: Entry) -> list[object]:
 
 
 def _exceeds_first_level(entry: Entry) -> bool:
-    return bool(entry.store_ms) or any(commit.principal for commit in entry.commits)
+    return bool(entry.store_ms) or any(
+        commit.principal or any(isinstance(action, SECOND_LEVEL) for action in commit.actions)
+        for commit in entry.commits
+    )
 
 
 def _hash(header: bytes) -> bytes:

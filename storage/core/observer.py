@@ -1,4 +1,5 @@
-"""The interface by which a tracer observes a broker: flushes, commits, requests to the store."""
+"""The interface of a tracer, which observes flushes, commits and requests to the store; and the
+principal of the current request."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,6 +10,9 @@ from tidelog.storage.core.entry import Draft
 
 TRACE: ContextVar[object] = ContextVar("tidelog-trace", default=None)
 """The current request's trace context; None without tracing."""
+PRINCIPAL: ContextVar[str] = ContextVar("tidelog-principal", default="")
+"""The authenticated client of the current request; empty without authentication, and in tasks of
+the broker. A task that acts for several requests must set it, or clear it."""
 
 
 class TracedRequest(Protocol):

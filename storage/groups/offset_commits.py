@@ -11,11 +11,13 @@ again alone: a member's mistake does not stop the others.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from typing import NamedTuple
 
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, Unavailable
 from tidelog.storage.core.model import TopicIdPartition
+from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups.coordinator import CoordinatedGroup, Coordinator, MemberSession, all_of
 from tidelog.storage.io.threads import TASK_ENDS
 from tidelog.storage.log import Log
@@ -39,6 +41,7 @@ AT_ONCE = 100
 
 class _WaitingCommit(NamedTuple):
     action: CommitOffsets
+    principal: str
     done: "asyncio.Future[None]"
 
 
@@ -113,7 +116,7 @@ class OffsetCommits:
         done: asyncio.Future[None] = loop.create_future()
         if not self._open:
             self._plan(loop)
-        self._open.append(_WaitingCommit(action, done))
+        self._open.append(_WaitingCommit(action, PRINCIPAL.get(), done))
         self._members.add((action.group_id, action.member_id))
         return done
 
@@ -133,7 +136,9 @@ class OffsetCommits:
         waiting, self._open = self._open, []
         self._sent_s = asyncio.get_running_loop().time()
         for together in _portions(waiting):
-            task = asyncio.create_task(self._commit(together))
+            context = copy_context()
+            context.run(PRINCIPAL.set, together[0].principal)
+            task = asyncio.create_task(self._commit(together), context=context)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -168,7 +173,8 @@ def _portions(waiting: Sequence[_WaitingCommit]) -> list[list[_WaitingCommit]]:
     size = 0
     for one in waiting:
         size += len(one.action.offsets)
-        if size > TOGETHER_MAX and portions[-1]:
+        is_same = not portions[-1] or portions[-1][-1].principal == one.principal
+        if portions[-1] and (size > TOGETHER_MAX or not is_same):
             portions.append([])
             size = len(one.action.offsets)
         portions[-1].append(one)

@@ -56,12 +56,6 @@ def check_url(url: str) -> None:
         )
 
 
-def is_local(url: str, s3_endpoint: str) -> bool:
-    """Return whether the store is a folder, or a server on this machine."""
-    endpoint = urlsplit(s3_endpoint).hostname or ""
-    return not url.startswith("s3://") or endpoint in {"127.0.0.1", "::1", "localhost"}
-
-
 def folder_of(url: str) -> Path | None:
     """The folder that `file:///folder` or a plain path names; None where the URL names no folder.
 

@@ -1,6 +1,7 @@
 """Options of an S3 store. Separate from io/s3.py: its SDK takes half a second to load."""
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +21,8 @@ class S3Options:
     @property
     def is_path_style(self) -> bool:
         return bool(self.endpoint_url) if self.path_style is None else self.path_style
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether the server is on this machine."""
+        return urlsplit(self.endpoint_url or "").hostname in {"127.0.0.1", "::1", "localhost"}

@@ -2,7 +2,8 @@
 broker (I4).
 
     cluster_state      the state, `apply`, checkpoints
-    elapsed            the cluster's elapsed time: a lower bound of the time that has passed
+    topic_checks       refusals of actions on a topic
+    cluster_bounds     bounds in effect, and those that come into effect later
     partition          one partition: offsets, and the index of its tail
     producers          ids, epochs and sequences of idempotent producers
     idempotency        idempotency records: keys of requests and their outcomes

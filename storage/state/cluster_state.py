@@ -33,7 +33,9 @@ from tidelog.storage.core.actions import (
     ProducerAppend,
     RetireHotLog,
     Sealed,
+    SetBounds,
 )
+from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
 from tidelog.storage.core.entry import GENESIS, Commit, Decoded, Entry
 from tidelog.storage.core.errors import (
     Corrupt,
@@ -44,8 +46,9 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.state import idempotency
+from tidelog.storage.state import idempotency, topic_checks
 from tidelog.storage.state.access import Access, AccessCheckpoint
+from tidelog.storage.state.cluster_bounds import BoundsCheckpoint, ClusterBounds
 from tidelog.storage.state.committed_offsets import CommittedOffsets, KeptGroups, check_group_id
 from tidelog.storage.state.elapsed import ElapsedCheckpoint, ElapsedTime
 from tidelog.storage.state.forwarded_drafts import AppliedDraftMark, AppliedDrafts
@@ -55,9 +58,8 @@ from tidelog.storage.state.idempotency import IdempotencyRecord, IdempotencyReco
 from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.state.producers import ProducerEpoch, Producers, ProducersCheckpoint
 
-PARTITIONS_MAX = 10_000
-"""Partitions of one topic (I10): each costs ~200 bytes of state and checkpoint on every broker."""
-
+ALONE = (CreateTopic, DeleteTopic, InitProducer, SetBounds)
+"""A commit with one of these has no other action."""
 ELEMENTS_MIN = 9
 """Elements of every checkpoint of level 1, which omits empty ones after these, from the end."""
 
@@ -126,6 +128,7 @@ class _StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
     origins: list[AppliedDraftMark] = []
     access: AccessCheckpoint | None = None
     elapsed: ElapsedCheckpoint | None = None
+    bounds: BoundsCheckpoint | None = None
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -135,8 +138,10 @@ _decoder = msgspec.msgpack.Decoder(_StateCheckpoint)
 class ClusterState:
     """The state of a cluster after entry `seq`. A broker's WAL view owns it."""
 
-    def __init__(self, cluster_id: str, level: int = levels.NEWEST) -> None:
-        """The state before the first entry. `level` is that of `cluster.json`."""
+    def __init__(
+        self, cluster_id: str, level: int = levels.NEWEST, bounds: Bounds = DEFAULT_BOUNDS
+    ) -> None:
+        """The state before the first entry. Level and bounds are those of `cluster.json`."""
         self.cluster_id = cluster_id
         self.level = level
         self.seq = 0
@@ -151,6 +156,7 @@ class ClusterState:
         self.committed_offsets = CommittedOffsets(self.members)
         self.access = Access()
         self.elapsed = ElapsedTime()
+        self.bounds = ClusterBounds(bounds)
         self._keys = IdempotencyRecords()
         self._by_id: dict[str, Topic] = {}
         self._deleted_now: list[Topic] = []  # by the entry that is being applied
@@ -202,6 +208,7 @@ class ClusterState:
         before_ms = self.elapsed_ms
         self._advance(entry)
         now_ms = self.elapsed_ms
+        self.bounds.settle(now_ms)
         self._keys.forget(now_ms)
         self.producers.forget(now_ms)
         self.committed_offsets.forget(before_ms, now_ms)
@@ -245,12 +252,9 @@ class ClusterState:
                 return recall(known, commit.key.fingerprint)
         # Each action is checked against the state before the commit. If an earlier action of the
         # commit removed what a later one needs, no broker could apply this entry, now or later.
-        if len(commit.actions) > 1 and any(
-            isinstance(action, CreateTopic | DeleteTopic | InitProducer)
-            for action in commit.actions
-        ):
-            why = "a commit with create-topic, delete-topic or init-producer has no other action"
-            return Outcome([], InvalidRequest(why))
+        if len(commit.actions) > 1 and any(isinstance(each, ALONE) for each in commit.actions):
+            kinds = ", ".join(str(kind.__struct_config__.tag) for kind in ALONE)
+            return Outcome([], InvalidRequest(f"a commit with one of {kinds} has no other action"))
         for action in commit.actions:
             refusal = self._check(action, entry.chunks)
             if refusal is not None:
@@ -290,37 +294,28 @@ class ClusterState:
                 return self.committed_offsets.check(action)
             case Sealed(topic_id, partition, offset) | MoveLogStart(topic_id, partition, offset):
                 return self._check_offset(topic_id, partition, offset)
-            case CreateTopic(name, topic_id, count, configs):
+            case CreateTopic(name, topic_id):
                 if name in self.topics or topic_id in self._by_id:
                     return TopicExists(f"topic {name!r} already exists")
-                if not 1 <= count <= PARTITIONS_MAX:
-                    return InvalidRequest(
-                        f"a topic has 1 to {PARTITIONS_MAX} partitions, not {count}"
-                    )
-                return topic_configs.check_name(name) or topic_configs.check_all(
-                    configs, self.level
-                )
+                return topic_checks.check_create(action, self.level)
             case AlterTopic(topic_id, changes):
                 if topic_id not in self._by_id:
                     return self._unknown(topic_id)
                 given = {name: value for name, value in changes.items() if value is not None}
                 return topic_configs.check_all(given, self.level)
-            case AddPartitions(topic_id, count):
+            case AddPartitions(topic_id):
                 topic = self._by_id.get(topic_id)
                 if topic is None:
                     return self._unknown(topic_id)
-                if not len(topic.partitions) < count <= PARTITIONS_MAX:
-                    return InvalidRequest(
-                        f"topic {topic.name!r} has {len(topic.partitions)} partitions: "
-                        f"the number can only grow, to {PARTITIONS_MAX} at most, not to {count}"
-                    )
-                return None
+                return topic_checks.check_growth(action, topic.name, len(topic.partitions))
             case DeleteTopic(topic_id):
                 return None if topic_id in self._by_id else self._unknown(topic_id)
             case InitProducer():
                 return self.producers.check_init(action)
             case RetireHotLog() | ForgetTopic():
                 return None
+            case SetBounds():
+                return self.bounds.check(action)
             case _ if isinstance(action, AccessAction):
                 return self.access.check(action)
             case _:
@@ -383,6 +378,8 @@ class ClusterState:
                 self.hot_logs.pop(log_id, None)
             case MoveLogStart(topic_id, partition, offset):
                 self._by_id[topic_id].partitions[partition].move_log_start(offset)
+            case SetBounds():
+                self.bounds.set(action, self.elapsed_ms)
             case ForgetTopic(topic_id):
                 self.deleted = [gone for gone in self.deleted if gone.topic_id != topic_id]
             case DeleteGroup(group_id):
@@ -449,6 +446,7 @@ class ClusterState:
             list(self.origins),
             self.access.kept(),
             self.elapsed.kept() if self.level > levels.FIRST else None,
+            self.bounds.kept() if self.level > levels.FIRST else None,
         )
         elements = list(msgspec.structs.astuple(snapshot))
         while self.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
@@ -456,16 +454,20 @@ class ClusterState:
         return _encoder.encode(elements)
 
     @classmethod
-    def decode(cls, body: bytes, key: str) -> "ClusterState":
-        """Decode a checkpoint's body. Raises Corrupt with the checkpoint's `key`, or NewerLevel."""
+    def decode(cls, body: bytes, key: str, bounds: Bounds = DEFAULT_BOUNDS) -> "ClusterState":
+        """Decode a checkpoint's body. Raises Corrupt with the checkpoint's `key`, or NewerLevel.
+        `bounds` are those of `cluster.json`, for a checkpoint of level 1."""
         levels.leading(body, key)
         try:
             snapshot = _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(key, f"checkpoint does not decode: {error}") from error
-        if (snapshot.elapsed is None) != (snapshot.level == levels.FIRST):
-            raise Corrupt(key, "elapsed time is of level 2, and of each checkpoint of it")
-        state = cls(snapshot.cluster_id, snapshot.level)
+        if any(
+            (part is None) != (snapshot.level == levels.FIRST)
+            for part in (snapshot.elapsed, snapshot.bounds)
+        ):
+            raise Corrupt(key, "elapsed time and bounds are of each checkpoint from level 2 on")
+        state = cls(snapshot.cluster_id, snapshot.level, bounds)
         state.seq = snapshot.seq
         state.hash = snapshot.hash
         state.time_ms = snapshot.time_ms
@@ -475,6 +477,7 @@ class ClusterState:
         state.committed_offsets = CommittedOffsets(state.members, snapshot.committed_offsets)
         state.access = Access(snapshot.access)
         state.elapsed.load(snapshot.elapsed)
+        state.bounds.load(snapshot.bounds)
         for topic in snapshot.topics:
             state._index(topic)
         state.members.load(snapshot.members)

@@ -26,8 +26,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tidelog.storage.core import levels
 from tidelog.storage.core.checksum import crc32c
-from tidelog.storage.core.chunk import RECORD_SCHEMA, US_PER_MS, concat, sizes, timestamp_range
+from tidelog.storage.core.chunk import (
+    RECORD_SCHEMA,
+    TIMESTAMP_TYPE,
+    US_PER_MS,
+    concat,
+    sizes,
+    timestamp_range,
+)
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import Part
 
@@ -58,6 +66,24 @@ _MAGIC = b"PAR1"
 _END_BYTES = 8  # the footer's length and the magic
 _MARK = b"tidelog-crc32c:"
 _HEX_DIGITS = 8
+
+
+def _numbered(name: str, data_type: Any, number: int) -> Any:
+    return pa.field(name, data_type, metadata={b"PARQUET:field_id": str(number).encode()})
+
+
+_HEADER = pa.struct([_numbered("key", pa.string(), 7), _numbered("value", pa.binary(), 8)])
+_NUMBERED_SCHEMA = pa.schema(
+    [
+        _numbered("offset", pa.int64(), 1),
+        _numbered("timestamp", TIMESTAMP_TYPE, 2),
+        _numbered("key", pa.binary(), 3),
+        _numbered("value", pa.binary(), 4),
+        _numbered("headers", pa.list_(_numbered("item", _HEADER, 6)), 5),
+    ]
+)
+"""RECORD_SCHEMA with field ids: a reader that knows columns by id follows a renamed one. They never
+change; 9 is `partition`, which is not in the file."""
 
 
 class Written(NamedTuple):
@@ -99,13 +125,16 @@ class RowGroup(NamedTuple):
     """Size before compression."""
 
 
-def write(batches: Iterable[pa.RecordBatch], *, codec: str, is_json: bool) -> Written:
+def write(
+    batches: Iterable[pa.RecordBatch], *, codec: str, is_json: bool, level: int = levels.NEWEST
+) -> Written:
     """Encode one or more records (RECORD_SCHEMA, ascending offsets) as a segment.
 
     `codec` is a value of `compression.type`. `is_json`: each key and value is null or JSON text.
+    `level` is that of the cluster: columns have field ids from level 2 on.
     Equal records give equal bytes, however they are split into batches. Uses one core.
     """
-    writer = SegmentWriter(codec)
+    writer = SegmentWriter(codec, level)
     for batch in batches:
         writer.add(batch)
     return writer.finish(is_json=is_json)
@@ -114,7 +143,8 @@ def write(batches: Iterable[pa.RecordBatch], *, codec: str, is_json: bool) -> Wr
 class SegmentWriter:
     """An incremental `write`. Holds the encoded segment and one row group in memory."""
 
-    def __init__(self, codec: str) -> None:
+    def __init__(self, codec: str, level: int = levels.NEWEST) -> None:
+        self._schema = RECORD_SCHEMA if level == levels.FIRST else _NUMBERED_SCHEMA
         self._codec = _CODECS.get(codec, codec)
         self._sink = pa.BufferOutputStream()
         self._writer: pq.ParquetWriter | None = None
@@ -159,7 +189,8 @@ class SegmentWriter:
         ascending = np.diff(offsets, prepend=self._end_offset - 1) > 0
         assert ascending.all(), "offsets must ascend"
         if self._writer is None:
-            self._writer = _writer(self._sink, self._codec, has_few_keys=_has_few_keys(batch))
+            has_few_keys = _has_few_keys(batch)
+            self._writer = _writer(self._sink, self._schema, self._codec, has_few_keys=has_few_keys)
             self._base_offset = int(offsets[0])
         self._writer.write_batch(batch, row_group_size=batch.num_rows)
         self._end_offset = int(offsets[-1]) + 1
@@ -322,7 +353,9 @@ class _Window:
         """Do nothing: the data belongs to the caller."""
 
 
-def _writer(sink: pa.BufferOutputStream, codec: str, *, has_few_keys: bool) -> pq.ParquetWriter:
+def _writer(
+    sink: pa.BufferOutputStream, schema: pa.Schema, codec: str, *, has_few_keys: bool
+) -> pq.ParquetWriter:
     settings: dict[str, Any] = {
         "compression": codec,
         "compression_level": _LEVELS.get(codec),
@@ -334,7 +367,7 @@ def _writer(sink: pa.BufferOutputStream, codec: str, *, has_few_keys: bool) -> p
         "write_page_checksum": True,
         "store_schema": False,  # a kilobyte that only Arrow reads; Parquet's schema is enough
     }
-    return pq.ParquetWriter(sink, RECORD_SCHEMA, **settings)
+    return pq.ParquetWriter(sink, schema, **settings)
 
 
 def _has_few_keys(batch: pa.RecordBatch) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import keys, levels
-from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
 from tidelog.storage.core.bounds import check as check_bounds
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.entry import Decoded
@@ -31,7 +31,6 @@ READ_BYTES = 64 * 1024
 GET gets the whole header."""
 CHECKPOINT_MAGIC = b"TIDECKP1"
 FOUND_RETRY_S = 0.05
-DEFAULT_BOUNDS = Bounds()
 LISTS_MAX = 5
 """Upper bound of listings that name a missing checkpoint. Collection deletes a checkpoint only if
 there is a newer one, so the next listing should name the newer one."""
@@ -59,7 +58,8 @@ class ClusterIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     cluster_id: str
     created_ms: int
     bounds: Bounds = DEFAULT_BOUNDS
-    """Written from level 2 on, if the bounds are not the default ones."""
+    """With which the WAL begins: the cluster state has those in effect. Written from level 2 on, if
+    they are not the default ones."""
 
 
 @dataclass
@@ -186,7 +186,8 @@ class WalObjects:
                     if keys.seq_of(key) is None:
                         continue
                     try:
-                        return decode_checkpoint(await self.store.get(key), key, cluster.cluster_id)
+                        body = await self.store.get(key)
+                        return decode_checkpoint(body, key, cluster.cluster_id, cluster.bounds)
                     except Corrupt as error:
                         log.error("%s: trying the checkpoint before it", error)
             except NotFound as error:  # collected since, so a newer one exists: list again
@@ -197,7 +198,7 @@ class WalObjects:
                 continue
             numbers = await self.numbers_after(0)
             if numbers[:1] == [1] or not (numbers or found):
-                return ClusterState(cluster.cluster_id, cluster.format)
+                return empty_state(cluster)
             # Look twice: a checkpoint and a collection may happen between the first two listings.
             if looks > 1:
                 first = keys.wal(numbers[0]) if numbers else "nothing"
@@ -218,12 +219,20 @@ class WalObjects:
         return seq
 
 
-def decode_checkpoint(body: bytes, key: str, cluster_id: str) -> ClusterState:
-    """Decode a checkpoint; Corrupt if it is damaged or belongs to another cluster."""
+def empty_state(cluster: ClusterIdentity) -> ClusterState:
+    """Return the state before the first entry."""
+    return ClusterState(cluster.cluster_id, cluster.format, cluster.bounds)
+
+
+def decode_checkpoint(
+    body: bytes, key: str, cluster_id: str, bounds: Bounds = DEFAULT_BOUNDS
+) -> ClusterState:
+    """Decode a checkpoint; Corrupt if it is damaged or belongs to another cluster. `bounds` are
+    those of `cluster.json`."""
     payload = body[12:]
     if body[:8] != CHECKPOINT_MAGIC or int.from_bytes(body[8:12], "little") != crc32c(payload):
         raise Corrupt(key, "checksum of the checkpoint differs")
-    state = ClusterState.decode(payload, key)
+    state = ClusterState.decode(payload, key, bounds)
     if state.cluster_id != cluster_id:
         raise Corrupt(key, f"belongs to cluster {state.cluster_id}")
     return state

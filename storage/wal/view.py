@@ -26,7 +26,7 @@ from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Outcome
 from tidelog.storage.wal.announced import AnnouncedEntries
-from tidelog.storage.wal.chain import ClusterIdentity, WalObjects, WalSettings
+from tidelog.storage.wal.chain import ClusterIdentity, WalObjects, WalSettings, empty_state
 from tidelog.storage.wal.checkpoints import Checkpoints
 from tidelog.storage.wal.entry_put import EntryPut
 from tidelog.storage.wal.freshness import NEVER, Freshness, Moment
@@ -81,6 +81,10 @@ def _before_the_put() -> Iterator[None]:
         raise Unavailable(f"the next entry cannot be made: {error!r}") from error
 
 
+def _view_age_max_s(state: ClusterState) -> float:
+    return state.bounds.now.view_age_ms / 1000
+
+
 class WalView:
     """A broker's view of the WAL. Lives as long as the broker; safe for concurrent tasks."""
 
@@ -101,7 +105,7 @@ class WalView:
         self.clock = chain.clock
         self.store_time = StoreTime(chain.store, chain.clock)
         self.counters = chain.counters
-        self._state = ClusterState(cluster.cluster_id, cluster.format)
+        self._state = empty_state(cluster)
         self.subscribers: list[Subscriber] = []
         self._is_half_applied = False
         self._offers = AnnouncedEntries()
@@ -122,7 +126,7 @@ class WalView:
     @property
     def view_age_max_s(self) -> float:
         """An older view is expired (DESIGN 5)."""
-        return self.cluster.bounds.view_age_ms / 1000
+        return _view_age_max_s(self._state)
 
     @property
     def state(self) -> ClusterState:
@@ -411,7 +415,7 @@ class WalView:
             await self._follow(state, lambda decoded: self._apply(state, decoded))
             if numbers and numbers[-1] > state.seq:
                 raise Corrupt(keys.wal(state.seq + 1), "is missing, but later entries exist")
-            if self._freshness.age_s(started) <= self.view_age_max_s:
+            if self._freshness.age_s(started) <= _view_age_max_s(state):
                 return started
 
     async def _catch_up(self) -> None:

@@ -30,6 +30,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core import levels
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.entry import HotMark
 from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
@@ -86,7 +87,10 @@ class HotLog:
         new_log_id: str,
         on_durable: Callable[[AppendRequest], object],
         on_failed: Callable[[AppendRequest, LogError], None],
+        level: Callable[[], int] = lambda: levels.NEWEST,
     ) -> None:
+        """`level` returns the cluster's: frames of level 1 have no principal."""
+        self._level = level
         self._on_durable = on_durable
         self._on_failed = on_failed
         self.directory = directory
@@ -111,7 +115,7 @@ class HotLog:
         error leaves that unknown.
         """
         try:
-            payload = _payload(request)
+            payload = _payload(request, self._level())
         except TASK_ENDS:
             raise
         except BaseException as error:
@@ -211,7 +215,7 @@ class HotLog:
         recovers both logs. Raises OSError."""
         assert request.hot is not None, "only acknowledged requests are kept"
         path = self.directory / f"{request.hot.log_id}{KEPT}{log_id}.hot"
-        body = prefix(self.cluster_id, log_id) + frames(0, [_payload(request)])
+        body = prefix(self.cluster_id, log_id) + frames(0, [_payload(request, self._level())])
         loop = asyncio.get_running_loop()
         fd = await loop.run_in_executor(self._thread, self._make, path, body)
         self._leaving = Recovered(path, log_id, [], fd)
@@ -271,14 +275,15 @@ class HotLog:
                 os.close(file.fd)
 
 
-def _payload(request: AppendRequest) -> bytes:
+def _payload(request: AppendRequest, level: int) -> bytes:
     parts = [
         FramePart(part.topic_id, partition, _message(rows))
         for part in request.parts
         for partition, rows in part.parted()
     ]
+    elements = (request.commit_id, request.is_json, request.topic_id, request.key, parts)
     return _encoder.encode(
-        Frame(request.commit_id, request.is_json, request.topic_id, request.key, parts)
+        elements if level == levels.FIRST else Frame(*elements, request.principal)
     )
 
 

@@ -48,6 +48,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     topic_id: str | None
     key: IdempotencyKey | None
     parts: list[FramePart]
+    principal: str = ""
+    """A frame of level 1 does not have it."""
 
 
 _frames = msgspec.msgpack.Decoder(Frame)
@@ -269,6 +271,7 @@ def _append_request(frame: Frame, mark: HotMark, path: str) -> AppendRequest:
         hot=mark,
         topic_id=frame.topic_id,
         commit_id=frame.commit_id,
+        principal=frame.principal,
     )
 
 

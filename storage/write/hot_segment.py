@@ -39,7 +39,7 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
 )
 from tidelog.storage.core.model import AppendedRange, Part
-from tidelog.storage.core.observer import TRACE
+from tidelog.storage.core.observer import PRINCIPAL, TRACE
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.state.cluster_state import Outcome, Topic
@@ -129,8 +129,8 @@ class AppendRequest:
 
     Raises InvalidRequest if the actions cannot be encoded.
 
-    `topic_id` is None if it spans several topics. Requests of one topic without key, hot mark and
-    actions share a commit: no check in `apply` can refuse only some of them.
+    `topic_id` is None if it spans several topics. Requests of one topic and principal without key,
+    hot mark and actions share a commit: no check in `apply` can refuse only some of them.
     """
 
     parts: Sequence[TopicRecords]
@@ -147,6 +147,8 @@ class AppendRequest:
     """The result of an InitProducer action; `answers` sets it."""
     trace: object = field(default_factory=TRACE.get)
     """The request's trace context, for the tracing of flushes."""
+    principal: str = field(default_factory=PRINCIPAL.get)
+    """The authenticated client; its commit names it from level 2 on."""
     pieces: int = field(init=False)
     """Itself and each partition of its records: memory, and items of an entry's header."""
     header_bytes: int = field(init=False)
@@ -157,6 +159,8 @@ class AppendRequest:
         named = 0 if self.key is None else _key_bytes(self.key)
         if self.actions:
             named += _action_bytes(self.actions)
+        if self.principal:
+            named += 4 * len(self.principal)
         self.header_bytes = PIECE_HEADER_BYTES * self.pieces + named
         unpacked = sum(
             part.rows.nbytes for part in self.parts if isinstance(part.rows, pa.RecordBatch)
@@ -216,6 +220,7 @@ class _OpenCommit:
     key: IdempotencyKey | None
     hot: HotMark | None
     plain_topic_id: str | None
+    principal: str
 
     def close(self) -> Commit:
         appends: list[AnyAction] = [
@@ -224,7 +229,8 @@ class _OpenCommit:
             else Append(number, first, count)
             for number, (first, count) in self.appends.items()
         ]
-        return Commit(self.commit_id, [*appends, *self.actions], self.key, self.hot)
+        actions = [*appends, *self.actions]
+        return Commit(self.commit_id, actions, self.key, self.hot, self.principal)
 
 
 class _CommitShare(NamedTuple):
@@ -364,7 +370,8 @@ class ClosedSegment:
     def _commit_for(self, request: AppendRequest) -> _OpenCommit:
         if self._commits and request.is_plain:
             last = self._commits[-1]
-            if last.plain_topic_id == request.topic_id:
+            is_same = last.principal == request.principal
+            if is_same and last.plain_topic_id == request.topic_id:
                 return last
         request.commit_id = request.commit_id or self._new_id()
         commit = _OpenCommit(
@@ -375,6 +382,7 @@ class ClosedSegment:
             request.key,
             request.hot,
             request.topic_id if request.is_plain else None,
+            request.principal,
         )
         self._commits.append(commit)
         return commit

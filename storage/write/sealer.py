@@ -238,7 +238,10 @@ class Sealer:
                 batches = _without_last(batches, surplus)
             upto = taken.next_offset - surplus
             is_json = all(piece.is_json for piece in taken.pieces)
-            encode = partial(segments.write, codec=config.compression_type, is_json=is_json)
+            level = self.writer.wal.state.level
+            encode = partial(
+                segments.write, codec=config.compression_type, is_json=is_json, level=level
+            )
             loop = asyncio.get_running_loop()
             written = await loop.run_in_executor(self._threads, encode, batches)
             if (written.base_offset, written.end_offset, written.rows) != (base, upto, upto - base):

@@ -115,6 +115,7 @@ class Writer:
                 log_id,
                 on_durable=self._enqueue,  # committed even if its caller goes away
                 on_failed=lambda request, error: self.answer(request, [], error),
+                level=lambda: wal.state.level,
             )
         self.buffered_bytes = 0
         self._committer = committer or wal

@@ -32,7 +32,7 @@ from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.tables.manifest import ManifestConflict
 from tidelog.storage.wal.chain import WalSettings
 
-WAL = WalSettings(Bounds(3000, 12_000), checkpoint_entries=20, checkpoint_interval_s=1.0)
+WAL = WalSettings(Bounds(3000, 12_000, 12_000), checkpoint_entries=20, checkpoint_interval_s=1.0)
 GRACE = Grace(wal_ms=12_000, table_ms=12_000)
 COLD = LogSettings(
     wal=WAL,

@@ -60,7 +60,7 @@ async def broker(
 ) -> Log:
     """An open broker that does nothing by itself. On a folder its tables are real ones."""
     view_age_ms = int(view_age_max_s * 1000)
-    wal = WalSettings(Bounds(view_age_ms, max(4 * view_age_ms, 4000)))
+    wal = WalSettings(Bounds(view_age_ms, max(4 * view_age_ms, 4000), file_grace_ms=0))
     settings = LogSettings(wal=wal, is_sealing=False, poll_interval_s=IDLE_S)
     return await Broker.open(way(store), settings, clock=clock, name=name, cluster_id="c0ffee")
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.service.conftest import assert_refused, broker_on, until
@@ -120,7 +119,7 @@ async def test_s2_a_topic_that_cannot_be_sealed_stops_no_duty(tmp_path: Path) ->
         await log.seal("other")
         cluster = await OfflineCluster.open(log.store, SystemClock())
         # A session of a cluster with other bounds would collect at once; this one is alone.
-        cluster.wal.cluster = msgspec.structs.replace(cluster.wal.cluster, bounds=Bounds(1, 4))
+        cluster.state.bounds.now = Bounds(wal_retention_ms=4, file_grace_ms=0)
         try:
             assert [each.topic for each in await retain(cluster, None, is_dry=False)] == ["other"]
             assert (await scrub(cluster, None, Grace())).is_whole

@@ -168,6 +168,7 @@ class Making:
         key: IdempotencyKey | None = None,
         hot: HotMark | None = None,
         is_json: bool = True,
+        principal: str = "",
     ) -> AppendRequest:
         return AppendRequest(
             [TopicRecords(topic_id, partition, rows) for partition, rows in (parts or {}).items()],
@@ -178,6 +179,7 @@ class Making:
             hot=hot,
             topic_id=None if actions else topic_id,
             commit_id=self.clock.new_id(),
+            principal=principal,
         )
 
     def requests_of_several_commits(self) -> list[AppendRequest]:
@@ -246,7 +248,9 @@ class Making:
     async def seal(self) -> None:
         """The first records of flights-0 become a segment of its table."""
         batch = chunks.batch_of_rows([rows_of_flights()]).slice(0, SEALED_END)
-        written = segments.write([chunks.with_offsets(batch, 0)], codec="zstd", is_json=False)
+        written = segments.write(
+            [chunks.with_offsets(batch, 0)], codec="zstd", is_json=False, level=self.level
+        )
         prefix = self.wal.state.topic("flights").prefix
         path = keys.segment(0, 0, SEALED_END, self.clock.new_id().hex())
         await self.store.create(f"{prefix}/{path}", [memoryview(written.body)])
@@ -261,11 +265,12 @@ class Making:
         def ignore(_: AppendRequest) -> None:
             pass
 
-        hot = HotLog(self.folder / HOT, CLUSTER_ID, LIVING_LOG, ignore, ignore)
+        hot = HotLog(self.folder / HOT, CLUSTER_ID, LIVING_LOG, ignore, ignore, lambda: self.level)
         key = IdempotencyKey("order-18", bytes(16), 3)
         batch: pa.RecordBatch = chunks.batch_of_rows([rows_of_flights()])
         await hot.append(self.request({0: rows_of_json('"hot"')}, topic_id=AUDIT))  # is in the WAL
-        await hot.append(self.request({0: rows_of_json('"acked"', '"both"')}, key=key))
+        both = rows_of_json('"acked"', '"both"')
+        await hot.append(self.request({0: both}, key=key, principal=ALICE))
         parts = [
             TopicRecords(FLIGHTS, 1, batch),
             TopicRecords(AUDIT, 0, rows_of_json('"two topics"')),

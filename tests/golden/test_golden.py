@@ -17,6 +17,7 @@ from typing import Any
 import google_crc32c
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.golden.make import HERE, HOT, RAISED, folder_of, make
@@ -253,7 +254,8 @@ def test_level_2_adds_elements_at_the_ends() -> None:
     """All else is as at level 1: positions in the WAL are after longer headers."""
     first, second = folder_of(1), folder_of(2)
     identity = msgspec.json.decode(golden("cluster.json", second))
-    assert identity.pop("bounds") == {"view_age_ms": 300_000, "wal_retention_ms": 7_200_000}
+    first_bounds = {"view_age_ms": 300_000, "wal_retention_ms": 7_200_000}
+    assert identity.pop("bounds") == first_bounds | {"file_grace_ms": 86_400_000}
     assert identity == msgspec.json.decode(golden("cluster.json")) | {"format": 2}
     for name in ENTRIES:
         old, new = header_of(name, first), header_of(name, second)
@@ -263,12 +265,13 @@ def test_level_2_adds_elements_at_the_ends() -> None:
         assert principals == [*wanted, *[""] * (len(principals) - 1)]
         old[0], old[2], new[0], new[2] = 0, b"", 0, b""  # the level, the hash of the one before
         assert new[:8] == old
-    for name in (DATA, HOT_FILE):
-        assert golden(name, second) == golden(name, first)
+    assert golden(DATA, second) == golden(DATA, first)
     old, new = state_in(CHECKPOINT, first), state_in(CHECKPOINT, second)
     last_ms = 1_700_000_000_000 + 6 * 1500
     elapsed = [5 * 1500, [["golden-broker", last_ms, 5 * 1500]]]  # its first entry adds nothing
-    assert (new[0], new[9:]) == (2, [None, None, None, [], None, elapsed])
+    bounds_ms = [300_000, 7_200_000, 86_400_000]
+    bounds = [False, bounds_ms, bounds_ms, [0, 0]]
+    assert (new[0], new[9:]) == (2, [None, None, None, [], None, elapsed, bounds])
     assert (len(old), new[6], new[8]) == (9, old[6], old[8])
     ((key, at_ms, placements),) = new[7]  # remembered by elapsed time
     assert [[key, 1_700_000_001_500 + at_ms, placements]] == old[7]
@@ -293,7 +296,7 @@ def test_a_cluster_that_was_raised(tmp_path: Path) -> None:
     assert (raising[0], raising[4], raising[6:9]) == (2, "golden-broker", [[], [], []])
     assert (second[0], len(second), [commit[4] for commit in second[7]]) == (2, 10, ["User:alice"])
     before, after = (state_in(f"checkpoints/{seq:020}", folder) for seq in (1, 3))
-    assert (before[0], len(before), after[0], len(after)) == (1, 9, 2, 15)
+    assert (before[0], len(before), after[0], len(after)) == (1, 9, 2, 16)
     shutil.copytree(folder, tmp_path / "store")
     store = FolderStore(tmp_path / "store")
     folded, _ = asyncio.run(fold(store, CLUSTER_ID))
@@ -334,14 +337,33 @@ def test_a_segment() -> None:
     ]
 
 
+@pytest.mark.parametrize(("level", "numbers"), [(1, [-1] * 6), (2, [1, 2, 3, 4, 7, 8])])
+def test_columns_of_a_segment_have_field_ids_from_level_2_on(
+    level: int, numbers: list[int]
+) -> None:
+    """As another reader sees them: 5 and 6 are of groups, which pyarrow shows as fields."""
+    file = pq.ParquetFile(folder_of(level) / SEGMENT)
+    headers = file.schema_arrow.field("headers")
+    leaves = [*list(file.schema_arrow)[:4], *headers.type.value_type]
+    found = [int((each.metadata or {}).get(b"PARQUET:field_id", -1)) for each in leaves]
+    groups = [
+        (each.metadata or {}).get(b"PARQUET:field_id")
+        for each in (headers, headers.type.value_field)
+    ]
+    assert found == numbers
+    assert groups == ([None, None] if level == 1 else [b"5", b"6"])
+
+
 # -- hot logs
 
 
-def test_a_hot_log(tmp_path: Path) -> None:
-    (tmp_path / Path(HOT_FILE).name).write_bytes(golden(HOT_FILE))
+@pytest.mark.parametrize(("level", "principals"), [(1, [""] * 3), (2, ["", "User:alice", ""])])
+def test_a_hot_log(tmp_path: Path, level: int, principals: list[str]) -> None:
+    (tmp_path / Path(HOT_FILE).name).write_bytes(golden(HOT_FILE, folder_of(level)))
     (found,) = hot_log_file.recover(tmp_path, CLUSTER_ID)
     assert found.log_id == "e" * 32
     assert [request.hot for request in found.requests] == [HotMark("e" * 32, n) for n in range(3)]
+    assert [request.principal for request in found.requests] == principals
     committed, keyed, wide = found.requests
     assert (committed.topic_id, committed.key, committed.is_json) == (B, None, True)
     assert keyed.key == IdempotencyKey("order-18", bytes(16), 3)

@@ -6,7 +6,9 @@ from typing import Any
 
 from tidelog.compaction import garbage
 from tidelog.storage.cluster import sequencer
+from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.state import elapsed
+from tidelog.storage.state.cluster_bounds import ClusterBounds
 from tidelog.storage.wal import freshness
 
 Patch = tuple[Any, str, Any]
@@ -33,9 +35,17 @@ def collect_uploads_by_age() -> list[Patch]:
     return [(garbage, "of_data", of_data)]
 
 
+def bounds_lowered_at_once() -> list[Patch]:
+    def set_at_once(self: ClusterBounds, action: SetBounds, elapsed_ms: int) -> None:
+        self.now = self.set_to = self._wanted(action)
+
+    return [(ClusterBounds, "set", set_at_once)]
+
+
 OF_CLOCKS = (
     ("the store's time does not age a view", store_time_ages_no_view, ("sleepers",), 150),
     ("elapsed time takes any step", any_step, ("brokers",), 60),
     ("uploads are named without a limit of time", uploads_are_named_for_ever, ("sleepers",), 400),
     ("collects uploads by their age", collect_uploads_by_age, ("sleepers",), 400),
+    ("bounds are lowered at once", bounds_lowered_at_once, ("sleepers",), 200),
 )

@@ -36,7 +36,7 @@ STEPS_MAX = 3000
 _LOAD = Load(partitions=2, pause_s=0.05, producers=0.0)
 _GRACE = Grace(wal_ms=8500, table_ms=10_000)
 _SETTINGS = LogSettings(
-    wal=WalSettings(Bounds(2000, _GRACE.wal_ms), checkpoint_entries=4, checkpoint_interval_s=0.0),
+    wal=WalSettings(Bounds(2000, *_GRACE), checkpoint_entries=4, checkpoint_interval_s=0.0),
     writer=WriterSettings(answer_timeout_s=4.0),
     membership=MembershipSettings(heartbeat_interval_s=0.5, member_timeout_s=1.5),
     sequencer=SequencerSettings(handover_timeout_s=0.3, handover_bytes_max=200),

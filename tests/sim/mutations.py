@@ -34,7 +34,7 @@ from tidelog.compaction.newest_per_key import Latest
 from tidelog.compaction.offline import OfflineCluster
 from tidelog.storage.cluster.messages import refer
 from tidelog.storage.cluster.sequencer import Sequencer
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import keys
 from tidelog.storage.core.actions import MoveLogStart, Sealed
 from tidelog.storage.core.entry import Draft, Entry
 from tidelog.storage.core.errors import Unavailable
@@ -148,12 +148,12 @@ class _Forgetful(dict[str, int]):
 def _no_hot_marks() -> list[Patch]:
     real = ClusterState.__init__
 
-    def begin(self: ClusterState, cluster_id: str, level: int = levels.NEWEST) -> None:
-        real(self, cluster_id, level)
+    def begin(self: ClusterState, *arguments: Any) -> None:
+        real(self, *arguments)
         self.hot_logs = _Forgetful()
 
-    def decode(body: bytes, key: str) -> ClusterState:
-        state = decode_real(body, key)
+    def decode(*arguments: Any) -> ClusterState:
+        state = decode_real(*arguments)
         state.hot_logs = _Forgetful(state.hot_logs)
         return state
 

@@ -28,10 +28,11 @@ from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
-from tidelog.compaction.upgrade import upgrade
+from tidelog.compaction.upgrade import change_bounds, upgrade
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core import levels
+from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import (
     CommitUnknown,
@@ -66,7 +67,10 @@ YEAR_MS = 365 * 86_400_000
 HASTY = 0.3
 """How many worlds have maintenance commands whose own WAL retention is 0. There, a view
 outlives most stops."""
-HASTY_BOUNDS = Bounds(4000, 16_000)
+HASTY_BOUNDS = Bounds(4000, 16_000, 5000)
+OTHER_BOUNDS = (SetBounds(400, 1600), SetBounds(12_000, 48_000))
+"""To which hasty worlds with suspended processes change them, if no clock of theirs jumps: a jump
+is hours, and what is lowered waits for minutes here."""
 
 KINDS = ("brokers", "sleepers", "tables", "groups", "disks")
 
@@ -123,7 +127,7 @@ def plan_of(seed: int) -> Plan:
     patience_s = draws.choice([8.0, 200.0, 200.0]) if is_sleepy else draws.choice([2.0, 8.0])
     settings = LogSettings(
         wal=WalSettings(
-            Bounds(int(view_s * 1000), grace.wal_ms),
+            Bounds(int(view_s * 1000), *grace),
             checkpoint_entries=draws.choice([3, 10, 50]),
             checkpoint_interval_s=0.5,
         ),
@@ -211,6 +215,8 @@ def plan_of(seed: int) -> Plan:
     if clocks.random() < HASTY:
         settings = settings._replace(wal=settings.wal._replace(bounds=HASTY_BOUNDS))
         plan = plan._replace(command_grace=grace._replace(wal_ms=0), settings=settings)
+        if is_sleepy and "days" not in plan.troubles:
+            plan = plan._replace(troubles=(*plan.troubles, *["bounds"] * 4), stop_s=6.0)
     if kind != "groups":
         return plan
     return plan._replace(features=frozenset(each for each in FEATURES if draws.random() < 0.4))
@@ -334,6 +340,8 @@ class Run:
                 _ = world.later(draws.expovariate(1.0), self._calm)
             case "upgrade":
                 self._raise_level()
+            case "bounds":
+                _ = world.spawn("change", self._change_bounds(draws.choice(OTHER_BOUNDS)))
             case "carer" if self.carers:
                 carer = draws.choice(self.carers)
                 if draws.random() < 0.5:
@@ -397,6 +405,14 @@ class Run:
             await cluster.close()
         except (Unavailable, CommitUnknown) as error:
             self.world.note(f"upgrade: {error}")
+
+    async def _change_bounds(self, change: SetBounds) -> None:
+        try:
+            cluster = await self.world.cluster()
+            _ = await change_bounds(cluster, change, is_dry=False)
+            await cluster.close()
+        except (InvalidRequest, Unavailable, CommitUnknown) as error:  # invalid: at level 1
+            self.world.note(f"bounds: {error}")
 
     # -- care
 

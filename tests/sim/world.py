@@ -102,7 +102,7 @@ class World:
         self.bucket = Bucket()
         self.bucket.on_created = self._created
         self.level = level
-        self.truth = ClusterState(CLUSTER_ID, level)
+        self.truth = ClusterState(CLUSTER_ID, level, settings.wal.bounds)
         self._folded = {0: _digest(self.truth)}
         self.recorder = Recorder()
         self.brokers: dict[str, Broker] = {}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.logs import WAL
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.chunk import Headers, Rows
 from tidelog.storage.io.clock import SystemClock
@@ -13,6 +14,7 @@ from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
 
 TIME_MS = 1_700_000_000_000
+UNSEALED = LogSettings(is_sealing=False, wal=WAL)
 
 
 class Record(NamedTuple):
@@ -94,7 +96,7 @@ class BrokerLog:
 
 
 async def open_log(store: ObjectStore) -> Broker:
-    return await Broker.open(store, LogSettings(is_sealing=False), clock=SystemClock(), name="b1")
+    return await Broker.open(store, UNSEALED, clock=SystemClock(), name="b1")
 
 
 async def records_of(log: Log, topic: str) -> list[Record]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.support.clock import ManualClock
 from tests.support.records import request, rows
+from tidelog.storage.core import levels
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.write.hot_log import HotLog
@@ -23,7 +24,15 @@ class Opened:
         self.handed: list[AppendRequest] = []
         self.failed: list[AppendRequest] = []
         self.clock = ManualClock()
-        self.log = HotLog(directory, CLUSTER_ID, log_id, self.handed.append, self._fail)
+        self.level = levels.NEWEST
+        self.log = HotLog(
+            directory,
+            CLUSTER_ID,
+            log_id,
+            self.handed.append,
+            self._fail,
+            lambda: self.level,
+        )
 
     def _fail(self, failed: AppendRequest, _error: LogError) -> None:
         self.failed.append(failed)

@@ -13,16 +13,21 @@ from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore, Seeded
 from tests.support.records import rows
 from tidelog.storage.broker import Broker
+from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.wal.chain import WalSettings
 
-MANUAL = LogSettings(is_sealing=False, is_coordinating=False)
+WAL = WalSettings(Bounds(file_grace_ms=0))
+"""A collection by a test chooses its grace."""
+
+MANUAL = LogSettings(is_sealing=False, is_coordinating=False, wal=WAL)
 """Nothing is sealed but by the test."""
 
 COLD = LogSettings(
+    wal=WAL,
     is_sealing=False,
     is_coordinating=False,
     tail_cache_bytes=0,
@@ -33,7 +38,7 @@ COLD = LogSettings(
 CHECKPOINTING = LogSettings(
     is_sealing=False,
     is_coordinating=False,
-    wal=WalSettings(checkpoint_entries=7, checkpoint_interval_s=0.0),
+    wal=WAL._replace(checkpoint_entries=7, checkpoint_interval_s=0.0),
 )
 
 _numbers = itertools.count(1)

@@ -11,7 +11,7 @@ from tidelog.storage.core.errors import NotFound
 from tidelog.storage.io.clock import Clock, SystemClock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.state.cluster_state import ClusterState, Outcome
-from tidelog.storage.wal.chain import WalObjects
+from tidelog.storage.wal.chain import WalObjects, empty_state
 from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
 
 TOPIC_ID = "a1" * 16
@@ -75,7 +75,7 @@ async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entr
 async def fold(store: ObjectStore, cluster_id: str) -> tuple[ClusterState, list[list[Outcome]]]:
     """The state of a WAL that begins at 1, and the outcomes of each entry."""
     identity = await WalObjects(store, SystemClock()).open_cluster(cluster_id, is_creating=False)
-    state = ClusterState(cluster_id, identity.format)
+    state = empty_state(identity)
     outcomes = [state.apply(decoded, key).outcomes for key, decoded in await entries_of(store)]
     return state, outcomes
 

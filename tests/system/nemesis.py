@@ -152,7 +152,7 @@ class Nemesis:
 
     def _maintaining(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tidelog.service.cli.main", "maintain", "--yes"]
-        command += ["--file-grace-ms", str(FILE_GRACE_MS), "--store", self._brokers[0].store]
+        command += ["--store", self._brokers[0].store]
         return subprocess.Popen(
             command,
             env=environment(**self._variables),

@@ -18,7 +18,12 @@ from tests.support.broker import Broker, environment, error_line, json_of, tidel
 from tests.support.seaweed import Seaweed
 
 KEYS = 20
-FAST = {"wal_view_age_max_ms": 1000, "wal_retention_ms": 4000, "test_bounds": True}
+FAST = {
+    "wal_view_age_max_ms": 1000,
+    "wal_retention_ms": 4000,
+    "file_grace_ms": 4000,
+    "test_bounds": True,
+}
 OFTEN = {"sealer": {"check_interval_s": 0.2}}
 """Short, so that a test sees collection happen; a command gets them in the same variable."""
 
@@ -232,7 +237,8 @@ def test_i9_a_broker_that_is_stopped_through_a_collection(tmp_path: Path) -> Non
 def test_on_s3(seaweed: Seaweed, tmp_path: Path) -> None:
     store = f"s3://{seaweed.bucket}/{tmp_path.name}/logs"
     endpoint = {"TIDELOG_S3_ENDPOINT": seaweed.endpoint_url}
-    with Broker(tmp_path, store, s3_endpoint=seaweed.endpoint_url) as broker:
+    grace = {"file_grace_ms": 0, "test_bounds": True}
+    with Broker(tmp_path, store, s3_endpoint=seaweed.endpoint_url, **grace) as broker:
         broker.create_topic("t", cleanup_policy="compact,delete", retention_ms="-1")
         for first in range(0, 150, 50):
             produce(broker, "t", first, 50)
@@ -250,3 +256,22 @@ def test_on_s3(seaweed: Seaweed, tmp_path: Path) -> None:
         told = care(broker, "scrub", **endpoint)
         assert told["is_whole"]
         assert told["segments"] == 1
+
+
+def test_bounds_are_shown_and_changed(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker:
+        usual = care(broker, "bounds")
+        assert [each["in_effect"] for each in usual["bounds"]] == [600_000, 3_600_000, 86_400_000]
+        longer = ("bounds", "--file-grace-ms", "172800000")
+        assert care(broker, *longer)["is_dry"]
+        assert care(broker, "bounds") == usual
+        changed = care(broker, *longer, "--yes")["bounds"]
+        assert changed == care(broker, "bounds")["bounds"]
+        assert changed[2]["in_effect"] == 172_800_000
+        for command in ("collect", "maintain"):
+            done = tidelog(
+                command, "--file-grace-ms", "86400000", "--store", broker.store, status=2
+            )
+            assert b"is shorter than the cluster's 172800000" in done.stderr
+        done = tidelog("bounds", "--view-age-ms", "1", "--store", broker.store, status=1)
+        assert b"view_age_ms must be 60000 to 648000000, not 1" in done.stderr

@@ -33,6 +33,7 @@ QUICK = {
     "broker_heartbeat_interval_ms": 200,
     "broker_timeout_ms": 1500,
     "wal_view_age_max_ms": 1000,
+    "file_grace_ms": 0,
     "test_bounds": True,
     "wal_retention_ms": WAL_RETENTION_MS,
     "poll_interval_ms": 100,

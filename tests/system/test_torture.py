@@ -25,7 +25,7 @@ from tests.system.checks import check_retries, new_topic, the_log
 from tests.system.client import Client
 from tests.system.fault_proxy import FaultProxy
 from tests.system.load import Load, Mix, Reading, Sent
-from tests.system.nemesis import Nemesis
+from tests.system.nemesis import FILE_GRACE_MS, Nemesis
 from tests.system.recorded import Witness, history_of
 from tests.system.several import QUICK, brokers
 from tests.system.transform import Found, Names, Worker, check
@@ -35,6 +35,7 @@ VIEW_AGE_S = 2.0
 YOUNG = {
     "wal_view_age_max_ms": round(1000 * VIEW_AGE_S),
     "wal_retention_ms": 10_000,
+    "file_grace_ms": FILE_GRACE_MS,
     "test_bounds": True,
 }
 OFTEN = {

@@ -31,6 +31,8 @@ def with_bounds(level: int, **bounds: int) -> bytes:
         (Bounds(1000, 3999), False),
         (Bounds(0, 4000), False),
         (Bounds(-1, 0), False),
+        (Bounds(file_grace_ms=0), True),
+        (Bounds(file_grace_ms=-1), False),
     ],
 )
 def test_a_retention_is_at_least_four_view_ages(bounds: Bounds, is_allowed: bool) -> None:
@@ -45,6 +47,7 @@ def test_a_retention_is_at_least_four_view_ages(bounds: Bounds, is_allowed: bool
         (LONG, False),
         (Bounds(59_999, 3_600_000), True),
         (Bounds(60_000, 3_599_999), True),
+        (Bounds(file_grace_ms=3_599_999), True),
     ],
 )
 def test_shorter_ones_are_those_of_a_test(bounds: Bounds, is_test: bool) -> None:
@@ -72,7 +75,8 @@ def test_the_process_that_creates_the_cluster_writes_them_and_all_others_obey() 
 def test_a_collection_may_keep_longer_and_never_shorter() -> None:
     assert Grace(wal_ms=1).obeying(LONG).wal_ms == LONG.wal_retention_ms
     assert Grace(wal_ms=10**9).obeying(LONG).wal_ms == 10**9
-    assert Grace(table_ms=5).obeying(LONG).table_ms == 5
+    assert Grace(table_ms=5).obeying(LONG).table_ms == LONG.file_grace_ms
+    assert Grace(table_ms=10**9).obeying(LONG).table_ms == 10**9
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -23,6 +23,10 @@ from tidelog.storage.core.entry import Commit, Decoded, Entry
 from tidelog.storage.core.errors import Corrupt, NewerLevel
 from tidelog.storage.state.cluster_state import ClusterState
 
+DEFAULT_MS = [600_000, 3_600_000, 86_400_000]
+BOUNDS = [False, DEFAULT_MS, DEFAULT_MS, [0, 0]]
+"""Of a checkpoint of level 2, as long as no action has changed them."""
+
 
 @pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
 def test_a_checkpoint_of_another_level_is_refused(level: int) -> None:
@@ -43,7 +47,7 @@ def test_an_element_that_a_checkpoints_level_does_not_have_is_corrupt(level: int
     for at in ((), (5, 0), (5, 0, 4, 0), (5, 0, 4, 0, 4, 0)):
         raw = msgspec.msgpack.decode(state.encode())
         if not at:
-            raw += [None, None, None, [], None, [0, []]][len(raw) - 9 :]
+            raw += [None, None, None, [], None, [0, []], BOUNDS][len(raw) - 9 :]
         part = raw
         for index in at:
             part = part[index]
@@ -80,6 +84,7 @@ def test_an_entry_without_commits_raises_the_level_by_one() -> None:
         [],
         None,
         [0, [["b", 5, 0]]],
+        BOUNDS,
     ]
     again = ClusterState.decode(state.encode(), "checkpoints/2")
     assert (again.level, again.encode()) == (2, state.encode())

@@ -14,6 +14,7 @@ from tests.storage.state.test_cluster_state import (
     check_partition,
     encoded,
 )
+from tests.storage.state.test_levels import BOUNDS
 from tests.storage.state.test_producers import batch, chunk
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
@@ -264,6 +265,7 @@ def test_a_checkpoint_of_level_1_without_producers_is_as_it_always_was() -> None
         [],
         None,
         [0, [["b", 0, 0]]],
+        BOUNDS,
     ]
 
 
@@ -300,5 +302,5 @@ def test_actions_and_checkpoint_are_what_format_md_says(level: int) -> None:
     assert body[9:] == [
         [1, [[0, 0, -1, 40, 40]], [[0, IDS[0], 0, 0, [[0, 1, 0, 40]]]]],
         {"g": {IDS[0]: [[1, 7, -1, "m", 40]]}},
-        *([None, [], None, [40, [["b", 40, 40]]]] if level > levels.FIRST else []),
+        *([None, [], None, [40, [["b", 40, 40]]], BOUNDS] if level > levels.FIRST else []),
     ]

@@ -22,10 +22,12 @@ from tests.support.hotlogs import (
 )
 from tests.support.records import request, rows
 from tests.support.vloop import run
+from tidelog.storage.core import levels
 from tidelog.storage.core.entry import HotMark, IdempotencyKey
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.write import hot_log
 from tidelog.storage.write.hot_log_file import discard, recover
+from tidelog.storage.write.hot_segment import ClosedSegment
 
 
 def left_by_a_crash(directory: Path, *requests: str, log_id: str = LOG_ID) -> None:
@@ -41,6 +43,26 @@ def left_by_a_crash(directory: Path, *requests: str, log_id: str = LOG_ID) -> No
 
 
 # -- what survives
+
+
+def test_a_principal_survives_from_level_2_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        hot = Opened(tmp_path)
+        for level in (levels.FIRST, 2):
+            hot.level = level
+            named = request(hot.clock, {1: rows("k")})
+            named.principal = "User:alice"
+            await hot.log.append(named)
+        await hot.crash()
+        (file,) = recover(tmp_path, CLUSTER_ID)
+        assert os.pread(file.fd, 1 << 20, 0).count(b"User:alice") == 1
+        assert [one.principal for one in file.requests] == ["", "User:alice"]
+        closed = ClosedSegment(file.requests, hot.clock.new_id)
+        commits = closed.encode("").draft.commits
+        assert [commit.principal for commit in commits] == ["", "User:alice"]
+        discard([file])
+
+    run(main)
 
 
 def test_what_was_appended_is_recovered_in_order_with_its_marks(tmp_path: Path) -> None:
