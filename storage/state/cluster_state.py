@@ -28,6 +28,7 @@ from tidelog.storage.core.actions import (
     DeleteGroup,
     DeleteTopic,
     ForgetTopic,
+    HoldAction,
     InitProducer,
     MoveLogStart,
     ProducerAppend,
@@ -44,16 +45,17 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.state import idempotency
 from tidelog.storage.state.access import Access, AccessCheckpoint
 from tidelog.storage.state.committed_offsets import CommittedOffsets, KeptGroups, check_group_id
 from tidelog.storage.state.elapsed import ElapsedCheckpoint, ElapsedTime
 from tidelog.storage.state.forwarded_drafts import AppliedDraftMark, AppliedDrafts
 from tidelog.storage.state.group import MembersCheckpoint
 from tidelog.storage.state.group_members import GroupMembers
+from tidelog.storage.state.holds import Hold, Holds
 from tidelog.storage.state.idempotency import IdempotencyRecord, IdempotencyRecords
+from tidelog.storage.state.outcome import Outcome, recall
 from tidelog.storage.state.partition import Partition, TailChunk
-from tidelog.storage.state.producers import ProducerEpoch, Producers, ProducersCheckpoint
+from tidelog.storage.state.producers import Producers, ProducersCheckpoint
 
 PARTITIONS_MAX = 10_000
 """Partitions of one topic (I10): each costs ~200 bytes of state and checkpoint on every broker."""
@@ -86,21 +88,6 @@ class DeletedTopic(
     deleted_ms: int
 
 
-class Outcome(NamedTuple):
-    """The result of a commit: one placement per Append, in order, or a refusal.
-
-    `is_duplicate`: a commit with the same key, hot mark or draft id was applied before.
-    `placements` are then those of that commit, if the state still has them. `repeated`: indexes of
-    placements whose producer batch was in the log before. `producer`: result of an InitProducer.
-    """
-
-    placements: list[AppendedRange]
-    refusal: LogError | None = None
-    is_duplicate: bool = False
-    repeated: frozenset[int] = frozenset()
-    producer: ProducerEpoch | None = None
-
-
 class Applied(NamedTuple):
     """The result of an entry: one outcome per commit, the deleted topics, and the ids of groups
     whose members, assignments or positions changed."""
@@ -126,6 +113,7 @@ class _StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
     origins: list[AppliedDraftMark] = []
     access: AccessCheckpoint | None = None
     elapsed: ElapsedCheckpoint | None = None
+    holds: list[Hold] = []
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -151,6 +139,7 @@ class ClusterState:
         self.committed_offsets = CommittedOffsets(self.members)
         self.access = Access()
         self.elapsed = ElapsedTime()
+        self.holds = Holds()
         self._keys = IdempotencyRecords()
         self._by_id: dict[str, Topic] = {}
         self._deleted_now: list[Topic] = []  # by the entry that is being applied
@@ -204,6 +193,7 @@ class ClusterState:
         now_ms = self.elapsed_ms
         self._keys.forget(now_ms)
         self.producers.forget(now_ms)
+        self.holds.forget(now_ms)
         self.committed_offsets.forget(before_ms, now_ms)
         repeated = self.origins.see(entry, now_ms)
         outcomes = [
@@ -290,16 +280,8 @@ class ClusterState:
                 return self.committed_offsets.check(action)
             case Sealed(topic_id, partition, offset) | MoveLogStart(topic_id, partition, offset):
                 return self._check_offset(topic_id, partition, offset)
-            case CreateTopic(name, topic_id, count, configs):
-                if name in self.topics or topic_id in self._by_id:
-                    return TopicExists(f"topic {name!r} already exists")
-                if not 1 <= count <= PARTITIONS_MAX:
-                    return InvalidRequest(
-                        f"a topic has 1 to {PARTITIONS_MAX} partitions, not {count}"
-                    )
-                return topic_configs.check_name(name) or topic_configs.check_all(
-                    configs, self.level
-                )
+            case CreateTopic():
+                return self._check_create(action)
             case AlterTopic(topic_id, changes):
                 if topic_id not in self._by_id:
                     return self._unknown(topic_id)
@@ -323,8 +305,18 @@ class ClusterState:
                 return None
             case _ if isinstance(action, AccessAction):
                 return self.access.check(action)
+            case _ if isinstance(action, HoldAction):
+                return self.holds.check(action)
             case _:
                 return check_group_id(action.group_id) or self.members.check(action)
+
+    def _check_create(self, action: CreateTopic) -> LogError | None:
+        name, count = action.name, action.partitions
+        if name in self.topics or action.topic_id in self._by_id:
+            return TopicExists(f"topic {name!r} already exists")
+        if not 1 <= count <= PARTITIONS_MAX:
+            return InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {count}")
+        return topic_configs.check_name(name) or topic_configs.check_all(action.configs, self.level)
 
     def _check_append(self, action: Append, chunks: Sequence[Chunk]) -> LogError | None:
         if not 0 <= action.chunk < len(chunks):
@@ -392,6 +384,8 @@ class ClusterState:
                 raise AssertionError("an action with a result: _apply_commit applies these")
             case _ if isinstance(action, AccessAction):
                 self.access.do(action, self.time_ms)
+            case _ if isinstance(action, HoldAction):
+                self.holds.do(action, self.time_ms, self.elapsed_ms)
             case _:
                 self.members.do(action, self.elapsed_ms)
 
@@ -449,6 +443,7 @@ class ClusterState:
             list(self.origins),
             self.access.kept(),
             self.elapsed.kept() if self.level > levels.FIRST else None,
+            list(self.holds),
         )
         elements = list(msgspec.structs.astuple(snapshot))
         while self.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
@@ -463,8 +458,11 @@ class ClusterState:
             snapshot = _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(key, f"checkpoint does not decode: {error}") from error
-        if (snapshot.elapsed is None) != (snapshot.level == levels.FIRST):
-            raise Corrupt(key, "elapsed time is of level 2, and of each checkpoint of it")
+        is_first = snapshot.level == levels.FIRST
+        if (snapshot.elapsed is None) != is_first or (is_first and snapshot.holds):
+            raise Corrupt(
+                key, "elapsed time is of level 2, and of each checkpoint of it; so are holds"
+            )
         state = cls(snapshot.cluster_id, snapshot.level)
         state.seq = snapshot.seq
         state.hash = snapshot.hash
@@ -475,6 +473,7 @@ class ClusterState:
         state.committed_offsets = CommittedOffsets(state.members, snapshot.committed_offsets)
         state.access = Access(snapshot.access)
         state.elapsed.load(snapshot.elapsed)
+        state.holds = Holds(snapshot.holds)
         for topic in snapshot.topics:
             state._index(topic)
         state.members.load(snapshot.members)
@@ -487,10 +486,3 @@ class ClusterState:
         for topic in self.topics.values():
             for number, partition in enumerate(topic.partitions):
                 yield topic, number, partition
-
-
-def recall(known: IdempotencyRecord, fingerprint: bytes) -> Outcome:
-    """Return the outcome of a retry: the first placements, or a refusal if the content differs."""
-    if known.claim.fingerprint != fingerprint:
-        return Outcome([], idempotency.another_request(known.claim.key))
-    return Outcome(known.placements, is_duplicate=True)
