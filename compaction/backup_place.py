@@ -73,7 +73,7 @@ class BackupManifest(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BackupName(NamedTuple):
-    """What the key of a manifest says."""
+    """The parts of a manifest's key."""
 
     seq: int
     from_ms: int

@@ -93,8 +93,7 @@ async def plan(
     waiting = max(search.unnamed - sum(each.size for each in search.found), 0)
     search.take(garbage.of_probes(await _listed(cluster, keys.PROBE), search.now_ms, grace))
     kept_from = 0 if base is None else base.seq
-    await cluster.refresh()  # after the tables were read: see above
-    if holds := list(cluster.state.holds):
+    if holds := await _holds(cluster):  # after the tables were read: see above
         return CollectionPlan((), (), kept_from, search.now_ms, search.unnamed, holds)
     return CollectionPlan(search.found, emptied, kept_from, search.now_ms, waiting)
 
@@ -124,6 +123,12 @@ async def collect(
     still = {gone.topic_id for gone in cluster.state.deleted}
     await cluster.commit([each for each in forgotten if each.topic_id in still])
     return done
+
+
+async def _holds(cluster: OfflineCluster) -> list[Hold]:
+    """Return the holds in force at the WAL's end."""
+    await cluster.refresh()
+    return list(cluster.state.holds)
 
 
 async def kept_base(cluster: OfflineCluster) -> ClusterState | None:

@@ -11,6 +11,7 @@ would be deleted from the disk before the old cluster has them.
 other no broker starts: empty the store and run the command again.
 """
 
+import datetime as dt
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -87,11 +88,15 @@ def _chosen(place: ObjectStore, names: list[BackupName], at_ms: int | None) -> B
         return names[-1]
     able = [name for name in names if name.from_ms <= at_ms <= name.to_ms]
     if not able:
-        known = ", ".join(f"{name.from_ms} to {name.to_ms}" for name in names[-10:])
+        known = ", ".join(f"{_time(name.from_ms)} to {_time(name.to_ms)}" for name in names[-10:])
         raise InvalidRequest(
-            f"no backup in {place.url} has the time {at_ms}: the newest ones have (ms) {known}"
+            f"no backup in {place.url} has the time {_time(at_ms)}; the newest have {known}"
         )
     return able[0]
+
+
+def _time(ms: int) -> str:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC).isoformat(timespec="milliseconds")
 
 
 class _Restore:

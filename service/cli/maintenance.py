@@ -340,6 +340,7 @@ async def _collect(
         "seconds": time.perf_counter() - started,
         "kept_from": planned.kept_from,
         "topics": [gone.name for gone in planned.emptied],
+        "holds": [hold.hold_id for hold in planned.holds],
         "deleted": deleted,
         "garbage": [each._asdict() for each in planned.garbage],
     }
@@ -349,6 +350,9 @@ async def _collect(
 
 
 def _show_plan(planned: "CollectionPlan") -> None:
+    if planned.holds:
+        names = ", ".join(hold.hold_id for hold in planned.holds)
+        show_line(f"nothing is deleted while a backup runs: {names}")
     sums: dict[tuple[str, str], list[int]] = {}
     for each in planned.garbage:
         count = sums.setdefault((each.key.partition("/")[0], each.why), [0, 0, 0])
@@ -425,13 +429,13 @@ def run_on_store(
         # A writing store would create a missing folder: open the store for reading first.
         await (await open_to_read(settings.store, settings.s3)).close()
         async with opened_cluster(settings, report_damage=report_damage) as cluster:
-            return await _with_progress(what, lambda progress: work(cluster, progress))
+            return await with_progress(what, lambda progress: work(cluster, progress))
 
     with command_errors():
         return asyncio.run(session())
 
 
-async def _with_progress(
+async def with_progress(
     what: str, work: "Callable[[Progress], Coroutine[Any, Any, WorkResult]]"
 ) -> WorkResult:
     done = 0

@@ -2,8 +2,8 @@
 
 A backup takes a hold before it reads which objects the tables and the WAL name, and renews it until
 all of them are copied. A hold is measured in elapsed time, which is a lower bound of the time that
-has passed: it never ends early. A hold that nobody renews expires, so a backup that crashes keeps
-garbage for an hour of entries at most. In a cluster without entries it stays, and nothing becomes
+has passed: it never ends early. A hold without a renewal expires, so a backup that crashes keeps
+garbage for an hour at most. In a cluster without entries it stays, and nothing becomes
 garbage there either.
 
 Pure: a part of the cluster state, the same on every broker (I4).
