@@ -15,6 +15,7 @@ compact         merges small segments, keeps the newest record per key
 collect         deletes objects that nothing names
 ahead           compares a table beyond the sealed end with the tail
 repair          restores or adopts tables in doubt
+backups         copies of a running cluster, and new clusters from them
 upgrade         raises the level of the format, when every live broker knows it
 scrub_checks    conditions that hold for a partition and for a segment; pure
 scrub_wal       the chain of the WAL, applied and verified

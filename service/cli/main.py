@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidelog.service.cli import access, backup, groups, maintenance, records, repair, replay, topics
+from tidelog.service.cli import access, groups, maintenance, records, repair, replay, topics
 from tidelog.service.cli.requests import JsonOption, ServerOption
 from tidelog.service.cli.results import (
     EXIT_INTERRUPTED,
@@ -218,8 +218,8 @@ app.command("compact")(maintenance.compact)
 app.command("collect")(maintenance.collect)
 app.command("scrub")(maintenance.scrub)
 app.command("maintain")(maintenance.maintain)
-app.command("backup")(backup.backup)
-app.command("restore")(backup.restore)
+app.command("backup")(repair.backup)
+app.command("restore")(repair.restore)
 app.command("repair")(repair.repair)
 app.command("upgrade")(repair.upgrade)
 

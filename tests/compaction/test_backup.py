@@ -13,13 +13,13 @@ from tests.support.broker_log import BrokerLog, Record
 from tests.support.logs import append, closing
 from tests.support.maintenance import caring, log_with
 from tests.support.vloop import run
-from tidelog.compaction.backup import BackedUp, backup
-from tidelog.compaction.backup_place import BACKUPS, OBJECTS
+from tidelog.compaction.backups.backup import BackedUp, backup
+from tidelog.compaction.backups.place import BACKUPS, OBJECTS
+from tidelog.compaction.backups.restore import Restored, restore
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.offline import OfflineCluster
-from tidelog.compaction.restore import Restored, restore
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.core import keys
 from tidelog.storage.core.actions import ReleaseHold, TakeHold
@@ -27,6 +27,9 @@ from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.tables.manifest import Table
 
 T = TypeVar("T")
 
@@ -265,28 +268,54 @@ def test_a_table_in_doubt_is_copied_as_it_is_and_named(root: Path, tmp_path: Pat
     assert records(tmp_path / "new", "u") == records(root, "u")
 
 
+async def log_with_garbage(inner: MemoryStore) -> Log:
+    log = await log_with(inner, [["a"], ["b"], ["c"]])
+    for _ in range(2):  # the base is the older of two checkpoints
+        async with caring(inner) as cluster:
+            await plan(cluster, GRACE)
+        inner.now_ms += 2 * GRACE.wal_ms
+        await append(log, "tail")
+    return log
+
+
 def test_collection_deletes_nothing_while_a_hold_is_in_force() -> None:
     async def story() -> tuple[int, int, int]:
         inner = MemoryStore()
-        log = await log_with(inner, [["a"], ["b"], ["c"]])
-        async with closing(log):
-            for _ in range(2):  # the base is the older of two checkpoints
-                async with caring(inner) as cluster:
-                    await plan(cluster, GRACE)
-                inner.now_ms += 2 * GRACE.wal_ms
-                await append(log, "tail")
-            async with caring(inner) as cluster:
-                await cluster.commit([TakeHold("h", 1000)])
-                held = await plan(cluster, GRACE)
-                assert [hold.hold_id for hold in held.holds] == ["h"]
-                assert await collect(cluster, held) == 0
-                await cluster.commit([ReleaseHold("h")])
-                free = await plan(cluster, GRACE)
-                assert await collect(cluster, free) == len(free.garbage)
-                return len(held.garbage), len(free.garbage), held.waiting
+        async with closing(await log_with_garbage(inner)), caring(inner) as cluster:
+            await cluster.commit([TakeHold("h", 1000)])
+            held = await plan(cluster, GRACE)
+            assert [hold.hold_id for hold in held.holds] == ["h"]
+            assert await collect(cluster, held) == 0
+            await cluster.commit([ReleaseHold("h")])
+            free = await plan(cluster, GRACE)
+            assert await collect(cluster, free) == len(free.garbage)
+            return len(held.garbage), len(free.garbage), held.waiting
 
     held, free, waiting = run(story)
     assert (held, free > 2, waiting > 0) == (0, True, True)
+
+
+def test_a_hold_that_is_taken_while_a_collection_plans_counts() -> None:
+    """The plan may have read the tables after the backup did."""
+
+    async def story() -> tuple[int, int]:
+        inner = MemoryStore()
+        log = await log_with_garbage(inner)
+        async with closing(log), caring(inner) as cluster, caring(inner) as other:
+            checked_table = cluster.checked_table
+
+            async def meanwhile(topic: Topic) -> Table:
+                await other.commit([TakeHold("h", 1000)])
+                return await checked_table(topic)
+
+            cluster.checked_table = meanwhile  # type: ignore[method-assign]
+            held = await plan(cluster, GRACE)
+            cluster.checked_table = checked_table  # type: ignore[method-assign]
+            await other.commit([ReleaseHold("h")])
+            return len(held.garbage), len((await plan(cluster, GRACE)).garbage)
+
+    held, free = run(story)
+    assert (held, free > 0) == (0, True)
 
 
 def test_a_cluster_of_level_1_needs_an_upgrade(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import tidelog.compaction.backup
+import tidelog.compaction.backups.backup
 import tidelog.compaction.collect
 from tidelog.compaction.offline import OfflineCluster
 from tidelog.storage.state.cluster_state import Topic
@@ -22,16 +22,16 @@ def tables_after_the_moment() -> list[tuple[Any, str, Any]]:
     async def newest(self: Any, topic: Topic, loaded: object) -> ManifestVersion:
         return await open_table(self.cluster.store, topic.prefix, topic.name).newest()
 
-    return [(tidelog.compaction.backup._Copy, "_version", newest)]
+    return [(tidelog.compaction.backups.backup._Copy, "_version", newest)]
 
 
 def tables_as_they_were_loaded() -> list[tuple[Any, str, Any]]:
-    real = tidelog.compaction.backup._Copy._version
+    real = tidelog.compaction.backups.backup._Copy._version
 
     async def first(self: Any, topic: Topic, loaded: ManifestVersion | None) -> ManifestVersion:
         return loaded or await real(self, topic, loaded)
 
-    return [(tidelog.compaction.backup._Copy, "_version", first)]
+    return [(tidelog.compaction.backups.backup._Copy, "_version", first)]
 
 
 MUTATIONS = (

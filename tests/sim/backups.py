@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import tidelog.compaction.backup
+import tidelog.compaction.backups.backup
 from tests.sim import history, machine
 from tests.sim.clients import TOPIC, Producer
 from tests.sim.crashes import CrashRun, Scenario
@@ -20,11 +20,11 @@ from tests.sim.history import Place
 from tests.sim.runs import Plan, Result, Run, plan_of, simulated
 from tests.sim.stores import Bucket, Commit, MemoryDelta, Tables, Way, Weather
 from tests.sim.world import World
-from tidelog.compaction.backup import backup
-from tidelog.compaction.backup_place import BackupManifest, backups_in, read_manifest
+from tidelog.compaction.backups.backup import backup
+from tidelog.compaction.backups.place import BackupManifest, backups_in, read_manifest
+from tidelog.compaction.backups.restore import restore
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.offline import OfflineCluster
-from tidelog.compaction.restore import restore
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import levels
@@ -297,12 +297,12 @@ def plan_of_backups(seed: int) -> Plan:
 
 @contextlib.contextmanager
 def short_holds() -> Iterator[None]:
-    held_ms = tidelog.compaction.backup.HOLD_MS
-    tidelog.compaction.backup.HOLD_MS = HOLD_MS
+    held_ms = tidelog.compaction.backups.backup.HOLD_MS
+    tidelog.compaction.backups.backup.HOLD_MS = HOLD_MS
     try:
         yield
     finally:
-        tidelog.compaction.backup.HOLD_MS = held_ms
+        tidelog.compaction.backups.backup.HOLD_MS = held_ms
 
 
 def simulate_backups(seed: int, lines: list[str] | None = None) -> Result:

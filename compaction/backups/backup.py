@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from tidelog.compaction.backup_place import (
+from tidelog.compaction.backups.place import (
     FORM,
     OBJECTS,
     BackupManifest,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.compaction.backup_place import (
+from tidelog.compaction.backups.place import (
     OBJECTS,
     BackupManifest,
     BackupName,
