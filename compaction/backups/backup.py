@@ -1,7 +1,7 @@
 """Backup of a running cluster into another store (DESIGN 8).
 
 1. A hold: from its entry on, collection deletes nothing. A task renews it.
-2. The newest version of each table is read, then the WAL to its end: entry M, the moment of the
+2. The newest version of each table is read, then the hold is renewed by entry M, the moment of the
    backup. A table read before M has no row that the WAL lacks at M. A topic that was sealed in
    between takes the oldest later version that has all rows below its sealed end at M: that commit
    was made before the seal's entry, so it has nothing from after M either.
@@ -74,6 +74,8 @@ RENEWALS = 5
 """In the duration of a hold: so a store may be away for twelve minutes."""
 RELEASE_S = 30.0
 TRIES = 3
+OVERWRITTEN = "/_delta_log/_last_checkpoint"
+"""The one object of a table that engines overwrite; they list the log if it is not there."""
 
 Progress = Callable[[int], None]
 
@@ -113,17 +115,17 @@ async def backup(
         )
     async for info in place.list(keys.CLUSTER):
         raise StoreUnfit(f"{place.url} has {info.key}: it is a cluster, no place for backups")
-    async with _holding(cluster) as while_held:
-        copy = _Copy(cluster, place, on_bytes)
+    hold_id = f"backup-{cluster.clock.new_id().hex()}"
+    async with _holding(cluster, hold_id) as while_held:
+        copy = _Copy(cluster, place, hold_id, on_bytes)
         return await while_held(copy.run(is_verified=is_verified))
 
 
 @contextlib.asynccontextmanager
 async def _holding(
-    cluster: OfflineCluster,
+    cluster: OfflineCluster, hold_id: str
 ) -> AsyncIterator[Callable[[Coroutine[Any, Any, T]], Coroutine[Any, Any, T]]]:
     """Yield a function that runs work as long as the hold is in force."""
-    hold_id = f"backup-{cluster.clock.new_id().hex()}"
     await cluster.commit([TakeHold(hold_id, HOLD_MS)])
 
     async def renew() -> None:
@@ -162,6 +164,7 @@ class _Copy:
 
     cluster: OfflineCluster
     place: ObjectStore
+    hold_id: str
     on_bytes: Progress
     copied_objects: int = 0
     copied_bytes: int = 0
@@ -181,11 +184,11 @@ class _Copy:
             self._known = {each.key: each for each in before}
         start = len(OBJECTS)
         self._there = {info.key[start:]: info.size async for info in place.list(OBJECTS)}
+        base = await kept_base(cluster)
         loaded = await self._load_tables()
-        await cluster.refresh()
+        await cluster.commit([RenewHold(self.hold_id, HOLD_MS)])  # it is the newest entry
         moment = cluster.state.encode()
         state = ClusterState.decode(moment, keys.CHECKPOINTS)
-        base = await kept_base(cluster)
         since_ms = 0 if base is None else base.time_ms
         tables = [
             await self._table(topic, loaded.get(topic.topic_id), since_ms)
@@ -279,7 +282,8 @@ class _Copy:
                 raise Corrupt(min(gone), "is named by the table, and is gone")
         except Corrupt as error:
             log.error("topic %s is copied as it is: %s", topic.name, error)
-            await self._take_all(infos, is_optional=True)
+            lasting = [info for info in infos if not info.key.endswith(OVERWRITTEN)]
+            await self._take_all(lasting, is_optional=True)
             return BackupTable(topic.prefix, -1, -1, str(error))
         await self._take_all(info for info in infos if info.key in paths)
         older = {f"{topic.prefix}/{path}" for path in removed} - paths

@@ -263,6 +263,10 @@ def test_a_table_in_doubt_is_copied_as_it_is_and_named(root: Path, tmp_path: Pat
     done = backed_up(root, tmp_path / "place")
     (doubt,) = done.doubts
     assert newest.name in doubt
+    (log / "_last_checkpoint").write_bytes(b"{}")
+    assert backed_up(root, tmp_path / "place").doubts == [doubt]
+    (log / "_last_checkpoint").write_bytes(b"overwritten")
+    assert backed_up(root, tmp_path / "place").doubts == [doubt]
     made = restored(tmp_path / "place", tmp_path / "new")
     assert made.doubts == [doubt]
     assert records(tmp_path / "new", "u") == records(root, "u")
