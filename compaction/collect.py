@@ -2,8 +2,12 @@
 
 compaction/garbage.py has the rules. A run lists the objects of a topic before it reads the table
 (and the WAL, if it does not know the topic): so it sees a commit that named a listed object
-meanwhile. It lists all of `wal/` each time and does not go on from the number up to which the last
-run deleted: a suspended process may have created a deleted number again.
+meanwhile. Last it reads the WAL to its end: while a hold is in force, nothing is garbage. A hold
+that is taken later is of a backup that reads the tables and the WAL later: what a plan lists is not
+in them any more.
+
+A run lists all of `wal/` each time and does not go on from the number up to which the last run
+deleted: a suspended process may have created a deleted number again.
 
 **On a crash**: nothing needs repair, the next run lists again. Deletes are in batches; the first
 one that fails ends the run, and the rest stays garbage for the next run.
@@ -22,6 +26,7 @@ from tidelog.storage.core.actions import ForgetTopic
 from tidelog.storage.core.errors import Corrupt, LogError, NotFound
 from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState, DeletedTopic, Topic
+from tidelog.storage.state.holds import Hold
 from tidelog.storage.tables.manifest import Removal
 
 log = logging.getLogger("tidelog.collect")
@@ -38,7 +43,8 @@ class CollectionPlan(NamedTuple):
     """The objects that a run would delete, and the deleted topics that then have no object left.
 
     `kept_from` is the number of the checkpoint from which the WAL is kept, 0 if there is none yet.
-    `waiting` is the size of the unnamed objects whose grace has not passed, in bytes.
+    `waiting` is the size of the unnamed objects whose grace has not passed, in bytes. `holds` are
+    those in force: then there is no garbage.
     """
 
     garbage: Sequence[Garbage]
@@ -46,6 +52,7 @@ class CollectionPlan(NamedTuple):
     kept_from: int
     now_ms: int
     waiting: int = 0
+    holds: Sequence[Hold] = ()
 
     @property
     def size(self) -> int:
@@ -88,6 +95,8 @@ async def plan(
     waiting = max(search.unnamed - sum(each.size for each in search.found), 0)
     search.take(garbage.of_probes(await _listed(cluster, keys.PROBE), search.now_ms, grace))
     kept_from = 0 if base is None else base.seq
+    if holds := await _holds(cluster):  # after the tables were read: see above
+        return CollectionPlan((), (), kept_from, search.now_ms, search.unnamed, holds)
     return CollectionPlan(search.found, emptied, kept_from, search.now_ms, waiting)
 
 
@@ -116,6 +125,20 @@ async def collect(
     still = {gone.topic_id for gone in cluster.state.deleted}
     await cluster.commit([each for each in forgotten if each.topic_id in still])
     return done
+
+
+async def _holds(cluster: OfflineCluster) -> list[Hold]:
+    """Return the holds in force at the WAL's end."""
+    await cluster.refresh()
+    return list(cluster.state.holds)
+
+
+async def kept_base(cluster: OfflineCluster) -> ClusterState | None:
+    """Return the checkpoint from which on everything is kept, as a run of collection that begins
+    now would; None if all of the WAL is. Raises Unavailable."""
+    grace = Grace(wal_ms=cluster.wal.cluster.bounds.wal_retention_ms)
+    checkpoints = [info async for info in cluster.store.list(keys.CHECKPOINTS)]
+    return await _base(cluster, checkpoints, await cluster.store_now_ms(), grace)
 
 
 async def _base(

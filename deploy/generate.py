@@ -80,7 +80,7 @@ METRIC_SECTIONS = {
         producer_partitions series_omitted""",
     "Reading": "cold_reads cache_bytes cache_bytes_max cache_hits cache_misses",
     "Sealing and maintenance": """sealed_segments sealed_records sealed_bytes seal_conflicts
-        seal_failures tables_in_doubt care_rounds care_failures retentions garbage_objects
+        seal_failures tables_in_doubt holds care_rounds care_failures retentions garbage_objects
         garbage_bytes garbage_due_bytes garbage_waiting_bytes garbage_oldest_seconds""",
     "Behind a shared port": "workers workers_answered",
 }

@@ -47,13 +47,9 @@ from tidelog.storage.io.start_retry import START_RETRY_S
 from tidelog.storage.io.threads import surviving
 from tidelog.storage.read.reader import ReadBatch, Reader, ReaderSettings, retry_after_suspend
 from tidelog.storage.read.tail_cache import TailCache
-from tidelog.storage.state.cluster_state import (
-    Applied,
-    ClusterState,
-    Outcome,
-    Topic,
-)
+from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.state.topic_checks import PARTITIONS_MAX

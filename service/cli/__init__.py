@@ -13,7 +13,7 @@ lines          input lines to records
 produce        batches in flight, with retries
 consume        records of partitions
 maintenance    retain, compact, collect, scrub, maintain
-repair         repair, upgrade, bounds
+repair         repair, upgrade, bounds, backup, restore
 engines        the engine of a compaction
 replay         history to files, with Spark
 """

@@ -27,6 +27,7 @@ from tidelog.service.cli.results import (
     CommandError,
     GlobalOptions,
     NotReachable,
+    plural,
     show_json,
     show_line,
     warn,
@@ -239,6 +240,8 @@ app.command("compact")(maintenance.compact)
 app.command("collect")(maintenance.collect)
 app.command("scrub")(maintenance.scrub)
 app.command("maintain")(maintenance.maintain)
+app.command("backup")(repair.backup)
+app.command("restore")(repair.restore)
 app.command("repair")(repair.repair)
 app.command("upgrade")(repair.upgrade)
 app.command("bounds")(repair.bounds)
@@ -259,9 +262,10 @@ def show_status(
             "brokers": (await client.get_json("/brokers"))["brokers"],
             "is_ready": True,
             "why_not": None,
+            "holds": 0,
         }
         try:
-            await client.get("/ready")
+            status["holds"] = (await client.get_json("/ready")).get("holds", 0)
         except NotReachable as error:
             status |= {"is_ready": False, "why_not": str(error)}
         return status
@@ -272,6 +276,8 @@ def show_status(
     else:
         brokers = ", ".join(map(str, status["brokers"]))
         show_line(f"{status['server']}: cluster {status['cluster_id']}, brokers {brokers}")
+        if status["holds"]:
+            show_line(f"nothing is collected: {plural(status['holds'], 'backup')} under way")
     if not status["is_ready"]:
         raise NotReachable(f"not ready: {status['why_not']}")
     if not as_json:

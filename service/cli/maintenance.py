@@ -345,6 +345,7 @@ async def _collect(
         "seconds": time.perf_counter() - started,
         "kept_from": planned.kept_from,
         "topics": [gone.name for gone in planned.emptied],
+        "holds": [hold.hold_id for hold in planned.holds],
         "deleted": deleted,
         "garbage": [each._asdict() for each in planned.garbage],
     }
@@ -354,6 +355,9 @@ async def _collect(
 
 
 def _show_plan(planned: "CollectionPlan") -> None:
+    if planned.holds:
+        names = ", ".join(hold.hold_id for hold in planned.holds)
+        show_line(f"nothing is deleted while a backup runs: {names}")
     sums: dict[tuple[str, str], list[int]] = {}
     for each in planned.garbage:
         count = sums.setdefault((each.key.partition("/")[0], each.why), [0, 0, 0])
@@ -439,13 +443,13 @@ def run_on_store(
         async with opened_cluster(
             settings, report_damage=report_damage, is_reading=is_reading
         ) as cluster:
-            return await _with_progress(what, lambda progress: work(cluster, progress))
+            return await with_progress(what, lambda progress: work(cluster, progress))
 
     with command_errors(default_store_hint(settings)):
         return asyncio.run(session())
 
 
-async def _with_progress(
+async def with_progress(
     what: str, work: "Callable[[Progress], Coroutine[Any, Any, WorkResult]]"
 ) -> WorkResult:
     done = 0

@@ -1,8 +1,11 @@
-"""`tidelog repair`, `upgrade` and `bounds`: what changes a cluster as a whole, rarely and by hand.
+"""`tidelog repair`, `upgrade`, `bounds`, `backup` and `restore`: the work on a cluster as a whole.
 
-**On a crash**: a command may be killed at any moment; run it again.
+**On a crash**: a command may be killed at any moment; run it again. After a restore, empty the new
+store first.
 """
 
+import asyncio
+import datetime as dt
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -19,13 +22,18 @@ from tidelog.service.cli.maintenance import (
     run_on_store,
     skipped_topics,
     table,
+    with_progress,
 )
+from tidelog.service.cli.records import parse_time
 from tidelog.service.cli.replay import StoreOption, settings_of
 from tidelog.service.cli.requests import JsonOption
-from tidelog.service.cli.results import show_line
+from tidelog.service.cli.results import BadUsage, command_errors, plural, show_line, warn
 
 if TYPE_CHECKING:
+    from tidelog.compaction.backups.restore import Restored
     from tidelog.compaction.offline import OfflineCluster
+
+MEMORY = "memory:"
 
 
 class RepairWay(StrEnum):
@@ -153,3 +161,136 @@ def bounds(
 
 def _lost(ranges: "Sequence[tuple[int, int, int]]") -> str:
     return ", ".join(f"{number}: {first} to {end - 1}" for number, first, end in ranges)
+
+
+# -- backups
+
+
+def backup(
+    to: Annotated[
+        str, typer.Argument(metavar="TO", help="folder or URL of the backups, as --store")
+    ],
+    store: StoreOption = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="read the whole copy again before it counts")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a cluster to another store, while its brokers run.
+
+    A second backup to the same place copies only what is new. Meanwhile collection deletes nothing.
+    The exit status is 1 if a table is in doubt: it is copied as it is.
+
+    Example: tidelog backup s3://backups/events --store s3://bucket/prefix
+    """
+    _refuse_memory(to)
+
+    async def work(cluster: "OfflineCluster", progress: Progress) -> Done:
+        from tidelog.compaction.backups.backup import backup as run
+        from tidelog.storage.io.open import open_store
+
+        place = await open_store(to, s3=settings_of(store).s3)
+        try:
+            done = await run(cluster, place, is_verified=verify, on_bytes=progress)
+        finally:
+            await place.close()
+        made = done.manifest
+        fields = {
+            "seq": made.seq,
+            "from_ms": made.from_ms,
+            "to_ms": made.to_ms,
+            "objects": len(made.objects),
+            "bytes": sum(each.size for each in made.objects),
+            "copied_objects": done.copied_objects,
+            "copied_bytes": done.copied_bytes,
+            "doubts": done.doubts,
+        }
+        _warn_of(done.doubts)
+        count = plural(len(made.objects), "object")
+        line = (
+            f"backup of entry {made.seq} ({_time(made.to_ms)}): {count}, "
+            f"{fields['bytes']:,} bytes; copied {plural(done.copied_objects, 'object')}, "
+            f"{done.copied_bytes:,} bytes"
+        )
+        return Done(fields, lambda: show_line(line), bool(done.doubts))
+
+    finish(run_on_store(store, "copying", work), yes=True, as_json=as_json)
+
+
+def restore(
+    place: Annotated[
+        str, typer.Argument(metavar="FROM", help="folder or URL of the backups, as of `backup`")
+    ],
+    store: Annotated[
+        str, typer.Option("--store", metavar="URL", help="empty store of the new cluster")
+    ],
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="ISO time: restore what was committed until then (default: the newest backup)",
+        ),
+    ] = None,
+    cluster_id: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster-id",
+            metavar="ID",
+            help="id of the new cluster (default: a new one). The id of the old cluster only if "
+            "that is gone: brokers then commit its acks=1 records that are on their disks",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a new cluster in an empty store from a backup.
+
+    Every object is verified. The exit status is 1 if a table was in doubt in the backup.
+
+    Example: tidelog restore s3://backups/events --store s3://bucket/new
+    """
+    _refuse_memory(place, store)
+    at_ms = None if at is None else int(parse_time(f"@{at}").timestamp() * 1000)
+    s3 = settings_of(store, warn).s3
+
+    async def work(progress: Progress) -> "Restored":
+        from tidelog.compaction.backups.restore import restore as run
+        from tidelog.storage.io.clock import SystemClock
+        from tidelog.storage.io.open import open_store
+        from tidelog.storage.io.read_only import open_to_read
+
+        copies = await open_to_read(place, s3)
+        target = await open_store(store, s3=s3)
+        try:
+            clock = SystemClock()
+            return await run(
+                copies, target, clock, at_ms=at_ms, cluster_id=cluster_id, on_bytes=progress
+            )
+        finally:
+            await target.close()
+            await copies.close()
+
+    with command_errors():
+        made = asyncio.run(with_progress("restoring", work))
+    _warn_of(made.doubts)
+    line = (
+        f"cluster {made.cluster_id} up to entry {made.seq} ({_time(made.time_ms)}): "
+        f"{plural(made.objects, 'object')}, {made.size:,} bytes"
+    )
+    fields = {"bytes" if name == "size" else name: value for name, value in made._asdict().items()}
+    finish(Done(fields, lambda: show_line(line), bool(made.doubts)), yes=True, as_json=as_json)
+
+
+def _refuse_memory(*urls: str) -> None:
+    for url in urls:
+        if url.startswith(MEMORY):
+            raise BadUsage(f"{url} exists inside one process only: take a folder or s3://")
+
+
+def _warn_of(doubts: list[str]) -> None:
+    for doubt in doubts:
+        warn(f"copied as it is: {doubt}; see tidelog repair")
+
+
+def _time(ms: int) -> str:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC).isoformat(timespec="milliseconds")

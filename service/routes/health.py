@@ -33,10 +33,11 @@ class Status(BaseModel):
 class Readiness(Status):
     """Counts are absent if they are 0. `set_aside`: requests acknowledged with acks=1 that the
     store refuses. `tables_in_doubt`: topics whose table is in doubt; GET /tidelog/v1/overview has
-    their names."""
+    their names. `holds`: backups that run, while which nothing is collected."""
 
     set_aside: int | None = Field(default=None, examples=[None])
     tables_in_doubt: int | None = Field(default=None, examples=[None])
+    holds: int | None = Field(default=None, examples=[None])
 
 
 async def get_version(request: Request) -> Version:
@@ -75,6 +76,7 @@ async def get_ready(request: Request) -> Readiness:
         status="ready",
         set_aside=broker.set_aside or None,
         tables_in_doubt=len(broker.doubts()) or None,
+        holds=len(broker.state.holds) or None,
     )
 
 

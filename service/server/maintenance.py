@@ -182,6 +182,8 @@ async def _collect(cluster: OfflineCluster, counters: MaintenanceCounters) -> No
     planned = await plan(cluster, Grace())
     counters.waiting_bytes = planned.waiting
     counters.due_bytes, counters.oldest_s = planned.size, planned.oldest_ms / 1000
+    for hold in planned.holds:
+        log.info("nothing is collected while a backup runs: %s", hold.hold_id)
     done = 0
 
     def count(objects: int) -> None:

@@ -230,6 +230,12 @@ def _gauges(broker: Broker, stats: BrokerStats) -> tuple[Series, ...]:
             "as this broker found: nothing is sealed into it (tidelog repair)",
             len(broker.doubts()),
         ),
+        (
+            "holds",
+            "backups that run, or crashed less than a quarter of an hour ago: while there is one, "
+            "nothing is collected",
+            len(state.holds),
+        ),
         ("partitions", "partitions of all topics", partitions),
         (
             "group_offsets",

@@ -47,7 +47,8 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.object_store import upload
 from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception
-from tidelog.storage.state.cluster_state import Applied, Outcome
+from tidelog.storage.state.cluster_state import Applied
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committed, WalView
 

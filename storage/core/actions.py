@@ -301,7 +301,32 @@ class SetBounds(Action, frozen=True, array_like=True, tag="set-bounds", gc=False
     file_grace_ms: int | None = None
 
 
+class TakeHold(Action, frozen=True, array_like=True, tag="take-hold", gc=False):
+    """While the hold is in force, collection deletes nothing: for `duration_ms` of elapsed time
+    from this entry, or from its last renewal. Of level 2, as all that has to do with holds."""
+
+    hold_id: str
+    duration_ms: int
+
+
+class RenewHold(Action, frozen=True, array_like=True, tag="renew-hold", gc=False):
+    """The hold is in force for `duration_ms` from this entry; refused if it has expired."""
+
+    hold_id: str
+    duration_ms: int
+
+
+class ReleaseHold(Action, frozen=True, array_like=True, tag="release-hold", gc=False):
+    """The hold ends. If there is no such hold, nothing happens."""
+
+    hold_id: str
+
+
 AccessAction = CreateKey | DeleteKey | CreateAcls | DeleteAcls | SetQuotas
+HoldAction = TakeHold | RenewHold | ReleaseHold
+
+SecondLevelAction = SetBounds | HoldAction
+"""The actions that level 1 of the format does not have."""
 
 AnyAction = (
     Append
@@ -318,8 +343,5 @@ AnyAction = (
     | ForgetTopic
     | GroupAction
     | AccessAction
-    | SetBounds
+    | SecondLevelAction
 )
-
-SECOND_LEVEL = (SetBounds,)
-"""Actions that level 1 does not have."""

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.storage.core import levels
-from tidelog.storage.core.actions import SECOND_LEVEL, AnyAction, Chunk
+from tidelog.storage.core.actions import AnyAction, Chunk, SecondLevelAction
 from tidelog.storage.core.checksum import crc32c
-from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.core.model import SKEW_MS_MAX, Part
 
 MAGIC = b"TIDEWAL1"
@@ -131,7 +131,8 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 def encode_header(entry: Entry) -> tuple[bytes, bytes]:
-    """Return the bytes before the chunks, and the entry's hash."""
+    """Return the bytes before the chunks, and the entry's hash. Raises InvalidRequest for an action
+    that the entry's level does not have: no process could read the entry."""
     header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
     assert len(header) <= HEADER_BYTES_MAX, "no reader accepts so large a header"
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
@@ -186,6 +187,8 @@ def shares(entry: Entry) -> Iterator[tuple[DraftId, range]]:
 
 def _first_level(entry: Entry) -> list[object]:
     """Return the elements of level 1: without a principal, a store time and empty origins."""
+    if _has_second_level_action(entry):
+        raise InvalidRequest("level 1 of the format has no such action: run `tidelog upgrade`")
     commits = [(it.commit_id, it.actions, it.key, it.hot) for it in entry.commits]
     elements = [
         entry.level,
@@ -201,9 +204,15 @@ def _first_level(entry: Entry) -> list[object]:
 
 
 def _exceeds_first_level(entry: Entry) -> bool:
-    return bool(entry.store_ms) or any(
-        commit.principal or any(isinstance(action, SECOND_LEVEL) for action in commit.actions)
+    has_more = bool(entry.store_ms) or any(commit.principal for commit in entry.commits)
+    return has_more or _has_second_level_action(entry)
+
+
+def _has_second_level_action(entry: Entry) -> bool:
+    return any(
+        isinstance(action, SecondLevelAction)
         for commit in entry.commits
+        for action in commit.actions
     )
 
 

@@ -13,5 +13,7 @@ broker (I4).
     committed_offsets  committed offsets of consumer groups
     elapsed            elapsed time, by the clocks of the writers
     access             API keys, ACLs, quotas
+    holds              records that stop collection while a backup runs
+    outcome            the outcome of a commit, and of a retry
     forwarded_drafts   numbers of applied drafts, so that a draft is applied once
 """

@@ -28,6 +28,7 @@ from tidelog.storage.core.actions import (
     DeleteGroup,
     DeleteTopic,
     ForgetTopic,
+    HoldAction,
     InitProducer,
     MoveLogStart,
     ProducerAppend,
@@ -46,7 +47,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.state import idempotency, topic_checks
+from tidelog.storage.state import topic_checks
 from tidelog.storage.state.access import Access, AccessCheckpoint
 from tidelog.storage.state.cluster_bounds import BoundsCheckpoint, ClusterBounds
 from tidelog.storage.state.committed_offsets import CommittedOffsets, KeptGroups, check_group_id
@@ -54,9 +55,11 @@ from tidelog.storage.state.elapsed import ElapsedCheckpoint, ElapsedTime
 from tidelog.storage.state.forwarded_drafts import AppliedDraftMark, AppliedDrafts
 from tidelog.storage.state.group import MembersCheckpoint
 from tidelog.storage.state.group_members import GroupMembers
+from tidelog.storage.state.holds import Hold, Holds
 from tidelog.storage.state.idempotency import IdempotencyRecord, IdempotencyRecords
+from tidelog.storage.state.outcome import Outcome, recall
 from tidelog.storage.state.partition import Partition, TailChunk
-from tidelog.storage.state.producers import ProducerEpoch, Producers, ProducersCheckpoint
+from tidelog.storage.state.producers import Producers, ProducersCheckpoint
 
 ALONE = (CreateTopic, DeleteTopic, InitProducer, SetBounds)
 """A commit with one of these has no other action."""
@@ -88,21 +91,6 @@ class DeletedTopic(
     deleted_ms: int
 
 
-class Outcome(NamedTuple):
-    """The result of a commit: one placement per Append, in order, or a refusal.
-
-    `is_duplicate`: a commit with the same key, hot mark or draft id was applied before.
-    `placements` are then those of that commit, if the state still has them. `repeated`: indexes of
-    placements whose producer batch was in the log before. `producer`: result of an InitProducer.
-    """
-
-    placements: list[AppendedRange]
-    refusal: LogError | None = None
-    is_duplicate: bool = False
-    repeated: frozenset[int] = frozenset()
-    producer: ProducerEpoch | None = None
-
-
 class Applied(NamedTuple):
     """The result of an entry: one outcome per commit, the deleted topics, and the ids of groups
     whose members, assignments or positions changed."""
@@ -129,6 +117,7 @@ class _StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
     access: AccessCheckpoint | None = None
     elapsed: ElapsedCheckpoint | None = None
     bounds: BoundsCheckpoint | None = None
+    holds: list[Hold] = []
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -157,6 +146,7 @@ class ClusterState:
         self.access = Access()
         self.elapsed = ElapsedTime()
         self.bounds = ClusterBounds(bounds)
+        self.holds = Holds()
         self._keys = IdempotencyRecords()
         self._by_id: dict[str, Topic] = {}
         self._deleted_now: list[Topic] = []  # by the entry that is being applied
@@ -211,6 +201,7 @@ class ClusterState:
         self.bounds.settle(now_ms)
         self._keys.forget(now_ms)
         self.producers.forget(now_ms)
+        self.holds.forget(now_ms)
         self.committed_offsets.forget(before_ms, now_ms)
         repeated = self.origins.see(entry, now_ms)
         outcomes = [
@@ -318,6 +309,8 @@ class ClusterState:
                 return self.bounds.check(action)
             case _ if isinstance(action, AccessAction):
                 return self.access.check(action)
+            case _ if isinstance(action, HoldAction):
+                return self.holds.check(action)
             case _:
                 return check_group_id(action.group_id) or self.members.check(action)
 
@@ -362,11 +355,8 @@ class ClusterState:
                 self.members.topic_changed(name, topic_id)
             case AlterTopic(topic_id, changes):
                 topic = self._by_id[topic_id]
-                for name, value in changes.items():
-                    if value is None:
-                        topic.configs.pop(name, None)
-                    else:
-                        topic.configs[name] = value
+                merged = {**topic.configs, **changes}
+                topic.configs = {name: text for name, text in merged.items() if text is not None}
                 self._index(topic)
             case AddPartitions(topic_id, count):
                 topic = self._by_id[topic_id]
@@ -389,6 +379,8 @@ class ClusterState:
                 raise AssertionError("an action with a result: _apply_commit applies these")
             case _ if isinstance(action, AccessAction):
                 self.access.do(action, self.time_ms)
+            case _ if isinstance(action, HoldAction):
+                self.holds.do(action, self.time_ms, self.elapsed_ms)
             case _:
                 self.members.do(action, self.elapsed_ms)
 
@@ -462,12 +454,12 @@ class ClusterState:
             snapshot = _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(key, f"checkpoint does not decode: {error}") from error
-        if any(
-            (part is None) != (snapshot.level == levels.FIRST)
-            for part in (snapshot.elapsed, snapshot.bounds)
-        ):
-            raise Corrupt(key, "elapsed time and bounds are of each checkpoint from level 2 on")
-        state = cls(snapshot.cluster_id, snapshot.level, bounds)
+        is_first = snapshot.level == levels.FIRST
+        if (snapshot.elapsed is None) != is_first or (is_first and snapshot.holds):
+            raise Corrupt(
+                key, "elapsed time is of level 2, and of each checkpoint of it; so are holds"
+            )
+        state = cls(snapshot.cluster_id, snapshot.level)
         state.seq = snapshot.seq
         state.hash = snapshot.hash
         state.time_ms = snapshot.time_ms
@@ -490,10 +482,3 @@ class ClusterState:
         for topic in self.topics.values():
             for number, partition in enumerate(topic.partitions):
                 yield topic, number, partition
-
-
-def recall(known: IdempotencyRecord, fingerprint: bytes) -> Outcome:
-    """Return the outcome of a retry: the first placements, or a refusal if the content differs."""
-    if known.claim.fingerprint != fingerprint:
-        return Outcome([], idempotency.another_request(known.claim.key))
-    return Outcome(known.placements, is_duplicate=True)

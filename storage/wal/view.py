@@ -24,7 +24,8 @@ from tidelog.storage.core.model import Part
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception
-from tidelog.storage.state.cluster_state import Applied, ClusterState, Outcome
+from tidelog.storage.state.cluster_state import Applied, ClusterState
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.announced import AnnouncedEntries
 from tidelog.storage.wal.chain import ClusterIdentity, WalObjects, WalSettings, empty_state
 from tidelog.storage.wal.checkpoints import Checkpoints

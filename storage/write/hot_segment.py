@@ -42,7 +42,8 @@ from tidelog.storage.core.model import AppendedRange, Part
 from tidelog.storage.core.observer import PRINCIPAL, TRACE
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.state.cluster_state import Outcome, Topic
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.state.producers import ProducerEpoch
 
 PIECE_HEADER_BYTES = 300

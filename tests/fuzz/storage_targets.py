@@ -78,6 +78,7 @@ def _groups_and_producers() -> list[Entry]:
         [actions.InitProducer()],
         [actions.ProducerAppend(0, 0, 2, 0, 0, 0), actions.Append(0, 2, 1)],
         [actions.ForgetTopic("c" * 32)],
+        [actions.TakeHold("h", 9), actions.RenewHold("h", 9), actions.ReleaseHold("h")],
     ]
     commits = [
         entries.Commit(bytes([number]) * 16, actions, entries.IdempotencyKey(f"k{number}", b"f"))

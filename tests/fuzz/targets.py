@@ -1,9 +1,14 @@
 """All targets by name."""
 
-from tests.fuzz import http_target, service_targets, storage_targets
+from tests.fuzz import backup_targets, http_target, service_targets, storage_targets
 from tests.fuzz.target import Target
 
 TARGETS: dict[str, Target] = {
     target.name: target
-    for target in (*storage_targets.TARGETS, *service_targets.TARGETS, *http_target.TARGETS)
+    for target in (
+        *storage_targets.TARGETS,
+        *backup_targets.TARGETS,
+        *service_targets.TARGETS,
+        *http_target.TARGETS,
+    )
 }

@@ -271,7 +271,7 @@ def test_level_2_adds_elements_at_the_ends() -> None:
     elapsed = [5 * 1500, [["golden-broker", last_ms, 5 * 1500]]]  # its first entry adds nothing
     bounds_ms = [300_000, 7_200_000, 86_400_000]
     bounds = [False, bounds_ms, bounds_ms, [0, 0]]
-    assert (new[0], new[9:]) == (2, [None, None, None, [], None, elapsed, bounds])
+    assert (new[0], new[9:]) == (2, [None, None, None, [], None, elapsed, bounds, []])
     assert (len(old), new[6], new[8]) == (9, old[6], old[8])
     ((key, at_ms, placements),) = new[7]  # remembered by elapsed time
     assert [[key, 1_700_000_001_500 + at_ms, placements]] == old[7]
@@ -296,7 +296,7 @@ def test_a_cluster_that_was_raised(tmp_path: Path) -> None:
     assert (raising[0], raising[4], raising[6:9]) == (2, "golden-broker", [[], [], []])
     assert (second[0], len(second), [commit[4] for commit in second[7]]) == (2, 10, ["User:alice"])
     before, after = (state_in(f"checkpoints/{seq:020}", folder) for seq in (1, 3))
-    assert (before[0], len(before), after[0], len(after)) == (1, 9, 2, 16)
+    assert (before[0], len(before), after[0], len(after)) == (1, 9, 2, 17)
     shutil.copytree(folder, tmp_path / "store")
     store = FolderStore(tmp_path / "store")
     folded, _ = asyncio.run(fold(store, CLUSTER_ID))

@@ -57,7 +57,7 @@ class CrashRun(Run):
     """A scenario whose victim crashes at one step; never if that is -1."""
 
     def __init__(self, world: World, scenario: Scenario, at: int) -> None:
-        super().__init__(0, _plan(scenario), world)
+        super().__init__(0, plan_of(scenario), world)
         self.scenario = scenario
         self.at = at
         self.steps = 0
@@ -112,7 +112,7 @@ class CrashRun(Run):
             self.world.note(repr(error))
 
 
-def _plan(scenario: Scenario) -> Plan:
+def plan_of(scenario: Scenario) -> Plan:
     return Plan(
         kind=scenario.name,
         brokers=scenario.brokers,
@@ -260,7 +260,7 @@ def crashed(scenario: Scenario, at: int, lines: list[str] | None = None) -> tupl
         return runs[0]
 
     with machine.quietly():
-        result = simulated(0, _plan(scenario), made, lines)
+        result = simulated(0, plan_of(scenario), made, lines)
         steps = runs[0].steps
         runs.clear()  # here, where what its destructors do is not logged
     return result, steps

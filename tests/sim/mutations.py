@@ -21,14 +21,16 @@ import tidelog.storage.tables.delta
 import tidelog.storage.tables.manifest
 import tidelog.storage.write.writer
 from tests.sim import (
+    backup_mutations,
     doubt_mutations,
     failures,
     level_mutations,
     wal_mutations,
 )
+from tests.sim.backups import simulate_backups
 from tests.sim.clock_mutations import OF_CLOCKS
 from tests.sim.foreign import simulate_foreign
-from tests.sim.runs import KINDS, simulate
+from tests.sim.runs import KINDS, Result, simulate
 from tests.sim.stores import Commit, MemoryDelta
 from tidelog.compaction.newest_per_key import Latest
 from tidelog.compaction.offline import OfflineCluster
@@ -53,7 +55,12 @@ from tidelog.storage.write.hot_segment import AppendRequest
 from tidelog.storage.write.sealer import Sealer
 
 FOREIGN = ("foreign",)
-"""Worlds of tests/sim/foreign.py, which have seeds of their own."""
+BACKUPS = ("backups",)
+WORLDS: dict[tuple[str, ...], Callable[[int], Result]] = {
+    FOREIGN: simulate_foreign,
+    BACKUPS: simulate_backups,
+}
+"""Worlds of tests/sim/foreign.py and tests/sim/backups.py, which have seeds of their own."""
 
 Patch = tuple[Any, str, Any]
 Made = Callable[[], list[Patch]]
@@ -68,7 +75,7 @@ class Mutation(NamedTuple):
     seeds_max: int
 
     def seeds(self) -> Iterator[int]:
-        if self.kinds == FOREIGN:
+        if self.kinds in WORLDS:
             return itertools.count()
         return (seed for seed in itertools.count() if KINDS[seed % len(KINDS)] in self.kinds)
 
@@ -85,7 +92,7 @@ def seeds_needed(mutation: Mutation, seeds: Iterable[int]) -> tuple[int | None, 
     """How many seeds it takes until one fails, and the kinds of what is seen there."""
     with mutation.applied():
         for count, seed in enumerate(seeds, 1):
-            run = simulate_foreign if mutation.kinds == FOREIGN else simulate
+            run = WORLDS.get(mutation.kinds) or simulate
             violations = run(seed).violations
             if violations:
                 kinds = sorted({violation.kind for violation in violations})
@@ -387,4 +394,5 @@ MUTATIONS = (
     Mutation("results before their offsets", _results_before_offsets, ("groups",), 5),
     Mutation("checkpoints forget seeks", _checkpoints_forget_seeks, ("groups",), 60),
     *itertools.starmap(Mutation, failures.MUTATIONS),
+    *itertools.starmap(Mutation, backup_mutations.MUTATIONS),
 )

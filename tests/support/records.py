@@ -10,7 +10,8 @@ from tidelog.storage.core.entry import Draft, HotMark, IdempotencyKey
 from tidelog.storage.core.errors import NotFound
 from tidelog.storage.io.clock import Clock, SystemClock
 from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.state.cluster_state import ClusterState, Outcome
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.chain import WalObjects, empty_state
 from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
 

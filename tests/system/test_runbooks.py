@@ -1,5 +1,5 @@
 """The procedures of deploy/README.md on a cluster under load: brokers replaced one
-by one behind a balancer; a prefix copied, checked and brought back."""
+by one behind a balancer; a cluster backed up while it runs, and restored."""
 
 import shutil
 import threading
@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,7 @@ import pytest
 
 from deploy.local.balancer import balancer, installed_balancer
 from deploy.local.cluster import Store, brokers
-from tests.support.broker import Broker, tidelog, until
+from tests.support.broker import Broker, error_line, json_of, tidelog, until
 from tests.support.pace import is_within
 from tests.system.checks import json_values
 
@@ -103,34 +104,34 @@ def test_brokers_are_replaced_one_by_one_under_load(tmp_path: Path) -> None:
         assert len(set(acked)) == len(acked)
 
 
-def test_a_prefix_is_copied_and_brought_back(tmp_path: Path) -> None:
-    """Most of it while brokers write, the rest when they have ended."""
-    backup = tmp_path / "backup"
-    with Broker(tmp_path / "a", (tmp_path / "store").as_uri()) as broker:
+def test_a_running_cluster_is_backed_up_and_restored(tmp_path: Path) -> None:
+    """Backups while producers write and partitions are sealed; the last one has all."""
+    store, place = tmp_path / "store", (tmp_path / "backups").as_uri()
+    with Broker(tmp_path / "a", store.as_uri()) as broker:
         broker.create_topic("t", 1, segment_ms="200")
         clients = Clients(broker.base_url, 4)
         with clients.at_work():
-            clients.wait_for(25)
-            until(lambda: list((tmp_path / "store" / "topics").rglob("*.parquet")) != [])
-            synchronise(tmp_path / "store", backup)
-            clients.wait_for(25)
-        assert broker.stop() == 0
-    synchronise(tmp_path / "store", backup)
-    assert b"whole" in tidelog("scrub", "--store", backup.as_uri()).stdout
-    shutil.rmtree(tmp_path / "store")
-    synchronise(backup, tmp_path / "store")
-    with Broker(tmp_path / "b", (tmp_path / "store").as_uri()) as broker:
-        assert sorted(json_values(broker.base_url, WHOLE)) == sorted(clients.acked)
+            for _ in range(2):
+                clients.wait_for(25)
+                until(lambda: list((store / "topics").rglob("*.parquet")) != [])
+                before = list(clients.acked)
+                tidelog("backup", place, "--store", broker.store)
+        assert set(before) <= set(values_of(tmp_path, place, "running"))
+        done = json_of(tidelog("backup", place, "--verify", "--json", "--store", broker.store))
+        assert 0 < done["copied_objects"] < done["objects"]
+        at = datetime.fromtimestamp(done["to_ms"] / 1000, UTC).isoformat()
+        broker.kill()
+    shutil.rmtree(store)
+    assert sorted(values_of(tmp_path, place, "all")) == sorted(clients.acked)
+    assert sorted(values_of(tmp_path, place, "at", "--at", at)) == sorted(clients.acked)
 
 
-def synchronise(source: Path, target: Path) -> None:
-    """As `aws s3 sync --delete --exclude 'brokers/*'`: by name and size."""
-    wanted = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
-    wanted = {path for path in wanted if path.parts[0] not in {"brokers", ".hot"}}
-    there = {path.relative_to(target) for path in target.rglob("*") if path.is_file()}
-    for path in there - wanted:
-        (target / path).unlink()
-    for path in wanted:
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        if path not in there or (target / path).stat().st_size != (source / path).stat().st_size:
-            shutil.copy2(source / path, target / path)
+def values_of(root: Path, place: str, name: str, *options: str) -> list[str]:
+    """Restore into a new store; return what a broker on it serves."""
+    store = (root / name).as_uri()
+    tidelog("restore", place, "--store", store, *options)
+    assert b"whole" in tidelog("scrub", "--store", store).stdout
+    refused = tidelog("restore", place, "--store", store, status=3)
+    assert "restore into an empty" in error_line(refused)
+    with Broker(root / f"broker of {name}", store) as broker:
+        return json_values(broker.base_url, WHOLE)

@@ -21,8 +21,9 @@ from tidelog.storage.core.actions import Append, Chunk, CreateTopic, ProducerApp
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.entry import Commit, Decoded, Draft, DraftId, Entry
 from tidelog.storage.core.errors import Corrupt
-from tidelog.storage.state.cluster_state import ClusterState, Outcome
+from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.forwarded_drafts import ORIGIN_WINDOW_MS, ORIGINS_MAX, AppliedDrafts
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.announced import AnnouncedChunks
 
 TOPIC = "a" * 32

@@ -22,7 +22,8 @@ from tidelog.storage.core.entry import Commit as Committed
 from tidelog.storage.core.entry import Entry, decode, encode_header
 from tidelog.storage.state import access
 from tidelog.storage.state.access import Access, digest
-from tidelog.storage.state.cluster_state import ClusterState, Outcome
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.outcome import Outcome
 
 READ = Acl("TOPIC", "t", "LITERAL", "User:alice", "*", "READ", "ALLOW")
 WRITE = Acl("TOPIC", "t", "PREFIXED", "User:bob", "*", "WRITE", "DENY")

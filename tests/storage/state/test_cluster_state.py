@@ -36,9 +36,10 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.state import idempotency
-from tidelog.storage.state.cluster_state import ClusterState, Outcome, recall
+from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 from tidelog.storage.state.idempotency import KEY_WINDOW_MS
+from tidelog.storage.state.outcome import Outcome, recall
 from tidelog.storage.state.partition import Partition
 
 IDS = [letter * 32 for letter in "abc"]

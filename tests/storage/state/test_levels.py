@@ -85,6 +85,7 @@ def test_an_entry_without_commits_raises_the_level_by_one() -> None:
         None,
         [0, [["b", 5, 0]]],
         BOUNDS,
+        [],
     ]
     again = ClusterState.decode(state.encode(), "checkpoints/2")
     assert (again.level, again.encode()) == (2, state.encode())

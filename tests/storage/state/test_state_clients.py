@@ -39,7 +39,8 @@ from tidelog.storage.core.entry import (
     encode_header,
 )
 from tidelog.storage.core.errors import InvalidRequest, OutOfOrderSequence, ProducerFenced
-from tidelog.storage.state.cluster_state import ClusterState, Outcome
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.state.producers import WINDOW_MS, ProducerEpoch
 
 # -- any history
@@ -266,6 +267,7 @@ def test_a_checkpoint_of_level_1_without_producers_is_as_it_always_was() -> None
         None,
         [0, [["b", 0, 0]]],
         BOUNDS,
+        [],
     ]
 
 
@@ -302,5 +304,5 @@ def test_actions_and_checkpoint_are_what_format_md_says(level: int) -> None:
     assert body[9:] == [
         [1, [[0, 0, -1, 40, 40]], [[0, IDS[0], 0, 0, [[0, 1, 0, 40]]]]],
         {"g": {IDS[0]: [[1, 7, -1, "m", 40]]}},
-        *([None, [], None, [40, [["b", 40, 40]]], BOUNDS] if level > levels.FIRST else []),
+        *([None, [], None, [40, [["b", 40, 40]]], BOUNDS, []] if level > levels.FIRST else []),
     ]

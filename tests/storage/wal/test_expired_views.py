@@ -27,7 +27,7 @@ from tidelog.storage.core import keys
 from tidelog.storage.core.entry import Draft, HotMark
 from tidelog.storage.core.errors import CommitUnknown
 from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.state.cluster_state import Outcome
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.view import WalView
 
 

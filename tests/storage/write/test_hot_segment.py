@@ -19,7 +19,8 @@ from tidelog.storage.core.chunk import PACK_BYTES_MIN, Rows
 from tidelog.storage.core.entry import Draft, Entry, HotMark, IdempotencyKey
 from tidelog.storage.core.errors import IdempotencyMismatch, UnknownTopic
 from tidelog.storage.core.partitioner import RecordPartitions
-from tidelog.storage.state.cluster_state import ClusterState, Outcome
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.write.hot_segment import (
     AppendRequest,
     ClosedSegment,

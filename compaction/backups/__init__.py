@@ -1,0 +1,6 @@
+"""Copies of a running cluster, and new clusters from them (DESIGN 8).
+
+place    the layout of a store with backups: copied objects, manifests
+backup   copies a cluster under a hold
+restore  makes a cluster in an empty store
+"""

@@ -1,0 +1,401 @@
+"""Backup of a running cluster into another store (DESIGN 8).
+
+1. A hold: from its entry on, collection deletes nothing. A task renews it.
+2. The newest version of each table is read, then the hold is renewed by entry M, the moment of the
+   backup. A table read before M has no row that the WAL lacks at M. A topic that was sealed in
+   between takes the oldest later version that has all rows below its sealed end at M: that commit
+   was made before the seal's entry, so it has nothing from after M either.
+3. The log of each table up to that version is copied, first of all: Delta's own cleanup is no
+   collection, and obeys no hold.
+4. The WAL from the base of collection on, what its tails name, and the files of the tables.
+5. The manifest, then the release of the hold.
+
+Which objects are copied does not depend on the hold: it only keeps them until they are. An object
+that is gone nevertheless ends the backup with an error.
+
+**On a crash** at any await: no manifest, so no backup; the hold expires. The next backup into the
+place uses the objects that were copied.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from tidelog.compaction.backups.place import (
+    FORM,
+    OBJECTS,
+    BackupManifest,
+    BackupObject,
+    BackupTable,
+    backups_in,
+    batches,
+    encode,
+    is_sealed,
+    is_unique,
+    log_version,
+    read_manifest,
+    read_object,
+    store_once,
+)
+from tidelog.compaction.collect import kept_base
+from tidelog.compaction.garbage import live_objects
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.actions import ReleaseHold, RenewHold, TakeHold
+from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.errors import (
+    Corrupt,
+    InvalidRequest,
+    LogError,
+    NotFound,
+    StoreUnfit,
+    Unavailable,
+)
+from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
+from tidelog.storage.io.threads import together
+from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.tables.delta import open_table
+from tidelog.storage.tables.delta_json import removed_of
+from tidelog.storage.tables.doubt import doubt_of
+from tidelog.storage.tables.manifest import ManifestVersion
+
+T = TypeVar("T")
+
+log = logging.getLogger("tidelog.backup")
+
+HOLD_MS = 900_000
+RENEWALS = 5
+"""In the duration of a hold: so a store may be away for twelve minutes."""
+RELEASE_S = 30.0
+TRIES = 3
+OVERWRITTEN = "/_delta_log/_last_checkpoint"
+"""The one object of a table that engines overwrite; they list the log if it is not there."""
+
+Progress = Callable[[int], None]
+
+
+class BackedUp(NamedTuple):
+    """A complete backup: its manifest, and how much of it this run had to copy."""
+
+    manifest: BackupManifest
+    copied_objects: int
+    copied_bytes: int
+
+    @property
+    def doubts(self) -> list[str]:
+        """Return what is wrong with tables, which were copied as they are."""
+        return [f"{each.prefix}: {each.doubt}" for each in self.manifest.tables if each.doubt]
+
+
+async def backup(
+    cluster: OfflineCluster,
+    place: ObjectStore,
+    *,
+    is_verified: bool = False,
+    on_bytes: Progress = lambda _: None,
+) -> BackedUp:
+    """Copy the cluster into the place, beside the backups that are there; `is_verified`: read all
+    of the copy again.
+
+    A table that is damaged or in doubt is copied as it is, and named in the result. Raises
+    InvalidRequest if the cluster's level has no holds, there are too many, this one expired, or the
+    place belongs to another history; StoreUnfit if the place is a cluster; Corrupt; Unavailable.
+    """
+    await cluster.refresh()
+    if cluster.state.level == levels.FIRST:
+        raise InvalidRequest(
+            "a backup beside running brokers needs level 2 of the format, the cluster has level 1: "
+            "run `tidelog upgrade` first"
+        )
+    async for info in place.list(keys.CLUSTER):
+        raise StoreUnfit(f"{place.url} has {info.key}: it is a cluster, no place for backups")
+    hold_id = f"backup-{cluster.clock.new_id().hex()}"
+    async with _holding(cluster, hold_id) as while_held:
+        copy = _Copy(cluster, place, hold_id, on_bytes)
+        return await while_held(copy.run(is_verified=is_verified))
+
+
+@contextlib.asynccontextmanager
+async def _holding(
+    cluster: OfflineCluster, hold_id: str
+) -> AsyncIterator[Callable[[Coroutine[Any, Any, T]], Coroutine[Any, Any, T]]]:
+    """Yield a function that runs work as long as the hold is in force."""
+    await cluster.commit([TakeHold(hold_id, HOLD_MS)])
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(HOLD_MS / 1000 / RENEWALS)
+            try:
+                await cluster.commit([RenewHold(hold_id, HOLD_MS)])
+            except InvalidRequest:
+                raise  # it has expired
+            except LogError as error:
+                log.warning("the hold of the backup was not renewed, retrying: %s", error)
+
+    async def while_held(work: Coroutine[Any, Any, T]) -> T:
+        working, renewing = asyncio.create_task(work), asyncio.create_task(renew())
+        try:
+            await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            if renewing.done():
+                renewing.result()
+            return working.result()
+        finally:
+            working.cancel()
+            renewing.cancel()
+            await asyncio.gather(working, renewing, return_exceptions=True)
+
+    try:
+        yield while_held
+    finally:
+        with contextlib.suppress(LogError, TimeoutError):  # it expires
+            async with asyncio.timeout(RELEASE_S):
+                await cluster.commit([ReleaseHold(hold_id)])
+
+
+@dataclass
+class _Copy:
+    """One run."""
+
+    cluster: OfflineCluster
+    place: ObjectStore
+    hold_id: str
+    on_bytes: Progress
+    copied_objects: int = 0
+    copied_bytes: int = 0
+    objects: dict[str, BackupObject] = field(default_factory=dict)
+    """Of this backup, by key."""
+    _known: dict[str, BackupObject] = field(default_factory=dict)  # of the backup before
+    _there: dict[str, int] = field(default_factory=dict)  # sizes of the objects in the place
+
+    async def run(self, *, is_verified: bool) -> BackedUp:
+        cluster, place = self.cluster, self.place
+        if earlier := await backups_in(place):
+            try:
+                before = (await read_manifest(place, earlier[-1])).objects
+            except Corrupt as error:
+                before = []  # then all objects are read, and compared with those in the place
+                log.error("the backup before this one is damaged: %s", error)
+            self._known = {each.key: each for each in before}
+        start = len(OBJECTS)
+        self._there = {info.key[start:]: info.size async for info in place.list(OBJECTS)}
+        base = await kept_base(cluster)
+        loaded = await self._load_tables()
+        await cluster.commit([RenewHold(self.hold_id, HOLD_MS)])  # it is the newest entry
+        moment = cluster.state.encode()
+        state = ClusterState.decode(moment, keys.CHECKPOINTS)
+        since_ms = 0 if base is None else base.time_ms
+        tables = [
+            await self._table(topic, loaded.get(topic.topic_id), since_ms)
+            for topic in state.topics.values()
+            if is_sealed(topic)
+        ]
+        manifest = await self._wal(base, state, moment, tables)
+        if is_verified:
+            for some in batches(ObjectInfo(each.key, each.size, 0) for each in manifest.objects):
+                await together(*(read_object(place, self.objects[info.key]) for info in some))
+        await store_once(place, manifest.name.key, [encode(manifest)])
+        return BackedUp(manifest, self.copied_objects, self.copied_bytes)
+
+    async def _load_tables(self) -> dict[str, ManifestVersion]:
+        """Return the newest version of each table, by topic id; not of a table that is damaged."""
+        found: dict[str, ManifestVersion] = {}
+        for topic in list(self.cluster.state.topics.values()):
+            if is_sealed(topic):
+                with contextlib.suppress(Corrupt):
+                    table = open_table(self.cluster.store, topic.prefix, topic.name)
+                    found[topic.topic_id] = await table.newest()
+        return found
+
+    # -- the WAL
+
+    async def _wal(
+        self,
+        base: ClusterState | None,
+        state: ClusterState,
+        moment: bytes,
+        tables: list[BackupTable],
+    ) -> BackupManifest:
+        """Copy the WAL after `base` up to `state`, whose encoded form is `moment`; return the
+        manifest. Raises Corrupt if the entries do not make that state."""
+        cluster, store = self.cluster, self.cluster.store
+        identity = cluster.wal.cluster
+        applied = ClusterState(identity.cluster_id, identity.format)
+        first = 0
+        if base is not None:
+            applied, first = base, base.seq
+            key = keys.checkpoint(first)
+            await self._take([info async for info in store.list(key)])
+        named = set(live_objects(applied))
+        wanted = {keys.wal(seq) for seq in range(first + 1, state.seq + 1)}
+        wanted |= {key for key in named if key.startswith(keys.WAL)}
+        infos = [info async for info in store.list(keys.WAL) if info.key in wanted]
+        if gone := wanted - {info.key for info in infos}:
+            raise Corrupt(min(gone), "is gone: it was deleted while it was to be copied")
+        times: list[int] = []
+        for some in batches(infos):
+            for info, body in zip(some, await self._take(some), strict=True):
+                seq = keys.seq_of(info.key)
+                if seq is None or seq <= first:
+                    continue
+                decoded = entries.decode(body, info.key, seq=seq, previous=applied.hash)
+                applied.apply(decoded, info.key)
+                named |= {chunk.data for chunk in decoded.entry.chunks if chunk.data}
+                times.append(decoded.entry.time_ms)
+        if applied.encode() != moment:
+            raise Corrupt(keys.wal(state.seq), "the entries do not make the state of the brokers")
+        data = {key for key in named if key.startswith(keys.DATA)}
+        await self._take_all([info async for info in store.list(keys.DATA) if info.key in data])
+        if gone := data - self.objects.keys():
+            raise Corrupt(min(gone), "is gone: it was deleted while it was to be copied")
+        return BackupManifest(
+            FORM,
+            identity,
+            first,
+            state.seq,
+            state.hash,
+            times[0],
+            max(times),
+            list(self.objects.values()),
+            tables,
+        )
+
+    # -- tables
+
+    async def _table(
+        self, topic: Topic, loaded: ManifestVersion | None, since_ms: int
+    ) -> BackupTable:
+        """Copy a table at the moment of `topic`, and its files that are there from versions since
+        `since_ms`. A table that is damaged or in doubt is copied as it is."""
+        listed = self.cluster.store.list(f"{topic.prefix}/")
+        infos = [info async for info in listed]
+        try:
+            version = await self._version(topic, loaded)
+            infos, oldest, removed = await self._log(topic.prefix, infos, version, since_ms)
+            paths = {f"{topic.prefix}/{path}" for path in version.paths()}
+            if gone := paths - {info.key for info in infos}:
+                raise Corrupt(min(gone), "is named by the table, and is gone")
+        except Corrupt as error:
+            log.error("topic %s is copied as it is: %s", topic.name, error)
+            lasting = [info for info in infos if not info.key.endswith(OVERWRITTEN)]
+            await self._take_all(lasting, is_optional=True)
+            return BackupTable(topic.prefix, -1, -1, str(error))
+        await self._take_all(info for info in infos if info.key in paths)
+        older = {f"{topic.prefix}/{path}" for path in removed} - paths
+        await self._take_all((info for info in infos if info.key in older), is_optional=True)
+        return BackupTable(topic.prefix, version.version, oldest)
+
+    async def _version(self, topic: Topic, loaded: ManifestVersion | None) -> ManifestVersion:
+        """Return the oldest version, from the loaded one on, that is whole at the moment. Raises
+        Corrupt if none is."""
+        sealed_ends = [partition.sealed_end for partition in topic.partitions]
+        why = "it has no version"
+        if loaded is not None:
+            why = doubt_of(loaded, topic.partitions, sealed_ends) or ""
+            if not why:
+                return loaded
+        table = open_table(self.cluster.store, topic.prefix, topic.name)
+        newest = await table.newest()
+        first = 0 if loaded is None else loaded.version + 1
+        for number in range(first, newest.version + 1):
+            columns = await table.files_at(number)
+            if columns is not None:
+                version = ManifestVersion(number, topic.prefix, columns)
+                why = doubt_of(version, topic.partitions, sealed_ends) or ""
+                if not why:
+                    return version
+        raise Corrupt(topic.prefix, why)
+
+    async def _log(
+        self, prefix: str, infos: list[ObjectInfo], version: ManifestVersion, since_ms: int
+    ) -> tuple[list[ObjectInfo], int, set[str]]:
+        """Do `_log_of`. Delta's cleanup obeys no hold: if it deleted a file, it left a checkpoint
+        that makes the file needless, so list the topic again. Return the listing too."""
+        for _ in range(TRIES):
+            try:
+                return infos, *await self._log_of(infos, version, since_ms)
+            except NotFound:
+                infos = [info async for info in self.cluster.store.list(f"{prefix}/")]
+        raise Unavailable(f"the log of {prefix} is being cleaned up: run the backup again")
+
+    async def _log_of(
+        self, infos: Sequence[ObjectInfo], version: ManifestVersion, since_ms: int
+    ) -> tuple[int, set[str]]:
+        """Copy the log up to the version. Return the oldest version that it reaches since
+        `since_ms`, and the paths that were removed after that. Raises NotFound if a file is gone,
+        Corrupt if the copy does not give the version."""
+        commits = {
+            number: info
+            for info in infos
+            if (number := log_version(info.key, "json")) is not None and number <= version.version
+        }
+        recent = [number for number, info in commits.items() if info.modified_ms >= since_ms]
+        oldest = max(min([*recent, version.version + 1]) - 1, 0)
+        starts = [log_version(info.key, "checkpoint.parquet") for info in infos]
+        start = max((each for each in starts if each is not None and each <= oldest), default=0)
+        if start == 0 and 0 not in commits:
+            able = [each for each in starts if each is not None and each <= version.version]
+            start = oldest = min(able, default=0)
+        wanted = [
+            info
+            for info in infos
+            if (number := log_version(info.key)) is not None and start <= number <= version.version
+        ]
+        removed: set[str] = set()
+        for some in batches(wanted):
+            for info, body in zip(some, await self._take(some), strict=True):
+                number = log_version(info.key, "json")
+                if number is not None and number > oldest:
+                    try:
+                        removed |= removed_of(body)
+                    except msgspec.DecodeError as error:
+                        raise Corrupt(info.key, f"is not a commit: {error}") from error
+        copied = open_table(self.place, f"{OBJECTS}{version.prefix}", "")
+        columns = await copied.files_at(version.version)
+        if columns is None or (
+            ManifestVersion(0, version.prefix, columns).paths() != version.paths()
+        ):
+            raise Corrupt(version.prefix, f"its log does not give version {version.version}")
+        return oldest, removed
+
+    # -- objects
+
+    async def _take_all(self, infos: Iterable[ObjectInfo], *, is_optional: bool = False) -> None:
+        """Copy objects, those that the place has only by name and size if they are unique."""
+        for some in batches(list(infos)):
+            await together(*(self._copied(info, is_optional=is_optional) for info in some))
+
+    async def _copied(self, info: ObjectInfo, *, is_optional: bool) -> None:
+        known = self._known.get(info.key)
+        if (
+            known is not None
+            and is_unique(info.key)
+            and known.size == info.size == self._there.get(info.key)
+        ):
+            self.objects[info.key] = known
+            return
+        try:
+            await self._one(info)
+        except NotFound:
+            if not is_optional:
+                raise Corrupt(info.key, "is gone: it was deleted before it was copied") from None
+
+    async def _take(self, infos: Sequence[ObjectInfo]) -> list[bytes]:
+        """Copy objects, and return them. Raises NotFound."""
+        return await together(*map(self._one, infos))
+
+    async def _one(self, info: ObjectInfo) -> bytes:
+        body = await self.cluster.store.get(info.key)
+        made = BackupObject(info.key, len(body), crc32c(body))
+        if self._known.get(info.key) != made or self._there.get(info.key) != made.size:
+            is_new = await store_once(self.place, f"{OBJECTS}{info.key}", [body])
+            self.copied_objects += is_new
+            self.copied_bytes += made.size * is_new
+            self.on_bytes(self.copied_bytes)
+        self.objects[info.key] = made
+        return body

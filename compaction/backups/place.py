@@ -1,0 +1,185 @@
+"""A backup place: a store with copied objects, and a manifest for each backup.
+
+`objects/<key>` has the bytes of a cluster's object `key`; `backups/...` are the manifests. A
+manifest names each object of its backup with size and checksum, and is written last: a backup
+without its manifest does not exist. Several backups share objects (FORMAT 9).
+"""
+
+import asyncio
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.storage.core import keys
+from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, StoreUnfit
+from tidelog.storage.core.model import Part
+from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.wal.chain import ClusterIdentity
+
+OBJECTS = "objects/"
+BACKUPS = "backups/"
+MAGIC = b"TIDEBAK1"
+FORM = 1
+BATCH_OBJECTS = 16
+BATCH_BYTES = 256 * 1024 * 1024
+"""Objects that are copied at once (I10); a larger object is copied alone."""
+RETRY_S = 0.1
+RETRY_MAX_S = 5.0
+
+_LOG_FILE = re.compile(r"/_delta_log/(\d{20})\.(json|checkpoint\.parquet)$")
+
+
+class BackupObject(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An object of a backup: the key that it has in the cluster, its size and CRC-32C."""
+
+    key: str
+    size: int
+    crc32c: int
+
+
+class BackupTable(msgspec.Struct, array_like=True, frozen=True):
+    """The table of a topic: its version at the moment of the backup, and the oldest version to
+    which its copied log reaches back. `doubt`: why the table is not what the log put there, if so;
+    then all of the topic's objects are in the backup as they are."""
+
+    prefix: str
+    version: int
+    oldest: int
+    doubt: str = ""
+
+
+class BackupManifest(msgspec.Struct, array_like=True, frozen=True):
+    """A backup of the cluster after entry `seq`, whose hash is `hash`. The copied WAL begins after
+    the checkpoint `base`, 0 if it begins at 1: `from_ms` and `to_ms` are the times of its first and
+    last entry."""
+
+    form: int
+    cluster: ClusterIdentity
+    base: int
+    seq: int
+    hash: bytes
+    from_ms: int
+    to_ms: int
+    objects: list[BackupObject]
+    tables: list[BackupTable]
+
+    @property
+    def name(self) -> "BackupName":
+        return BackupName(self.seq, self.from_ms, self.to_ms)
+
+
+class BackupName(NamedTuple):
+    """The parts of a manifest's key."""
+
+    seq: int
+    from_ms: int
+    to_ms: int
+
+    @property
+    def key(self) -> str:
+        return f"{BACKUPS}{self.seq:020d}-{self.from_ms}-{self.to_ms}"
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(BackupManifest)
+
+
+def encode(manifest: BackupManifest) -> bytes:
+    body = _encoder.encode(manifest)
+    return MAGIC + crc32c(body).to_bytes(4, "little") + body
+
+
+def decode(body: bytes, key: str) -> BackupManifest:
+    """Decode a manifest. Raises Corrupt; StoreUnfit if a newer version wrote it."""
+    payload = body[12:]
+    if body[:8] != MAGIC or int.from_bytes(body[8:12], "little") != crc32c(payload):
+        raise Corrupt(key, "checksum of the backup's manifest differs")
+    try:
+        (form, *_) = msgspec.msgpack.decode(payload)
+        if form != FORM:
+            raise StoreUnfit(f"{key} has form {form} of a backup, this version reads {FORM}")
+        return _decoder.decode(payload)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise Corrupt(key, f"is no manifest of a backup: {error}") from error
+
+
+async def backups_in(place: ObjectStore) -> list[BackupName]:
+    """Return the complete backups in a place, the oldest first. Raises Unavailable."""
+    found: list[BackupName] = []
+    async for info in place.list(BACKUPS):
+        parts = info.key.removeprefix(BACKUPS).split("-")
+        if len(parts) == len(BackupName._fields) and all(part.isdigit() for part in parts):
+            found.append(BackupName(*map(int, parts)))
+    return sorted(found)
+
+
+async def read_manifest(place: ObjectStore, name: BackupName) -> BackupManifest:
+    """Read the manifest of a backup. Raises Corrupt, NotFound, StoreUnfit, Unavailable."""
+    return decode(await place.get(name.key), name.key)
+
+
+async def read_object(place: ObjectStore, wanted: BackupObject) -> bytes:
+    """Read and verify an object of a backup. Raises Corrupt, also if it is gone; Unavailable."""
+    key = f"{OBJECTS}{wanted.key}"
+    try:
+        body = await place.get(key)
+    except NotFound:
+        raise Corrupt(key, "is in the manifest of the backup, and not in the place") from None
+    if len(body) != wanted.size or crc32c(body) != wanted.crc32c:
+        raise Corrupt(key, "is not the object that the backup's manifest names")
+    return body
+
+
+async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> bool:
+    """Create an object, and return when it is durable: whether this call created it. Raises
+    InvalidRequest if another object has the key. **On a crash**: the whole object, or nothing."""
+    body, pause_s = b"".join(parts), RETRY_S
+    while (outcome := await store.create(key, [body])) is not Created.DONE:
+        try:
+            if await store.get(key) != body:
+                raise InvalidRequest(
+                    f"{store.url} has another object {key}: it is of another history of the "
+                    "cluster, or in use; take an empty place"
+                )
+        except NotFound:
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, RETRY_MAX_S)
+            continue
+        return outcome is Created.UNKNOWN
+    return True
+
+
+def is_unique(key: str) -> bool:
+    """Return whether the key has an id that is drawn at random: no two objects have it. All other
+    keys are numbers, which two histories of a cluster may both have."""
+    path = key.partition("/partition=")
+    return key.startswith(keys.DATA) or keys.parse_segment(f"partition={path[2]}") is not None
+
+
+def batches(infos: Iterable[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
+    """Group objects that are copied at once."""
+    held: list[ObjectInfo] = []
+    size = 0
+    for info in infos:
+        if held and (len(held) == BATCH_OBJECTS or size + info.size > BATCH_BYTES):
+            yield held
+            held, size = [], 0
+        held.append(info)
+        size += info.size
+    if held:
+        yield held
+
+
+def log_version(key: str, kind: str = "") -> int | None:
+    """Return the version of a file of a Delta log, of this kind if one is given: `json` for a
+    commit, `checkpoint.parquet`; None for any other object."""
+    found = _LOG_FILE.search(key)
+    return int(found[1]) if found is not None and kind in ("", found[2]) else None
+
+
+def is_sealed(topic: Topic) -> bool:
+    return any(partition.sealed_end for partition in topic.partitions)

@@ -1,0 +1,81 @@
+"""Holds: while one is in force, collection deletes nothing.
+
+A backup takes a hold before it reads which objects the tables and the WAL name, and renews it until
+all of them are copied. A hold is measured in elapsed time, which is a lower bound of the time that
+has passed: it never ends early. A hold without a renewal expires, so a backup that crashes keeps
+garbage for an hour at most. In a cluster without entries it stays, and nothing becomes
+garbage there either.
+
+Pure: a part of the cluster state, the same on every broker (I4).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tidelog.storage.core.actions import HoldAction, ReleaseHold, RenewHold, TakeHold
+from tidelog.storage.core.errors import InvalidRequest
+
+HOLDS_MAX = 16
+"""Holds at once (I10): each stands for a running backup."""
+HOLD_MS_MAX = 3_600_000
+"""The longest time without a renewal."""
+HOLD_ID_CHARS_MAX = 64
+
+
+class Hold(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A hold in force. `taken_ms` is the time of its entry, `until_ms` an elapsed time."""
+
+    hold_id: str
+    taken_ms: int
+    until_ms: int
+
+
+class Holds:
+    """The holds in force, the oldest first. Owned by the cluster state."""
+
+    def __init__(self, kept: Sequence[Hold] = ()) -> None:
+        self._holds = {hold.hold_id: hold for hold in kept}
+
+    def __iter__(self) -> Iterator[Hold]:
+        return iter(self._holds.values())
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def check(self, action: HoldAction) -> InvalidRequest | None:
+        """Return why the action is refused; None if it is not."""
+        if isinstance(action, ReleaseHold):
+            return None
+        if not 1 <= action.duration_ms <= HOLD_MS_MAX:
+            return InvalidRequest(f"a hold lasts 1 to {HOLD_MS_MAX} ms, not {action.duration_ms}")
+        is_known = action.hold_id in self._holds
+        if isinstance(action, RenewHold):
+            why = f"hold {action.hold_id[:HOLD_ID_CHARS_MAX]!r} is over: it was not renewed in time"
+            return None if is_known else InvalidRequest(why)
+        if not 1 <= len(action.hold_id) <= HOLD_ID_CHARS_MAX or is_known:
+            return InvalidRequest(
+                f"the id of a hold is new, with 1 to {HOLD_ID_CHARS_MAX} characters"
+            )
+        if len(self) >= HOLDS_MAX:
+            return InvalidRequest(
+                f"there are {HOLDS_MAX} holds, no more are possible: wait until a backup ends, or "
+                "until the hold of one that crashed expires"
+            )
+        return None
+
+    def do(self, action: HoldAction, now_ms: int, elapsed_ms: int) -> None:
+        """Apply the action, after `check`. `now_ms` is the time of the entry."""
+        match action:
+            case TakeHold(hold_id, duration_ms):
+                self._holds[hold_id] = Hold(hold_id, now_ms, elapsed_ms + duration_ms)
+            case RenewHold(hold_id, duration_ms):
+                taken_ms = self._holds[hold_id].taken_ms
+                self._holds[hold_id] = Hold(hold_id, taken_ms, elapsed_ms + duration_ms)
+            case ReleaseHold(hold_id):
+                self._holds.pop(hold_id, None)
+
+    def forget(self, elapsed_ms: int) -> None:
+        """Drop the holds that have expired."""
+        for hold in [each for each in self if each.until_ms <= elapsed_ms]:
+            del self._holds[hold.hold_id]

@@ -1,0 +1,31 @@
+"""The outcome of a commit, and that of a retry. Pure."""
+
+from typing import NamedTuple
+
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.state import idempotency
+from tidelog.storage.state.idempotency import IdempotencyRecord
+from tidelog.storage.state.producers import ProducerEpoch
+
+
+class Outcome(NamedTuple):
+    """The result of a commit: one placement per Append, in order, or a refusal.
+
+    `is_duplicate`: a commit with the same key, hot mark or draft id was applied before.
+    `placements` are then those of that commit, if the state still has them. `repeated`: indexes of
+    placements whose producer batch was in the log before. `producer`: result of an InitProducer.
+    """
+
+    placements: list[AppendedRange]
+    refusal: LogError | None = None
+    is_duplicate: bool = False
+    repeated: frozenset[int] = frozenset()
+    producer: ProducerEpoch | None = None
+
+
+def recall(known: IdempotencyRecord, fingerprint: bytes) -> Outcome:
+    """Return the outcome of a retry: the first placements, or a refusal if the content differs."""
+    if known.claim.fingerprint != fingerprint:
+        return Outcome([], idempotency.another_request(known.claim.key))
+    return Outcome(known.placements, is_duplicate=True)

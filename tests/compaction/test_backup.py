@@ -1,0 +1,331 @@
+"""Backups on folders, with tables of Delta: what a place has, what is copied again, what is
+restored, and what is refused."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.support.broker_log import BrokerLog, Record
+from tests.support.logs import append, closing
+from tests.support.maintenance import caring, log_with
+from tests.support.vloop import run
+from tidelog.compaction.backups.backup import BackedUp, backup
+from tidelog.compaction.backups.place import BACKUPS, OBJECTS
+from tidelog.compaction.backups.restore import Restored, restore
+from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.compact import compact
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.scrub import scrub
+from tidelog.storage.core import keys
+from tidelog.storage.core.actions import ReleaseHold, TakeHold
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.tables.manifest import Table
+
+T = TypeVar("T")
+
+GRACE = Grace(wal_ms=3_600_000, table_ms=4 * 3_600_000)
+
+
+def on(root: Path, work: Callable[[OfflineCluster], Awaitable[T]]) -> T:
+    async def session() -> T:
+        store = FolderStore(root)
+        try:
+            cluster = await OfflineCluster.open(store, SystemClock())
+            try:
+                return await work(cluster)
+            finally:
+                await cluster.close()
+        finally:
+            await store.close()
+
+    return asyncio.run(session())
+
+
+def backed_up(root: Path, place: Path, *, is_verified: bool = False) -> BackedUp:
+    async def work(cluster: OfflineCluster) -> BackedUp:
+        return await backup(cluster, FolderStore(place), is_verified=is_verified)
+
+    return on(root, work)
+
+
+def restored(
+    place: Path, target: Path, *, at_ms: int | None = None, cluster_id: str | None = None
+) -> Restored:
+    return asyncio.run(
+        restore(
+            FolderStore(place),
+            FolderStore(target),
+            SystemClock(),
+            at_ms=at_ms,
+            cluster_id=cluster_id,
+        )
+    )
+
+
+def damage_of(root: Path) -> list[str]:
+    report = on(root, lambda cluster: scrub(cluster, None, Grace()))
+    return [str(each) for each in report.findings if each.is_damage]
+
+
+def records(root: Path, *topics: str) -> list[Record]:
+    broker = BrokerLog(root)
+    try:
+        return [each for topic in topics for each in broker.records(topic)]
+    finally:
+        broker.close()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two topics: `t` with two segments and a tail in each partition, `u` with a tail."""
+    broker = BrokerLog(tmp_path / "log")
+    broker.create("t", 2)
+    broker.create("u", 1)
+    for number in range(3):
+        broker.append("t", {0: [b"a%d" % number], 1: [b"b%d" % number] * 2})
+        if number < 2:
+            broker.seal("t")
+    broker.append("u", {0: [b"tail"]})
+    broker.close()
+    return tmp_path / "log"
+
+
+def test_a_backup_is_restored_with_each_record_at_its_offset(root: Path, tmp_path: Path) -> None:
+    place, target = tmp_path / "place", tmp_path / "new"
+    done = backed_up(root, place, is_verified=True)
+    assert done.doubts == []
+    assert done.copied_objects == len(done.manifest.objects)
+    made = restored(place, target)
+    assert made.seq == done.manifest.seq
+    assert damage_of(target) == []
+    assert records(target, "t", "u") == records(root, "t", "u")
+    assert on(root, _holds) == on(target, _holds) == []
+
+
+async def _holds(cluster: OfflineCluster) -> list[object]:
+    return list(cluster.state.holds)
+
+
+def test_the_restored_cluster_goes_on_and_is_another_one(root: Path, tmp_path: Path) -> None:
+    place, target = tmp_path / "place", tmp_path / "new"
+    backed_up(root, place)
+    made = restored(place, target)
+    broker = BrokerLog(target)
+    assert broker.log.wal.cluster.cluster_id == made.cluster_id
+    broker.append("t", {0: [b"later"]})
+    broker.seal("t")
+    broker.create("v", 1)
+    values = [each.value for each in broker.records("t") if each.partition == 0]
+    broker.close()
+    assert values == [b"a0", b"a1", b"a2", b"later"]
+    assert damage_of(target) == []
+    assert on(root, _identity) != made.cluster_id
+    same = restored(place, tmp_path / "same", cluster_id=on(root, _identity))
+    assert on(tmp_path / "same", _identity) == same.cluster_id == on(root, _identity)
+
+
+async def _identity(cluster: OfflineCluster) -> str:
+    return cluster.wal.cluster.cluster_id
+
+
+def test_a_second_backup_copies_only_what_is_new(root: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    first = backed_up(root, place)
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
+    broker = BrokerLog(root)
+    broker.append("u", {0: [b"new"]})
+    broker.close()
+    second = backed_up(root, place)
+    old = {each.key for each in first.manifest.objects}
+    new = [each for each in second.manifest.objects if each.key not in old]
+    assert all(each.key.startswith(keys.WAL) for each in new)
+    assert second.copied_objects == len(new)
+    assert second.copied_bytes == sum(each.size for each in new)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    restored(place, tmp_path / "new")
+    assert records(tmp_path / "new", "u") == records(root, "u")
+
+
+def test_a_restore_at_a_time_ends_before_the_first_later_entry(
+    tmp_path: Path,
+) -> None:
+    """A seal, a merge and a deletion came after that time."""
+    root, place = tmp_path / "log", tmp_path / "place"
+    broker = BrokerLog(root)
+    broker.create("t", 1)
+    for number in range(4):
+        broker.append("t", {0: [b"%d" % number]})
+        broker.seal("t")
+    broker.append("t", {0: [b"tail"]})
+    expected, at_ms = broker.records("t"), broker.log.state.time_ms
+    while SystemClock().now_ms() <= at_ms:
+        pass
+    broker.append("t", {0: [b"too late"]})
+    broker.seal("t")
+    broker.close()
+    on(root, lambda cluster: compact(cluster, None, is_dry=False, is_forced=True))
+    done = backed_up(root, place)
+    made = restored(place, tmp_path / "new", at_ms=at_ms)
+    assert made.seq < done.manifest.seq
+    assert made.time_ms <= at_ms
+    assert records(tmp_path / "new", "t") == expected
+    assert damage_of(tmp_path / "new") == []
+    for wrong in (0, done.manifest.from_ms - 1, done.manifest.to_ms + 1):
+        with pytest.raises(InvalidRequest, match="no backup in "):
+            restored(place, tmp_path / "none", at_ms=wrong)
+    assert not list((tmp_path / "none").glob("[a-z]*"))
+
+
+def test_a_table_that_reaches_back_to_a_checkpoint_of_delta(tmp_path: Path) -> None:
+    """Delta cleaned up the commits before it, and the newest version is a commit after it."""
+    root = tmp_path / "log"
+    broker = BrokerLog(root)
+    broker.create("t", 1)
+    for number in range(53):
+        broker.append("t", {0: [b"%d" % number]})
+        broker.seal("t")
+    broker.close()
+    (log,) = (root / "topics").glob("t-*/_delta_log")
+    assert list(log.glob("*.checkpoint.parquet"))
+    for version in range(48):
+        (log / f"{version:020}.json").unlink()
+    assert backed_up(root, tmp_path / "place").doubts == []
+    restored(tmp_path / "place", tmp_path / "new")
+    assert records(tmp_path / "new", "t") == records(root, "t")
+
+
+def test_what_is_not_empty_is_no_target_and_a_cluster_is_no_place(
+    root: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    with pytest.raises(StoreUnfit, match="no place for backups"):
+        backed_up(root, root)
+    with pytest.raises(StoreUnfit, match="no backup that is complete"):
+        restored(place, tmp_path / "new")
+    backed_up(root, place)
+    with pytest.raises(StoreUnfit, match="empty"):
+        restored(place, root)
+    restored(place, tmp_path / "new")
+    with pytest.raises(StoreUnfit, match="empty"):
+        restored(place, tmp_path / "new")
+
+
+@pytest.mark.parametrize("how", ["a wrong byte", "gone"])
+def test_a_damaged_object_of_a_backup_is_named(root: Path, tmp_path: Path, how: str) -> None:
+    place = tmp_path / "place"
+    backed_up(root, place)
+    for number, path in enumerate(sorted((place / OBJECTS).rglob("partition=*/*.parquet"))[:2]):
+        body = path.read_bytes()
+        path.unlink()
+        if how == "a wrong byte":
+            path.write_bytes(bytes([body[0] ^ 1]) + body[1:])
+        with pytest.raises(Corrupt, match=path.name):
+            restored(place, tmp_path / f"new{number}")
+        assert not (tmp_path / f"new{number}" / keys.CLUSTER).exists()
+        path.write_bytes(body)
+    (manifest,) = (place / BACKUPS).iterdir()
+    body = manifest.read_bytes()
+    manifest.write_bytes(body[:40] + bytes([body[40] ^ 1]) + body[41:])
+    with pytest.raises(Corrupt, match="manifest"):
+        restored(place, tmp_path / "new")
+    assert backed_up(root, place).doubts == []  # beside the damaged one
+    restored(place, tmp_path / "again")
+
+
+def test_another_history_of_the_cluster_is_refused(root: Path, tmp_path: Path) -> None:
+    place, copy = tmp_path / "place", tmp_path / "copy"
+    shutil.copytree(root, copy)
+    for number, each in enumerate((root, copy)):
+        broker = BrokerLog(each)
+        broker.append("u", {0: [b"history %d" % number]})
+        broker.close()
+    backed_up(root, place)
+    with pytest.raises(InvalidRequest, match="another history"):
+        backed_up(copy, place)
+    restored(place, tmp_path / "new")
+    assert records(tmp_path / "new", "u") == records(root, "u")
+
+
+def test_a_table_in_doubt_is_copied_as_it_is_and_named(root: Path, tmp_path: Path) -> None:
+    (log,) = (root / "topics").glob("t-*/_delta_log")
+    newest = max(log.glob("*.json"))
+    newest.write_bytes(b"{")
+    done = backed_up(root, tmp_path / "place")
+    (doubt,) = done.doubts
+    assert newest.name in doubt
+    (log / "_last_checkpoint").write_bytes(b"{}")
+    assert backed_up(root, tmp_path / "place").doubts == [doubt]
+    (log / "_last_checkpoint").write_bytes(b"overwritten")
+    assert backed_up(root, tmp_path / "place").doubts == [doubt]
+    made = restored(tmp_path / "place", tmp_path / "new")
+    assert made.doubts == [doubt]
+    assert records(tmp_path / "new", "u") == records(root, "u")
+
+
+async def log_with_garbage(inner: MemoryStore) -> Log:
+    log = await log_with(inner, [["a"], ["b"], ["c"]])
+    for _ in range(2):  # the base is the older of two checkpoints
+        async with caring(inner) as cluster:
+            await plan(cluster, GRACE)
+        inner.now_ms += 2 * GRACE.wal_ms
+        await append(log, "tail")
+    return log
+
+
+def test_collection_deletes_nothing_while_a_hold_is_in_force() -> None:
+    async def story() -> tuple[int, int, int]:
+        inner = MemoryStore()
+        async with closing(await log_with_garbage(inner)), caring(inner) as cluster:
+            await cluster.commit([TakeHold("h", 1000)])
+            held = await plan(cluster, GRACE)
+            assert [hold.hold_id for hold in held.holds] == ["h"]
+            assert await collect(cluster, held) == 0
+            await cluster.commit([ReleaseHold("h")])
+            free = await plan(cluster, GRACE)
+            assert await collect(cluster, free) == len(free.garbage)
+            return len(held.garbage), len(free.garbage), held.waiting
+
+    held, free, waiting = run(story)
+    assert (held, free > 2, waiting > 0) == (0, True, True)
+
+
+def test_a_hold_that_is_taken_while_a_collection_plans_counts() -> None:
+    """The plan may have read the tables after the backup did."""
+
+    async def story() -> tuple[int, int]:
+        inner = MemoryStore()
+        log = await log_with_garbage(inner)
+        async with closing(log), caring(inner) as cluster, caring(inner) as other:
+            checked_table = cluster.checked_table
+
+            async def meanwhile(topic: Topic) -> Table:
+                await other.commit([TakeHold("h", 1000)])
+                return await checked_table(topic)
+
+            cluster.checked_table = meanwhile  # type: ignore[method-assign]
+            held = await plan(cluster, GRACE)
+            cluster.checked_table = checked_table  # type: ignore[method-assign]
+            await other.commit([ReleaseHold("h")])
+            return len(held.garbage), len((await plan(cluster, GRACE)).garbage)
+
+    held, free = run(story)
+    assert (held, free > 0) == (0, True)
+
+
+def test_a_cluster_of_level_1_needs_an_upgrade(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    root.mkdir()
+    (root / keys.CLUSTER).write_text('{"format": 1, "cluster_id": "c0ffee", "created_ms": 1}')
+    with pytest.raises(InvalidRequest, match="tidelog upgrade"):
+        backed_up(root, tmp_path / "place")
+    assert not list((tmp_path / "place").glob("[a-z]*"))
