@@ -29,7 +29,13 @@ async def differs(
         async for _, whole in reader.batches(key, footer, groups):
             batch = between(whole, at, end)
             for run in partition.tail:
-                if run.base_offset <= at < run.end_offset and batch.num_rows:
+                if not batch.num_rows:
+                    break
+                first = int(batch.column("offset")[0].as_py())
+                if run.base_offset <= first < run.end_offset:
+                    if not partition.is_gone(at, first):
+                        return f"has no record at {at}, where the WAL has one"
+                    at = first
                     count = min(run.end_offset - at, batch.num_rows)
                     body = await ranges.read(run.object_key, run.position, run.size)
                     tail = run.records_of(run.decode(body)).slice(at - run.base_offset, count)
@@ -38,4 +44,4 @@ async def differs(
                     batch, at = batch.slice(count), at + count
     except NotFound:
         return None
-    return None if at >= end else f"has no record at {at}, where the WAL has one"
+    return None if partition.is_gone(at, end) else f"has no record at {at}, where the WAL has one"
