@@ -1,6 +1,7 @@
 """WAL entries: the types of commits and drafts, and the bytes of an entry (FORMAT.md section 3).
 
     magic "TIDEWAL1" | u32 header length | u32 CRC-32C of the header | header | chunks ...
+    from level 2 on: the bytes before the chunks again | u32 their length | magic "TIDEWAL2"
 
 The header (MessagePack) contains the hash of the previous entry, the position and checksum of
 every chunk, and every commit. An entry's hash is that of its header, which contains the chunks'
@@ -16,12 +17,14 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.storage.core import levels
-from tidelog.storage.core.actions import AnyAction, Chunk
+from tidelog.storage.core.actions import AnyAction, Chunk, LoseRecords
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SKEW_MS_MAX, Part
 
 MAGIC = b"TIDEWAL1"
+COPY_MAGIC = b"TIDEWAL2"
+"""At the end of an entry that has a copy of its header behind the chunks."""
 GENESIS = bytes(32)
 """The previous hash in the first entry."""
 
@@ -36,6 +39,7 @@ def draft_header_bytes_max() -> int:
 
 
 _PREFIX = struct.Struct("<8sII")
+_END = struct.Struct("<I8s")
 
 
 class IdempotencyKey(
@@ -137,6 +141,26 @@ def encode_header(entry: Entry) -> tuple[bytes, bytes]:
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
 
 
+def copy_of(entry: Entry, header: bytes) -> list[Part]:
+    """Return what follows the chunks: from level 2 on, a copy of `header`, the bytes before them.
+    One damaged header would end the chain for all readers."""
+    if entry.level == levels.FIRST:
+        return []
+    return [header, _END.pack(len(header), COPY_MAGIC)]
+
+
+def copy_in(body: Part) -> bytes | None:
+    """Return the copy of the bytes before the chunks at the end of a whole object, unverified; None
+    if the object has no such end."""
+    at = len(body) - _END.size
+    if at < 0:
+        return None
+    length, magic = _END.unpack_from(body, at)
+    return (
+        bytes(memoryview(body)[at - length : at]) if magic == COPY_MAGIC and length <= at else None
+    )
+
+
 def header_length(start: Part, key: str) -> int:
     """Return the number of bytes before the chunks. `start` has the object's first 16 or more."""
     if len(start) < _PREFIX.size:
@@ -201,7 +225,10 @@ def _first_level(entry: Entry) -> list[object]:
 
 
 def _exceeds_first_level(entry: Entry) -> bool:
-    return bool(entry.store_ms) or any(commit.principal for commit in entry.commits)
+    return bool(entry.store_ms) or any(
+        commit.principal or any(isinstance(action, LoseRecords) for action in commit.actions)
+        for commit in entry.commits
+    )
 
 
 def _hash(header: bytes) -> bytes:

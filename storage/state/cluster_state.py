@@ -29,6 +29,7 @@ from tidelog.storage.core.actions import (
     DeleteTopic,
     ForgetTopic,
     InitProducer,
+    LoseRecords,
     MoveLogStart,
     ProducerAppend,
     RetireHotLog,
@@ -288,7 +289,11 @@ class ClusterState:
                     if refusal is not None:
                         return refusal
                 return self.committed_offsets.check(action)
-            case Sealed(topic_id, partition, offset) | MoveLogStart(topic_id, partition, offset):
+            case (
+                Sealed(topic_id, partition, offset)
+                | MoveLogStart(topic_id, partition, offset)
+                | LoseRecords(topic_id, partition, _, offset)
+            ):
                 return self._check_offset(topic_id, partition, offset)
             case CreateTopic(name, topic_id, count, configs):
                 if name in self.topics or topic_id in self._by_id:
@@ -367,11 +372,8 @@ class ClusterState:
                 self.members.topic_changed(name, topic_id)
             case AlterTopic(topic_id, changes):
                 topic = self._by_id[topic_id]
-                for name, value in changes.items():
-                    if value is None:
-                        topic.configs.pop(name, None)
-                    else:
-                        topic.configs[name] = value
+                merged = {**topic.configs, **changes}
+                topic.configs = {name: text for name, text in merged.items() if text is not None}
                 self._index(topic)
             case AddPartitions(topic_id, count):
                 topic = self._by_id[topic_id]
@@ -383,6 +385,8 @@ class ClusterState:
                 self.hot_logs.pop(log_id, None)
             case MoveLogStart(topic_id, partition, offset):
                 self._by_id[topic_id].partitions[partition].move_log_start(offset)
+            case LoseRecords(topic_id, partition, first, end):
+                self._by_id[topic_id].partitions[partition].lose(first, end)
             case ForgetTopic(topic_id):
                 self.deleted = [gone for gone in self.deleted if gone.topic_id != topic_id]
             case DeleteGroup(group_id):

@@ -156,8 +156,8 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.tail_bytes = sum(chunk.bytes for chunk in self.tail)
 
     def lose(self, base_offset: int, end_offset: int) -> None:
-        """Give up the records [base_offset, end_offset) of the tail: nothing names their objects
-        any more."""
+        """Give up the records [base_offset, end_offset), as far as they are in the tail: nothing
+        names their objects any more."""
         kept: list[TailChunk] = []
         for chunk in self.tail:
             first, last = max(chunk.base_offset, base_offset), min(chunk.end_offset, end_offset)

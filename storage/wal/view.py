@@ -229,7 +229,8 @@ class WalView:
         key = keys.wal(entry.seq)
         fresh, started = self._freshness.moment, self._freshness.now()
         self.own_entries.add(entry_hash, entry.seq)
-        if not await self._entry_put.put(key, [header, *draft.bodies], entry, entry_hash):
+        parts = [header, *draft.bodies, *entries.copy_of(entry, header)]
+        if not await self._entry_put.put(key, parts, entry, entry_hash):
             return None
         slept = self._freshness.age_s(fresh) > self.view_age_max_s  # the PUT's answer counts
         # If the process was suspended before the PUT arrived, the number may have been collected,
@@ -404,13 +405,18 @@ class WalView:
     async def _follow_to_newest(self, state: ClusterState) -> Moment:
         """Apply all entries after `state`; return a moment at which there were no more. Raises
         Corrupt at a hole. An absent number is not enough to find the end, because entries after a
-        checkpoint may be collected. A listing is: the newest entry is never collected."""
+        checkpoint may be collected. A listing is: the newest entry is never collected. Strays are
+        no hole."""
         while True:
             started = self._freshness.now()
             numbers = await self.chain.numbers_after(state.seq)
             await self._follow(state, lambda decoded: self._apply(state, decoded))
-            if numbers and numbers[-1] > state.seq:
-                raise Corrupt(keys.wal(state.seq + 1), "is missing, but later entries exist")
+            left = [number for number in numbers if number > state.seq]
+            if len(strays := await self.chain.strays([state.seq, *left])) < len(left):
+                why = "is missing, but later entries exist; see tidelog repair --drop-after"
+                raise Corrupt(keys.wal(state.seq + 1), why)
+            for number in strays:
+                log.error("%s is no entry and is passed over: tidelog repair", keys.wal(number))
             if self._freshness.age_s(started) <= self.view_age_max_s:
                 return started
 
@@ -479,6 +485,14 @@ class WalView:
             except BaseException as error:
                 self._freshness.expire()
                 log.critical("bug in %s", type(subscriber).__name__, exc_info=error)
+
+    def begin_checkpoint(self) -> None:
+        """Begin to write a checkpoint of the newest state, if there is none."""
+        self._checkpoints.write_now(self._state.seq, self.checkpoint)
+
+    async def checkpoint_at_end(self) -> None:
+        """Write a checkpoint of the newest state, if there is none. A failure is logged."""
+        await self._checkpoints.write_last(self._state.seq, self.checkpoint)
 
     async def checkpoint(self) -> int:
         state = self.state  # raises after an exception in `apply`: no such state is written
