@@ -90,7 +90,7 @@ def repair(
         if drop_after is not None and yes:
             membership = settings_of(store).log_settings().membership
             return _wal_done(
-                await repair_wal.drop_after(cluster, drop_after, membership), is_done=yes
+                await repair_wal.drop_after(cluster, drop_after, membership), is_done=True
             )
         damage = await repair_wal.damage_of(cluster)
         if damage is not None or drop_after is not None:
@@ -129,10 +129,13 @@ def _wal_done(damage: "WalDamage | None", *, is_done: bool) -> Done:
             show_line("the WAL can be read to its end")
             return
         show_line(f"the WAL can be read up to entry {damage.readable_to}: {damage.why}")
-        show_line(
-            "restore the object from a copy of the store, or give up all entries from there to "
-            f"{damage.newest}: --drop-after {damage.readable_to}"
-        )
+        if is_done:
+            show_line(f"all entries from there to {damage.newest} were given up: start the brokers")
+        else:
+            show_line(
+                "restore the object from a copy of the store, or give up all entries from there to "
+                f"{damage.newest}: --drop-after {damage.readable_to}"
+            )
         rows: list[Row] = [each[:4] for each in damage.lost]
         table("no records are known there", LOST_COLUMNS[:4], rows)
         if damage.unread:
