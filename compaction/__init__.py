@@ -13,8 +13,8 @@ engine          the executor of rewrites: this process
 spark_engine    the executor of rewrites: Spark tasks
 compact         merges small segments, keeps the newest record per key
 collect         deletes objects that nothing names
-ahead           compares a table beyond the sealed end with the tail
 repair          restores or adopts tables in doubt
+repair_wal      drops entries behind damage, gives up lost records, deletes strays
 upgrade         raises the level of the format, when every live broker knows it
 scrub_checks    conditions that hold for a partition and for a segment; pure
 scrub_wal       the chain of the WAL, applied and verified

@@ -1,7 +1,7 @@
 """Repair of the WAL: entries that cannot be read, strays, and damaged records of tails.
 
-- *drop*: nobody can apply an entry behind one that is damaged or missing. All entries from there on
-  are given up, and the WAL continues after a checkpoint of the state before them. A copy of the
+- *drop*: no reader can apply an entry behind one that is damaged or missing. All entries from there
+  on are given up, and the WAL continues after a checkpoint of the state before them. A copy of the
   objects (a backup) is better: it loses nothing.
 - *lost records*: a damaged chunk costs its own records. The WAL names their offsets, readers and
   seals pass over them.

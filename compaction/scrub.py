@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidelog.compaction import scrub_checks
-from tidelog.compaction.ahead import differs
 from tidelog.compaction.garbage import MANIFEST, Grace, topic_of
 from tidelog.compaction.offline import OfflineCluster, topics_of
+from tidelog.compaction.repair import differs
 from tidelog.compaction.scrub_checks import Finding, Kind
 from tidelog.compaction.scrub_wal import Place, scrub_wal
 from tidelog.storage.core import keys

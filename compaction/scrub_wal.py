@@ -78,7 +78,7 @@ async def scrub_wal(
 
 
 async def _seqs(cluster: OfflineCluster, checkpoint: int, findings: list[Finding]) -> list[int]:
-    """Return the numbers of the entries. What else is in `wal/` is a finding, but no damage."""
+    """Return the numbers of the entries. Other objects in `wal/` are findings, but no damage."""
     infos: dict[int, ObjectInfo] = {}
     async for info in cluster.store.list(keys.WAL):
         if (seq := keys.seq_of(info.key)) is not None:

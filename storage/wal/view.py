@@ -389,11 +389,12 @@ class WalView:
             try:
                 fresh = await self._follow_to_newest(state)
                 break
-            except Corrupt:
+            except Corrupt as error:
                 # Either the WAL was collected meanwhile, or a suspended broker's invalid entry has
                 # a collected number: then a newer checkpoint exists. Or the WAL is damaged.
                 if stuck_at == state.seq:
-                    raise
+                    why = f"{error.why}; nothing after entry {state.seq} can be read"
+                    raise Corrupt(error.key, f"{why}: see tidelog repair") from error
                 stuck_at = state.seq
         self._state = state
         self._is_half_applied = False
@@ -413,8 +414,7 @@ class WalView:
             await self._follow(state, lambda decoded: self._apply(state, decoded))
             left = [number for number in numbers if number > state.seq]
             if len(strays := await self.chain.strays([state.seq, *left])) < len(left):
-                why = "is missing, but later entries exist; see tidelog repair --drop-after"
-                raise Corrupt(keys.wal(state.seq + 1), why)
+                raise Corrupt(keys.wal(state.seq + 1), "is missing, but later entries exist")
             for number in strays:
                 log.error("%s is no entry and is passed over: tidelog repair", keys.wal(number))
             if self._freshness.age_s(started) <= self.view_age_max_s:

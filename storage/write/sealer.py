@@ -306,7 +306,7 @@ class Sealer:
                 beyond = min(damage.end_offset, partition.log_start_offset)
                 if not at < beyond < end:
                     raise
-                at = beyond  # nobody reads these records any more
+                at = beyond  # these records are deleted
                 continue
             batches = [piece.batch for piece in taken.pieces]
             upto = min(taken.next_offset, end)

@@ -1,4 +1,4 @@
-"""What one damaged object of the WAL costs, and what a repair does about it (DESIGN 8)."""
+"""Damaged objects of the WAL: which records are lost, and what a repair does (DESIGN 8)."""
 
 import asyncio
 import contextlib
@@ -169,7 +169,7 @@ def test_lost_records_at_the_end_of_a_tail_are_sealed_with_the_next_ones() -> No
     run(main)
 
 
-def test_a_sealer_that_died_after_its_table_commit_is_followed_over_lost_records() -> None:
+def test_a_sealer_killed_after_its_table_commit_is_followed_over_lost_records() -> None:
     async def main() -> None:
         inner = MemoryStore()
         log = await written(inner)
@@ -179,11 +179,11 @@ def test_a_sealer_that_died_after_its_table_commit_is_followed_over_lost_records
         await log.refresh()
         sealer, writer = log.sealer, log.writer
 
-        async def dies(*_: object, **__: object) -> None:
-            raise Unavailable("the process dies here")
+        async def killed(*_: object, **__: object) -> None:
+            raise Unavailable("killed")
 
-        writer.append = dies  # type: ignore[method-assign, assignment]
-        with pytest.raises(Unavailable, match="dies"):
+        writer.append = killed  # type: ignore[method-assign, assignment]
+        with pytest.raises(Unavailable, match="killed"):
             await sealer.seal(log.state.topic("t"))
         await kill(log)
         assert (await scrubbed(inner)).is_whole
@@ -353,7 +353,7 @@ def test_a_broker_that_slept_through_a_drop_commits_nothing(how: str) -> None:
     run(main)
 
 
-def test_a_drop_that_dies_at_any_write_can_be_repeated() -> None:
+def test_a_drop_that_is_killed_at_any_write_can_be_repeated() -> None:
     async def main() -> None:
         for writes in range(1, 6):
             inner = MemoryStore()
@@ -362,7 +362,7 @@ def test_a_drop_that_dies_at_any_write_can_be_repeated() -> None:
             await kill(log)
             await inner.delete([keys.wal(newest - 3), keys.wal(newest - 1)])
             async with caring(inner, report_damage=False) as cluster:
-                if not await dying(cluster, newest - 4, writes):
+                if not await cut_off(cluster, newest - 4, writes):
                     assert writes > 3, "two holes, the new number, the checkpoint"
                     return
             async with caring(inner, report_damage=False) as cluster:
@@ -377,8 +377,8 @@ def test_a_drop_that_dies_at_any_write_can_be_repeated() -> None:
     run(main)
 
 
-async def dying(cluster: OfflineCluster, number: int, writes: int) -> bool:
-    """Whether the process died at that write."""
+async def cut_off(cluster: OfflineCluster, number: int, writes: int) -> bool:
+    """Whether the process was killed at that write."""
     real, left = cluster.store.create, writes
 
     async def create(key: str, parts):
@@ -464,7 +464,7 @@ def test_what_may_be_an_entry_behind_a_hole_is_no_stray(how: str) -> None:
             await inner.delete([keys.wal(newest - 1)])
             if how == "behind an entry":
                 await inner.put(keys.wal(newest + 1), [b""])
-        with pytest.raises(Corrupt, match="--drop-after"):
+        with pytest.raises(Corrupt, match="see tidelog repair"):
             await opened(inner)
         async with caring(inner, report_damage=False) as cluster:
             assert await strays(cluster) == []
