@@ -13,10 +13,10 @@ engine          the executor of rewrites: this process
 spark_engine    the executor of rewrites: Spark tasks
 compact         merges small segments, keeps the newest record per key
 collect         deletes objects that nothing names
-ahead           compares a table beyond the sealed end with the tail
 repair          restores or adopts tables in doubt
 upgrade         the level of the format, raised when every live broker knows it; bounds
 backups         copies of a running cluster, and new clusters from them
+repair_wal      drops entries behind damage, gives up lost records, deletes strays
 scrub_checks    conditions that hold for a partition and for a segment; pure
 scrub_wal       the chain of the WAL, applied and verified
 scrub           checks the invariants on the stored data

@@ -67,7 +67,10 @@ class Garbage(NamedTuple):
 def live_objects(state: ClusterState) -> frozenset[str]:
     """Return the objects that contain chunks of tails."""
     return frozenset(
-        run.object_key for _, _, partition in state.partitions() for run in partition.tail
+        run.object_key
+        for _, _, partition in state.partitions()
+        for run in partition.tail
+        if not run.is_lost
     )
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidelog.compaction import scrub_checks
-from tidelog.compaction.ahead import differs
 from tidelog.compaction.garbage import MANIFEST, Grace, topic_of
 from tidelog.compaction.offline import OfflineCluster, topics_of
+from tidelog.compaction.repair import differs
 from tidelog.compaction.scrub_checks import Finding, Kind
 from tidelog.compaction.scrub_wal import Place, scrub_wal
 from tidelog.storage.core import keys
@@ -29,7 +29,13 @@ from tidelog.storage.io.threads import together
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.partition import Partition, TailChunk
-from tidelog.storage.tables.manifest import SegmentIndex, clean_app_id, removed_paths, sealed_to
+from tidelog.storage.tables.manifest import (
+    SegmentIndex,
+    clean_app_id,
+    lost_app_id,
+    removed_paths,
+    sealed_to,
+)
 
 SEGMENTS_AT_ONCE = 4
 RUNS_AT_ONCE = 16
@@ -164,8 +170,13 @@ class _Scrub:
                 continue
             seal_end = await sealed_to(table, number)
             clean_end = await table.transaction_version(clean_app_id(number)) or 0
+            lost_end = await table.transaction_version(lost_app_id(number)) or 0
             for what in scrub_checks.ranges(
-                index.columns, partition, sealed_to=seal_end, clean_end=clean_end
+                index.columns,
+                partition,
+                sealed_to=seal_end,
+                clean_end=clean_end,
+                lost_end=lost_end,
             ):
                 self._find(Kind.TABLE, where, what)
             files += index
@@ -240,10 +251,17 @@ class _Scrub:
                 self._find(Kind.TAIL, f"{topic.name}-{number}", what)
             for run in partition.tail:
                 self._report.runs += 1
+                if run.is_lost:
+                    self._find_lost(f"{topic.name}-{number}", run)
+                    continue
                 self._report.rows += run.count
                 if (run.object_key, run.position) not in verified:
                     left.append(run)
         await together(*(self._run(run) for run in left))
+
+    def _find_lost(self, where: str, run: TailChunk) -> None:
+        what = f"records {run.base_offset} to {run.end_offset - 1} were given up by a repair"
+        self._report.findings.append(Finding(Kind.LOST, where, what, is_damage=False))
 
     async def _run(self, run: TailChunk) -> None:
         async with self._runs:

@@ -28,6 +28,7 @@ class Kind:
     MISSING = "missing"
     ORPHAN = "orphan"
     FOREIGN = "foreign"
+    LOST = "lost"
 
 
 class Finding(NamedTuple):
@@ -57,10 +58,17 @@ def tail(partition: Partition) -> Iterator[str]:
 
 
 def ranges(
-    columns: SegmentColumns, partition: Partition, *, sealed_to: int, clean_end: int
+    columns: SegmentColumns,
+    partition: Partition,
+    *,
+    sealed_to: int,
+    clean_end: int,
+    lost_end: int = 0,
 ) -> Iterator[str]:
     """Check that the segments hold [log_start_offset, sealed_end), each offset once (I7).
-    `sealed_to` is the end of the table's seals; compaction removed rows only below `clean_end`."""
+    `sealed_to` is the end of the table's seals; compaction removed rows only below `clean_end`.
+    A seal leaves out lost records, of segments that begin below `lost_end`, and damaged ones below
+    the log start."""
     start, end = columns.base_offset, columns.end_offset
     if sealed_to < partition.sealed_end:
         yield f"the WAL is sealed to {partition.sealed_end}, the table only to {sealed_to}"
@@ -73,7 +81,8 @@ def ranges(
             yield f"offsets {partition.log_start_offset} to {start[0]} are in no segment"
     elif partition.log_start_offset < partition.sealed_end:
         yield f"no segment has offsets {partition.log_start_offset} to {partition.sealed_end}"
-    wrong = (columns.rows > end - start) | ((columns.rows < end - start) & (end > clean_end))
+    least = np.where(start < lost_end, 0, end - np.maximum(start, partition.log_start_offset))
+    wrong = (columns.rows > end - start) | ((columns.rows < least) & (end > clean_end))
     for at in np.flatnonzero(wrong | (columns.rows < 1)):
         yield f"{columns.path[int(at)]} has {columns.rows[at]} rows of [{start[at]}, {end[at]})"
 

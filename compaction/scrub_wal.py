@@ -14,10 +14,11 @@ from typing import NamedTuple
 from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.scrub_checks import Finding, Kind
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import keys, levels
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, NotFound
+from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.chain import empty_state
 
@@ -43,17 +44,14 @@ async def scrub_wal(
 ) -> VerifiedWal:
     """Verify the WAL as it is listed now."""
     checkpoints = await _checkpoints(cluster, findings, on_bytes)
-    seqs = [
-        seq
-        async for info in cluster.store.list(keys.WAL)
-        if (seq := keys.seq_of(info.key)) is not None
-    ]
+    seqs = await _seqs(cluster, max(checkpoints, default=0), findings)
     newest = max([*seqs, *checkpoints], default=0)
     first_bounds = cluster.wal.cluster.bounds
     state = _start(cluster, seqs, checkpoints, newest)
     first = state.seq if state is not None else 0
     findings += _holes(seqs, checkpoints, first, newest)
     verified: set[Place] = set()
+    damaged: list[Place] = []
     count = 0
     if state is not None:
         async for seq, body in _bodies(cluster, range(first + 1, newest + 1)):
@@ -63,7 +61,7 @@ async def scrub_wal(
                 count += 1
                 on_bytes(len(body))
                 try:
-                    verified |= _fold(state, seq, body)
+                    _fold(state, seq, body, verified, damaged, findings)
                 except Corrupt as error:
                     findings.append(Finding(Kind.WAL, error.key, str(error)))
                     body = None
@@ -73,7 +71,29 @@ async def scrub_wal(
                     break
                 state = _copy(checkpoints[above], first_bounds)
             _compare(state, checkpoints, findings)
+    tails = () if state is None else state.partitions()
+    named = {(run.object_key, run.position) for *_, held in tails for run in held.tail}
+    findings += [  # the records of the others are sealed, or given up
+        Finding(Kind.WAL, key, f"checksum of the chunk at {at} differs", (key, at) in named)
+        for key, at in damaged
+    ]
     return VerifiedWal(state, frozenset(verified), count, len(checkpoints))
+
+
+async def _seqs(cluster: OfflineCluster, checkpoint: int, findings: list[Finding]) -> list[int]:
+    """Return the numbers of the entries. Other objects in `wal/` are findings, but no damage."""
+    infos: dict[int, ObjectInfo] = {}
+    async for info in cluster.store.list(keys.WAL):
+        if (seq := keys.seq_of(info.key)) is not None:
+            infos[seq] = info
+        else:
+            findings.append(Finding(Kind.FOREIGN, info.key, "is no entry", is_damage=False))
+    above = sorted(seq for seq in infos if seq > checkpoint)
+    for seq in await cluster.wal.chain.strays([checkpoint, *above]):
+        what = "is no entry, and far beyond the chain (tidelog repair --strays)"
+        info = infos.pop(seq)
+        findings.append(Finding(Kind.FOREIGN, info.key, what, is_damage=False, size=info.size))
+    return list(infos)
 
 
 async def _checkpoints(
@@ -143,21 +163,38 @@ async def _bodies(cluster: OfflineCluster, seqs: range) -> AsyncIterator[tuple[i
             yield seq, body
 
 
-def _fold(state: ClusterState, seq: int, body: bytes) -> set[Place]:
-    """Verify every byte of one entry, apply it and return its chunks. Raises Corrupt."""
+def _fold(
+    state: ClusterState,
+    seq: int,
+    body: bytes,
+    verified: set[Place],
+    damaged: list[Place],
+    findings: list[Finding],
+) -> None:
+    """Verify every byte of one entry and apply it; note its verified and its damaged chunks. One
+    damaged copy of the header is a finding. Raises Corrupt if the entry cannot be applied."""
     key = keys.wal(seq)
-    decoded = entries.decode(body, key, seq=seq, previous=state.hash)
-    places: set[Place] = set()
+    copy = entries.copy_in(body)
+    try:
+        decoded = entries.decode(body, key, seq=seq, previous=state.hash)
+        if decoded.entry.level > levels.FIRST and copy != body[: decoded.body_start]:
+            what = "the copy of its header at the end differs"
+            findings.append(Finding(Kind.WAL, key, what))
+    except Corrupt as error:
+        if copy is None:
+            raise
+        decoded = entries.decode(copy, key, seq=seq, previous=state.hash)
+        findings.append(Finding(Kind.WAL, key, f"{error}: its copy at the end is whole"))
     for chunk in decoded.entry.chunks:
         if chunk.data:
             continue
         at = decoded.body_start + chunk.position
         part = memoryview(body)[at : at + chunk.size]
         if len(part) != chunk.size or crc32c(part) != chunk.crc32c:
-            raise Corrupt(key, f"checksum of the chunk at {at} differs")
-        places.add((key, at))
+            damaged.append((key, at))
+        else:
+            verified.add((key, at))
     state.apply(decoded, key)
-    return places
 
 
 def _compare(

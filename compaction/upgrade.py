@@ -57,7 +57,7 @@ async def upgrade(
     before = cluster.state.level
     if before >= level:
         return LevelChange(before, before)
-    old = await _old_brokers(cluster, level, settings)
+    old = await live_brokers(cluster, settings, level)
     if old:
         raise Unavailable(
             f"live brokers do not know level {level} of the format: {', '.join(old)}; upgrade or "
@@ -79,11 +79,11 @@ async def raise_level(wal: WalView, level: int) -> None:
         pass
 
 
-async def _old_brokers(
-    cluster: OfflineCluster, level: int, settings: MembershipSettings
+async def live_brokers(
+    cluster: OfflineCluster, settings: MembershipSettings, level: int = levels.NEWEST + 1
 ) -> list[str]:
-    """Return the names of live brokers that do not know the level. A broker that was killed left
-    its object: only the time without a heartbeat shows it."""
+    """Return the names of live brokers that do not know the level; by default, of all live ones. A
+    broker that was killed left its object: only the time without a heartbeat shows it."""
     tracker = LivenessTracker(settings)
     clock, store = cluster.clock, cluster.store
     until_s = clock.boot_s() + settings.member_timeout_s

@@ -77,6 +77,8 @@ __all__ = [  # the settings of a broker's parts, too
 log = logging.getLogger("tidelog.log")
 
 READY_WAIT_S = 1.0
+CHECKPOINT_STOP_S = 5.0
+"""Longest wait for the checkpoint of a stop; without it, the next start reads more entries."""
 READY_GRACE_S = 10.0
 """A broker stays ready for this time while the store does not answer."""
 LAYOUT_AGE_MAX_S = 30.0
@@ -229,6 +231,7 @@ class Broker(Log):
         self.writer.start()
         await self._recommit(left)
         self._tasks.append(asyncio.create_task(self.poll(), name="tidelog-poll"))
+        self.wal.begin_checkpoint()
         if self.settings.is_sealing:
             run = self.sealer.run(lambda: self.wal.state)
             self._tasks.append(asyncio.create_task(run, name="tidelog-sealer"))
@@ -296,6 +299,9 @@ class Broker(Log):
         if self.membership.me.address:
             await self.membership.leave()
         await self._retire_hot_log()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECKPOINT_STOP_S):
+                await self.wal.checkpoint_at_end()
         await self.wal.close()
         self.sealer.close()
         self.reader.close()

@@ -26,6 +26,7 @@ from tidelog.storage.core.actions import (
     DeleteGroup,
     DeleteTopic,
     InitProducer,
+    LoseRecords,
     ProducerBatch,
 )
 from tidelog.storage.core.chunk import Rows
@@ -438,6 +439,10 @@ class Log:
 
     def on_applied(self, entry: Entry, applied: Applied) -> None:
         """Drop what is held of deleted topics; wake fetches of the entry's partitions."""
+        for commit in entry.commits:
+            for action in commit.actions:
+                if isinstance(action, LoseRecords):  # of a repair: no broker serves them any more
+                    self.tail.forget(action.topic_id, action.partition)
         for topic in applied.deleted:
             self.tail.forget_topic(topic.topic_id)
             self.tables.forget(topic.topic_id)

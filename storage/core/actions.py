@@ -250,6 +250,16 @@ class MoveLogStart(Action, frozen=True, array_like=True, tag="log-start", gc=Fal
     offset: int
 
 
+class LoseRecords(Action, frozen=True, array_like=True, tag="lose-records", gc=False):
+    """The records [base_offset, end_offset) of the tail cannot be read and were given up by an
+    operator: readers and seals pass over them. Of level 2."""
+
+    topic_id: str
+    partition: int
+    base_offset: int
+    end_offset: int
+
+
 class ForgetTopic(Action, frozen=True, array_like=True, tag="forget-topic", gc=False):
     """No object of a deleted topic is left; `apply` drops the topic's `DeletedTopic`."""
 
@@ -325,7 +335,7 @@ class ReleaseHold(Action, frozen=True, array_like=True, tag="release-hold", gc=F
 AccessAction = CreateKey | DeleteKey | CreateAcls | DeleteAcls | SetQuotas
 HoldAction = TakeHold | RenewHold | ReleaseHold
 
-SecondLevelAction = SetBounds | HoldAction
+SecondLevelAction = LoseRecords | SetBounds | HoldAction
 """The actions that level 1 of the format does not have."""
 
 AnyAction = (

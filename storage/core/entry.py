@@ -1,6 +1,7 @@
 """WAL entries: the types of commits and drafts, and the bytes of an entry (FORMAT.md section 3).
 
     magic "TIDEWAL1" | u32 header length | u32 CRC-32C of the header | header | chunks ...
+    from level 2 on: the bytes before the chunks again | u32 their length | magic "TIDEWAL2"
 
 The header (MessagePack) contains the hash of the previous entry, the position and checksum of
 every chunk, and every commit. An entry's hash is that of its header, which contains the chunks'
@@ -22,6 +23,8 @@ from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.core.model import SKEW_MS_MAX, Part
 
 MAGIC = b"TIDEWAL1"
+COPY_MAGIC = b"TIDEWAL2"
+"""At the end of an entry that has a copy of its header behind the chunks."""
 GENESIS = bytes(32)
 """The previous hash in the first entry."""
 
@@ -36,6 +39,7 @@ def draft_header_bytes_max() -> int:
 
 
 _PREFIX = struct.Struct("<8sII")
+_END = struct.Struct("<I8s")
 
 
 class IdempotencyKey(
@@ -136,6 +140,26 @@ def encode_header(entry: Entry) -> tuple[bytes, bytes]:
     header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
     assert len(header) <= HEADER_BYTES_MAX, "no reader accepts so large a header"
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
+
+
+def copy_of(entry: Entry, header: bytes) -> list[Part]:
+    """Return what follows the chunks: from level 2 on, a copy of `header`, the bytes before them.
+    One damaged header would end the chain for all readers."""
+    if entry.level == levels.FIRST:
+        return []
+    return [header, _END.pack(len(header), COPY_MAGIC)]
+
+
+def copy_in(body: Part) -> bytes | None:
+    """Return the copy of the bytes before the chunks at the end of a whole object, unverified; None
+    if the object has no such end."""
+    at = len(body) - _END.size
+    if at < 0:
+        return None
+    length, magic = _END.unpack_from(body, at)
+    return (
+        bytes(memoryview(body)[at - length : at]) if magic == COPY_MAGIC and length <= at else None
+    )
 
 
 def header_length(start: Part, key: str) -> int:

@@ -148,6 +148,25 @@ class Corrupt(LogError):
         self.why = why
 
 
+class DamagedRecords(Corrupt):
+    """Records [offset, end_offset) of a partition's tail whose chunk is damaged or gone. All other
+    records are there."""
+
+    def __init__(
+        self, topic: str, partition: int, offset: int, end_offset: int, of: Corrupt
+    ) -> None:
+        super().__init__(of.key, of.why)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.end_offset = end_offset
+        self.args = (
+            f"{of}: the records at offsets {offset} to {end_offset - 1} of {topic}-{partition} "
+            f"cannot be read, those from {end_offset} on can; restore the object, "
+            "or give the records up with tidelog repair --lost",
+        )
+
+
 class TableInDoubt(Corrupt):
     """A table whose version is not what the log has put into it: damaged, ahead of the WAL, or
     changed by another program. Its topic keeps its tails and its files until a repair."""

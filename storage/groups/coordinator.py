@@ -27,6 +27,7 @@ from tidelog.storage.cluster.liveness import weight
 from tidelog.storage.core.actions import ExpireMember, TakeGroup
 from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import StaleCommit, Unavailable, UnknownMember
+from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.positions import Positions
 from tidelog.storage.io.threads import retrieve_exception
 from tidelog.storage.log import Log
@@ -72,13 +73,15 @@ class Rendezvous:
 class Instance:
     """A coordinator's soft state of a member. `lock` serialises reads, `finding` the search for a
     start position. `sending` is done when the last response arrived or is lost. Setting `waiter`
-    makes a read check again. From `alone_s` on, no other broker serves the member."""
+    makes a read check again. From `alone_s` on, no other broker serves the member. `damaged` are
+    the partitions whose last read met damage."""
 
     heard_s: float
     polled_s: float
     alone_s: float = 0.0
     under_way: int = 0
     turn: int = 0
+    damaged: set[TopicIdPartition] = field(default_factory=set)
     positions: Positions = field(default_factory=Positions)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     finding: asyncio.Lock = field(default_factory=asyncio.Lock)

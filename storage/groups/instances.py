@@ -28,6 +28,7 @@ from tidelog.storage.core.actions import (
     Subscribe,
 )
 from tidelog.storage.core.errors import (
+    Corrupt,
     InvalidRequest,
     LogError,
     NotAssigned,
@@ -319,7 +320,7 @@ class Instances:
                 await self._log.wal.refresh()  # to see every acked record (I3)
                 is_fresh = True
                 continue
-            taken = {one.where for one in portions}
+            taken = {one.where for one in portions} | session.instance.damaged
             await self._wait(session.member, session.instance, taken, deadline)
 
     async def _wait(
@@ -354,9 +355,7 @@ class Instances:
         for where in owned[first:] + owned[:first]:
             topic = self._log.state.topic_of_id(where.topic_id)
             offset = instance.positions.next_of(where)
-            if topic is None or offset is None:
-                continue
-            if offset == topic.partitions[where.partition].high_watermark:
+            if topic is None or offset in {None, topic.partitions[where.partition].high_watermark}:
                 continue
             try:
                 fetched = await self._log.fetch(
@@ -370,9 +369,17 @@ class Instances:
                 continue
             except (UnknownTopic, UnknownPartition):
                 continue  # deleted just now
+            except Corrupt as error:
+                if where not in instance.damaged:
+                    log.error("group %s: %s", session.group.group_id, error)
+                instance.damaged.add(where)
+                if instance.damaged.issuperset(owned):
+                    failure = failure or error
+                continue
             except LogError as error:
                 failure = failure or error
                 continue
+            instance.damaged.discard(where)
             if not fetched.pieces:
                 instance.positions.advance(where, offset, fetched.next_offset)
                 continue
@@ -459,23 +466,18 @@ class Instances:
                     with contextlib.suppress(UnknownMember):
                         await self._log.submit(action)
 
-    # -- small things
-
     def _found(self, pattern: str, principal: str) -> list[str]:
-        names = patterns.matching(pattern, self._log.state.topics)
-        access = self._log.state.access
-        names = [name for name in names if self._may_describe(access, principal, name)]
-        if len(names) > GROUP_TOPICS_MAX:
-            raise InvalidRequest(
-                f"{len(names)} topics match the pattern: {GROUP_TOPICS_MAX} at most"
-            )
-        return names
+        state = self._log.state
+        names = patterns.matching(pattern, state.topics)
+        names = [name for name in names if self._may_describe(state.access, principal, name)]
+        if len(names) <= GROUP_TOPICS_MAX:
+            return names
+        raise InvalidRequest(f"{len(names)} topics match the pattern: {GROUP_TOPICS_MAX} at most")
 
     def _known(self, where: TopicPartition) -> TopicIdPartition | None:
         topic = self._log.state.topics.get(where.topic)
-        if topic is None or not 0 <= where.partition < len(topic.partitions):
-            return None
-        return TopicIdPartition(topic.topic_id, where.partition)
+        is_known = topic is not None and 0 <= where.partition < len(topic.partitions)
+        return TopicIdPartition(topic.topic_id, where.partition) if topic and is_known else None
 
     async def _owned(self, where: TopicPartition) -> TopicIdPartition:
         """Look up the topic's id; before raising, refresh the WAL (I3)."""

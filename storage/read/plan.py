@@ -203,7 +203,7 @@ def tail_slices(
     end = min(given.end, view.high_watermark)
     for chunk in view.tail:
         low, high = max(start, chunk.base_offset), min(end, chunk.end_offset)
-        if low < high and wanted.overlaps(*_times_of(chunk)):
+        if low < high and not chunk.is_lost and wanted.overlaps(*_times_of(chunk)):
             yield TailRange(
                 given.topic, given.partition, topic.is_log_append_time, chunk, low, high, chunk.size
             )

@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
+from tidelog.storage.core.errors import Corrupt, DamagedRecords, NotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
@@ -109,8 +109,9 @@ class Reader:
         """Return committed records from `offset` on: about `bytes_max` bytes of keys and values,
         and at least one record if there is any. `offset` is within the partition's range.
 
-        Raises Corrupt if a needed object does not verify; TableInDoubt if the record at `offset` is
-        in no segment, also if a retention removed it that is newer than this broker's view.
+        Raises Corrupt if the object with the record at `offset` does not verify (DamagedRecords if
+        that is in the tail); TableInDoubt if the record is in no segment, also if a retention
+        removed it that is newer than this broker's view. Records before damage are returned.
         """
         pieces: list[ReadBatch] = []
         budget = bytes_max
@@ -126,7 +127,7 @@ class Reader:
                     break
             else:  # no record is left below `end`: key compaction may have removed the last ones
                 offset = max(offset, end)
-        except TableInDoubt:
+        except Corrupt:
             if not pieces:
                 raise
             # Return the records before it; a read from the next offset raises the error.
@@ -145,7 +146,7 @@ class Reader:
         first = max(sealed_end, start)
         for chunk in tail:
             newest = chunk.append_ms if chunk.append_ms >= 0 else chunk.timestamp_max
-            if newest >= timestamp and chunk.end_offset > first:
+            if newest >= timestamp and chunk.end_offset > first and not chunk.is_lost:
                 base = max(chunk.base_offset, first)
                 batch = (await self._tail_batch(chunk)).slice(base - chunk.base_offset)
                 found = first_at(chunks.with_offsets(batch, base), timestamp)
@@ -185,8 +186,16 @@ class Reader:
                 offset = max(offset, sealed_end)
             else:
                 chunk = partition.tail[partition.tail_index(offset)]
+                if chunk.is_lost:
+                    offset = chunk.end_offset
+                    continue
                 self._read_ahead(partition, offset)
-                whole = await self._tail_batch(chunk)
+                try:
+                    whole = await self._tail_batch(chunk)
+                except Corrupt as error:
+                    raise DamagedRecords(
+                        topic.name, number, chunk.base_offset, chunk.end_offset, error
+                    ) from error
                 self._keep(topic, number, chunk, whole)
                 batch = whole.slice(offset - chunk.base_offset)
                 yield ReadBatch(chunks.with_offsets(batch, offset), chunk.is_json)
@@ -283,7 +292,7 @@ class Reader:
     def _read_ahead(self, partition: Partition, offset: int) -> None:
         first = partition.tail_index(offset)
         for chunk in partition.tail[first : first + READ_AHEAD_CHUNKS]:
-            if not self.chunk_cache.peek((chunk.object_key, chunk.position)):
+            if not (chunk.is_lost or self.chunk_cache.peek((chunk.object_key, chunk.position))):
                 # A failure is dropped: the read that needs the chunk gets the error itself.
                 task = asyncio.ensure_future(self._tail_batch(chunk))
                 task.add_done_callback(retrieve_exception)
@@ -311,7 +320,7 @@ class Reader:
             return
         first = partition.tail_index(end)
         for chunk in partition.tail[max(first, 0) : first + GAP_CHUNKS_MAX]:
-            if chunk.base_offset != end or end >= offset:
+            if chunk.base_offset != end or end >= offset or chunk.is_lost:
                 return
             body = self._announced.get(chunk.object_key, chunk.position, chunk.size, chunk.crc32c)
             if body is None:

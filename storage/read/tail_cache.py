@@ -100,6 +100,10 @@ class TailCache:
         self._pieces.clear()
         self.bytes = 0
 
+    def forget(self, topic_id: str, partition: int) -> None:
+        if (topic_id, partition) in self._pieces:
+            self._drop((topic_id, partition))
+
     def forget_topic(self, topic_id: str) -> None:
         for key in [key for key in self._pieces if key[0] == topic_id]:
             self._drop(key)

@@ -30,6 +30,7 @@ from tidelog.storage.core.actions import (
     ForgetTopic,
     HoldAction,
     InitProducer,
+    LoseRecords,
     MoveLogStart,
     ProducerAppend,
     RetireHotLog,
@@ -283,7 +284,11 @@ class ClusterState:
                     if refusal is not None:
                         return refusal
                 return self.committed_offsets.check(action)
-            case Sealed(topic_id, partition, offset) | MoveLogStart(topic_id, partition, offset):
+            case (
+                Sealed(topic_id, partition, offset)
+                | MoveLogStart(topic_id, partition, offset)
+                | LoseRecords(topic_id, partition, _, offset)
+            ):
                 return self._check_offset(topic_id, partition, offset)
             case CreateTopic(name, topic_id):
                 if name in self.topics or topic_id in self._by_id:
@@ -355,12 +360,15 @@ class ClusterState:
                 self.members.topic_changed(name, topic_id)
             case AlterTopic(topic_id, changes):
                 topic = self._by_id[topic_id]
-                merged = {**topic.configs, **changes}
-                topic.configs = {name: text for name, text in merged.items() if text is not None}
+                topic.configs = {
+                    name: text
+                    for name, text in (topic.configs | changes).items()
+                    if text is not None
+                }
                 self._index(topic)
             case AddPartitions(topic_id, count):
                 topic = self._by_id[topic_id]
-                topic.partitions += [Partition() for _ in range(count - len(topic.partitions))]
+                topic.partitions += [Partition() for _ in range(len(topic.partitions), count)]
                 self.members.topic_changed(topic.name, topic_id)
             case DeleteTopic(topic_id):
                 self._delete(self._by_id.pop(topic_id))
@@ -368,6 +376,8 @@ class ClusterState:
                 self.hot_logs.pop(log_id, None)
             case MoveLogStart(topic_id, partition, offset):
                 self._by_id[topic_id].partitions[partition].move_log_start(offset)
+            case LoseRecords(topic_id, partition, first, end):
+                self._by_id[topic_id].partitions[partition].lose(first, end)
             case SetBounds():
                 self.bounds.set(action, self.elapsed_ms)
             case ForgetTopic(topic_id):

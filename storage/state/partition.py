@@ -12,12 +12,15 @@ from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core.actions import Chunk
 from tidelog.storage.core.model import Part
 
+LOST = "lost"
+"""In place of a codec."""
+
 
 class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     """Consecutive records of the tail in one chunk, and the chunk's place in the store.
 
     `position` counts from the start of object `object_key`. If `append_ms` >= 0, it replaces the
-    records' timestamps.
+    records' timestamps. Lost records have the codec LOST, and no object.
     """
 
     base_offset: int
@@ -69,6 +72,11 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         )
 
     @property
+    def is_lost(self) -> bool:
+        """Whether an operator gave these records up (`LoseRecords`): readers pass over them."""
+        return self.codec == LOST
+
+    @property
     def end_offset(self) -> int:
         return self.base_offset + self.count
 
@@ -76,6 +84,16 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
     def bytes(self) -> int:
         """Return the part of the chunk's bytes that belongs to these records: by number of rows."""
         return self.size * self.count // self.rows
+
+    def part(self, base_offset: int, end_offset: int) -> "TailChunk":
+        """Return the index of [base_offset, end_offset) of these records."""
+        skipped = base_offset - self.base_offset
+        return msgspec.structs.replace(
+            self,
+            base_offset=base_offset,
+            count=end_offset - base_offset,
+            first_row=self.first_row + skipped,
+        )
 
     def decode(self, body: Part) -> pa.RecordBatch:
         """Decode all records of the chunk from its bytes; raises Corrupt with the object's key."""
@@ -137,10 +155,45 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         del self.tail[: max(kept, 0)]
         self.tail_bytes = sum(chunk.bytes for chunk in self.tail)
 
+    def lose(self, base_offset: int, end_offset: int) -> None:
+        """Give up the records [base_offset, end_offset), as far as they are in the tail: nothing
+        names their objects any more."""
+        kept: list[TailChunk] = []
+        for chunk in self.tail:
+            first, last = max(chunk.base_offset, base_offset), min(chunk.end_offset, end_offset)
+            if first >= last:
+                kept.append(chunk)
+                continue
+            if chunk.base_offset < first:
+                kept.append(chunk.part(chunk.base_offset, first))
+            lost = chunk.part(first, last)
+            lost.codec, lost.object_key, lost.size = LOST, "", 0
+            kept.append(lost)
+            if last < chunk.end_offset:
+                kept.append(chunk.part(last, chunk.end_offset))
+        self.tail = kept
+        self.tail_bytes = sum(chunk.bytes for chunk in kept)
+
+    def is_gone(self, base_offset: int, end_offset: int) -> bool:
+        """Return whether no reader gets a record of [base_offset, end_offset): all are below the
+        log start, or lost."""
+        first = max(base_offset, self.log_start_offset)
+        return sum(end - start for start, end in self.lost(first, end_offset)) >= end_offset - first
+
+    def lost(self, base_offset: int, end_offset: int) -> list[tuple[int, int]]:
+        """Return the ranges of [base_offset, end_offset) that are lost, as far as the tail goes."""
+        clipped = (
+            (max(chunk.base_offset, base_offset), min(chunk.end_offset, end_offset))
+            for chunk in self.tail
+            if chunk.is_lost
+        )
+        return [(first, last) for first, last in clipped if first < last]
+
 
 def _continues(last: TailChunk, chunk: TailChunk) -> bool:
     return (
-        last.object_key == chunk.object_key
+        not last.is_lost
+        and last.object_key == chunk.object_key
         and last.position == chunk.position
         and last.first_row + last.count == chunk.first_row
     )

@@ -54,6 +54,12 @@ def clean_app_id(partition: int) -> str:
     return f"clean-{partition}"
 
 
+def lost_app_id(partition: int) -> str:
+    """Return the application id whose version in a table is the end of the newest records that were
+    given up before they were sealed: a segment that begins below it may not have all rows."""
+    return f"lost-{partition}"
+
+
 class Table(Protocol):
     """One topic's manifest, at the version that was last loaded. Safe for concurrent tasks.
 

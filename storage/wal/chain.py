@@ -8,6 +8,7 @@ with the key, or StoreUnfit for `cluster.json`; a newer level raises NewerLevel.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +30,9 @@ log = logging.getLogger("tidelog.wal")
 READ_BYTES = 64 * 1024
 """Size of the first range that `read` gets of an entry. Except for the largest entries, this one
 GET gets the whole header."""
+STRAY_GAP = 100
+"""An object that is no entry, so many numbers beyond the chain, is a stray. Entries are created one
+after the other, so a damaged one has no such gap before it."""
 CHECKPOINT_MAGIC = b"TIDECKP1"
 FOUND_RETRY_S = 0.05
 LISTS_MAX = 5
@@ -155,10 +159,43 @@ class WalObjects:
         key = keys.wal(seq)
         self.counters.gets += 1
         start = await self.store.get_range(key, 0, READ_BYTES)
-        needed = entries.header_length(start, key)
-        if needed > len(start):
-            start += await self.store.get_range(key, len(start), needed - len(start))
-        return entries.decode(start, key, seq=seq, previous=None)
+        try:
+            needed = entries.header_length(start, key)
+            if needed > len(start):
+                start += await self.store.get_range(key, len(start), needed - len(start))
+            return entries.decode(start, key, seq=seq, previous=None)
+        except Corrupt as damage:
+            return await self._read_whole(seq, damage)
+
+    async def _read_whole(self, seq: int, damage: Corrupt) -> Decoded:
+        """Return what `read` does by the copy at the object's end, or raise the damage."""
+        key = keys.wal(seq)
+        copy = entries.copy_in(await self.store.get(key))
+        if copy is None:
+            raise damage
+        try:
+            decoded = entries.decode(copy, key, seq=seq, previous=None)
+        except Corrupt:
+            raise damage from None
+        log.error("%s: the copy at its end is used", damage)
+        return decoded
+
+    async def strays(self, numbers: Sequence[int]) -> list[int]:
+        """Return the last of these ascending WAL numbers as far as they are strays: objects that no
+        process put there as entries, far beyond the chain. The first number is in the chain."""
+        gaps = [at for at in range(1, len(numbers)) if numbers[at] - numbers[at - 1] > STRAY_GAP]
+        found: list[int] = []
+        for first in reversed(gaps):
+            for seq in numbers[first : len(numbers) - len(found)]:
+                try:
+                    await self.read(seq)
+                except Corrupt:
+                    continue
+                except NotFound:
+                    pass  # collected meanwhile: it was an entry
+                return found
+            found = list(numbers[first:])
+        return found
 
     async def find(self, seq: int) -> Decoded | None:
         """Return what `read` does, or None if the number is absent."""

@@ -50,6 +50,21 @@ class Checkpoints:
             self._committed = committed
             self._writing = asyncio.create_task(self._write(write))
 
+    def write_now(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
+        """Let `write` write a checkpoint after entry `seq`, if there is none: at a start and at a
+        stop. Entries that a checkpoint covers may be damaged without harm to the next start."""
+        if seq > self._seq and (self._writing is None or self._writing.done()):
+            self._seq = seq
+            self._writing = asyncio.create_task(self._write(write))
+
+    async def write_last(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
+        """Do as `write_now` does after the checkpoint that is being written; wait for the end."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+        self.write_now(seq, write)
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+
     async def _write(self, write: Callable[[], Awaitable[object]]) -> None:
         with surviving(log, "a checkpoint"):  # until the next one is due
             await write()

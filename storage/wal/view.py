@@ -2,8 +2,7 @@
 
 One request gives order, durability, offsets and atomicity of the whole cluster: create-if-absent
 of the next number. wal.entry_put handles the three outcomes of that request (DESIGN 4), only this
-module the rules for expired views (DESIGN 5) (I1, I5, I6). It uses keys, entries and the state, not
-records.
+module the rules for expired views (DESIGN 5) (I1, I5, I6). It knows no records.
 
 **On a crash**: before the PUT nothing is left; during it an entry or none, and the next reader of
 the WAL sees which; after it the entry. A broker continues from the store alone.
@@ -37,7 +36,7 @@ from tidelog.storage.wal.store_time import StoreTime
 log = logging.getLogger("tidelog.wal")
 
 PREFETCH = 16
-"""Concurrent reads of entries during catch-up; the store's latency limits a cold start over S3."""
+"""Concurrent reads during catch-up; the store's latency limits a cold start over S3."""
 TURN_WAIT_S = 5.0
 """Seconds that a reader with an expired view waits for a blocked commit before it raises."""
 
@@ -234,7 +233,8 @@ class WalView:
         key = keys.wal(entry.seq)
         fresh, started = self._freshness.moment, self._freshness.now()
         self.own_entries.add(entry_hash, entry.seq)
-        if not await self._entry_put.put(key, [header, *draft.bodies], entry, entry_hash):
+        parts = [header, *draft.bodies, *entries.copy_of(entry, header)]
+        if not await self._entry_put.put(key, parts, entry, entry_hash):
             return None
         slept = self._freshness.age_s(fresh) > self.view_age_max_s  # the PUT's answer counts
         # If the process was suspended before the PUT arrived, the number may have been collected,
@@ -252,10 +252,8 @@ class WalView:
     # -- reading
 
     async def ensure_view(self) -> None:
-        """Reload the state if the view has expired; cheap otherwise.
-
-        Raises Unavailable if a commit with an unknown outcome blocks the view.
-        """
+        """Reload the state if the view has expired; cheap otherwise. Raises Unavailable if a commit
+        with an unknown outcome blocks the view."""
         if not self._is_void():
             return
         try:
@@ -393,11 +391,11 @@ class WalView:
             try:
                 fresh = await self._follow_to_newest(state)
                 break
-            except Corrupt:
-                # Either the WAL was collected meanwhile, or a suspended broker's invalid entry has
-                # a collected number: then a newer checkpoint exists. Or the WAL is damaged.
+            except Corrupt as error:
+                # A newer checkpoint exists if the WAL was collected meanwhile. Else it is damaged.
                 if stuck_at == state.seq:
-                    raise
+                    why = f"{error.why}; nothing after entry {state.seq} can be read"
+                    raise Corrupt(error.key, f"{why}: see tidelog repair") from error
                 stuck_at = state.seq
         self._state = state
         self._is_half_applied = False
@@ -408,14 +406,17 @@ class WalView:
 
     async def _follow_to_newest(self, state: ClusterState) -> Moment:
         """Apply all entries after `state`; return a moment at which there were no more. Raises
-        Corrupt at a hole. An absent number is not enough to find the end, because entries after a
-        checkpoint may be collected. A listing is: the newest entry is never collected."""
+        Corrupt at a hole; strays are none. An absent number is not enough to find the end, because
+        entries after a checkpoint may be collected; the newest entry, in a listing, never is."""
         while True:
             started = self._freshness.now()
             numbers = await self.chain.numbers_after(state.seq)
             await self._follow(state, lambda decoded: self._apply(state, decoded))
-            if numbers and numbers[-1] > state.seq:
+            left = [state.seq, *(number for number in numbers if number > state.seq)]
+            if len(strays := await self.chain.strays(left)) < len(left) - 1:
                 raise Corrupt(keys.wal(state.seq + 1), "is missing, but later entries exist")
+            for number in strays:
+                log.error("%s is a stray: see tidelog repair", keys.wal(number))
             if self._freshness.age_s(started) <= _view_age_max_s(state):
                 return started
 
@@ -484,6 +485,14 @@ class WalView:
             except BaseException as error:
                 self._freshness.expire()
                 log.critical("bug in %s", type(subscriber).__name__, exc_info=error)
+
+    def begin_checkpoint(self) -> None:
+        """Begin to write a checkpoint of the newest state, if there is none."""
+        self._checkpoints.write_now(self._state.seq, self.checkpoint)
+
+    async def checkpoint_at_end(self) -> None:
+        """Do what `begin_checkpoint` does, and wait. A failure is logged."""
+        await self._checkpoints.write_last(self._state.seq, self.checkpoint)
 
     async def checkpoint(self) -> int:
         state = self.state  # raises after an exception in `apply`: no such state is written

@@ -17,7 +17,7 @@ is trimmed for files that were committed late, or by another sealer, their objec
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,14 @@ import pyarrow as pa
 
 from tidelog.storage.core import keys, levels, topic_configs
 from tidelog.storage.core.actions import AnyAction, Sealed
-from tidelog.storage.core.errors import Corrupt, LogError, NotFound, TableInDoubt, Unavailable
+from tidelog.storage.core.errors import (
+    Corrupt,
+    DamagedRecords,
+    LogError,
+    NotFound,
+    TableInDoubt,
+    Unavailable,
+)
 from tidelog.storage.core.model import SKEW_MS_MAX, Acks, SegmentFile
 from tidelog.storage.io.object_store import upload
 from tidelog.storage.io.threads import TASK_ENDS, lower_priority, surviving
@@ -37,7 +44,13 @@ from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.tables import segment as segments
 from tidelog.storage.tables.doubt import hole
-from tidelog.storage.tables.manifest import ManifestConflict, Table, clean_app_id, seal_app_id
+from tidelog.storage.tables.manifest import (
+    ManifestConflict,
+    Table,
+    clean_app_id,
+    lost_app_id,
+    seal_app_id,
+)
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.write.hot_segment import AppendRequest
 from tidelog.storage.write.writer import Writer
@@ -45,8 +58,8 @@ from tidelog.storage.write.writer import Writer
 log = logging.getLogger("tidelog.sealer")
 
 ROUNDS_MAX = 64
-"""A topic whose seals fail waits for twice as many rounds each time, up to this number. Each failed
-seal costs the encoding of a tail and a log line."""
+"""A partition whose seals fail waits for twice as many rounds each time, up to this number. Each
+failed seal costs the encoding of a tail and a log line."""
 TAKEOVER_FACTOR = 2
 """A tail that exceeds its limit by this factor is sealed by any broker: its own broker does not.
 Below it, one broker seals, so that the others do not encode and upload for nothing."""
@@ -79,6 +92,20 @@ class SealerCounters:
     failures: int = 0
 
 
+class _Seal(NamedTuple):
+    """The work of one seal: uploaded segments, the transactions of their commit, the actions of the
+    WAL after it, and by partition the damage before which it ended."""
+
+    files: list[SegmentFile]
+    transactions: dict[str, int]
+    actions: list[AnyAction]
+    damage: dict[int, Corrupt]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
 class Sealer:
     """Owned by one event loop. Any number of them may work on one cluster. `owns` returns whether
     this broker seals the tails of a topic id as soon as they are due."""
@@ -101,14 +128,15 @@ class Sealer:
         self._tables = tables
         self._threads = ThreadPoolExecutor(1, "tidelog-seal", initializer=lower_priority)
         self._turn = asyncio.Lock()
-        self._set_aside: dict[str, tuple[int, int]] = {}  # by topic id: failures, rounds left
+        # By topic id and partition: failures, rounds left.
+        self._set_aside: dict[tuple[str, int], tuple[int, int]] = {}
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, state_of: Callable[[], ClusterState]) -> None:
-        """Seal the partitions that are due. Does not return. A topic whose seal fails, for whatever
-        reason, is set aside for a while; the others are sealed."""
+        """Seal the partitions that are due. Does not return. A partition whose seal fails, for
+        whatever reason, is set aside for a while; the others are sealed."""
         while True:
             await asyncio.sleep(self.settings.check_interval_s)
             with surviving(log, "looking for tails to seal"):
@@ -116,33 +144,48 @@ class Sealer:
 
     async def _seal_due(self, state: ClusterState) -> None:
         due = self.due(state)
-        self._set_aside = {key: of for key, of in self._set_aside.items() if key in due}
+        self._set_aside = {
+            key: of for key, of in self._set_aside.items() if key[1] in due.get(key[0], ())
+        }
         for topic_id, numbers in due.items():
             topic = state.topic_of_id(topic_id)
-            failures, rounds = self._set_aside.get(topic_id, (0, 0))
-            if rounds:
-                self._set_aside[topic_id] = failures, rounds - 1
-            elif topic is not None:
-                await self._try(topic, numbers, failures)
+            ready = [number for number in numbers if self._is_turn(topic_id, number)]
+            if ready and topic is not None:
+                await self._try(topic, ready)
 
-    async def _try(self, topic: Topic, numbers: Sequence[int], failures: int) -> None:
+    def _is_turn(self, topic_id: str, number: int) -> bool:
+        failures, rounds = self._set_aside.get((topic_id, number), (0, 0))
+        if rounds:
+            self._set_aside[topic_id, number] = failures, rounds - 1
+        return not rounds
+
+    async def _try(self, topic: Topic, numbers: Sequence[int]) -> None:
+        failed: dict[int, BaseException] = {}
         try:
-            await self.seal(topic, numbers)
+            failed.update((await self._seal(topic, numbers)).damage)
         except TASK_ENDS:
             raise
-        except BaseException as error:  # a panic of deltalake is not an Exception
-            self.counters.failures += 1
-            self._set_aside[topic.topic_id] = failures + 1, min(2**failures, ROUNDS_MAX) - 1
-            is_known = isinstance(error, (LogError, OSError, pa.ArrowException))
+        except BaseException as error:  # noqa: BLE001 - a panic of deltalake; logged below
+            failed = dict.fromkeys(numbers, error)
+        self.counters.failures += bool(failed)
+        told: set[str] = set()
+        for number in numbers:
+            failures, _ = self._set_aside.pop((topic.topic_id, number), (0, 0))
+            if (why := failed.get(number)) is None:
+                continue
+            self._set_aside[topic.topic_id, number] = failures + 1, min(2**failures, ROUNDS_MAX) - 1
+            if str(why) in told:  # one failure of the topic, not of each partition
+                continue
+            told.add(str(why))
+            is_known = isinstance(why, (LogError, OSError, pa.ArrowException))
             log.warning(
-                "sealing %s failed %d times and will be retried: %s",
+                "sealing %s-%d failed %d times and will be retried: %s",
                 topic.name,
+                number,
                 failures + 1,
-                error,
-                exc_info=None if is_known else error,
+                why,
+                exc_info=None if is_known else why,
             )
-        else:
-            self._set_aside.pop(topic.topic_id, None)
 
     def due(self, state: ClusterState) -> dict[str, list[int]]:
         """Return the partitions whose tail is large or old enough, by topic id."""
@@ -159,8 +202,8 @@ class Sealer:
     def _is_due(
         self, state: ClusterState, topic: Topic, partition: Partition, now_ms: int, factor: int = 1
     ) -> bool:
-        if not partition.tail:
-            return False
+        if all(chunk.is_lost for chunk in partition.tail):
+            return False  # lost records are sealed with the next ones
         config = state.config(topic)
         age_ms = now_ms - partition.tail[0].committed_ms
         return (
@@ -174,69 +217,103 @@ class Sealer:
     async def seal(self, topic: Topic, numbers: Sequence[int] | None = None) -> int:
         """Move the tails of these partitions (all when None), as they are now, into the table.
 
-        Returns the number of records sealed. Raises Unavailable, Corrupt, TableInDoubt. A conflict
-        with another sealer is not an error: its work counts, the rest is left for the next round.
+        Returns the number of records sealed. Raises Unavailable, Corrupt, TableInDoubt. Damage of
+        one partition keeps back no other, and is raised when these are sealed. A conflict with
+        another sealer is not an error: its work counts, the rest is left for the next round.
         """
+        wanted = range(len(topic.partitions)) if numbers is None else numbers
+        done = await self._seal(topic, wanted)
+        for error in done.damage.values():
+            raise error
+        return done.rows
+
+    async def _seal(self, topic: Topic, wanted: Sequence[int]) -> _Seal:
+        """Seal each partition up to its end or to damage; raise what concerns the whole topic."""
         async with self._turn:
-            wanted = range(len(topic.partitions)) if numbers is None else numbers
             # Read before the table: a later seal by another sealer, which the view may apply during
             # this seal, must not look like a table that has lost a seal.
             started_s = self.clock.boot_s()
             bases = [topic.partitions[number].sealed_end for number in wanted]
             table = await self._tables.checked(topic)
-            files: list[SegmentFile] = []
-            transactions: dict[str, int] = {}
-            actions: list[AnyAction] = []
+            seal = _Seal([], {}, [], {})
             try:
                 for number, base in zip(wanted, bases, strict=True):
-                    partition = topic.partitions[number]
-                    done = await table.transaction_version(seal_app_id(number)) or 0
-                    if done < base:
-                        raise Corrupt(
-                            f"{topic.prefix}/_delta_log",
-                            f"partition {number} is sealed to {base}, its table only to {done}",
-                        )
-                    if done > base:
-                        if done > partition.sealed_end:
-                            await self._check_there(topic, table, number, base, done)
-                            actions.append(Sealed(topic.topic_id, number, done))
-                    elif partition.high_watermark > base:
-                        end = partition.high_watermark
-                        await self._write(topic, number, base, end, files)
-                        transactions[seal_app_id(number)] = end
-                        actions.append(Sealed(topic.topic_id, number, end))
+                    try:
+                        await self._partition(topic, table, number, base, seal)
+                    except TableInDoubt:
+                        raise
+                    except Corrupt as error:
+                        seal.damage[number] = error
             except Exception:
-                await self._remove(topic, files)
+                await self._remove(topic, seal.files)
                 raise
-            if files:
+            if seal.files:
                 try:
-                    await self._add(topic, table, files, transactions, started_s)
+                    await self._add(topic, table, seal.files, seal.transactions, started_s)
                 except ManifestConflict as conflict:
                     self.counters.conflicts += 1
                     log.info("another sealer was faster on %s: %s", topic.name, conflict)
-                    return 0
-            if actions:
-                await self.writer.append(AppendRequest((), 0, actions=actions), Acks.ALL)
-            rows = sum(file.rows for file in files)
-            self.counters.segments += len(files)
-            self.counters.rows += rows
-            self.counters.bytes += sum(file.size for file in files)
-            return rows
+                    return _Seal([], {}, [], {})
+            if seal.actions:
+                await self.writer.append(AppendRequest((), 0, actions=seal.actions), Acks.ALL)
+            self.counters.segments += len(seal.files)
+            self.counters.rows += seal.rows
+            self.counters.bytes += sum(file.size for file in seal.files)
+            return seal
+
+    async def _partition(
+        self, topic: Topic, table: Table, number: int, base: int, seal: _Seal
+    ) -> None:
+        """Upload the partition's tail from `base` on, and note in `seal` what to commit. Raises
+        Corrupt if the tail is damaged; what lies before the damage is in `seal` then."""
+        partition = topic.partitions[number]
+        done = await table.transaction_version(seal_app_id(number)) or 0
+        if done < base:
+            raise Corrupt(
+                f"{topic.prefix}/_delta_log",
+                f"partition {number} is sealed to {base}, its table only to {done}",
+            )
+        if done > base:
+            if done > partition.sealed_end:
+                await self._check_there(topic, table, number, base, done)
+                seal.actions.append(Sealed(topic.topic_id, number, done))
+            return
+        end = base
+        try:
+            async for file in self._write(topic, number, base, partition.high_watermark):
+                seal.files.append(file)
+                end = file.end_offset
+        finally:
+            if end > base:
+                seal.transactions[seal_app_id(number)] = end
+                if lost := partition.lost(base, end):
+                    seal.transactions[lost_app_id(number)] = lost[-1][1]
+                seal.actions.append(Sealed(topic.topic_id, number, end))
 
     async def _write(
-        self, topic: Topic, number: int, base: int, end: int, files: list[SegmentFile]
-    ) -> None:
-        """Upload [base, end) as one or more segments; add each to `files`. The table does not have
-        them yet."""
+        self, topic: Topic, number: int, base: int, end: int
+    ) -> AsyncIterator[SegmentFile]:
+        """Upload [base, end) as one or more segments, which the table does not have yet. Damaged
+        records below the log start, and lost ones, are in no segment as rows."""
         # Not from the state: the topic may be deleted.
         config = topic_configs.effective(topic.configs)
-        while base < end:
-            taken = await self.reader.read(topic, number, base, config.segment_bytes)
+        partition = topic.partitions[number]
+        at = base
+        while at < end:
+            try:
+                taken = await self.reader.read(topic, number, at, config.segment_bytes)
+            except DamagedRecords as damage:
+                beyond = min(damage.end_offset, partition.log_start_offset)
+                if not at < beyond < end:
+                    raise
+                at = beyond  # these records are deleted
+                continue
             batches = [piece.batch for piece in taken.pieces]
-            surplus = max(taken.next_offset - end, 0)  # committed since the seal began
-            if surplus:
-                batches = _without_last(batches, surplus)
-            upto = taken.next_offset - surplus
+            upto = min(taken.next_offset, end)
+            if upto < taken.next_offset:  # committed since the seal began
+                batches = _without_from(batches, end)
+            if not batches:
+                return  # only lost records are left
             is_json = all(piece.is_json for piece in taken.pieces)
             level = self.writer.wal.state.level
             encode = partial(
@@ -244,14 +321,16 @@ class Sealer:
             )
             loop = asyncio.get_running_loop()
             written = await loop.run_in_executor(self._threads, encode, batches)
-            if (written.base_offset, written.end_offset, written.rows) != (base, upto, upto - base):
+            lost = sum(last - first for first, last in partition.lost(at, upto))
+            is_within = at <= written.base_offset and written.end_offset <= upto
+            if not is_within or written.rows != upto - at - lost:
                 found = f"{written.rows} records of [{written.base_offset}, {written.end_offset})"
-                raise Corrupt(f"{topic.prefix} partition {number}", f"[{base}, {upto}) has {found}")
+                raise Corrupt(f"{topic.prefix} partition {number}", f"[{at}, {upto}) has {found}")
             path = keys.segment(number, base, upto, self.clock.new_id().hex())
             await upload(self.store, f"{topic.prefix}/{path}", [memoryview(written.body)])
             stamps = written.timestamp_min, written.timestamp_max
-            files.append(SegmentFile(path, number, base, upto, written.size, written.rows, *stamps))
-            base = upto
+            yield SegmentFile(path, number, base, upto, written.size, written.rows, *stamps)
+            base = at = upto
 
     async def _add(
         self,
@@ -297,19 +376,25 @@ class Sealer:
 
     async def _is_as_tail(self, topic: Topic, number: int, file: SegmentFile, base: int) -> bool:
         """Whether the records of a segment from `base` on are those of the log."""
+        partition = topic.partitions[number]
         at = max(file.base_offset, base)
         async for batch in self.reader.read_segment(topic, file):
             rows = between(batch, at, file.end_offset)
             while rows.num_rows:
-                taken = await self.reader.read(topic, number, at, COMPARED_BYTES)
+                first = int(rows.column("offset")[0].as_py())
+                if not partition.is_gone(at, first):
+                    return False
+                taken = await self.reader.read(topic, number, first, COMPARED_BYTES)
+                if not taken.pieces:
+                    return False
                 for piece in taken.pieces:
                     count = min(rows.num_rows, piece.batch.num_rows)
                     if not rows.slice(0, count).equals(piece.batch.slice(0, count)):
                         return False
-                    rows, at = rows.slice(count), at + count
-                if not taken.pieces:
-                    return False
-        return at == file.end_offset
+                    if count:
+                        at = int(rows.column("offset")[count - 1].as_py()) + 1
+                        rows = rows.slice(count)
+        return partition.is_gone(at, file.end_offset)
 
     async def _look_for(self, topic: Topic, file: SegmentFile) -> None:
         key = f"{topic.prefix}/{file.path}"
@@ -326,12 +411,7 @@ class Sealer:
             await self.store.delete([f"{topic.prefix}/{file.path}" for file in files])
 
 
-def _without_last(batches: list[pa.RecordBatch], surplus: int) -> list[pa.RecordBatch]:
-    """Drop the last `surplus` rows; offsets of a tail are dense, so rows are offsets."""
-    while surplus and batches:
-        last = batches.pop()
-        if last.num_rows > surplus:
-            batches.append(last.slice(0, last.num_rows - surplus))
-            break
-        surplus -= last.num_rows
-    return batches
+def _without_from(batches: list[pa.RecordBatch], end: int) -> list[pa.RecordBatch]:
+    """Drop the records at offset `end` and later ones."""
+    kept = (between(batch, 0, end) for batch in batches)
+    return [batch for batch in kept if batch.num_rows]

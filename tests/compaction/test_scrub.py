@@ -7,6 +7,7 @@ import pytest
 from tests.support.faults import Fault, FaultyStore, Script
 from tests.support.logs import append, closing
 from tests.support.maintenance import caring, log_with, way_of
+from tests.support.views import flip
 from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
@@ -14,6 +15,7 @@ from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.scrub_checks import Kind
 from tidelog.storage.core import keys
+from tidelog.storage.core.entry import header_length
 from tidelog.storage.core.errors import Corrupt, Unavailable, UnknownTopic
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
@@ -134,7 +136,8 @@ def test_scrub_reports_damage_that_stops_brokers_and_all_other_damage(how: str) 
             key = keys.wal(log.state.seq - 1)
             segment = (await listed(inner, f"{log.state.topic('t').prefix}/"))[1]
             body = await inner.get(key)
-            await inner.put(key, [body[:20], bytes([body[20] ^ 4]), body[21:]])
+            copy = len(body) - 12 - header_length(body, key)
+            await inner.put(key, [flip(flip(body, 20), copy + 20)])
             if how != "flipped":
                 await damage(inner, log, how, key)
             await damage(inner, log, "cut", segment)

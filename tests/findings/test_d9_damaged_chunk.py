@@ -4,14 +4,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
-
 from tests.findings.brokers import broker, ending, given, loop_clock, way
 from tests.support.logs import append
 from tests.support.vloop import run
 from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records
-from tidelog.storage.core.errors import Corrupt, LogError
+from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 
@@ -41,11 +39,6 @@ async def damaged() -> AsyncIterator[tuple[MemoryStore, Log]]:
         yield store, log
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="D9: the first damaged partition ends the seal of the whole topic",
-)
 def test_d9_the_other_partitions_of_the_topic_are_sealed() -> None:
     async def main() -> None:
         async with damaged() as (_, log):
@@ -58,11 +51,6 @@ def test_d9_the_other_partitions_of_the_topic_are_sealed() -> None:
     run(main)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=Corrupt,
-    reason="D9: a seal begins at the end of the last one, also where the log starts later",
-)
 def test_d9_after_delete_records_beyond_the_damage_the_partition_is_sealed() -> None:
     async def main() -> None:
         async with damaged() as (store, log):
@@ -80,11 +68,6 @@ def test_d9_after_delete_records_beyond_the_damage_the_partition_is_sealed() -> 
     run(main)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=Corrupt,
-    reason="D9: a fetch gives nothing of what lies before a damaged chunk",
-)
 def test_d9_a_reader_gets_the_records_before_the_damage() -> None:
     async def main() -> None:
         async with damaged() as (_, log):

@@ -225,7 +225,8 @@ class Making:
             store_ms=START_MS + 77,
         )
         header, _ = entries.encode_header(entry)
-        await self.store.create(keys.wal(entry.seq), [header, *draft.bodies])
+        parts = [header, *draft.bodies, *entries.copy_of(entry, header)]
+        await self.store.create(keys.wal(entry.seq), parts)
         await self.wal.refresh()
 
     async def refer(self) -> None:

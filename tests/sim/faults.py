@@ -32,7 +32,7 @@ CALLS: tuple[tuple[type, str, float], ...] = (
     (HotLog, "_write", 1.0),
     (HotLog, "keep", 1.0),
     (RefusedRequests, "_commit", 1.0),
-    (Sealer, "_write", 1.0),
+    (Sealer, "_partition", 1.0),
     (Sealer, "_add", 1.0),
     (Way, "create", 1.0),
 )

@@ -203,12 +203,10 @@ def _sealed_before_the_table() -> list[Patch]:
 def _seal_a_record_too_many() -> list[Patch]:
     real = Sealer._write
 
-    async def write(self: Sealer, topic: Any, number: int, base: int, end: int, files: Any) -> None:
-        if end - base > 1:
-            await real(self, topic, number, base, end - 1, files)
-            files[-1] = files[-1]._replace(end_offset=end)
-        else:
-            await real(self, topic, number, base, end, files)
+    async def write(self: Sealer, topic: Any, number: int, base: int, end: int) -> Any:
+        last = end - 1 if end - base > 1 else end
+        async for file in real(self, topic, number, base, last):
+            yield file._replace(end_offset=end) if file.end_offset == last else file
 
     return [(Sealer, "_write", write)]
 

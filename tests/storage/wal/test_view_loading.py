@@ -371,8 +371,9 @@ def test_i2_a_broken_chain_is_not_read_past(how: str) -> None:
         body = await inner.get(key)
         if how == "swapped":
             await inner.put(key, [await inner.get(keys.wal(5))])
-        elif how == "damaged":
-            await inner.put(key, [flip(body, 30)])
+        elif how == "damaged":  # in both copies of the header
+            copy = len(body) - 12 - entries.header_length(body, key)
+            await inner.put(key, [flip(flip(body, 30), copy + 30)])
         elif how == "hole":
             await inner.delete([key])
         else:

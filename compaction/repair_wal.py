@@ -1,0 +1,260 @@
+"""Repair of the WAL: entries that cannot be read, strays, and damaged records of tails.
+
+- *drop*: no reader can apply an entry behind one that is damaged or missing. All entries from there
+  on are given up, and the WAL continues after a checkpoint of the state before them. A copy of the
+  objects (a backup) is better: it loses nothing.
+- *lost records*: a damaged chunk costs its own records. The WAL names their offsets, readers and
+  seals pass over them.
+- *strays*: objects in `wal/` that are no entries and far beyond the chain.
+
+A drop overwrites and deletes nothing. First it takes each number up to a new one: a broker that was
+suspended, and has a state from after the damage, finds the next number taken by an entry that does
+not follow, and stops. Then the checkpoint at that number becomes the beginning.
+**On a crash** before the checkpoint: the WAL is as damaged as it was; run the command again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidelog.compaction.offline import OfflineCluster, topics_of
+from tidelog.compaction.upgrade import live_brokers
+from tidelog.storage.cluster.liveness import MembershipSettings
+from tidelog.storage.core import entry as entries
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.actions import Append, LoseRecords
+from tidelog.storage.core.entry import Entry
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, Unavailable
+from tidelog.storage.io.object_store import ObjectInfo
+from tidelog.storage.io.threads import together
+from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.partition import TailChunk
+from tidelog.storage.wal.entry_put import EntryPut
+from tidelog.storage.wal.freshness import Freshness
+
+READS = 2
+"""A chunk is damaged if so many reads of it say so."""
+READS_AT_ONCE = 16
+
+
+class LostRange(NamedTuple):
+    """Records [offset, end_offset) of a partition that cannot be read."""
+
+    topic: str
+    partition: int
+    offset: int
+    end_offset: int
+    why: str
+
+
+class WalDamage(NamedTuple):
+    """Why the entries after `readable_to` cannot be applied, and what they have as far as their
+    headers say: `lost` are at most these records, `unread` entries whose content is not known."""
+
+    readable_to: int
+    newest: int
+    why: str
+    lost: Sequence[LostRange]
+    unread: Sequence[int]
+
+
+async def strays(cluster: OfflineCluster) -> list[ObjectInfo]:
+    """Return the objects in `wal/` that are no entries and are far beyond the chain."""
+    infos = {
+        seq: info
+        async for info in cluster.store.list(keys.WAL)
+        if (seq := keys.seq_of(info.key)) is not None
+    }
+    checkpoints = [info.key async for info in cluster.store.list(keys.CHECKPOINTS)]
+    first = max((keys.seq_of(key) or 0 for key in checkpoints), default=0)
+    numbers = [first, *(seq for seq in sorted(infos) if seq > first)]
+    return [infos[seq] for seq in await cluster.wal.chain.strays(numbers)]
+
+
+async def delete_strays(cluster: OfflineCluster, found: Sequence[ObjectInfo]) -> None:
+    """Delete the strays; they are no entries, so nothing names them. Raises Unavailable."""
+    await cluster.store.delete([info.key for info in found])
+
+
+# -- drop
+
+
+async def damage_of(cluster: OfflineCluster) -> WalDamage | None:
+    """Return where the WAL is damaged; None if it can be read to its end. Raises NewerLevel,
+    StoreUnfit, Unavailable."""
+    found = await _damage(cluster)
+    return None if found is None else found[0]
+
+
+async def drop_after(
+    cluster: OfflineCluster, number: int, settings: MembershipSettings
+) -> WalDamage:
+    """Give up all entries after `number`, which must be the last that can be read; return what they
+    were. Raises InvalidRequest if it is another one; Unavailable if brokers are live by
+    `settings`, or an entry appears meanwhile."""
+    live = await live_brokers(cluster, settings)
+    if live:
+        raise Unavailable(f"brokers are live: stop them first: {', '.join(live)}")
+    found = await _damage(cluster)
+    if found is None:
+        raise InvalidRequest("the WAL can be read to its end: there is no entry to drop")
+    damage, state, numbers = found
+    if number != damage.readable_to:
+        raise InvalidRequest(
+            f"the last entry that can be read is {damage.readable_to}, not {number}: "
+            f"--drop-after {damage.readable_to}"
+        )
+    last = max([*numbers, *await _checkpoint_numbers(cluster)]) + 1
+    previous = state.hash
+    for seq in range(damage.readable_to + 1, last):
+        if seq not in numbers:  # else a process with a newer state could commit at it
+            await _take(cluster, state, seq, cluster.clock.new_id() + cluster.clock.new_id())
+    state.hash = await _take(cluster, state, last, previous)
+    state.seq = last
+    await cluster.wal.chain.write_checkpoint(last, state.encode())
+    try:
+        await cluster.checkpoint(keys.checkpoint(last))
+    except NotFound:
+        raise Unavailable(f"{keys.checkpoint(last)} was not stored: run again") from None
+    return damage
+
+
+async def _damage(
+    cluster: OfflineCluster,
+) -> tuple[WalDamage, ClusterState, frozenset[int]] | None:
+    """Return the damage, the state before it, and all numbers after that state in `wal/`."""
+    chain = cluster.wal.chain
+    state = await chain.newest_checkpoint(cluster.wal.cluster)
+    began_at = state.seq
+    listed = await chain.numbers_after(state.seq)
+    why = "is missing, but later entries exist"
+    try:
+        while True:
+            decoded = await chain.read(state.seq + 1)
+            if decoded.entry.previous != state.hash:
+                why = "does not name the entry before it"
+                break
+            state.apply(decoded, keys.wal(decoded.entry.seq))
+    except NotFound:
+        pass
+    except Corrupt as error:
+        why = error.why
+    left = [seq for seq in listed if seq > state.seq]
+    beyond = await chain.strays([state.seq, *left])
+    left = left[: len(left) - len(beyond)]
+    if not left:
+        return None
+    # Entries after a checkpoint are collected only if there is a newer one: no damage then.
+    if (await chain.newest_checkpoint(cluster.wal.cluster)).seq != began_at:
+        return await _damage(cluster)
+    lost: dict[tuple[str, int], LostRange] = {}
+    unread: list[int] = []
+    for seq in left:
+        try:
+            entry = (await chain.read(seq)).entry
+        except (Corrupt, NotFound):
+            unread.append(seq)
+        else:
+            _count(entry, state, lost)
+    why = f"object {keys.wal(state.seq + 1)} {why}"
+    damage = WalDamage(state.seq, left[-1], why, list(lost.values()), unread)
+    return damage, state, frozenset(left)
+
+
+def _count(entry: Entry, state: ClusterState, lost: dict[tuple[str, int], LostRange]) -> None:
+    for commit in entry.commits:
+        for action in commit.actions:
+            if not isinstance(action, Append) or not 0 <= action.chunk < len(entry.chunks):
+                continue
+            chunk = entry.chunks[action.chunk]
+            where = chunk.topic_id, chunk.partition
+            held = lost.get(where)
+            if held is None:
+                topic = state.topic_of_id(chunk.topic_id)
+                is_known = topic is not None and chunk.partition < len(topic.partitions)
+                name = topic.name if topic else f"topic id {chunk.topic_id}"
+                at = topic.partitions[chunk.partition].high_watermark if topic and is_known else 0
+                held = LostRange(name, chunk.partition, at, at, "dropped")
+            lost[where] = held._replace(end_offset=held.end_offset + action.count)
+
+
+async def _checkpoint_numbers(cluster: OfflineCluster) -> list[int]:
+    found = [keys.seq_of(info.key) async for info in cluster.store.list(keys.CHECKPOINTS)]
+    return [seq for seq in found if seq is not None]
+
+
+async def _take(cluster: OfflineCluster, state: ClusterState, seq: int, previous: bytes) -> bytes:
+    """Create an empty entry at the number; return its hash."""
+    wal, now_ms = cluster.wal, cluster.clock.now_ms()
+    entry = Entry(
+        level=state.level,
+        seq=seq,
+        previous=previous,
+        entry_id=cluster.clock.new_id(),
+        writer=wal.writer,
+        at_ms=max(state.time_ms, now_ms) if state.level == levels.FIRST else now_ms,
+        chunks=[],
+        commits=[],
+        store_ms=0 if state.level == levels.FIRST else cluster.store.seen_ms,
+    )
+    header, entry_hash = entries.encode_header(entry)
+    parts = [header, *entries.copy_of(entry, header)]
+    put = EntryPut(wal.chain, Freshness(cluster.store, cluster.clock), wal.settings.retry_s)
+    if not await put.put(keys.wal(seq), parts, entry, entry_hash):
+        raise Unavailable(
+            f"{keys.wal(seq)} was created meanwhile: stop all brokers, then run again"
+        )
+    return entry_hash
+
+
+# -- records of tails
+
+
+async def lost_records(
+    cluster: OfflineCluster, names: Sequence[str] | None, *, is_dry: bool
+) -> list[LostRange]:
+    """Read the tails of these topics (all if None); return the ranges that cannot be read. Unless
+    `is_dry`, give them up: readers and seals then pass over them.
+
+    Raises UnknownTopic, Unavailable; InvalidRequest if the cluster's level has no such action.
+    """
+    await cluster.refresh()
+    turns = asyncio.Semaphore(READS_AT_ONCE)
+    found: list[LostRange] = []
+    actions: list[LoseRecords] = []
+
+    async def read(name: str, topic_id: str, number: int, first: int, run: TailChunk) -> None:
+        async with turns:
+            if (why := await _why_unreadable(cluster, run)) is not None:
+                found.append(LostRange(name, number, first, run.end_offset, why))
+                actions.append(LoseRecords(topic_id, number, first, run.end_offset))
+
+    reads = [
+        read(topic.name, topic.topic_id, number, max(run.base_offset, partition.sealed_end), run)
+        for topic in topics_of(cluster.state, names)
+        for number, partition in enumerate(topic.partitions)
+        for run in list(partition.tail)
+        if not run.is_lost
+    ]
+    await together(*reads)
+    if actions and not is_dry:
+        if cluster.state.level == levels.FIRST:
+            raise InvalidRequest(
+                "records are given up at level 2 of the format: run tidelog upgrade"
+            )
+        await cluster.commit(actions)
+    return sorted(found)
+
+
+async def _why_unreadable(cluster: OfflineCluster, run: TailChunk) -> str | None:
+    why = None
+    for _ in range(READS):
+        try:
+            run.decode(await cluster.store.get_range(run.object_key, run.position, run.size))
+        except Corrupt as error:
+            why = str(error)
+        except NotFound as error:
+            why = str(error)
+        else:
+            return None
+    return why

@@ -1,0 +1,472 @@
+"""Damaged objects of the WAL: which records are lost, and what a repair does (DESIGN 8)."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pyarrow as pa
+import pytest
+
+from tests.support.instances import joined, read, started
+from tests.support.logs import COLD, append, closing, kill, opened, read_table, store_of
+from tests.support.maintenance import caring
+from tests.support.views import flip
+from tests.support.vloop import run
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.repair_wal import (
+    damage_of,
+    delete_strays,
+    drop_after,
+    lost_records,
+    strays,
+)
+from tidelog.compaction.retention import delete_records
+from tidelog.compaction.scrub import ScrubReport, scrub
+from tidelog.compaction.scrub_checks import Kind
+from tidelog.compaction.upgrade import raise_level
+from tidelog.storage.broker import Broker
+from tidelog.storage.cluster.liveness import MembershipSettings
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.entry import header_length
+from tidelog.storage.core.errors import (
+    Corrupt,
+    DamagedRecords,
+    InvalidRequest,
+    LogError,
+    Unavailable,
+)
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+
+PARTITIONS = 2
+BROKERS = MembershipSettings()
+
+
+async def scrubbed(inner: MemoryStore) -> ScrubReport:
+    async with caring(inner, report_damage=False) as cluster:
+        return await scrub(cluster, None, Grace())
+
+
+async def written(inner: MemoryStore, *, requests: int = 4) -> Broker:
+    """Topic `t` with a tail in each partition: one chunk for each request."""
+    log = await opened(inner, COLD)
+    await log.create_topic("t", PARTITIONS, {})
+    for number in range(requests):
+        for partition in range(PARTITIONS):
+            await append(log, f"a{number}" * 9, f"b{number}" * 9, partition=partition)
+    return log
+
+
+async def spoil_chunk(inner: MemoryStore, log: Log, *numbers: int, partition: int = 0) -> None:
+    for number in numbers:
+        run_ = log.state.partition("t", partition).tail[number]
+        body = await inner.get(run_.object_key)
+        await inner.put(run_.object_key, [flip(body, run_.position + run_.size - 3)])
+
+
+async def spoil_entry(inner: MemoryStore, seq: int) -> None:
+    """Both copies of its header are damaged."""
+    body = await inner.get(keys.wal(seq))
+    copy = len(body) - 12 - header_length(body, keys.wal(seq))
+    await inner.put(keys.wal(seq), [flip(flip(body, 40), copy + 40)])
+
+
+async def offsets(log: Log, partition: int = 0, first: int = 0) -> list[int]:
+    table: pa.Table = await read_table(log, partition=partition, offset=first)
+    return table.column("offset").to_pylist()
+
+
+@asynccontextmanager
+async def fresh(inner: MemoryStore) -> AsyncIterator[Broker]:
+    log = await opened(inner, COLD)
+    async with closing(log):
+        yield log
+
+
+# -- records of tails
+
+
+def test_a_fetch_at_damage_names_the_offsets_and_where_to_go_on() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        async with closing(log):
+            await spoil_chunk(inner, log, 1)
+            for at in (2, 3):
+                with pytest.raises(
+                    DamagedRecords, match=r"offsets 2 to 3 of t-0 .* from 4 on"
+                ) as it:
+                    await log.fetch("t", 0, at, bytes_max=1000)
+                assert (it.value.offset, it.value.end_offset) == (2, 4)
+            assert await offsets(log, first=4) == [4, 5, 6, 7]
+            assert (await log.fetch("t", 0, 0, bytes_max=10_000)).next_offset == 2
+
+    run(main)
+
+
+def test_a_seal_goes_up_to_the_damage_and_after_a_repair_beyond_it() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        async with closing(log):
+            await spoil_chunk(inner, log, 1)
+            for _ in range(2):
+                with pytest.raises(DamagedRecords):
+                    await log.seal("t")
+                ends = [each.sealed_end for each in log.state.topic("t").partitions]
+                assert ends == [2, 8]
+            assert not (await scrubbed(inner)).is_whole
+            async with caring(inner) as cluster:
+                for is_dry in (True, False):
+                    found = await lost_records(cluster, None, is_dry=is_dry)
+                    assert [each[:4] for each in found] == [("t", 0, 2, 4)]
+                assert await lost_records(cluster, None, is_dry=True) == []
+            await log.refresh()
+            assert await offsets(log) == [0, 1, 4, 5, 6, 7]
+            report = await scrubbed(inner)
+            assert report.is_whole
+            assert [each.where for each in report.findings if each.kind == Kind.LOST] == ["t-0"]
+            assert await log.seal("t") == 4
+            assert log.state.partition("t", 0).sealed_end == 8
+            assert await offsets(log) == [0, 1, 4, 5, 6, 7]
+            assert (await scrubbed(inner)).is_whole
+            async with fresh(inner) as other:
+                assert await offsets(other) == [0, 1, 4, 5, 6, 7]
+                assert (await other.fetch("t", 0, 3, bytes_max=1)).next_offset == 5
+
+    run(main)
+
+
+def test_lost_records_at_the_end_of_a_tail_are_sealed_with_the_next_ones() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        async with closing(log):
+            await spoil_chunk(inner, log, 0, 1, 2, 3)
+            async with caring(inner) as cluster:
+                found = await lost_records(cluster, ["t"], is_dry=False)
+            assert [(each.offset, each.end_offset) for each in found] == [
+                (0, 2),
+                (2, 4),
+                (4, 6),
+                (6, 8),
+            ]
+            await log.refresh()
+            fetched = await log.fetch("t", 0, 3, bytes_max=1000)
+            assert (fetched.pieces, fetched.next_offset) == ([], 8)
+            await log.seal("t")
+            assert log.state.partition("t", 0).sealed_end == 0
+            assert not log.sealer.due(log.state)
+            await append(log, "next")
+            await log.seal("t")
+            assert log.state.partition("t", 0).sealed_end == 9
+            assert await offsets(log) == [8]
+            assert (await scrubbed(inner)).is_whole
+
+    run(main)
+
+
+def test_a_sealer_killed_after_its_table_commit_is_followed_over_lost_records() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        await spoil_chunk(inner, log, 1)
+        async with caring(inner) as cluster:
+            await lost_records(cluster, None, is_dry=False)
+        await log.refresh()
+        sealer, writer = log.sealer, log.writer
+
+        async def killed(*_: object, **__: object) -> None:
+            raise Unavailable("killed")
+
+        writer.append = killed  # type: ignore[method-assign, assignment]
+        with pytest.raises(Unavailable, match="killed"):
+            await sealer.seal(log.state.topic("t"))
+        await kill(log)
+        assert (await scrubbed(inner)).is_whole
+        async with fresh(inner) as other:
+            assert other.state.partition("t", 0).sealed_end == 0
+            await other.seal("t")
+            assert other.state.partition("t", 0).sealed_end == 8
+            assert await offsets(other) == [0, 1, 4, 5, 6, 7]
+
+    run(main)
+
+
+def test_damage_below_the_log_start_is_sealed_around() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        async with closing(log):
+            await spoil_chunk(inner, log, 0, 1)
+            async with caring(inner) as cluster:
+                await delete_records(cluster, "t", {0: 5}, is_dry=False)
+            await log.refresh()
+            await log.seal("t")
+            assert log.state.partition("t", 0).sealed_end == 8
+            assert await offsets(log, first=5) == [5, 6, 7]
+            assert (await scrubbed(inner)).is_whole
+
+    run(main)
+
+
+def test_a_broker_that_has_lost_records_in_memory_serves_them_no_more() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await opened(inner)
+        async with closing(log):
+            await log.create_topic("t", PARTITIONS, {})
+            await append(log, "a" * 30)
+            await append(log, "b" * 30)
+            await spoil_chunk(inner, log, 0)
+            async with caring(inner) as cluster:
+                await lost_records(cluster, None, is_dry=False)
+            assert await offsets(log) == [0, 1]
+            await log.refresh()
+            assert await offsets(log) == [1]
+            await log.seal("t")
+            assert log.state.partition("t", 0).sealed_end == 2
+
+    run(main)
+
+
+def test_below_level_2_no_record_is_given_up() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        body = b'{"format":1,"cluster_id":"c0ffee","created_ms":1}'
+        await inner.put(keys.CLUSTER, [body])
+        log = await written(inner)
+        async with closing(log):
+            assert log.state.level == levels.FIRST
+            await spoil_chunk(inner, log, 1)
+            async with caring(inner) as cluster:
+                with pytest.raises(InvalidRequest, match="tidelog upgrade"):
+                    await lost_records(cluster, None, is_dry=False)
+                await raise_level(cluster.wal, 2)
+                await lost_records(cluster, None, is_dry=False)
+            await log.refresh()
+            assert await offsets(log) == [0, 1, 4, 5, 6, 7]
+
+    run(main)
+
+
+def test_damage_in_one_partition_of_a_member_does_not_fail_its_reads() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        async with closing(log):
+            await spoil_chunk(inner, log, 1)
+            consumers = await started(log)
+            await joined(consumers, "x")
+            got: list[str] = []
+            for number in range(6):
+                got += await read(consumers, "x", bytes_max=20)
+                await append(log, f"n{number}", partition=1)
+                got += await read(consumers, "x", wait_s=1.0)
+            assert {f"n{number}" for number in range(6)} <= set(got)
+            assert "a1" * 9 in got, "of the other partition"
+            assert got.count("a0" * 9) == 2, "what lies before the damage"
+            assert "a2" * 9 in got
+            assert got.count("a2" * 9) == 1, "what lies behind it waits"
+            async with caring(inner) as cluster:
+                await lost_records(cluster, None, is_dry=False)
+            await log.refresh()
+            assert (await read(consumers, "x")).count("a2" * 9) == 1
+            await consumers.close()
+
+    run(main)
+
+
+# -- entries
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing", "two of them"])
+def test_a_drop_continues_after_the_last_readable_entry(how: str) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        newest = log.state.seq
+        await kill(log)
+        for seq in (newest - 2, newest) if how == "two of them" else (newest - 2,):
+            await (inner.delete([keys.wal(seq)]) if how == "missing" else spoil_entry(inner, seq))
+        with pytest.raises(Corrupt):
+            await opened(inner)
+        async with caring(inner, report_damage=False) as cluster:
+            damage = await damage_of(cluster)
+            assert damage is not None
+            assert (damage.readable_to, damage.newest) == (newest - 3, newest)
+            unread = {"damaged": [7], "missing": [], "two of them": [7, 9]}[how]
+            assert damage.unread == unread
+            assert damage.lost[0][:4] == ("t", 0, 6, 8), "of entry 8, which can be read"
+            for wrong in (newest - 4, newest - 2):
+                with pytest.raises(InvalidRequest, match=f"--drop-after {newest - 3}"):
+                    await drop_after(cluster, wrong, BROKERS)
+            dropped = await drop_after(cluster, newest - 3, BROKERS)
+            assert dropped == damage
+            assert await damage_of(cluster) is None
+            with pytest.raises(InvalidRequest, match="can be read to its end"):
+                await drop_after(cluster, newest - 3, BROKERS)
+        async with fresh(inner) as other:
+            assert [len(await offsets(other, number)) for number in range(PARTITIONS)] == [6, 4]
+            await append(other, "again")
+            assert await offsets(other) == list(range(7))
+        async with fresh(inner) as other:
+            assert await offsets(other) == list(range(7))
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing"])
+def test_a_broker_that_slept_through_a_drop_commits_nothing(how: str) -> None:
+    """It has applied what was dropped. The number after its newest entry is taken."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        sleeper = await written(inner)
+        half = await opened(inner)  # a view from the middle
+        newest = sleeper.state.seq
+        await asyncio.sleep(0.1)
+        await inner.delete([key for key in inner._objects if key.startswith(keys.CHECKPOINTS)])
+        async with closing(half):
+            await append(sleeper, "last")
+            seq = sleeper.state.seq
+            if how == "missing":
+                await inner.delete([keys.wal(newest)])
+            else:
+                await spoil_entry(inner, newest)
+            async with caring(inner, report_damage=False) as cluster:
+                await drop_after(cluster, newest - 1, BROKERS)
+            before = {key for key in inner._objects if key.startswith(keys.WAL)}
+            for log in (sleeper, half):
+                with pytest.raises(LogError):
+                    await append(log, "of another history")
+            assert {key for key in inner._objects if key.startswith(keys.WAL)} == before
+            assert seq == newest + 1
+            async with fresh(inner) as other:
+                assert await offsets(other) == list(range(8))
+                assert await offsets(other, 1) == list(range(6))
+            await kill(sleeper)
+
+    run(main)
+
+
+def test_a_drop_that_is_killed_at_any_write_can_be_repeated() -> None:
+    async def main() -> None:
+        for writes in range(1, 6):
+            inner = MemoryStore()
+            log = await written(inner)
+            newest = log.state.seq
+            await kill(log)
+            await inner.delete([keys.wal(newest - 3), keys.wal(newest - 1)])
+            async with caring(inner, report_damage=False) as cluster:
+                if not await cut_off(cluster, newest - 4, writes):
+                    assert writes > 3, "two holes, the new number, the checkpoint"
+                    return
+            async with caring(inner, report_damage=False) as cluster:
+                if await damage_of(cluster) is not None:
+                    await drop_after(cluster, newest - 4, BROKERS)
+            async with fresh(inner) as other:
+                assert await offsets(other) == list(range(4))
+                await append(other, "again")
+                assert await offsets(other) == list(range(5))
+        raise AssertionError("it never came to its end")
+
+    run(main)
+
+
+async def cut_off(cluster: OfflineCluster, number: int, writes: int) -> bool:
+    """Whether the process was killed at that write."""
+    real, left = cluster.store.create, writes
+
+    async def create(key: str, parts):
+        nonlocal left
+        left -= 1
+        if not left:
+            raise asyncio.CancelledError
+        return await real(key, parts)
+
+    cluster.store.create = create  # type: ignore[method-assign]
+    with contextlib.suppress(asyncio.CancelledError):
+        await drop_after(cluster, number, BROKERS)
+    return left <= 0
+
+
+def test_no_drop_while_a_broker_is_live() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        newest = log.state.seq
+        await kill(log)
+        await spoil_entry(inner, newest)
+
+        async def beats() -> None:
+            for number in itertools.count():
+                await inner.put(keys.broker("x"), [b"{}" + b" " * number])
+                await asyncio.sleep(1)
+
+        beating = asyncio.create_task(beats())
+        wal = {key for key in inner._objects if key.startswith(keys.WAL)}
+        async with caring(inner, report_damage=False) as cluster:
+            with pytest.raises(Unavailable, match="live"):
+                await drop_after(cluster, newest - 1, BROKERS)
+            assert {key for key in inner._objects if key.startswith(keys.WAL)} == wal
+            beating.cancel()
+            await drop_after(cluster, newest - 1, BROKERS)  # its object is left, as after a kill
+
+    run(main)
+
+
+# -- strays
+
+
+@pytest.mark.parametrize("body", [b"", b"TIDEWAL1 and then something else"])
+def test_a_stray_is_passed_over_and_named_and_deleted(body: bytes) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        async with closing(log):
+            stray = keys.wal(log.state.seq + 1000)
+            await inner.put(stray, [body])
+            await inner.put("wal/notes.txt", [body])
+            async with fresh(inner) as other:
+                await append(other, "after")
+                assert other.state.partition("t", 0).high_watermark == 9
+            report = await scrubbed(inner)
+            assert report.is_whole
+            assert {each.where for each in report.findings} == {stray, "wal/notes.txt"}
+            async with caring(inner) as cluster:
+                found = await strays(cluster)
+                assert [each.key for each in found] == [stray]
+                await delete_strays(cluster, found)
+                assert await strays(cluster) == []
+            assert stray not in inner._objects
+            assert store_of(log) is log.store
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["near", "an entry", "behind an entry"])
+def test_what_may_be_an_entry_behind_a_hole_is_no_stray(how: str) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        newest = log.state.seq
+        await kill(log)
+        body = await inner.get(keys.wal(newest))
+        await inner.delete([keys.wal(newest)])
+        if how == "near":
+            await inner.put(keys.wal(newest + 99), [b""])
+        else:
+            await inner.put(keys.wal(newest), [body])
+            await inner.delete([keys.wal(newest - 1)])
+            if how == "behind an entry":
+                await inner.put(keys.wal(newest + 1), [b""])
+        with pytest.raises(Corrupt, match="see tidelog repair"):
+            await opened(inner)
+        async with caring(inner, report_damage=False) as cluster:
+            assert await strays(cluster) == []
+
+    run(main)
