@@ -209,7 +209,7 @@ def _why(error: httpx.RequestError) -> str:
                     "--server or TIDELOG_URL"
                 )
             case socket.gaierror():
-                return f"no such host ({cause.strerror})"
+                return f"the name of the host gives no address ({cause.strerror})"
             case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):
                 return "no route to this host"
             case _:

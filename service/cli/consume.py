@@ -131,8 +131,9 @@ class Consumer:
         return start, min(end, high)
 
     def warn_beyond(self, ranges: Sequence[_Range]) -> None:
-        """Say where the topic ends, if it ends before the start of every range."""
-        if ranges and len(self._ends) == len(ranges):
+        """Say where the topic ends, if it ends before the start of every range. With --follow, the
+        broker's refusal says it."""
+        if ranges and len(self._ends) == len(ranges) and not self._options.follow:
             ends = [f"partition {number} at {end}" for number, end in sorted(self._ends.items())]
             more = ", ..." if len(ends) > ENDS_SHOWN else ""
             warn(

@@ -34,7 +34,7 @@ def test_every_setting_is_a_flag_of_serve() -> None:
 
 def test_the_command_line_loads_nothing_that_is_slow() -> None:
     slow = ["deltalake", "fastapi", "httpx", "numpy", "pandas", "pyarrow", "pyspark", "uvicorn"]
-    code = f"import sys, service.cli; print(sorted(set({slow}) & set(sys.modules)))"
+    code = f"import sys, tidelog.service.cli.main; print(sorted(set({slow}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout.decode().strip() == "[]"
 

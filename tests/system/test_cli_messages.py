@@ -5,6 +5,7 @@ The commands run in this process, most of them without a broker.
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,8 @@ import pytest
 from tests.support.broker import Broker
 from tests.support.ports import free_port
 from tidelog.service.cli import main as cli
+from tidelog.service.cli.client import Client
+from tidelog.service.cli.results import NotReachable
 
 
 class Said(NamedTuple):
@@ -187,6 +190,20 @@ def test_https_to_a_server_without_tls(tidelog: Command, other_server: str) -> N
     assert said.line.endswith(f"{other_server}: the server does not speak TLS: use http://")
 
 
+def test_a_host_without_an_address(tidelog: Command) -> None:
+    said = tidelog("status", server="http://nosuchhost.invalid")
+    assert said.status == 3
+    assert "the name of the host gives no address" in said.line
+
+
+async def test_a_server_that_accepts_and_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with Client(url) as client:
+            with pytest.raises(NotReachable, match=f"^cannot reach {url}: no response in time$"):
+                await client.get("/v3/clusters", answer_s=0.05)
+
+
 def test_a_url_below_which_nothing_is(tidelog: Command, other_server: str, broker: Broker) -> None:
     for url in (f"http://{other_server}", f"{broker.base_url}/nope"):
         said = tidelog("topics", "describe", "a", server=url)
@@ -286,6 +303,9 @@ def test_consume_from_beyond_the_end_says_where_the_end_is(
     ends = f"no record from offset 99999 on: {topic} ends before it (partition 0 at 2)"
     assert said == (0, "", ends)
     assert tidelog("consume", topic, "--from", "2") == (0, "", "")
+    said = tidelog("consume", topic, "--from", "99999", "--follow")
+    assert (said.status, said.out) == (1, "")
+    assert "offset 99999 is out of range" in said.line
 
 
 def test_consume_from_beyond_the_end_of_one_partition_says_nothing(
