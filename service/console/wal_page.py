@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import keys
 from tidelog.storage.core.entry import Entry
+from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.io.object_store import ObjectInfo
 
 ENTRIES_SHOWN = 25
@@ -63,7 +64,10 @@ class WalPage:
         known = self._known.get(seq)
         if known is not None:
             return known
-        entry = await self._log.read_entry(seq)
+        try:
+            entry = await self._log.read_entry(seq)
+        except Corrupt:
+            return None  # a stray
         if entry is None:
             return None  # deleted by collection since the listing
         self._known[seq] = _shown(entry, info.size)
