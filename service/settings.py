@@ -304,14 +304,9 @@ class Settings:
                 f"broker_heartbeat_interval_ms ({self.broker_heartbeat_interval_ms})"
             )
         if self.workers > 1 and (self.peer_port or self.peer_address or self.broker_id):
-            raise BadSettings(
-                "each worker is a broker: with workers above 1, remove peer_port, peer_address and "
-                "broker_id"
-            )
+            raise BadSettings("workers above 1: remove peer_port, peer_address and broker_id")
         if self.workers > 1 and self.store.startswith("memory:"):
-            raise BadSettings(
-                "workers above 1 need a store that they share: memory:// belongs to one process"
-            )
+            raise BadSettings("workers above 1 need a store to share: memory:// is of one process")
         if self.workers > 1 and self.port == 0:
             raise BadSettings("workers above 1 share one port: set port, not 0")
         if self.request_bytes_max > self.buffer_bytes_max:

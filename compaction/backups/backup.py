@@ -64,6 +64,7 @@ from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.delta_json import removed_of
 from tidelog.storage.tables.doubt import doubt_of
 from tidelog.storage.tables.manifest import ManifestVersion
+from tidelog.storage.wal.chain import empty_state
 
 T = TypeVar("T")
 
@@ -188,7 +189,7 @@ class _Copy:
         loaded = await self._load_tables()
         await cluster.commit([RenewHold(self.hold_id, HOLD_MS)])  # it is the newest entry
         moment = cluster.state.encode()
-        state = ClusterState.decode(moment, keys.CHECKPOINTS)
+        state = ClusterState.decode(moment, keys.CHECKPOINTS, cluster.wal.cluster.bounds)
         since_ms = 0 if base is None else base.time_ms
         tables = [
             await self._table(topic, loaded.get(topic.topic_id), since_ms)
@@ -225,7 +226,7 @@ class _Copy:
         manifest. Raises Corrupt if the entries do not make that state."""
         cluster, store = self.cluster, self.cluster.store
         identity = cluster.wal.cluster
-        applied = ClusterState(identity.cluster_id, identity.format)
+        applied = empty_state(identity)
         first = 0
         if base is not None:
             applied, first = base, base.seq

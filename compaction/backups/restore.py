@@ -44,7 +44,7 @@ from tidelog.storage.state.holds import Holds
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.doubt import doubt_of
 from tidelog.storage.tables.manifest import ManifestVersion
-from tidelog.storage.wal.chain import CHECKPOINT_MAGIC, decode_checkpoint
+from tidelog.storage.wal.chain import CHECKPOINT_MAGIC, decode_checkpoint, empty_state
 
 Progress = Callable[[int], None]
 
@@ -141,11 +141,11 @@ class _Restore:
         """Return the state after the last entry before the first that is later than `at_ms`."""
         manifest = self._manifest
         identity = manifest.cluster
-        state = ClusterState(identity.cluster_id, identity.format)
+        state = empty_state(identity)
         if manifest.base:
             key = keys.checkpoint(manifest.base)
             body = await read_object(self._place, self._object(key))
-            state = decode_checkpoint(body, key, identity.cluster_id)
+            state = decode_checkpoint(body, key, identity.cluster_id, identity.bounds)
         wanted = [self._object(keys.wal(seq)) for seq in range(state.seq + 1, manifest.seq + 1)]
         for some in batches(ObjectInfo(each.key, each.size, 0) for each in wanted):
             bodies = await together(

@@ -449,6 +449,7 @@ class ClusterState:
             self.access.kept(),
             self.elapsed.kept() if self.level > levels.FIRST else None,
             self.bounds.kept() if self.level > levels.FIRST else None,
+            list(self.holds),
         )
         elements = list(msgspec.structs.astuple(snapshot))
         while self.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
@@ -465,11 +466,11 @@ class ClusterState:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(key, f"checkpoint does not decode: {error}") from error
         is_first = snapshot.level == levels.FIRST
-        if (snapshot.elapsed is None) != is_first or (is_first and snapshot.holds):
-            raise Corrupt(
-                key, "elapsed time is of level 2, and of each checkpoint of it; so are holds"
-            )
-        state = cls(snapshot.cluster_id, snapshot.level)
+        if any((part is None) != is_first for part in (snapshot.elapsed, snapshot.bounds)):
+            raise Corrupt(key, "elapsed time and bounds are of each checkpoint from level 2 on")
+        if is_first and snapshot.holds:
+            raise Corrupt(key, "holds are of checkpoints from level 2 on")
+        state = cls(snapshot.cluster_id, snapshot.level, bounds)
         state.seq = snapshot.seq
         state.hash = snapshot.hash
         state.time_ms = snapshot.time_ms
@@ -480,6 +481,7 @@ class ClusterState:
         state.access = Access(snapshot.access)
         state.elapsed.load(snapshot.elapsed)
         state.bounds.load(snapshot.bounds)
+        state.holds = Holds(snapshot.holds)
         for topic in snapshot.topics:
             state._index(topic)
         state.members.load(snapshot.members)

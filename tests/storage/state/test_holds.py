@@ -86,7 +86,7 @@ def test_level_1_has_no_holds() -> None:
         entries.decode(body, "k", seq=1, previous=None)
     state = ClusterState("c", levels.FIRST)
     assert len(msgspec.msgpack.decode(state.encode())) == 9
-    elements = [*msgspec.msgpack.decode(state.encode()), None, None, None, [], None, None]
+    elements = [*msgspec.msgpack.decode(state.encode()), None, None, None, [], None, None, None]
     with pytest.raises(Corrupt, match="holds"):
         ClusterState.decode(msgspec.msgpack.encode([*elements, [["a", 1, 2]]]), "k")
 
