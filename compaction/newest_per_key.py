@@ -6,7 +6,8 @@ number of distinct keys, not with the length of the log. `add` collects new rows
 many bytes as the known rows. The known rows are the result of the last grouping: one row for each
 key. Then it groups both together. So all groupings together have at most about twice as many rows
 as the log. If the keys do not fit in memory, the caller either divides them into shares and reads
-the log once for each share, or takes the ranks of the keys so far and goes on.
+the log once for each share, or calls `take_ranks`, which returns the result so far as a table of
+RANKS and empties the aggregation, and continues.
 
 To group a million keys takes ten times as long per key as to group 20,000, which fit in the
 processor's cache. So a hash first divides the records of each block into buckets, on any number of

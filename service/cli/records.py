@@ -97,7 +97,7 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
     ] = None,
     acks: Annotated[
         AcksName,
-        typer.Option(help="all: in the object store; 1: on the broker's disk; 0: received"),
+        typer.Option(help="all: in the object store; 1: on the broker's disk; 0: validated"),
     ] = AcksName.ALL,
     batch_records: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="maximum records of a request")
@@ -183,8 +183,8 @@ def consume(  # noqa: PLR0913 - as above
         typer.Option(
             "--until",
             metavar="POSITION",
-            help="first position not printed: end (at the start of the command), an offset, or @ "
-            "and an ISO time",
+            help="stop before this position: end (the end offset when the command starts), an "
+            "offset, or @ and an ISO time",
         ),
     ] = "end",
     count: Annotated[

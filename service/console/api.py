@@ -228,7 +228,7 @@ class ConfigDoc(BaseModel):
 
 
 async def list_topic_summaries(log: FreshLog, rights: Rights) -> list[TopicSummary]:
-    """Every topic that may be described with its size, as far as the WAL says it."""
+    """The topics that the caller may describe. Each has its size, as far as the WAL knows it."""
     now_ms = log.clock.now_ms()
     ordered = sorted(log.state.topics.values(), key=lambda topic: topic.name)
     shown = [topic for topic in ordered if rights.may(DESCRIBE, TOPIC, topic.name)]

@@ -233,7 +233,8 @@ def _check_headers(column: Any) -> None:
 
 
 def _octets(column: Any, budget: _DecodeBudget) -> Any:
-    """Return a column of the same values whose cast to strings or binary needs no more memory."""
+    """Return the values in a form that Arrow can cast to strings or binary. Take the memory of the
+    cast from the budget first."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return _octets(column.storage, budget)

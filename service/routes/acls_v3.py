@@ -188,8 +188,8 @@ async def delete_acls(
     make: Resources,
     rights: Rights,
 ) -> DeletedAcls:
-    """Delete the ACLs that match a filter. 400 unless the request has its four words; ANY is
-    one."""
+    """Delete the ACLs that match a filter. `resource_type`, `pattern_type`, `operation` and
+    `permission` are required, else 400. Each may be ANY."""
     found = [acl for acl in broker.state.access.acls if wanted.matches(acl)]
     if found:
         await decided(broker.change_access(DeleteAcls(found)))

@@ -187,7 +187,8 @@ ROUTES = (
         ConsumerHandlers.committed,
         _NOT_FOUND,
         summary="The committed offsets of the group",
-        text="Of a body `{partitions}`, or of `?topic=&partition=`, repeated; else of all "
+        text="Returns the committed offsets of the partitions in the body `{partitions}` or in "
+        "`?topic=&partition=` (repeatable); without either, of all "
         "partitions that the instance reads. -1: no committed offset.",
         answers=_OK,
     ),

@@ -396,7 +396,7 @@ _DOC = RouteDoc(
     },
     tag="records",
     summary="Fetch records",
-    text="From an offset on, of both tiers, without a consumer instance.",
+    text="Returns records from an offset on, from the tail and the table. Needs no instance.",
     parameters=(
         Parameter(
             "offset",

@@ -437,7 +437,8 @@ ROUTES = (
         _DOC._replace(
             summary="Produce records",
             text="The partition of a record is its `partition`, else it follows from its key "
-            "(murmur2), else the records go to one partition in turn.",
+            "(murmur2). Else the broker chooses: about 16 KiB of a request's records go to one "
+            "partition, the next ones to the next.",
         ),
         is_ack=True,
     ),

@@ -194,7 +194,7 @@ async def get_partition_offsets(
 
 
 async def list_replicas(partition_id: PartitionId, context: PathTopic) -> ReplicaList:
-    """The one replica, on the logical broker."""
+    """A partition has one replica, which the API shows on broker 1."""
     name, number = context.topic.name, partition_number(context.topic, partition_id)
     return ReplicaList(
         metadata=context.make.listed("topics", name, "partitions", number, "replicas"),

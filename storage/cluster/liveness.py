@@ -22,8 +22,9 @@ GAP_FACTOR = 2.0
 
 
 class Member(msgspec.Struct, frozen=True):
-    """`brokers/<id>.json`. `id` is random, one per process; `name` is for people. A peer must send
-    `token` to `address`: a process that can read the bucket can act as a broker."""
+    """`brokers/<id>.json`. `id` is random, one per process; `name` is for people. A request
+    to `address` must carry `token`. Every process that can read the bucket can read the token, and
+    so can act as a broker."""
 
     id: str
     name: str

@@ -382,7 +382,8 @@ def _is_definite(error: sdk.ClientError) -> bool:
 
 
 def _is_denied(error: sdk.ClientError) -> bool:
-    """Return whether rights are missing, which may have been granted seconds ago."""
+    """Return whether the store denies access. A new permission takes effect after some seconds, so
+    a retry may succeed."""
     status, code = _answer(error)
     return status == 403 and _ADVICE.get(code) is not _CREDENTIALS
 

@@ -11,7 +11,6 @@ broker (I4).
     group_members      membership, generations, assignment
     assignors          range, round robin and sticky assignment
     committed_offsets  committed offsets of consumer groups
-    elapsed            elapsed time, by the clocks of the writers
     access             API keys, ACLs, quotas
     holds              records that stop collection while a backup runs
     outcome            the outcome of a commit, and of a retry

@@ -19,12 +19,14 @@ from tidelog.storage.wal.freshness import Freshness
 log = logging.getLogger("tidelog.wal")
 
 FAILED_PUTS_MAX = 5
-"""PUTs of an entry that raise what no store should. Then its outcome stays unknown, and the number
-is free for another entry: a request that no client can send must not block the WAL."""
+"""PUTs of one entry that may raise what no store should raise. After them the broker gives the entry
+up: its outcome stays unknown, and another entry may take the number. Otherwise one PUT that the
+store's SDK cannot send would block the WAL."""
 
 
 class EntryPut:
-    """Creates the entries of one WAL view, which it expires where an outcome is lost."""
+    """Creates the entries of one WAL view. It expires the view if it can no longer learn the outcome
+    of a PUT."""
 
     def __init__(self, chain: WalObjects, freshness: Freshness, retry_s: float) -> None:
         self.chain = chain
@@ -51,7 +53,7 @@ class EntryPut:
                 created = Created.UNKNOWN
             except TASK_ENDS:
                 raise
-            except BaseException as error:  # a store raises LogErrors: this says nothing
+            except BaseException as error:  # no LogError: it does not tell whether the PUT arrived
                 failures += 1
                 if failures == FAILED_PUTS_MAX:
                     raise
