@@ -61,8 +61,8 @@ _ENCODINGS = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED
 of events is 8 % smaller."""
 
 _KEYS_PER_DISTINCT_MIN = 4
-"""A dictionary of keys saves space if each distinct key has at least this many rows. With unique keys
-it takes 50 % more space."""
+"""A dictionary of keys saves space if each distinct key has at least this many rows. With unique
+keys it takes 50 % more space."""
 
 _MAGIC = b"PAR1"
 _END_BYTES = 8  # the footer's length and the magic

@@ -19,14 +19,14 @@ from tidelog.storage.wal.freshness import Freshness
 log = logging.getLogger("tidelog.wal")
 
 FAILED_PUTS_MAX = 5
-"""PUTs of one entry that may raise what no store should raise. After them the broker gives the entry
-up: its outcome stays unknown, and another entry may take the number. Otherwise one PUT that the
+"""PUTs of one entry that may raise what no store should raise. After them the broker gives up the
+entry: its outcome stays unknown, and another entry may take the number. Otherwise one PUT that the
 store's SDK cannot send would block the WAL."""
 
 
 class EntryPut:
-    """Creates the entries of one WAL view. It expires the view if it can no longer learn the outcome
-    of a PUT."""
+    """Creates the entries of one WAL view. Expires the view if it can no longer learn the outcome of
+    a PUT."""
 
     def __init__(self, chain: WalObjects, freshness: Freshness, retry_s: float) -> None:
         self.chain = chain
