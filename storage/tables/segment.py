@@ -230,12 +230,8 @@ def read_footer(tail: Part, size: int, key: str) -> "Footer":
     try:
         metadata = pq.read_metadata(pa.BufferReader(raw))
         return Footer(metadata, size)
-    except (
-        pa.ArrowException,
-        OSError,
-        ValueError,
-        LookupError,
-    ) as error:  # errors of msgspec are ValueErrors
+    # An error of msgspec is a ValueError.
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         raise Corrupt(key, f"footer does not decode: {error}") from error
 
 

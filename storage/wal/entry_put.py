@@ -25,8 +25,8 @@ store's SDK cannot send would block the WAL."""
 
 
 class EntryPut:
-    """Creates the entries of one WAL view. Expires the view if it can no longer learn the outcome of
-    a PUT."""
+    """Creates the entries of one WAL view. It expires the view if it can no longer learn the
+    outcome of a PUT."""
 
     def __init__(self, chain: WalObjects, freshness: Freshness, retry_s: float) -> None:
         self.chain = chain
