@@ -80,9 +80,13 @@ class Instance:
 
 
 def produce(anywhere: Anywhere, topic: str) -> list[int]:
+    """Each partition gets records: an empty one would have no committed offset."""
     values = list(range(300))
     for first in range(0, len(values), 20):
-        records = [{"value": value} for value in values[first : first + 20]]
+        records = [
+            {"value": value, "partition": first // 20 % PARTITIONS}
+            for value in values[first : first + 20]
+        ]
         headers = {"content-type": JSON, "idempotency-key": f'"{topic}-{first}"'}
         answer = anywhere("POST", f"/topics/{topic}", json={"records": records}, headers=headers)
         assert answer.status_code == 200, answer.text
