@@ -249,10 +249,13 @@ def test_another_cluster_than_asked_for(folder: Path) -> None:
     assert f"{folder.as_uri()} belongs to cluster c0ffee, not to decaf" in said
 
 
-def test_a_wal_entry_with_a_flipped_bit(folder: Path) -> None:
-    spoil(folder / f"wal/{3:020}", 40)
+def test_a_wal_entry_with_a_flipped_bit_in_both_headers(folder: Path) -> None:
+    entry = folder / f"wal/{3:020}"
+    spoil(entry, 40)
+    spoil(entry, -40)  # the copy of the header is the end of an entry without chunks
     said = refusal(folder, status=FAILED)
     assert f"object wal/{3:020} is corrupt: checksum of the header differs" in said
+    assert "see tidelog repair" in said
 
 
 def test_a_wal_entry_that_is_missing(folder: Path) -> None:
