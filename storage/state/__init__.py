@@ -4,6 +4,7 @@ broker (I4).
     cluster_state      the state, `apply`, checkpoints
     topic_checks       refusals of actions on a topic
     cluster_bounds     bounds in effect, and those that come into effect later
+    elapsed            the elapsed time of the cluster: a lower bound of the time that has passed
     partition          one partition: offsets, and the index of its tail
     producers          ids, epochs and sequences of idempotent producers
     idempotency        idempotency records: keys of requests and their outcomes

@@ -43,9 +43,11 @@ async def upgraded(inner: MemoryStore, level: int, *, is_collected: bool) -> str
         seq = log.state.seq
         state = msgspec.msgpack.decode(log.state.encode())
     state = [level, *state[1:], NEW]
-    await inner.create(keys.checkpoint(seq), [checkpoint_of(state)])
+    await inner.put(keys.checkpoint(seq), [checkpoint_of(state)])  # the broker wrote one at its end
     if is_collected:
         await inner.delete([keys.wal(number) for number in range(1, seq)])
+        older = [info.key async for info in inner.list(keys.CHECKPOINTS)]
+        await inner.delete([key for key in older if key != keys.checkpoint(seq)])
     return keys.checkpoint(seq)
 
 

@@ -45,8 +45,8 @@ def test_a_traceback_is_part_of_its_event() -> None:
 
 
 def test_a_start_that_fails_is_an_event_too() -> None:
-    done = tidelog("serve", "gopher://burrow", "--log-format", "json", "--port", "0", status=1)
+    done = tidelog("serve", "/dev/null/none", "--log-format", "json", "--port", "0", status=3)
     (line,) = done.stderr.decode().splitlines()
     said = json.loads(line)
     assert said["level"] == "critical"
-    assert "'gopher://burrow' is none of" in said["message"]
+    assert "/dev/null/none cannot be written" in said["message"]

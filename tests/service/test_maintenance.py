@@ -136,7 +136,7 @@ async def test_stores_in_memory_and_disabled_maintenance_are_skipped(log: Broker
     ):
         await asyncio.wait_for(run_maintenance(settings, log, MaintenanceCounters()), 240)
     with pytest.raises(StoreUnfit):
-        await maintain_once(Settings(store="nothing://"), log, MaintenanceCounters())
+        await maintain_once(Settings(store="/dev/null/none"), log, MaintenanceCounters())
 
 
 async def test_a_log_that_is_closed_leaves_no_mark(tmp_path: Path) -> None:
