@@ -60,7 +60,7 @@ class OfflineCluster:
         self.clock = wal.clock
         self.wal = wal
         self.skipped: dict[str, LogError] = {}
-        """Topics that a duty of this session left as they are, by name, and why."""
+        """Topics that were left as they are, by name, and why."""
         self._is_shared = is_shared
         self._is_reading = is_reading
         self._tables: dict[str, Table] = {}

@@ -34,7 +34,6 @@ from tidelog.compaction.backups.place import (
 from tidelog.compaction.garbage import live_objects
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import keys
-from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
@@ -44,7 +43,7 @@ from tidelog.storage.state.holds import Holds
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.doubt import doubt_of
 from tidelog.storage.tables.manifest import ManifestVersion
-from tidelog.storage.wal.chain import CHECKPOINT_MAGIC, decode_checkpoint, empty_state
+from tidelog.storage.wal.chain import decode_checkpoint, empty_state, encode_checkpoint
 
 Progress = Callable[[int], None]
 
@@ -127,9 +126,8 @@ class _Restore:
             if not table.doubt:
                 await self._check(table, files)
         state.cluster_id, state.holds = cluster_id, Holds()
-        body = state.encode()
-        head = CHECKPOINT_MAGIC + crc32c(body).to_bytes(4, "little")
-        await store_once(self._target, keys.checkpoint(state.seq), [head, body])
+        checkpoint = encode_checkpoint(state.encode())
+        await store_once(self._target, keys.checkpoint(state.seq), checkpoint)
         identity = msgspec.structs.replace(
             self._manifest.cluster, cluster_id=cluster_id, created_ms=clock.now_ms()
         )

@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
@@ -25,6 +24,7 @@ from multiprocessing.synchronize import Event
 from tidelog.service.server.log_lines import EXIT_FAILED, EXIT_OK, log_to_stderr
 from tidelog.service.server.serve import leave, run
 from tidelog.service.settings import Settings
+from tidelog.storage.io.clock import SystemClock
 
 log = logging.getLogger("tidelog.workers")
 
@@ -36,6 +36,7 @@ END_S = 28.0
 """Time in which workers must end. A worker needs at most 22 s (service.server.serve). Kubernetes
 kills the processes after 30 s."""
 
+_CLOCK = SystemClock()
 _PR_SET_PDEATHSIG = 1
 
 
@@ -95,17 +96,19 @@ class Workers:
 
     def _start_due(self) -> None:
         for worker in self._workers:
-            if worker.process is None and worker.next_start_s <= _now_s():
+            if worker.process is None and worker.next_start_s <= _CLOCK.boot_s():
                 worker.is_up = self._context.Event()
                 worker.process = self._context.Process(
                     target=_work,
                     args=(self._settings, worker.number, worker.is_up, os.getpid()),
                 )
-                worker.started_s = _now_s()
+                worker.started_s = _CLOCK.boot_s()
                 worker.process.start()
 
     def _pause_s(self) -> float:
-        waits = [worker.next_start_s - _now_s() for worker in self._workers if not worker.process]
+        waits = [
+            worker.next_start_s - _CLOCK.boot_s() for worker in self._workers if not worker.process
+        ]
         return max(min([1.0, *waits]), 0.0)
 
     def _wait(self, seconds: float) -> None:
@@ -121,12 +124,12 @@ class Workers:
             self._has_been_up = self._has_been_up or worker.is_up.is_set()
             if process.exitcode is None:
                 continue
-            lived_s = _now_s() - worker.started_s
+            lived_s = _CLOCK.boot_s() - worker.started_s
             worker.failures = 1 if lived_s >= LIVED_S else worker.failures + 1
             worker.status = process.exitcode
             worker.process = None
             pause_s = restart_pause_s(worker.failures)
-            worker.next_start_s = _now_s() + pause_s
+            worker.next_start_s = _CLOCK.boot_s() + pause_s
             if not self._is_ending:
                 log.error(
                     "worker %d (process %d) ended with %d after %.1f s, restart in %.1f s",
@@ -144,13 +147,13 @@ class Workers:
         have failed and none has ever listened."""
         hopeless = self._is_hopeless()
         statuses = [worker.status for worker in self._workers if hopeless]
-        deadline_s = _now_s() + END_S
+        deadline_s = _CLOCK.boot_s() + END_S
         for worker in self._workers:
             if worker.process is not None:
                 worker.process.terminate()
         for worker in self._workers:
             if worker.process is not None:
-                worker.process.join(max(deadline_s - _now_s(), 0.1))
+                worker.process.join(max(deadline_s - _CLOCK.boot_s(), 0.1))
                 if worker.process.exitcode is None:
                     log.error("worker %d did not end in time: killing it", worker.number)
                     worker.process.kill()
@@ -174,7 +177,3 @@ def _work(settings: Settings, number: int, is_up: Event, parent: int) -> None:
     if os.getppid() != parent:
         sys.exit(EXIT_FAILED)
     leave(run(settings, on_listening=is_up.set, worker=number))
-
-
-def _now_s() -> float:
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

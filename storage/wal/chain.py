@@ -21,6 +21,7 @@ from tidelog.storage.core.bounds import check as check_bounds
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.entry import Decoded
 from tidelog.storage.core.errors import Corrupt, NotFound, StoreUnfit, Unavailable
+from tidelog.storage.core.model import Part
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.state.cluster_state import ClusterState
@@ -250,8 +251,7 @@ class WalObjects:
         **On a crash**: a whole checkpoint is left, or none. Another broker's checkpoint of that
         number has the same bytes (I4), so the outcome of the PUT does not matter.
         """
-        head = CHECKPOINT_MAGIC + crc32c(state).to_bytes(4, "little")
-        await self.store.create(keys.checkpoint(seq), [head, state])
+        await self.store.create(keys.checkpoint(seq), encode_checkpoint(state))
         self.counters.checkpoints += 1
         return seq
 
@@ -259,6 +259,11 @@ class WalObjects:
 def empty_state(cluster: ClusterIdentity) -> ClusterState:
     """Return the state before the first entry."""
     return ClusterState(cluster.cluster_id, cluster.format, cluster.bounds)
+
+
+def encode_checkpoint(state: bytes) -> list[Part]:
+    """Return the parts of a checkpoint of the encoded state."""
+    return [CHECKPOINT_MAGIC + crc32c(state).to_bytes(4, "little"), state]
 
 
 def decode_checkpoint(

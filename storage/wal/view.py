@@ -236,10 +236,10 @@ class WalView:
         parts = [header, *draft.bodies, *entries.copy_of(entry, header)]
         if not await self._entry_put.put(key, parts, entry, entry_hash):
             return None
-        slept = self._freshness.age_s(fresh) > self.view_age_max_s  # the PUT's answer counts
+        is_late = self._freshness.age_s(fresh) > self.view_age_max_s  # the PUT's answer counts
         # If the process was suspended before the PUT arrived, the number may have been collected,
         # and this PUT created it again (I5). If after it, the next entry may name this one.
-        if slept and not await self._entry_put.is_in_chain(entry.seq, entry_hash):
+        if is_late and not await self._entry_put.is_in_chain(entry.seq, entry_hash):
             raise ViewExpired
         self._freshness.advance(started)
         self.counters.entries_committed += 1

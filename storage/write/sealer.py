@@ -168,15 +168,15 @@ class Sealer:
         except BaseException as error:  # noqa: BLE001 - a panic of deltalake; logged below
             failed = dict.fromkeys(numbers, error)
         self.counters.failures += bool(failed)
-        told: set[str] = set()
+        logged: set[str] = set()
         for number in numbers:
             failures, _ = self._set_aside.pop((topic.topic_id, number), (0, 0))
             if (why := failed.get(number)) is None:
                 continue
             self._set_aside[topic.topic_id, number] = failures + 1, min(2**failures, ROUNDS_MAX) - 1
-            if str(why) in told:  # one failure of the topic, not of each partition
+            if str(why) in logged:  # one failure of the topic, not of each partition
                 continue
-            told.add(str(why))
+            logged.add(str(why))
             is_known = isinstance(why, (LogError, OSError, pa.ArrowException))
             log.warning(
                 "sealing %s-%d failed %d times and will be retried: %s",
