@@ -5,7 +5,7 @@ Imports storage only. The command line (service/cli/maintenance.py) and brokers
 
 plan            what retention, merging and compaction would do to a partition; pure
 garbage         which objects may be deleted; pure
-offline         WAL, tables and the store's clock, for maintenance beside the brokers
+session         WAL, tables and the store's clock, for maintenance beside the brokers
 retention       moves log starts, removes whole segments; delete-records
 newest_per_key  the newest record of each key
 rewrite         segments in, one segment out: the body of every merge and compaction

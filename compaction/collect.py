@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tidelog.compaction import garbage
 from tidelog.compaction.garbage import Garbage, Grace
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import keys
 from tidelog.storage.core.actions import ForgetTopic
 from tidelog.storage.core.errors import Corrupt, LogError, NotFound
@@ -65,7 +65,7 @@ class CollectionPlan(NamedTuple):
 
 
 async def plan(
-    cluster: OfflineCluster, grace: Grace, *, takes_unknown: bool = False
+    cluster: MaintenanceSession, grace: Grace, *, takes_unknown: bool = False
 ) -> CollectionPlan:
     """List the whole store. Raises Unavailable; Corrupt if the WAL is damaged. A topic whose table
     is damaged, in doubt or cannot be read has no garbage in the plan (`cluster.skipped`).
@@ -101,7 +101,7 @@ async def plan(
 
 
 async def collect(
-    cluster: OfflineCluster,
+    cluster: MaintenanceSession,
     planned: CollectionPlan,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> int:
@@ -127,13 +127,13 @@ async def collect(
     return done
 
 
-async def _holds(cluster: OfflineCluster) -> list[Hold]:
+async def _holds(cluster: MaintenanceSession) -> list[Hold]:
     """Return the holds in force at the WAL's end."""
     await cluster.refresh()
     return list(cluster.state.holds)
 
 
-async def kept_base(cluster: OfflineCluster) -> ClusterState | None:
+async def kept_base(cluster: MaintenanceSession) -> ClusterState | None:
     """Return the checkpoint from which on everything is kept, as a run of collection that begins
     now would; None if all of the WAL is. Raises Unavailable."""
     grace = Grace(wal_ms=cluster.wal.cluster.bounds.wal_retention_ms)
@@ -142,7 +142,7 @@ async def kept_base(cluster: OfflineCluster) -> ClusterState | None:
 
 
 async def _base(
-    cluster: OfflineCluster, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
+    cluster: MaintenanceSession, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
 ) -> ClusterState | None:
     """Return the newest checkpoint that verifies, is as old as the grace, and has a newer one that
     verifies."""
@@ -166,7 +166,7 @@ async def _base(
 
 
 async def _checkpoint(
-    cluster: OfflineCluster, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
+    cluster: MaintenanceSession, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
 ) -> None:
     known = [
         (seq, info.modified_ms)
@@ -182,7 +182,7 @@ async def _checkpoint(
 class _Search:
     """The garbage that a run has found so far."""
 
-    def __init__(self, cluster: OfflineCluster, now_ms: int, grace: Grace) -> None:
+    def __init__(self, cluster: MaintenanceSession, now_ms: int, grace: Grace) -> None:
         self.now_ms = now_ms
         self.found: list[Garbage] = []
         self.unnamed = 0  # bytes of the objects that nothing names, of any age
@@ -246,7 +246,7 @@ class _Search:
         )
 
 
-def _is_deleted(cluster: OfflineCluster, topic_id: str) -> bool:
+def _is_deleted(cluster: MaintenanceSession, topic_id: str) -> bool:
     return any(gone.topic_id == topic_id for gone in cluster.state.deleted)
 
 
@@ -269,7 +269,7 @@ async def _by_topic(
 
 
 async def _listed(
-    cluster: OfflineCluster, prefix: str, *, at_most: int | None = None
+    cluster: MaintenanceSession, prefix: str, *, at_most: int | None = None
 ) -> list[ObjectInfo]:
     found: list[ObjectInfo] = []
     async for info in cluster.store.list(prefix):

@@ -24,8 +24,8 @@ import numpy as np
 
 from tidelog.compaction import plan
 from tidelog.compaction.engine import Engine, InProcess, KeyScan, OnRows
-from tidelog.compaction.offline import OfflineCluster, topics_of
 from tidelog.compaction.rewrite import Rewrite
+from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core.errors import Corrupt, LogError, NotFound, TableInDoubt, Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import TopicConfig
@@ -92,7 +92,7 @@ class _Work(NamedTuple):
 
 
 async def compact(
-    cluster: OfflineCluster,
+    cluster: MaintenanceSession,
     names: Sequence[str] | None,
     *,
     is_dry: bool,
@@ -135,7 +135,7 @@ async def compact(
 
 @dataclass(frozen=True)
 class _Run:
-    cluster: OfflineCluster
+    cluster: MaintenanceSession
     engine: Engine
     now_ms: int
     on_rows: OnRows

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidelog.compaction.offline import OfflineCluster, topics_of
+from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core import keys
 from tidelog.storage.core.actions import MoveLogStart
@@ -80,7 +80,11 @@ class _Change(NamedTuple):
 
 
 async def repair(
-    cluster: OfflineCluster, names: Sequence[str] | None, *, is_dry: bool, way: str | None = None
+    cluster: MaintenanceSession,
+    names: Sequence[str] | None,
+    *,
+    is_dry: bool,
+    way: str | None = None,
 ) -> list[Repair]:
     """Repair the tables in doubt of these topics (all if None), or only propose it. `way` chooses
     between restore and adopt; None takes restore if it is possible.
@@ -97,7 +101,7 @@ async def repair(
     return found
 
 
-async def undo_rearrangement(cluster: OfflineCluster, topic: Topic) -> bool:
+async def undo_rearrangement(cluster: MaintenanceSession, topic: Topic) -> bool:
     """Restore a table in which another program only arranged rows in other files, as OPTIMIZE does
     and says so in its commits. Return whether it did. Raises as `repair`."""
     table = await cluster.table(topic)
@@ -113,7 +117,7 @@ async def undo_rearrangement(cluster: OfflineCluster, topic: Topic) -> bool:
 
 
 async def _repair(
-    cluster: OfflineCluster, topic: Topic, *, is_dry: bool, way: str | None
+    cluster: MaintenanceSession, topic: Topic, *, is_dry: bool, way: str | None
 ) -> list[Repair]:
     why = await _doubt(cluster, topic)
     if why is None:
@@ -153,7 +157,7 @@ async def _repair(
     return [proposed._replace(is_done=not is_dry)]
 
 
-async def _doubt(cluster: OfflineCluster, topic: Topic) -> str | None:
+async def _doubt(cluster: MaintenanceSession, topic: Topic) -> str | None:
     """Return why the topic's table is in doubt, also by what only a seal would notice."""
     try:
         table = await cluster.checked_table(topic)
@@ -222,7 +226,7 @@ async def differs(
     return None if partition.is_gone(at, end) else f"has no record at {at}, where the WAL has one"
 
 
-async def _strange(cluster: OfflineCluster, topic: Topic, table: Table) -> set[int]:
+async def _strange(cluster: MaintenanceSession, topic: Topic, table: Table) -> set[int]:
     """Return the partitions whose segments beyond the sealed end are not of this WAL."""
     newest = await table.newest()
     await cluster.refresh()  # a state older than the table would call seals of this WAL strange
@@ -242,7 +246,7 @@ async def _strange(cluster: OfflineCluster, topic: Topic, table: Table) -> set[i
     return found
 
 
-async def _behind(cluster: OfflineCluster, topic: Topic, table: Table) -> set[int]:
+async def _behind(cluster: MaintenanceSession, topic: Topic, table: Table) -> set[int]:
     """Return the partitions whose seals in the table do not reach the WAL's sealed end."""
     current = cluster.state.topic_of_id(topic.topic_id)
     partitions = [] if current is None else current.partitions
@@ -254,7 +258,11 @@ async def _behind(cluster: OfflineCluster, topic: Topic, table: Table) -> set[in
 
 
 async def _restored(
-    cluster: OfflineCluster, topic: Topic, table: Table, newest: ManifestVersion, ahead: set[int]
+    cluster: MaintenanceSession,
+    topic: Topic,
+    table: Table,
+    newest: ManifestVersion,
+    ahead: set[int],
 ) -> "_Change | str":
     """Return the change to the files of the log's own commits, or why that cannot be."""
     partitions = topic.partitions
@@ -310,7 +318,7 @@ def _is_whole(
 class _Adoption:
     """Segments of all rows that the newest version has, in files of any program."""
 
-    def __init__(self, cluster: OfflineCluster, topic: Topic, newest: ManifestVersion) -> None:
+    def __init__(self, cluster: MaintenanceSession, topic: Topic, newest: ManifestVersion) -> None:
         self._cluster = cluster
         self._topic = topic
         self._newest = newest
@@ -433,7 +441,7 @@ def _holes(piece: _Piece, base: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 async def _pass_over(
-    cluster: OfflineCluster,
+    cluster: MaintenanceSession,
     topic: Topic,
     lost: Sequence[tuple[int, int, int]],
     newest: ManifestVersion,

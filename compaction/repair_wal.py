@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidelog.compaction.offline import OfflineCluster, topics_of
+from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.compaction.upgrade import live_brokers
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.core import entry as entries
@@ -58,7 +58,7 @@ class WalDamage(NamedTuple):
     unread: Sequence[int]
 
 
-async def strays(cluster: OfflineCluster) -> list[ObjectInfo]:
+async def strays(cluster: MaintenanceSession) -> list[ObjectInfo]:
     """Return the objects in `wal/` that are no entries and are far beyond the chain."""
     infos = {
         seq: info
@@ -68,10 +68,10 @@ async def strays(cluster: OfflineCluster) -> list[ObjectInfo]:
     checkpoints = [info.key async for info in cluster.store.list(keys.CHECKPOINTS)]
     first = max((keys.seq_of(key) or 0 for key in checkpoints), default=0)
     numbers = [first, *(seq for seq in sorted(infos) if seq > first)]
-    return [infos[seq] for seq in await cluster.wal.chain.strays(numbers)]
+    return [infos[seq] for seq in await cluster.wal.objects.strays(numbers)]
 
 
-async def delete_strays(cluster: OfflineCluster, found: Sequence[ObjectInfo]) -> None:
+async def delete_strays(cluster: MaintenanceSession, found: Sequence[ObjectInfo]) -> None:
     """Delete the strays; they are no entries, so nothing names them. Raises Unavailable."""
     await cluster.store.delete([info.key for info in found])
 
@@ -79,7 +79,7 @@ async def delete_strays(cluster: OfflineCluster, found: Sequence[ObjectInfo]) ->
 # -- drop
 
 
-async def damage_of(cluster: OfflineCluster) -> WalDamage | None:
+async def damage_of(cluster: MaintenanceSession) -> WalDamage | None:
     """Return where the WAL is damaged; None if it can be read to its end. Raises NewerLevel,
     StoreUnfit, Unavailable."""
     found = await _damage(cluster)
@@ -87,7 +87,7 @@ async def damage_of(cluster: OfflineCluster) -> WalDamage | None:
 
 
 async def drop_after(
-    cluster: OfflineCluster, number: int, settings: MembershipSettings
+    cluster: MaintenanceSession, number: int, settings: MembershipSettings
 ) -> WalDamage:
     """Give up all entries after `number`, which must be the last that can be read; return what they
     were. Raises InvalidRequest if it is another one; Unavailable if brokers are live by
@@ -111,7 +111,7 @@ async def drop_after(
             await _take(cluster, state, seq, cluster.clock.new_id() + cluster.clock.new_id())
     state.hash = await _take(cluster, state, last, previous)
     state.seq = last
-    await cluster.wal.chain.write_checkpoint(last, state.encode())
+    await cluster.wal.objects.write_checkpoint(last, state.encode())
     try:
         await cluster.checkpoint(keys.checkpoint(last))
     except NotFound:
@@ -120,17 +120,17 @@ async def drop_after(
 
 
 async def _damage(
-    cluster: OfflineCluster,
+    cluster: MaintenanceSession,
 ) -> tuple[WalDamage, ClusterState, frozenset[int]] | None:
     """Return the damage, the state before it, and all numbers after that state in `wal/`."""
-    chain = cluster.wal.chain
-    state = await chain.newest_checkpoint(cluster.wal.cluster)
+    objects = cluster.wal.objects
+    state = await objects.newest_checkpoint(cluster.wal.cluster)
     began_at = state.seq
-    listed = await chain.numbers_after(state.seq)
+    listed = await objects.numbers_after(state.seq)
     why = "is missing, but later entries exist"
     try:
         while True:
-            decoded = await chain.read(state.seq + 1)
+            decoded = await objects.read(state.seq + 1)
             if decoded.entry.previous != state.hash:
                 why = "does not name the entry before it"
                 break
@@ -140,18 +140,18 @@ async def _damage(
     except Corrupt as error:
         why = error.why
     left = [seq for seq in listed if seq > state.seq]
-    beyond = await chain.strays([state.seq, *left])
+    beyond = await objects.strays([state.seq, *left])
     left = left[: len(left) - len(beyond)]
     if not left:
         return None
     # Entries after a checkpoint are collected only if there is a newer one: no damage then.
-    if (await chain.newest_checkpoint(cluster.wal.cluster)).seq != began_at:
+    if (await objects.newest_checkpoint(cluster.wal.cluster)).seq != began_at:
         return await _damage(cluster)
     lost: dict[tuple[str, int], LostRange] = {}
     unread: list[int] = []
     for seq in left:
         try:
-            entry = (await chain.read(seq)).entry
+            entry = (await objects.read(seq)).entry
         except (Corrupt, NotFound):
             unread.append(seq)
         else:
@@ -178,12 +178,14 @@ def _count(entry: Entry, state: ClusterState, lost: dict[tuple[str, int], LostRa
             lost[where] = held._replace(end_offset=held.end_offset + action.count)
 
 
-async def _checkpoint_numbers(cluster: OfflineCluster) -> list[int]:
+async def _checkpoint_numbers(cluster: MaintenanceSession) -> list[int]:
     found = [keys.seq_of(info.key) async for info in cluster.store.list(keys.CHECKPOINTS)]
     return [seq for seq in found if seq is not None]
 
 
-async def _take(cluster: OfflineCluster, state: ClusterState, seq: int, previous: bytes) -> bytes:
+async def _take(
+    cluster: MaintenanceSession, state: ClusterState, seq: int, previous: bytes
+) -> bytes:
     """Create an empty entry at the number; return its hash."""
     wal, now_ms = cluster.wal, cluster.clock.now_ms()
     entry = Entry(
@@ -199,7 +201,7 @@ async def _take(cluster: OfflineCluster, state: ClusterState, seq: int, previous
     )
     header, entry_hash = entries.encode_header(entry)
     parts = [header, *entries.copy_of(entry, header)]
-    put = EntryPut(wal.chain, Freshness(cluster.store, cluster.clock), wal.settings.retry_s)
+    put = EntryPut(wal.objects, Freshness(cluster.store, cluster.clock), wal.settings.retry_s)
     if not await put.put(keys.wal(seq), parts, entry, entry_hash):
         raise Unavailable(
             f"{keys.wal(seq)} was created meanwhile: stop all brokers, then run again"
@@ -211,7 +213,7 @@ async def _take(cluster: OfflineCluster, state: ClusterState, seq: int, previous
 
 
 async def lost_records(
-    cluster: OfflineCluster, names: Sequence[str] | None, *, is_dry: bool
+    cluster: MaintenanceSession, names: Sequence[str] | None, *, is_dry: bool
 ) -> list[LostRange]:
     """Read the tails of these topics (all if None); return the ranges that cannot be read. Unless
     `is_dry`, give them up: readers and seals then pass over them.
@@ -246,7 +248,7 @@ async def lost_records(
     return sorted(found)
 
 
-async def _why_unreadable(cluster: OfflineCluster, run: TailChunk) -> str | None:
+async def _why_unreadable(cluster: MaintenanceSession, run: TailChunk) -> str | None:
     why = None
     for _ in range(READS):
         try:

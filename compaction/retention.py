@@ -12,8 +12,8 @@ both; the table refuses one of two commits, and that run retries.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tidelog.compaction.offline import OfflineCluster, topics_of
 from tidelog.compaction.plan import Cut, below, retention
+from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core.actions import MoveLogStart
 from tidelog.storage.core.errors import OffsetOutOfRange, UnknownPartition
 from tidelog.storage.core.model import SegmentFile
@@ -44,7 +44,7 @@ class Retained(NamedTuple):
 
 
 async def retain(
-    cluster: OfflineCluster, names: Sequence[str] | None, *, is_dry: bool
+    cluster: MaintenanceSession, names: Sequence[str] | None, *, is_dry: bool
 ) -> list[Retained]:
     """Apply retention to the topics (all if None); a dry run only reports.
 
@@ -75,7 +75,7 @@ async def retain(
 
 
 async def delete_records(
-    cluster: OfflineCluster, name: str, offsets: Mapping[int, int], *, is_dry: bool
+    cluster: MaintenanceSession, name: str, offsets: Mapping[int, int], *, is_dry: bool
 ) -> list[Retained]:
     """Move log starts up to these offsets, by partition; HIGH_WATERMARK deletes all records.
 
@@ -104,7 +104,12 @@ async def delete_records(
 
 
 async def _cut(
-    cluster: OfflineCluster, topic: Topic, table: Table, cuts: Mapping[int, Cut], *, is_dry: bool
+    cluster: MaintenanceSession,
+    topic: Topic,
+    table: Table,
+    cuts: Mapping[int, Cut],
+    *,
+    is_dry: bool,
 ) -> list[Retained]:
     found: list[Retained] = []
     for number, partition in enumerate(topic.partitions):
@@ -134,7 +139,7 @@ async def _cut(
     return found
 
 
-async def _remove(cluster: OfflineCluster, topic: Topic, numbers: Sequence[int]) -> None:
+async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[int]) -> None:
     """Remove the segments below the log starts from the table. The state has the new log starts:
     `WalView.commit` returns after its entry is applied."""
     for attempt in range(1, TRIES + 1):

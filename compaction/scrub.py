@@ -17,10 +17,10 @@ import msgspec
 
 from tidelog.compaction import scrub_checks
 from tidelog.compaction.garbage import MANIFEST, Grace, topic_of
-from tidelog.compaction.offline import OfflineCluster, topics_of
 from tidelog.compaction.repair import differs
 from tidelog.compaction.scrub_checks import Finding, Kind
 from tidelog.compaction.scrub_wal import Place, scrub_wal
+from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core import keys
 from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
@@ -64,7 +64,7 @@ class ScrubReport:
 
 
 async def scrub(
-    cluster: OfflineCluster,
+    cluster: MaintenanceSession,
     names: Sequence[str] | None,
     grace: Grace,
     *,
@@ -105,7 +105,7 @@ class _Scrub:
 
     def __init__(
         self,
-        cluster: OfflineCluster,
+        cluster: MaintenanceSession,
         state: ClusterState,
         report: ScrubReport,
         count: Callable[[int], None],

@@ -11,8 +11,8 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.scrub_checks import Finding, Kind
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import keys, levels
 from tidelog.storage.core.bounds import Bounds
@@ -20,7 +20,7 @@ from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, NotFound
 from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.wal.chain import empty_state
+from tidelog.storage.wal.wal_objects import empty_state
 
 ENTRIES_AHEAD = 8
 """Entries fetched at once."""
@@ -40,7 +40,7 @@ class VerifiedWal(NamedTuple):
 
 
 async def scrub_wal(
-    cluster: OfflineCluster, findings: list[Finding], on_bytes: Callable[[int], None]
+    cluster: MaintenanceSession, findings: list[Finding], on_bytes: Callable[[int], None]
 ) -> VerifiedWal:
     """Verify the WAL as it is listed now."""
     checkpoints = await _checkpoints(cluster, findings, on_bytes)
@@ -80,7 +80,7 @@ async def scrub_wal(
     return VerifiedWal(state, frozenset(verified), count, len(checkpoints))
 
 
-async def _seqs(cluster: OfflineCluster, checkpoint: int, findings: list[Finding]) -> list[int]:
+async def _seqs(cluster: MaintenanceSession, checkpoint: int, findings: list[Finding]) -> list[int]:
     """Return the numbers of the entries. Other objects in `wal/` are findings, but no damage."""
     infos: dict[int, ObjectInfo] = {}
     async for info in cluster.store.list(keys.WAL):
@@ -89,7 +89,7 @@ async def _seqs(cluster: OfflineCluster, checkpoint: int, findings: list[Finding
         else:
             findings.append(Finding(Kind.FOREIGN, info.key, "is no entry", is_damage=False))
     above = sorted(seq for seq in infos if seq > checkpoint)
-    for seq in await cluster.wal.chain.strays([checkpoint, *above]):
+    for seq in await cluster.wal.objects.strays([checkpoint, *above]):
         what = "is no entry, and far beyond the chain (tidelog repair --strays)"
         info = infos.pop(seq)
         findings.append(Finding(Kind.FOREIGN, info.key, what, is_damage=False, size=info.size))
@@ -97,7 +97,7 @@ async def _seqs(cluster: OfflineCluster, checkpoint: int, findings: list[Finding
 
 
 async def _checkpoints(
-    cluster: OfflineCluster, findings: list[Finding], on_bytes: Callable[[int], None]
+    cluster: MaintenanceSession, findings: list[Finding], on_bytes: Callable[[int], None]
 ) -> dict[int, ClusterState]:
     found: dict[int, ClusterState] = {}
     async for info in cluster.store.list(keys.CHECKPOINTS):
@@ -116,7 +116,7 @@ async def _checkpoints(
 
 
 def _start(
-    cluster: OfflineCluster,
+    cluster: MaintenanceSession,
     seqs: Sequence[int],
     checkpoints: Mapping[int, ClusterState],
     newest: int,
@@ -150,7 +150,9 @@ def _holes(
     ]
 
 
-async def _bodies(cluster: OfflineCluster, seqs: range) -> AsyncIterator[tuple[int, bytes | None]]:
+async def _bodies(
+    cluster: MaintenanceSession, seqs: range
+) -> AsyncIterator[tuple[int, bytes | None]]:
     async def read(seq: int) -> bytes | None:
         try:
             return await cluster.store.get(keys.wal(seq))

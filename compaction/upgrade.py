@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.cluster.liveness import LivenessTracker, Member, MembershipSettings
 from tidelog.storage.core import keys, levels
 from tidelog.storage.core.actions import SetBounds
@@ -44,7 +44,7 @@ class LevelChange(NamedTuple):
 
 
 async def upgrade(
-    cluster: OfflineCluster,
+    cluster: MaintenanceSession,
     *,
     is_dry: bool,
     level: int = levels.NEWEST,
@@ -80,7 +80,7 @@ async def raise_level(wal: WalView, level: int) -> None:
 
 
 async def live_brokers(
-    cluster: OfflineCluster, settings: MembershipSettings, level: int = levels.NEWEST + 1
+    cluster: MaintenanceSession, settings: MembershipSettings, level: int = levels.NEWEST + 1
 ) -> list[str]:
     """Return the names of live brokers that do not know the level; by default, of all live ones. A
     broker that was killed left its object: only the time without a heartbeat shows it."""
@@ -96,7 +96,7 @@ async def live_brokers(
         await asyncio.sleep(LOOK_S)
 
 
-async def _old(cluster: OfflineCluster, key: str, level: int) -> str | None:
+async def _old(cluster: MaintenanceSession, key: str, level: int) -> str | None:
     try:
         member = msgspec.json.decode(await cluster.store.get(key), type=Member)
     except NotFound:
@@ -109,14 +109,14 @@ async def _old(cluster: OfflineCluster, key: str, level: int) -> str | None:
 # -- bounds
 
 
-async def bounds_of(cluster: OfflineCluster) -> list[BoundState]:
+async def bounds_of(cluster: MaintenanceSession) -> list[BoundState]:
     """Return the bounds as of now."""
     await cluster.refresh()
     return _shown(cluster.state.bounds, cluster.state.elapsed_ms)
 
 
 async def change_bounds(
-    cluster: OfflineCluster, change: SetBounds, *, is_dry: bool
+    cluster: MaintenanceSession, change: SetBounds, *, is_dry: bool
 ) -> list[BoundState]:
     """Change the bounds; return what they are then. Raises InvalidRequest if the cluster cannot
     have them, or its level is 1."""

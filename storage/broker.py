@@ -48,8 +48,8 @@ from tidelog.storage.state.access import Key, TopicFilter, all_topics, digest
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.tables.manifest import SegmentColumns, clean_app_id, seal_app_id
 from tidelog.storage.wal.announced import AnnouncedChunks
-from tidelog.storage.wal.chain import WalCounters, WalObjects, WalSettings
 from tidelog.storage.wal.view import WalView
+from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
 from tidelog.storage.write import hot_log_file
 from tidelog.storage.write.counters import WriterCounters
 from tidelog.storage.write.sealer import BACKGROUND_STOP_S, SealerCounters, SealerSettings
@@ -200,15 +200,15 @@ class Broker(Log):
 
         Raises StoreUnfit (also if the cluster's id is not `cluster_id`), Corrupt or Unavailable.
         """
-        chain = WalObjects(store, clock)
+        objects = WalObjects(store, clock)
         retry = StartRetry(clock, settings.start_retry_s)
         cluster = await retry.until_done(
-            lambda: chain.open_cluster(cluster_id, is_creating=True, bounds=settings.wal.bounds)
+            lambda: objects.open_cluster(cluster_id, is_creating=True, bounds=settings.wal.bounds)
         )
         process = clock.new_id().hex()
         name = name or process[:12]
         # Processes may have one `name` after another: the WAL needs one of this process alone.
-        wal = WalView(chain, cluster, f"{name}-{process}", settings.wal)
+        wal = WalView(objects, cluster, f"{name}-{process}", settings.wal)
         broker = cls(wal, settings, name, hot_dir, peers, observer, may_describe)
         try:
             await broker._start(hot_dir)
@@ -271,7 +271,7 @@ class Broker(Log):
     async def run_until_failed(self) -> None:
         """Wait until a background task fails, which is a bug, or a copy of this process writes to
         the log (Fenced); raise the exception."""
-        fenced = asyncio.create_task(self.wal.own_entries.until_fenced(), name="tidelog-fence")
+        fenced = asyncio.create_task(self.wal.copy_fence.until_fenced(), name="tidelog-fence")
         tasks = [fenced, self.writer.task, self.groups.task, *self._tasks]
         running = [task for task in tasks if task is not None]
         try:
@@ -451,7 +451,7 @@ class Broker(Log):
     async def read_entry(self, seq: int) -> Entry | None:
         """Return the WAL entry; None if it was collected."""
         try:
-            return (await self.wal.chain.read(seq)).entry
+            return (await self.wal.objects.read(seq)).entry
         except NotFound:
             return None
 

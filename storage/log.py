@@ -56,8 +56,8 @@ from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.state.topic_checks import PARTITIONS_MAX
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
-from tidelog.storage.wal.chain import WalSettings
 from tidelog.storage.wal.view import Committer, WalView
+from tidelog.storage.wal.wal_objects import WalSettings
 from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, EncodedDraft, part_rows
 from tidelog.storage.write.sealer import Sealer, SealerSettings
 from tidelog.storage.write.writer import Writer, WriterSettings

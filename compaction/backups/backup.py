@@ -44,7 +44,7 @@ from tidelog.compaction.backups.place import (
 )
 from tidelog.compaction.collect import kept_base
 from tidelog.compaction.garbage import live_objects
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import keys, levels
 from tidelog.storage.core.actions import ReleaseHold, RenewHold, TakeHold
@@ -64,7 +64,7 @@ from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.delta_json import removed_of
 from tidelog.storage.tables.doubt import doubt_of
 from tidelog.storage.tables.manifest import ManifestVersion
-from tidelog.storage.wal.chain import empty_state
+from tidelog.storage.wal.wal_objects import empty_state
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class BackedUp(NamedTuple):
 
 
 async def backup(
-    cluster: OfflineCluster,
+    cluster: MaintenanceSession,
     place: ObjectStore,
     *,
     is_verified: bool = False,
@@ -124,7 +124,7 @@ async def backup(
 
 @contextlib.asynccontextmanager
 async def _holding(
-    cluster: OfflineCluster, hold_id: str
+    cluster: MaintenanceSession, hold_id: str
 ) -> AsyncIterator[Callable[[Coroutine[Any, Any, T]], Coroutine[Any, Any, T]]]:
     """Yield a function that runs work as long as the hold is in force."""
     await cluster.commit([TakeHold(hold_id, HOLD_MS)])
@@ -163,7 +163,7 @@ async def _holding(
 class _Copy:
     """One run."""
 
-    cluster: OfflineCluster
+    cluster: MaintenanceSession
     place: ObjectStore
     hold_id: str
     on_bytes: Progress

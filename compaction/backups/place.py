@@ -18,7 +18,7 @@ from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, Store
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.wal.chain import ClusterIdentity
+from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 OBJECTS = "objects/"
 BACKUPS = "backups/"

@@ -43,7 +43,7 @@ from tidelog.storage.state.holds import Holds
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.doubt import doubt_of
 from tidelog.storage.tables.manifest import ManifestVersion
-from tidelog.storage.wal.chain import decode_checkpoint, empty_state, encode_checkpoint
+from tidelog.storage.wal.wal_objects import decode_checkpoint, empty_state, encode_checkpoint
 
 Progress = Callable[[int], None]
 

@@ -19,7 +19,7 @@ from tidelog.service.settings import Settings
 
 if TYPE_CHECKING:
     from tidelog.compaction.engine import Engine
-    from tidelog.compaction.offline import OfflineCluster
+    from tidelog.compaction.session import MaintenanceSession
 
 KEYS_PART = 4
 """Divisor of `compact_memory_bytes`. A pass has in memory the known keys, the new keys and their
@@ -63,7 +63,7 @@ class EngineChoice(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def started(
-    choice: EngineChoice, size: int, cluster: "OfflineCluster"
+    choice: EngineChoice, size: int, cluster: "MaintenanceSession"
 ) -> AsyncIterator["Engine"]:
     """Start the engine for `size` bytes; stop it at the end of the block."""
     from tidelog.compaction.engine import InProcess

@@ -45,14 +45,15 @@ if TYPE_CHECKING:
     from tidelog.compaction.collect import CollectionPlan
     from tidelog.compaction.compact import Compacted
     from tidelog.compaction.garbage import Grace
-    from tidelog.compaction.offline import OfflineCluster
     from tidelog.compaction.retention import Retained
     from tidelog.compaction.scrub import ScrubReport
     from tidelog.compaction.scrub_checks import Finding
+    from tidelog.compaction.session import MaintenanceSession
 
 WorkResult = TypeVar("WorkResult")
 Progress = Callable[[int], None]
 Row = tuple[str | int, ...]
+TopicNames = Sequence[str] | None
 Work = Coroutine[Any, Any, "Done"]
 
 END = "end"
@@ -101,7 +102,7 @@ def retain(
     Example: tidelog retain events --store s3://bucket/prefix --yes
     """
 
-    def work(cluster: "OfflineCluster", _: Progress) -> Work:
+    def work(cluster: "MaintenanceSession", _: Progress) -> Work:
         return _retain(cluster, topics, yes=yes)
 
     _apply(store, "retaining", work, yes=yes, as_json=as_json, is_reading=not yes)
@@ -127,7 +128,7 @@ def delete_records(
 
     offsets = _offsets(before)
 
-    async def work(cluster: "OfflineCluster", _: Progress) -> Done:
+    async def work(cluster: "MaintenanceSession", _: Progress) -> Done:
         found = await delete(cluster, topic, offsets, is_dry=not yes)
         return _retained(found, skipped_topics(cluster))
 
@@ -153,7 +154,7 @@ def compact(
     """
     choice = EngineChoice(engine, master, settings_of(store))
 
-    def work(cluster: "OfflineCluster", progress: Progress) -> Work:
+    def work(cluster: "MaintenanceSession", progress: Progress) -> Work:
         return _compact(cluster, topics, choice, progress, yes=yes, force=force)
 
     _apply(store, "compacting", work, yes=yes, as_json=as_json, is_reading=not yes)
@@ -177,7 +178,7 @@ def collect(
     Also a dry run writes a checkpoint: later runs can then delete older WAL entries.
     """
 
-    def work(cluster: "OfflineCluster", progress: Progress) -> Work:
+    def work(cluster: "MaintenanceSession", progress: Progress) -> Work:
         grace = _grace(cluster, file_grace_ms)
         return _collect(cluster, grace, progress, yes=yes, takes_unknown=unknown_topics)
 
@@ -199,7 +200,7 @@ def scrub(
     log is damaged.
     """
 
-    async def work(cluster: "OfflineCluster", progress: Progress) -> "ScrubReport":
+    async def work(cluster: "MaintenanceSession", progress: Progress) -> "ScrubReport":
         from tidelog.compaction.garbage import Grace
         from tidelog.compaction.scrub import scrub as look
 
@@ -231,7 +232,7 @@ def maintain(
     """
     choice = EngineChoice(engine, master, settings_of(store))
 
-    async def work(cluster: "OfflineCluster", progress: Progress) -> Done:
+    async def work(cluster: "MaintenanceSession", progress: Progress) -> Done:
         grace = _grace(cluster, file_grace_ms)
         steps = [
             await _retain(cluster, topics, yes=yes),
@@ -252,14 +253,14 @@ def maintain(
 # -- the steps
 
 
-async def _retain(cluster: "OfflineCluster", topics: Sequence[str] | None, *, yes: bool) -> Done:
+async def _retain(cluster: "MaintenanceSession", topics: TopicNames, *, yes: bool) -> Done:
     from tidelog.compaction.retention import retain as run
 
     found = await run(cluster, topics, is_dry=not yes)
     return _retained(found, skipped_topics(cluster))
 
 
-def skipped_topics(cluster: "OfflineCluster") -> dict[str, Any]:
+def skipped_topics(cluster: "MaintenanceSession") -> dict[str, Any]:
     """Return the topics that a step left as they are, and why; on stderr too."""
     for error in cluster.skipped.values():
         warn(f"left as it is: {error}")
@@ -277,8 +278,8 @@ def _retained(found: "Sequence[Retained]", skipped: dict[str, Any]) -> Done:
 
 
 async def _compact(
-    cluster: "OfflineCluster",
-    topics: Sequence[str] | None,
+    cluster: "MaintenanceSession",
+    topics: TopicNames,
     choice: EngineChoice,
     progress: Progress,
     *,
@@ -325,7 +326,7 @@ def _becomes(each: "Compacted") -> str:
 
 
 async def _collect(
-    cluster: "OfflineCluster",
+    cluster: "MaintenanceSession",
     grace: "Grace",
     progress: Progress,
     *,
@@ -411,7 +412,7 @@ def _offsets(before: Sequence[str]) -> dict[int, int]:
     return offsets
 
 
-def _grace(cluster: "OfflineCluster", file_grace_ms: int | None) -> "Grace":
+def _grace(cluster: "MaintenanceSession", file_grace_ms: int | None) -> "Grace":
     from tidelog.compaction.garbage import Grace
 
     least = cluster.state.bounds.now.file_grace_ms
@@ -426,7 +427,7 @@ def _grace(cluster: "OfflineCluster", file_grace_ms: int | None) -> "Grace":
 def run_on_store(
     store: str | None,
     what: str,
-    work: "Callable[[OfflineCluster, Progress], Coroutine[Any, Any, WorkResult]]",
+    work: "Callable[[MaintenanceSession, Progress], Coroutine[Any, Any, WorkResult]]",
     *,
     report_damage: bool = True,
     is_reading: bool = False,
@@ -472,7 +473,7 @@ async def with_progress(
 def _apply(
     store: str | None,
     what: str,
-    work: "Callable[[OfflineCluster, Progress], Work]",
+    work: "Callable[[MaintenanceSession, Progress], Work]",
     *,
     yes: bool,
     as_json: bool,

@@ -31,8 +31,8 @@ from tidelog.service.cli.results import BadUsage, command_errors, plural, show_l
 
 if TYPE_CHECKING:
     from tidelog.compaction.backups.restore import Restored
-    from tidelog.compaction.offline import OfflineCluster
     from tidelog.compaction.repair_wal import WalDamage
+    from tidelog.compaction.session import MaintenanceSession
 
 
 LOST_COLUMNS = ("topic", "partition", "first offset", "end offset", "why")
@@ -92,7 +92,7 @@ def repair(
     Example: tidelog repair events --store s3://bucket/prefix --yes
     """
 
-    async def work(cluster: "OfflineCluster", _: Progress) -> Done:
+    async def work(cluster: "MaintenanceSession", _: Progress) -> Done:
         from tidelog.compaction import repair_wal
 
         if drop_after is not None and yes:
@@ -114,7 +114,7 @@ def repair(
 
 
 async def _tables(
-    cluster: "OfflineCluster", topics: list[str] | None, way: RepairWay | None, *, yes: bool
+    cluster: "MaintenanceSession", topics: list[str] | None, way: RepairWay | None, *, yes: bool
 ) -> Done:
     from tidelog.compaction.repair import NONE
     from tidelog.compaction.repair import repair as run
@@ -156,7 +156,7 @@ def _wal_done(damage: "WalDamage | None", *, is_done: bool) -> Done:
     return Done({"wal": fields, "dropped": is_done}, show, damage is not None and not is_done)
 
 
-async def _strays(cluster: "OfflineCluster", *, yes: bool) -> Done:
+async def _strays(cluster: "MaintenanceSession", *, yes: bool) -> Done:
     from tidelog.compaction import repair_wal
 
     found = await repair_wal.strays(cluster)
@@ -167,7 +167,9 @@ async def _strays(cluster: "OfflineCluster", *, yes: bool) -> Done:
     return Done(fields, lambda: table("no stray in wal/", ("object", "bytes"), rows))
 
 
-async def _lost_records(cluster: "OfflineCluster", topics: list[str] | None, *, yes: bool) -> Done:
+async def _lost_records(
+    cluster: "MaintenanceSession", topics: list[str] | None, *, yes: bool
+) -> Done:
     from tidelog.compaction import repair_wal
 
     found = await repair_wal.lost_records(cluster, topics, is_dry=not yes)
@@ -192,7 +194,7 @@ def upgrade(
     Example: tidelog upgrade --store s3://bucket/prefix --yes
     """
 
-    async def work(cluster: "OfflineCluster", _: Progress) -> Done:
+    async def work(cluster: "MaintenanceSession", _: Progress) -> Done:
         from tidelog.compaction.upgrade import upgrade as run
 
         membership = settings_of(store).log_settings().membership
@@ -238,7 +240,7 @@ def bounds(
     change = SetBounds(view_age_ms, wal_retention_ms, file_grace_ms)
     is_shown = change == SetBounds()
 
-    async def work(cluster: "OfflineCluster", _: Progress) -> Done:
+    async def work(cluster: "MaintenanceSession", _: Progress) -> Done:
         from tidelog.compaction.upgrade import bounds_of, change_bounds
 
         if is_shown:
@@ -281,7 +283,7 @@ def backup(
     """
     _refuse_memory(to)
 
-    async def work(cluster: "OfflineCluster", progress: Progress) -> Done:
+    async def work(cluster: "MaintenanceSession", progress: Progress) -> Done:
         from tidelog.compaction.backups.backup import backup as run
         from tidelog.storage.io.open import open_store
 

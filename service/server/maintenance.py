@@ -17,9 +17,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster, check_exists, topics_of
 from tidelog.compaction.repair import undo_rearrangement
 from tidelog.compaction.retention import retain
+from tidelog.compaction.session import MaintenanceSession, check_exists, topics_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import MaintenanceCounters
 from tidelog.storage.core.errors import LogError, TableInDoubt
@@ -68,7 +68,7 @@ async def run_maintenance(
 async def check_tables(broker: Log) -> None:
     """Look at the tables of all topics once, when a broker starts: the first reader or seal of a
     topic may come much later. The result is logged and shown (`Broker.doubts`)."""
-    session = OfflineCluster.of_broker(broker)
+    session = MaintenanceSession.of_broker(broker)
 
     async def look(topic: Topic) -> None:
         if any(partition.sealed_end for partition in topic.partitions):
@@ -92,7 +92,7 @@ async def maintain_once(
 ) -> None:
     """Run retention once, then collection. Raises LogError."""
     counters = counters or MaintenanceCounters()
-    session = OfflineCluster.of_broker(broker)
+    session = MaintenanceSession.of_broker(broker)
     try:
         await _retain(session, counters)
         await _undo_rearrangements(session)
@@ -104,7 +104,7 @@ async def maintain_once(
 
 
 async def _collect_apart(settings: Settings, counters: MaintenanceCounters) -> None:
-    def resource() -> AbstractAsyncContextManager[OfflineCluster]:
+    def resource() -> AbstractAsyncContextManager[MaintenanceSession]:
         lower_priority()  # of the lane's thread
         return opened_cluster(settings)
 
@@ -116,7 +116,7 @@ async def _collect_apart(settings: Settings, counters: MaintenanceCounters) -> N
         await lane.close()
 
 
-def _note_doubts(broker: Log, session: OfflineCluster) -> None:
+def _note_doubts(broker: Log, session: MaintenanceSession) -> None:
     """Tell the broker what a round over all topics found about their tables."""
     for name, topic in broker.state.topics.items():
         error = session.skipped.get(name)
@@ -135,13 +135,13 @@ async def check_cluster(settings: Settings) -> None:
 @asynccontextmanager
 async def opened_cluster(
     settings: Settings, *, report_damage: bool = True, is_reading: bool = False
-) -> AsyncIterator[OfflineCluster]:
+) -> AsyncIterator[MaintenanceSession]:
     """Open the cluster in the store of the settings; close both at the end of the block. With
     `is_reading`, nothing is written, and the store may be read-only."""
     open_it = open_to_read if is_reading else open_store
     store = await open_it(settings.store, s3=settings.s3)
     try:
-        cluster = await OfflineCluster.open(
+        cluster = await MaintenanceSession.open(
             store, SystemClock(), report_damage=report_damage, is_reading=is_reading
         )
         try:
@@ -152,7 +152,7 @@ async def opened_cluster(
         await store.close()
 
 
-async def _retain(cluster: OfflineCluster, counters: MaintenanceCounters) -> None:
+async def _retain(cluster: MaintenanceSession, counters: MaintenanceCounters) -> None:
     for each in await retain(cluster, None, is_dry=False):
         counters.retentions += 1
         log.info(
@@ -164,7 +164,7 @@ async def _retain(cluster: OfflineCluster, counters: MaintenanceCounters) -> Non
         )
 
 
-async def _undo_rearrangements(cluster: OfflineCluster) -> None:
+async def _undo_rearrangements(cluster: MaintenanceSession) -> None:
     """Follow an OPTIMIZE of another engine: the rows are the same, so put the segments back. All
     else that is in doubt waits for an operator."""
 
@@ -178,7 +178,7 @@ async def _undo_rearrangements(cluster: OfflineCluster) -> None:
     await cluster.for_each(topics_of(cluster.state, skipped), undo)
 
 
-async def _collect(cluster: OfflineCluster, counters: MaintenanceCounters) -> None:
+async def _collect(cluster: MaintenanceSession, counters: MaintenanceCounters) -> None:
     planned = await plan(cluster, Grace())
     counters.waiting_bytes = planned.waiting
     counters.due_bytes, counters.oldest_s = planned.size, planned.oldest_ms / 1000

@@ -38,7 +38,7 @@ from tidelog.service.server.log_lines import (
     log_to_stderr,
 )
 from tidelog.service.server.maintenance import check_tables, run_maintenance
-from tidelog.service.server.memory import return_memory
+from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.router import Router
 from tidelog.service.settings import Settings, state_home
 from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Worker, gathered

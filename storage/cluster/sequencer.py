@@ -425,10 +425,10 @@ class Sequencer:
             if found == [commit.commit_id for commit in own.draft.commits]:
                 own.done.set_result(applied.outcomes[commits.start : commits.stop])
                 return
-            self.wal.own_entries.fence(entry.seq)
+            self.wal.copy_fence.fence(entry.seq)
             own.done.set_exception(Fenced(self.wal.writer, entry.seq))
         elif origin.number > self._number:
-            self.wal.own_entries.fence(entry.seq)
+            self.wal.copy_fence.fence(entry.seq)
 
     def on_reset(self) -> None:
         """Handle a reload of the view: peers' waiting drafts may be in the skipped entries."""

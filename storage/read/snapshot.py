@@ -36,8 +36,8 @@ from tidelog.storage.state.partition import Partition
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.doubt import blamed, hole
 from tidelog.storage.tables.manifest import SegmentIndex, Table, segments_to
-from tidelog.storage.wal.chain import WalSettings
 from tidelog.storage.wal.view import WalView
+from tidelog.storage.wal.wal_objects import WalSettings
 
 log = logging.getLogger("tidelog.read")
 

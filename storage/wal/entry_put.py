@@ -13,8 +13,8 @@ from tidelog.storage.core.errors import CommitUnknown, NotFound, StoreRefused, U
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.object_store import Created
 from tidelog.storage.io.threads import TASK_ENDS
-from tidelog.storage.wal.chain import WalObjects
 from tidelog.storage.wal.freshness import Freshness
+from tidelog.storage.wal.wal_objects import WalObjects
 
 log = logging.getLogger("tidelog.wal")
 
@@ -28,8 +28,8 @@ class EntryPut:
     """Creates the entries of one WAL view. It expires the view if it can no longer learn the
     outcome of a PUT."""
 
-    def __init__(self, chain: WalObjects, freshness: Freshness, retry_s: float) -> None:
-        self.chain = chain
+    def __init__(self, objects: WalObjects, freshness: Freshness, retry_s: float) -> None:
+        self.objects = objects
         self.retry_s = retry_s
         self._freshness = freshness
 
@@ -40,11 +40,11 @@ class EntryPut:
         the same ids and write different entries under them.
         """
         is_ambiguous, pause_s, failures = False, self.retry_s, 0
-        self.chain.counters.bytes_written += sum(len(part) for part in parts)
+        self.objects.counters.bytes_written += sum(len(part) for part in parts)
         while True:
-            self.chain.counters.puts += 1
+            self.objects.counters.puts += 1
             try:
-                created = await self.chain.store.create(key, parts)
+                created = await self.objects.store.create(key, parts)
                 # **On a crash** here: the entry is in the WAL, but the clients have no response. A
                 # retry with the same Idempotency-Key gets the first response from the state.
             except StoreRefused:
@@ -63,7 +63,7 @@ class EntryPut:
                 return True
             if created is Created.UNKNOWN:
                 is_ambiguous = True
-                self.chain.counters.unknown += 1
+                self.objects.counters.unknown += 1
                 log.warning("put of %s: outcome unknown, reading it back", key)
             found = await self._read_back(key, entry.seq)
             if found is not None:
@@ -82,9 +82,9 @@ class EntryPut:
         would report an entry as failed that may be committed."""
         while True:
             try:
-                if not await self.chain.numbers_after(seq):
+                if not await self.objects.numbers_after(seq):
                     return True  # the newest entry is never collected
-                return (await self.chain.read(seq + 1)).entry.previous == entry_hash
+                return (await self.objects.read(seq + 1)).entry.previous == entry_hash
             except NotFound:  # the next entry was collected
                 raise self._outcome_lost(keys.wal(seq)) from None
             except Unavailable as error:
@@ -102,7 +102,7 @@ class EntryPut:
         pause_s = self.retry_s
         while True:
             try:
-                return await self.chain.find(seq)
+                return await self.objects.find(seq)
             except Unavailable as error:
                 log.warning("reading back %s failed, retrying: %s", key, error)
             await asyncio.sleep(pause_s)

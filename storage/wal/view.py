@@ -26,12 +26,12 @@ from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.announced import AnnouncedEntries
-from tidelog.storage.wal.chain import ClusterIdentity, WalObjects, WalSettings, empty_state
-from tidelog.storage.wal.checkpoints import Checkpoints
+from tidelog.storage.wal.checkpoint_schedule import CheckpointSchedule
+from tidelog.storage.wal.copy_fence import CopyFence
 from tidelog.storage.wal.entry_put import EntryPut
 from tidelog.storage.wal.freshness import NEVER, Freshness, Moment
-from tidelog.storage.wal.own_entries import OwnEntries
 from tidelog.storage.wal.store_time import StoreTime
+from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, WalSettings, empty_state
 
 log = logging.getLogger("tidelog.wal")
 
@@ -90,34 +90,34 @@ class WalView:
 
     def __init__(
         self,
-        chain: WalObjects,
+        objects: WalObjects,
         cluster: ClusterIdentity,
         writer: str,
         settings: WalSettings,
     ) -> None:
         """Call `load` before any other method, or use `open`. No other process may have the name
-        `writer`: entries with it that this process did not write fence it (`OwnEntries`)."""
-        self.chain = chain
+        `writer`: entries with it that this process did not write fence it (`CopyFence`)."""
+        self.objects = objects
         self.cluster = cluster
         self.writer = writer
         self.settings = settings
-        self.store = chain.store
-        self.clock = chain.clock
-        self.store_time = StoreTime(chain.store, chain.clock)
-        self.counters = chain.counters
+        self.store = objects.store
+        self.clock = objects.clock
+        self.store_time = StoreTime(objects.store, objects.clock)
+        self.counters = objects.counters
         self._state = empty_state(cluster)
         self.subscribers: list[Subscriber] = []
         self._is_half_applied = False
         self._offers = AnnouncedEntries()
         self._turn = asyncio.Lock()  # its holder may apply entries to the view
-        self._freshness = Freshness(chain.store, chain.clock)
-        self._entry_put = EntryPut(chain, self._freshness, settings.retry_s)
-        self.own_entries = OwnEntries(writer)
+        self._freshness = Freshness(objects.store, objects.clock)
+        self._entry_put = EntryPut(objects, self._freshness, settings.retry_s)
+        self.copy_fence = CopyFence(writer)
         self._probes_begun = 0
         self._probe_fresh = 0  # number of the newest probe that reached the end of the WAL
         self._probe: asyncio.Task[None] | None = None
-        self._checkpoints = Checkpoints(
-            chain,
+        self._checkpoints = CheckpointSchedule(
+            objects,
             entries_least=settings.checkpoint_entries,
             entries_max=settings.checkpoint_entries_max,
             interval_s=settings.checkpoint_interval_s,
@@ -153,12 +153,12 @@ class WalView:
 
         Raises StoreUnfit (also if its id is not the given `cluster_id`) or Corrupt.
         """
-        chain = WalObjects(store, clock)
+        objects = WalObjects(store, clock)
         settings = settings or WalSettings()
-        cluster = await chain.open_cluster(
+        cluster = await objects.open_cluster(
             cluster_id, is_creating=is_creating, bounds=settings.bounds
         )
-        view = cls(chain, cluster, writer, settings)
+        view = cls(objects, cluster, writer, settings)
         await view.load()
         return view
 
@@ -198,7 +198,7 @@ class WalView:
             while True:
                 await self._ensure_view()
                 self._apply_offers()
-                self.own_entries.check_fence()
+                self.copy_fence.check_fence()
                 with _before_the_put():
                     draft = next_draft()
                 if draft is None:
@@ -232,7 +232,7 @@ class WalView:
             header, entry_hash = entries.encode_header(entry)
         key = keys.wal(entry.seq)
         fresh, started = self._freshness.moment, self._freshness.now()
-        self.own_entries.add(entry_hash, entry.seq)
+        self.copy_fence.add(entry_hash, entry.seq)
         parts = [header, *draft.bodies, *entries.copy_of(entry, header)]
         if not await self._entry_put.put(key, parts, entry, entry_hash):
             return None
@@ -351,7 +351,7 @@ class WalView:
         while True:
             started, offered = self._freshness.now(), self._offers.numbers()
             try:
-                await self.chain.read(self._state.seq + 1)
+                await self.objects.read(self._state.seq + 1)
             except NotFound:
                 self._offers.drop(offered)
                 # After an expired view, the next number may be absent because it was collected.
@@ -386,7 +386,7 @@ class WalView:
         self._freshness.moment = fresh = NEVER
         stuck_at = -1
         while True:
-            state = await self.chain.newest_checkpoint(self.cluster)
+            state = await self.objects.newest_checkpoint(self.cluster)
             checkpoint_seq = state.seq
             try:
                 fresh = await self._follow_to_newest(state)
@@ -410,10 +410,10 @@ class WalView:
         entries after a checkpoint may be collected; the newest entry, in a listing, never is."""
         while True:
             started = self._freshness.now()
-            numbers = await self.chain.numbers_after(state.seq)
+            numbers = await self.objects.numbers_after(state.seq)
             await self._follow(state, lambda decoded: self._apply(state, decoded))
             left = [state.seq, *(number for number in numbers if number > state.seq)]
-            if len(strays := await self.chain.strays(left)) < len(left) - 1:
+            if len(strays := await self.objects.strays(left)) < len(left) - 1:
                 raise Corrupt(keys.wal(state.seq + 1), "is missing, but later entries exist")
             for number in strays:
                 log.error("%s is a stray: see tidelog repair", keys.wal(number))
@@ -438,7 +438,7 @@ class WalView:
                 return NEVER
             started = self._freshness.now()
             seqs = range(state.seq + 1, int(min(state.seq + width, upto)) + 1)
-            reads = [asyncio.create_task(self.chain.find(seq)) for seq in seqs]
+            reads = [asyncio.create_task(self.objects.find(seq)) for seq in seqs]
             try:
                 for read in reads:
                     decoded = await read
@@ -457,7 +457,7 @@ class WalView:
 
     def _apply(self, state: ClusterState, decoded: Decoded) -> Applied:
         self.counters.entries_applied += 1
-        self.own_entries.check_writer(decoded)
+        self.copy_fence.check_writer(decoded)
         key = keys.wal(decoded.entry.seq)
         try:
             return state.apply(decoded, key)
@@ -496,4 +496,4 @@ class WalView:
 
     async def checkpoint(self) -> int:
         state = self.state  # raises after an exception in `apply`: no such state is written
-        return await self.chain.write_checkpoint(state.seq, state.encode())
+        return await self.objects.write_checkpoint(state.seq, state.encode())

@@ -5,7 +5,7 @@ hot_log       requests with acks=1 on a local disk, until their commit
 hot_log_file  the bytes of a hot log file, and their recovery
 writer        the write path: one flush at a time, one entry for all waiting requests
 waiters       the callers of requests: who waits for which outcome
-refused       acknowledged requests that the store refuses: tried apart, then set aside
+set_aside     acknowledged requests that the store refuses: tried apart, then set aside
 counters      the counters of a writer
 sealer        moves tails into tables
 """

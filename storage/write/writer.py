@@ -43,7 +43,7 @@ from tidelog.storage.write.hot_segment import (
     EncodedDraft,
     check_timestamps,
 )
-from tidelog.storage.write.refused import KEPT_MAX, RefusedRequests
+from tidelog.storage.write.set_aside import KEPT_MAX, SetAsideRequests
 from tidelog.storage.write.waiters import Waiter, Waiters
 
 log = logging.getLogger("tidelog.writer")
@@ -132,7 +132,7 @@ class Writer:
         self._flushing_s: float | None = None  # boot time at which the flush under way began
         self._failures: list[LogError] = []  # of the last flushes, since one succeeded
         self._started_s = -math.inf
-        self.refused = RefusedRequests(self, wal, self._committer, self.hot_log)
+        self.refused = SetAsideRequests(self, wal, self._committer, self.hot_log)
         self.task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
 

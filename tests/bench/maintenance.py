@@ -110,8 +110,8 @@ def _compact(folder: Path, records: int, keys: int) -> list[Row]:
 
 
 def _retain(folder: Path, count: int) -> list[Row]:
-    from tidelog.compaction.offline import OfflineCluster
     from tidelog.compaction.retention import retain
+    from tidelog.compaction.session import MaintenanceSession
     from tidelog.storage.io.clock import SystemClock
     from tidelog.storage.io.folder import FolderStore
 
@@ -119,7 +119,7 @@ def _retain(folder: Path, count: int) -> list[Row]:
 
     async def plan() -> float:
         store = FolderStore(folder)
-        cluster = await OfflineCluster.open(store, SystemClock())
+        cluster = await MaintenanceSession.open(store, SystemClock())
         started = time.perf_counter()
         (told,) = await retain(cluster, None, is_dry=True)
         seconds = time.perf_counter() - started

@@ -69,14 +69,14 @@ def _files(log: Path) -> list[str]:
 
 def _ours(spark: "SparkSession", log: Path) -> int:
     from tidelog.compaction.compact import compact
-    from tidelog.compaction.offline import OfflineCluster
+    from tidelog.compaction.session import MaintenanceSession
     from tidelog.compaction.spark_engine import SparkEngine
     from tidelog.storage.io.clock import SystemClock
     from tidelog.storage.io.folder import FolderStore
 
     async def run() -> int:
         store = FolderStore(log)
-        cluster = await OfflineCluster.open(store, SystemClock())
+        cluster = await MaintenanceSession.open(store, SystemClock())
         engine = SparkEngine(spark, log.as_uri())
         (done,) = await compact(cluster, None, is_dry=False, engine=engine)
         await cluster.close()

@@ -47,7 +47,7 @@ def _peak_bytes() -> int:
 def ours(folder: Path, _: list[str], __: Path) -> int:
     """Merging or compaction, whichever the topic wants."""
     from tidelog.compaction.compact import compact
-    from tidelog.compaction.offline import OfflineCluster
+    from tidelog.compaction.session import MaintenanceSession
     from tidelog.storage.io.clock import SystemClock
     from tidelog.storage.io.folder import FolderStore
     from tidelog.storage.io.malloc import keep_freed_columns
@@ -56,7 +56,7 @@ def ours(folder: Path, _: list[str], __: Path) -> int:
 
     async def run() -> int:
         store = FolderStore(folder)
-        cluster = await OfflineCluster.open(store, SystemClock())
+        cluster = await MaintenanceSession.open(store, SystemClock())
         done = await compact(cluster, None, is_dry=False)
         await cluster.close()
         await store.close()

@@ -19,8 +19,8 @@ from tidelog.compaction.backups.restore import Restored, restore
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import keys
 from tidelog.storage.core.actions import ReleaseHold, TakeHold
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
@@ -36,11 +36,11 @@ T = TypeVar("T")
 GRACE = Grace(wal_ms=3_600_000, table_ms=4 * 3_600_000)
 
 
-def on(root: Path, work: Callable[[OfflineCluster], Awaitable[T]]) -> T:
+def on(root: Path, work: Callable[[MaintenanceSession], Awaitable[T]]) -> T:
     async def session() -> T:
         store = FolderStore(root)
         try:
-            cluster = await OfflineCluster.open(store, SystemClock())
+            cluster = await MaintenanceSession.open(store, SystemClock())
             try:
                 return await work(cluster)
             finally:
@@ -52,7 +52,7 @@ def on(root: Path, work: Callable[[OfflineCluster], Awaitable[T]]) -> T:
 
 
 def backed_up(root: Path, place: Path, *, is_verified: bool = False) -> BackedUp:
-    async def work(cluster: OfflineCluster) -> BackedUp:
+    async def work(cluster: MaintenanceSession) -> BackedUp:
         return await backup(cluster, FolderStore(place), is_verified=is_verified)
 
     return on(root, work)
@@ -112,7 +112,7 @@ def test_a_backup_is_restored_with_each_record_at_its_offset(root: Path, tmp_pat
     assert on(root, _holds) == on(target, _holds) == []
 
 
-async def _holds(cluster: OfflineCluster) -> list[object]:
+async def _holds(cluster: MaintenanceSession) -> list[object]:
     return list(cluster.state.holds)
 
 
@@ -134,7 +134,7 @@ def test_the_restored_cluster_goes_on_and_is_another_one(root: Path, tmp_path: P
     assert on(tmp_path / "same", _identity) == same.cluster_id == on(root, _identity)
 
 
-async def _identity(cluster: OfflineCluster) -> str:
+async def _identity(cluster: MaintenanceSession) -> str:
     return cluster.wal.cluster.cluster_id
 
 

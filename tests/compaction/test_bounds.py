@@ -15,7 +15,7 @@ from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.elapsed import STEP_MS_MAX
-from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal.wal_objects import WalSettings
 
 HOUR_MS = 3_600_000
 USUAL = MANUAL._replace(wal=WalSettings())

@@ -13,8 +13,8 @@ from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.compaction.collect import CollectionPlan, collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import keys
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.io.memory import MemoryStore
@@ -420,7 +420,7 @@ def test_two_collectors_at_once_come_to_one_result() -> None:
         log = await due(inner)
         async with closing(log), caring(inner) as one, caring(inner) as other:
 
-            async def once(cluster: OfflineCluster) -> None:
+            async def once(cluster: MaintenanceSession) -> None:
                 way_of(cluster).latency = lambda _: 0.01
                 await collect(cluster, await plan(cluster, GRACE))
 

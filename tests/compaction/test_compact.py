@@ -19,9 +19,9 @@ from tests.support.vloop import run
 from tidelog.compaction.compact import COMPACT, MERGE, Compacted, compact
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.newest_per_key import Latest, of_ranks, of_shares
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import keys
 from tidelog.storage.core.chunk import RECORD_SCHEMA, Rows
 from tidelog.storage.core.model import SegmentFile
@@ -461,7 +461,7 @@ def test_two_compactors_and_a_retention_at_once_come_to_one_result() -> None:
         for cluster in clusters:
             way_of(cluster).latency = lambda _: draws.choice([0.001, 0.05, 0.3])
 
-        async def later(cluster: OfflineCluster) -> list[Compacted]:
+        async def later(cluster: MaintenanceSession) -> list[Compacted]:
             await asyncio.sleep(draws.uniform(0, 1))
             return await compact(cluster, None, is_dry=False)
 

@@ -19,9 +19,9 @@ from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
@@ -31,14 +31,14 @@ HOUR_MS = 3_600_000
 GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)
 SEGMENTS = 6
 
-Work = Callable[[OfflineCluster], Awaitable[object]]
+Work = Callable[[MaintenanceSession], Awaitable[object]]
 
 
-async def collecting(cluster: OfflineCluster) -> None:
+async def collecting(cluster: MaintenanceSession) -> None:
     await collect(cluster, await plan(cluster, GRACE))
 
 
-async def all_of_it(cluster: OfflineCluster) -> None:
+async def all_of_it(cluster: MaintenanceSession) -> None:
     """As `tidelog maintain`."""
     await retain(cluster, None, is_dry=False)
     await compact(cluster, None, is_dry=False)

@@ -20,8 +20,8 @@ from tests.support.maintenance import caring, log_with
 from tests.support.vloop import run
 from tidelog.compaction.compact import MERGE, SKIP, compact
 from tidelog.compaction.engine import InProcess
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.memory import MemoryStore
 
@@ -77,7 +77,9 @@ def test_a_partition_with_damage_keeps_no_other_from_its_turn() -> None:
 class Overtaken(InProcess):
     """Something happens between the writing and the commit."""
 
-    def __init__(self, cluster: OfflineCluster, meanwhile: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self, cluster: MaintenanceSession, meanwhile: Callable[[], Awaitable[object]]
+    ) -> None:
         super().__init__(cluster.store, cluster.clock)
         self._meanwhile = meanwhile
 

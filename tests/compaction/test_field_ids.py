@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from tests.support.logs import COLD, append, read_values
 from tidelog.compaction.compact import compact
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
 from tidelog.storage.io.clock import SystemClock
@@ -44,7 +44,7 @@ async def test_segments_with_and_without_field_ids_are_one_table(tmp_path: Path)
         return [by_arrow["value"].to_pylist(), by_polars["value"].to_list()]
 
     assert values_of_others() == [[b"a", b"b", b"c", b"d"]] * 2
-    cluster = await OfflineCluster.open(store, SystemClock())
+    cluster = await MaintenanceSession.open(store, SystemClock())
     (merged,) = await compact(cluster, None, is_dry=False)
     assert (merged.segments, merged.segments_after, merged.rows_after) == (4, 1, 4)
     await cluster.close()

@@ -19,9 +19,9 @@ from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.chunk import Rows
@@ -30,7 +30,7 @@ from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.tables.manifest import ManifestConflict
-from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal.wal_objects import WalSettings
 
 WAL = WalSettings(Bounds(3000, 12_000, 12_000), checkpoint_entries=20, checkpoint_interval_s=1.0)
 GRACE = Grace(wal_ms=12_000, table_ms=12_000)
@@ -133,7 +133,7 @@ class World:
             assert value in self.tried
             assert self.acked.get(offset, value) == value
 
-    async def care(self, cluster: OfflineCluster) -> None:
+    async def care(self, cluster: MaintenanceSession) -> None:
         while not self.is_over:
             await asyncio.sleep(self.draws.uniform(0.2, 3.0))
             what = self.draws.choice(WORK[1:])
@@ -141,7 +141,7 @@ class World:
                 await self.care_once(cluster, what)
                 self.count(what)
 
-    async def care_once(self, cluster: OfflineCluster, what: str) -> None:
+    async def care_once(self, cluster: MaintenanceSession, what: str) -> None:
         match what:
             case "retain":
                 await retain(cluster, None, is_dry=False)

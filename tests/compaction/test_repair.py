@@ -9,9 +9,9 @@ import pytest
 from tests.findings.foreign import END, batch_offsets, broker_records, caring, filled, table
 from tests.support.broker_log import BrokerLog
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.repair import ADOPT, NONE, RESTORE, Repair, repair, undo_rearrangement
 from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession
 
 ALL = list(range(END))
 
@@ -188,7 +188,7 @@ def test_only_a_rearrangement_is_undone_unasked(tmp_path: Path, commit, is_undon
     records = filled(tmp_path)
     commit(table(tmp_path))
 
-    async def undo(cluster: OfflineCluster) -> bool:
+    async def undo(cluster: MaintenanceSession) -> bool:
         return await undo_rearrangement(cluster, cluster.state.topic("t"))
 
     assert caring(tmp_path, undo) == is_undone

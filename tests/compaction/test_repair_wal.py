@@ -15,7 +15,6 @@ from tests.support.maintenance import caring
 from tests.support.views import flip
 from tests.support.vloop import run
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.repair_wal import (
     damage_of,
     delete_strays,
@@ -26,6 +25,7 @@ from tidelog.compaction.repair_wal import (
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.scrub_checks import Kind
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import MembershipSettings
@@ -377,7 +377,7 @@ def test_a_drop_that_is_killed_at_any_write_can_be_repeated() -> None:
     run(main)
 
 
-async def cut_off(cluster: OfflineCluster, number: int, writes: int) -> bool:
+async def cut_off(cluster: MaintenanceSession, number: int, writes: int) -> bool:
     """Whether the process was killed at that write."""
     real, left = cluster.store.create, writes
 

@@ -9,8 +9,8 @@ from tests.support.logs import append, closing, opened, read_values
 from tests.support.maintenance import caring, cluster_on, log_with, way_of
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import HIGH_WATERMARK, Retained, delete_records, retain
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import keys
 from tidelog.storage.core.errors import (
     OffsetOutOfRange,
@@ -153,7 +153,7 @@ def test_records_that_are_not_there_cannot_be_deleted() -> None:
     run(main)
 
 
-async def retain_with(cluster: OfflineCluster, step: str) -> None:
+async def retain_with(cluster: MaintenanceSession, step: str) -> None:
     """A run that stops at that step and never continues."""
     seq, way = cluster.state.seq + 1, way_of(cluster)
     if "entry" in step:

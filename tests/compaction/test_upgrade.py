@@ -25,8 +25,8 @@ from tidelog.storage.core.entry import Commit, Entry
 from tidelog.storage.core.errors import CommitUnknown, Corrupt, NewerLevel, Unavailable
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.wal.chain import ClusterIdentity
 from tidelog.storage.wal.view import WalView
+from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 MEMBERS = SETTINGS.membership
 TIMEOUT_S = MEMBERS.member_timeout_s

@@ -10,7 +10,7 @@ from tests.support.logs import append
 from tests.support.records import TIME_MS
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import LogError
@@ -18,7 +18,7 @@ from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
-from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal.wal_objects import WalSettings
 
 IDLE_S = 1e6
 Acked = dict[int, str]
@@ -105,7 +105,7 @@ def assert_kept(acked: Acked, found: Acked) -> None:
 async def collected(store: ObjectStore, clock: Clock, grace: Grace) -> int:
     """One run of collection by a process that chose this grace, unless it is refused."""
     with contextlib.suppress(LogError):
-        cluster = await OfflineCluster.open(way(store), clock)
+        cluster = await MaintenanceSession.open(way(store), clock)
         try:
             return await collect(cluster, await plan(cluster, grace))
         finally:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import deltalake
 
 from tests.support.broker_log import BrokerLog, Record
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
@@ -56,12 +56,12 @@ def table(root: Path) -> deltalake.DeltaTable:
     return deltalake.DeltaTable(table_uri(root))
 
 
-def caring(root: Path, work: Callable[[OfflineCluster], Awaitable[T]]) -> T:
+def caring(root: Path, work: Callable[[MaintenanceSession], Awaitable[T]]) -> T:
     """Do to the store as a command of `tidelog` does."""
 
     async def run() -> T:
         store = FolderStore(root)
-        cluster = await OfflineCluster.open(store, SystemClock())
+        cluster = await MaintenanceSession.open(store, SystemClock())
         try:
             return await work(cluster)
         finally:

@@ -10,9 +10,9 @@ from tests.findings.foreign import caring
 from tests.support.broker_log import BrokerLog, open_log
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import ScrubReport, scrub
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.service.server.maintenance import maintain_once
 from tidelog.service.settings import Settings
 from tidelog.storage.broker import Broker, LogSettings
@@ -45,7 +45,7 @@ def damage(root: Path) -> None:
 
 
 def log_start(root: Path, topic: str) -> int:
-    async def start(cluster: OfflineCluster) -> int:
+    async def start(cluster: MaintenanceSession) -> int:
         return cluster.state.partition(topic, 0).log_start_offset
 
     return caring(root, start)
@@ -72,10 +72,10 @@ async def test_d10_the_duty_of_a_broker_goes_on_with_the_other_topics(tmp_path: 
 
 
 def test_d10_collect_goes_on_with_the_other_topics(tmp_path: Path) -> None:
-    async def cut(cluster: OfflineCluster) -> None:
+    async def cut(cluster: MaintenanceSession) -> None:
         await delete_records(cluster, WHOLE, {0: 4}, is_dry=False)
 
-    async def collect_all(cluster: OfflineCluster) -> None:
+    async def collect_all(cluster: MaintenanceSession) -> None:
         await collect(cluster, await plan(cluster, NOW))
 
     def segments() -> int:
@@ -91,7 +91,7 @@ def test_d10_collect_goes_on_with_the_other_topics(tmp_path: Path) -> None:
 
 
 def test_d10_scrub_reports_a_damaged_table_and_all_other_damage(tmp_path: Path) -> None:
-    async def scrubbed(cluster: OfflineCluster) -> ScrubReport:
+    async def scrubbed(cluster: MaintenanceSession) -> ScrubReport:
         return await scrub(cluster, None, Grace())
 
     filled(tmp_path)

@@ -22,7 +22,7 @@ from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreUnfit
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.wal.chain import CHECKPOINT_MAGIC
+from tidelog.storage.wal.wal_objects import CHECKPOINT_MAGIC
 
 NEW = {"x": 1}
 NEWER = levels.NEWEST + 1

@@ -38,8 +38,8 @@ def clone(log: Log, of: Log) -> None:
     """Give a broker the memory of another: its name in the WAL, the PUTs that it knows as its own,
     and the state of its source of ids, if that has one."""
     log.wal.writer = of.wal.writer
-    log.wal.own_entries.writer = of.wal.writer
-    log.wal.own_entries._puts = copy.copy(of.wal.own_entries._puts)
+    log.wal.copy_fence.writer = of.wal.writer
+    log.wal.copy_fence._puts = copy.copy(of.wal.copy_fence._puts)
     for name in ("name", "_ids"):
         if hasattr(of.clock, name):
             setattr(log.clock, name, copy.copy(getattr(of.clock, name)))

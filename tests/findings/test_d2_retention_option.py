@@ -20,8 +20,8 @@ from tests.findings.brokers import (
 from tests.support.logs import store_of
 from tests.support.vloop import run
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
 
 SHORT = Grace(wal_ms=4000)
@@ -71,7 +71,7 @@ def test_d2_a_command_that_stands_still_does_nothing_that_is_not_in_the_log() ->
             for number in range(4):
                 await produce(a, f"v{number}", acked)
                 await a.seal("t")
-            command = await OfflineCluster.open(way(store), loop_clock(2))
+            command = await MaintenanceSession.open(way(store), loop_clock(2))
             for number in range(4):
                 await produce(a, f"m{number}", acked)
                 await a.seal("t")

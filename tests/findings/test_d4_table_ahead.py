@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tests.findings.brokers import Acked, broker, given, produce, served
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.scrub import ScrubReport
 from tidelog.compaction.scrub import scrub as look
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
@@ -36,7 +36,7 @@ async def copied(root: Path) -> tuple[FolderStore, Acked]:
 
 
 async def scrubbed(store: FolderStore) -> ScrubReport:
-    cluster = await OfflineCluster.open(store, SystemClock())
+    cluster = await MaintenanceSession.open(store, SystemClock())
     try:
         return await look(cluster, None, Grace())
     finally:

@@ -18,8 +18,8 @@ from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.engine import InProcess, OnRows
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.rewrite import Rewrite
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import keys
 from tidelog.storage.core.errors import Unavailable
@@ -48,7 +48,9 @@ async def collected(store: ObjectStore, table_ms: int) -> list[str]:
 class Interrupted(InProcess):
     """Something happens between the uploads of a rewrite and its commit."""
 
-    def __init__(self, cluster: OfflineCluster, meanwhile: Callable[[], Awaitable[object]]) -> None:
+    def __init__(
+        self, cluster: MaintenanceSession, meanwhile: Callable[[], Awaitable[object]]
+    ) -> None:
         super().__init__(cluster.store, cluster.clock)
         self._meanwhile = meanwhile
 
@@ -123,7 +125,7 @@ async def test_d5_a_collection_leaves_the_inputs_that_a_late_rewrite_puts_back(
     prefix = log.state.topic("t").prefix
     await log.close()
     clock = ManualClock(1, start_ms=time.time_ns() // 1_000_000)
-    cluster = await OfflineCluster.open(store, clock)
+    cluster = await MaintenanceSession.open(store, clock)
     table = await cluster.table(cluster.state.topic("t"))
     replace = table.replace
 
@@ -136,7 +138,7 @@ async def test_d5_a_collection_leaves_the_inputs_that_a_late_rewrite_puts_back(
         for file in added:
             os.utime(tmp_path / prefix / file.path, (days_ago, days_ago))
         await replace(removed, added, *args, **named)
-        other = await OfflineCluster.open(store, SystemClock())
+        other = await MaintenanceSession.open(store, SystemClock())
         beside = await plan(other, Grace(table_ms=0))
         await store.delete([f"{prefix}/{file.path}" for file in added])
         await collect(other, beside)

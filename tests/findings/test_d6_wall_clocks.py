@@ -8,8 +8,8 @@ from tests.service.conftest import post, serving
 from tests.support.clock import ManualClock
 from tests.support.records import rows
 from tests.support.vloop import run
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import retain
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.service.settings import Settings
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.entry import IdempotencyKey
@@ -112,7 +112,7 @@ async def test_d6_a_clock_behind_stamps_no_record_that_retention_deletes() -> No
         clock.skew_ms = 0
         if is_acked:
             await log.seal("t")
-        cluster = await OfflineCluster.open(way(store), ManualClock(2))
+        cluster = await MaintenanceSession.open(way(store), ManualClock(2))
         await retain(cluster, None, is_dry=False)
         await cluster.close()
         await log.wal.refresh()

@@ -13,8 +13,8 @@ import pytest
 from tests.findings.brokers import broker, collected, given
 from tests.support.logs import append
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import retain
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
@@ -108,7 +108,7 @@ async def test_d7_retention_of_other_topics_goes_on(
     log = await reopened(tmp_path, await two_topics(tmp_path), foreign)
     try:
         await log.alter_topic("u", {"retention.ms": "1000"})
-        cluster = await OfflineCluster.open(log.store, SystemClock())
+        cluster = await MaintenanceSession.open(log.store, SystemClock())
         with contextlib.suppress(LogError):
             await retain(cluster, None, is_dry=False)
         await cluster.close()

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from tests.findings.brokers import broker, ending, given, loop_clock, way
 from tests.support.logs import append
 from tests.support.vloop import run
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
@@ -54,7 +54,7 @@ def test_d9_the_other_partitions_of_the_topic_are_sealed() -> None:
 def test_d9_after_delete_records_beyond_the_damage_the_partition_is_sealed() -> None:
     async def main() -> None:
         async with damaged() as (store, log):
-            cluster = await OfflineCluster.open(way(store), loop_clock(3))
+            cluster = await MaintenanceSession.open(way(store), loop_clock(3))
             await delete_records(cluster, "t", {DAMAGED: RECORDS}, is_dry=False)
             await cluster.close()
             await log.wal.refresh()

@@ -15,8 +15,8 @@ from tests.findings.foreign import (
     stream_offsets,
     table,
 )
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records, retain
+from tidelog.compaction.session import MaintenanceSession
 
 
 def optimize(delta: deltalake.DeltaTable) -> None:
@@ -78,11 +78,11 @@ def test_p2_a_new_broker_gives_what_was_acked(tmp_path: Path, commit: Commit) ->
 # -- a table to which another engine only lets rows be appended
 
 
-async def delete_twenty(cluster: OfflineCluster) -> None:
+async def delete_twenty(cluster: MaintenanceSession) -> None:
     await delete_records(cluster, "t", {0: 20}, is_dry=False)
 
 
-async def retain_all(cluster: OfflineCluster) -> None:
+async def retain_all(cluster: MaintenanceSession) -> None:
     assert await retain(cluster, None, is_dry=False)
 
 

@@ -17,9 +17,9 @@ from tests.support.logs import MANUAL, append, closing, opened, read_values
 from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import keys
 from tidelog.storage.core.actions import CreateTopic
@@ -117,7 +117,7 @@ async def test_s2_a_topic_that_cannot_be_sealed_stops_no_duty(tmp_path: Path) ->
         for topic in (LONG, "other"):
             await append(log, "a", topic=topic)
         await log.seal("other")
-        cluster = await OfflineCluster.open(log.store, SystemClock())
+        cluster = await MaintenanceSession.open(log.store, SystemClock())
         # A session of a cluster with other bounds would collect at once; this one is alone.
         cluster.state.bounds.now = Bounds(wal_retention_ms=4, file_grace_ms=0)
         try:

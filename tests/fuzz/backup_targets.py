@@ -5,7 +5,7 @@ from tidelog.compaction.backups import place
 from tidelog.compaction.backups.place import BackupManifest, BackupObject, BackupTable
 from tidelog.storage.core import checksum
 from tidelog.storage.core.errors import Corrupt, StoreUnfit
-from tidelog.storage.wal.chain import ClusterIdentity
+from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 KEY = "backups/00000000000000000003-1-2"
 

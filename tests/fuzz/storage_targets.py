@@ -38,7 +38,7 @@ from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.tables import delta_json, manifest
 from tidelog.storage.tables import segment as segments
 from tidelog.storage.tables.manifest import ManifestVersion
-from tidelog.storage.wal import chain
+from tidelog.storage.wal import wal_objects
 from tidelog.storage.wal.announced import AnnouncedChunks, AnnouncedEntries
 from tidelog.storage.write import hot_log_file
 
@@ -102,7 +102,7 @@ def _golden_checkpoint() -> bytes:
 
 
 def _golden_state() -> ClusterState:
-    return chain.decode_checkpoint(_golden_checkpoint(), KEY, CLUSTER_ID)
+    return wal_objects.decode_checkpoint(_golden_checkpoint(), KEY, CLUSTER_ID)
 
 
 @functools.cache
@@ -159,16 +159,16 @@ def _check_state(state: ClusterState) -> None:
 
 def _checkpoints() -> list[bytes]:
     busy = _busy_checkpoint()
-    head = chain.CHECKPOINT_MAGIC + u32(checksum.crc32c(busy))
+    head = wal_objects.CHECKPOINT_MAGIC + u32(checksum.crc32c(busy))
     return [*_files("checkpoints/*"), head + busy]
 
 
 def check_checkpoint(data: bytes) -> None:
     payload = data[12:]
-    right = chain.CHECKPOINT_MAGIC + u32(checksum.crc32c(payload)) + payload
+    right = wal_objects.CHECKPOINT_MAGIC + u32(checksum.crc32c(payload)) + payload
     for body in (data, right):
         try:
-            state = chain.decode_checkpoint(body, KEY, CLUSTER_ID)
+            state = wal_objects.decode_checkpoint(body, KEY, CLUSTER_ID)
         except (Corrupt, NewerLevel):
             continue
         _check_state(state)
@@ -433,7 +433,7 @@ def _members() -> list[bytes]:
 
 
 def check_member(data: bytes) -> None:
-    for kind in (Member, chain.ClusterIdentity):
+    for kind in (Member, wal_objects.ClusterIdentity):
         try:
             found = msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

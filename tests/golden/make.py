@@ -37,8 +37,8 @@ from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.tables import segment as segments
 from tidelog.storage.tables.delta import DeltaManifest
 from tidelog.storage.tables.manifest import seal_app_id
-from tidelog.storage.wal.chain import DEFAULT_BOUNDS, ClusterIdentity
 from tidelog.storage.wal.view import WalView
+from tidelog.storage.wal.wal_objects import DEFAULT_BOUNDS, ClusterIdentity
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
 

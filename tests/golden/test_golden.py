@@ -31,7 +31,7 @@ from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import LogSettings
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.tables import segment as segments
-from tidelog.storage.wal.chain import CHECKPOINT_MAGIC
+from tidelog.storage.wal.wal_objects import CHECKPOINT_MAGIC
 from tidelog.storage.write import hot_log_file
 
 CLUSTER_ID = "0123456789abcdef0123456789abcdef"

@@ -30,7 +30,7 @@ from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import LogSettings
-from tidelog.storage.wal.chain import ClusterIdentity
+from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 ARCHIVE = Path(__file__).parent / "storage-0.1.tar.xz"
 CLUSTER_ID = "c0ffee"

@@ -21,7 +21,7 @@ from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.log import Log, LogSettings
-from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal.wal_objects import WalSettings
 
 YOUNG: dict[str, Any] = {
     "wal_view_age_max_ms": 1000,

@@ -4,7 +4,7 @@ from typing import Any
 
 import tidelog.compaction.backups.backup
 import tidelog.compaction.collect
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.holds import Hold
 from tidelog.storage.tables.delta import open_table
@@ -12,7 +12,7 @@ from tidelog.storage.tables.manifest import ManifestVersion
 
 
 def holds_are_passed_over() -> list[tuple[Any, str, Any]]:
-    async def none(cluster: OfflineCluster) -> list[Hold]:
+    async def none(cluster: MaintenanceSession) -> list[Hold]:
         return []
 
     return [(tidelog.compaction.collect, "_holds", none)]

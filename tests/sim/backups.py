@@ -24,8 +24,8 @@ from tidelog.compaction.backups.backup import backup
 from tidelog.compaction.backups.place import BackupManifest, backups_in, read_manifest
 from tidelog.compaction.backups.restore import restore
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import levels
 from tidelog.storage.core.bounds import Bounds
@@ -113,7 +113,7 @@ class Copies:
         except LogError as error:
             world.bug(f"a backup cannot be restored: {error!r}")
             return "failed"
-        cluster = await OfflineCluster.open(way, world.clock())
+        cluster = await MaintenanceSession.open(way, world.clock())
         report = await scrub(cluster, None, Grace())
         await cluster.close()
         if not report.is_whole:
@@ -248,7 +248,7 @@ class BackupRun(Run):
         try:
             way = world.way_of()
             way.weather = lambda: world.weather._replace(failed=0.0, refused=0.0)
-            cluster = await OfflineCluster.open(way, world.clock())
+            cluster = await MaintenanceSession.open(way, world.clock())
             done = await backup(cluster, self.copies.way(self.place, slow))
             self.begun[done.manifest.seq] = begun_s
             world.count("backups")

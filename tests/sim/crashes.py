@@ -29,7 +29,7 @@ from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.log import LogSettings
-from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal.wal_objects import WalSettings
 from tidelog.storage.write.writer import WriterSettings
 
 STEPS_MAX = 3000

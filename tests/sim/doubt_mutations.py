@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import tidelog.compaction.collect
-import tidelog.compaction.offline
+import tidelog.compaction.session
 import tidelog.storage.tables.delta
 import tidelog.storage.tables.open_tables
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.write.sealer import Sealer
@@ -20,7 +20,7 @@ def doubt_is_obeyed() -> list[tuple[Any, str, Any]]:
 
     return [
         (tidelog.storage.tables.open_tables, "check", check),
-        (tidelog.compaction.offline, "check", check),
+        (tidelog.compaction.session, "check", check),
     ]
 
 
@@ -29,7 +29,7 @@ def doubt_is_collected() -> list[tuple[Any, str, Any]]:
     real = search._table
 
     async def of_table(self: Any, *more: Any) -> None:
-        blind = OfflineCluster(self._cluster.wal, is_shared=True)
+        blind = MaintenanceSession(self._cluster.wal, is_shared=True)
         blind.checked_table = blind.table  # type: ignore[method-assign]
         seeing, self._cluster = self._cluster, blind
         try:

@@ -1,7 +1,7 @@
 """Mutations of what a broker does after an exception or a refusal: see `mutations`.
 
 Two guards are not here, because a seed seldom meets the moment: the old mark of a request set aside
-is used up, and a recovery takes it from one file. tests/storage/write/test_refused.py has both.
+is used up, and a recovery takes it from one file. tests/storage/write/test_set_aside.py has both.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tidelog.storage.core.errors import CommitUnknown, LogError, SetAside, Unava
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_segment import AppendRequest
-from tidelog.storage.write.refused import RefusedRequests
+from tidelog.storage.write.set_aside import SetAsideRequests
 from tidelog.storage.write.writer import Writer
 
 Patches = list[tuple[Any, str, Any]]
@@ -55,11 +55,11 @@ def _failed_frames_are_refused() -> Patches:
 
 def _refused_is_dropped() -> Patches:
     async def set_aside(
-        self: RefusedRequests, hot_log: HotLog, request: AppendRequest, mark: Any
+        self: SetAsideRequests, hot_log: HotLog, request: AppendRequest, mark: Any
     ) -> None:
         self._flusher.answer(request, [], SetAside("dropped"))
 
-    return [(RefusedRequests, "_set_aside", set_aside)]
+    return [(SetAsideRequests, "_set_aside", set_aside)]
 
 
 def _later_marks_pass() -> Patches:

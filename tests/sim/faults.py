@@ -11,8 +11,8 @@ from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_segment import ClosedSegment
-from tidelog.storage.write.refused import RefusedRequests
 from tidelog.storage.write.sealer import Sealer
+from tidelog.storage.write.set_aside import SetAsideRequests
 
 RARE = 0.1
 """Of functions that are called for each record."""
@@ -31,7 +31,7 @@ CALLS: tuple[tuple[type, str, float], ...] = (
     (Log, "_on_committed", 1.0),
     (HotLog, "_write", 1.0),
     (HotLog, "keep", 1.0),
-    (RefusedRequests, "_commit", 1.0),
+    (SetAsideRequests, "_commit", 1.0),
     (Sealer, "_partition", 1.0),
     (Sealer, "_add", 1.0),
     (Way, "create", 1.0),

@@ -5,8 +5,8 @@ from typing import Any
 from tidelog.storage.core import levels
 from tidelog.storage.core.entry import Draft
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.wal.chain import WalObjects
 from tidelog.storage.wal.view import Committed, WalView
+from tidelog.storage.wal.wal_objects import WalObjects
 
 Patch = tuple[Any, str, Any]
 

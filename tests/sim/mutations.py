@@ -33,7 +33,7 @@ from tests.sim.foreign import simulate_foreign
 from tests.sim.runs import KINDS, Result, simulate
 from tests.sim.stores import Commit, MemoryDelta
 from tidelog.compaction.newest_per_key import Latest
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.cluster.messages import refer
 from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.core import keys
@@ -212,10 +212,10 @@ def _seal_a_record_too_many() -> list[Patch]:
 
 
 def _remove_before_the_log_start() -> list[Patch]:
-    real = OfflineCluster.commit
+    real = MaintenanceSession.commit
 
     async def cut(
-        cluster: OfflineCluster, topic: Any, table: Any, cuts: Any, *, is_dry: bool
+        cluster: MaintenanceSession, topic: Any, table: Any, cuts: Any, *, is_dry: bool
     ) -> list[Any]:
         removed = {}
         for number, each in cuts.items():

@@ -45,7 +45,7 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.log import LogSettings
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.tables.manifest import ManifestConflict
-from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal.wal_objects import WalSettings
 from tidelog.storage.write.sealer import SealerSettings
 from tidelog.storage.write.writer import WriterSettings
 

@@ -25,7 +25,7 @@ def _unknown_is_done() -> list[Patch]:
     async def put(
         self: EntryPut, key: str, parts: list[Any], entry: Entry, entry_hash: bytes
     ) -> bool:
-        return await self.chain.store.create(key, parts) is not Created.EXISTS
+        return await self.objects.store.create(key, parts) is not Created.EXISTS
 
     return [(EntryPut, "put", put)]
 
@@ -36,7 +36,7 @@ def _exists_is_lost() -> list[Patch]:
     async def put(
         self: EntryPut, key: str, parts: list[Any], entry: Entry, entry_hash: bytes
     ) -> bool:
-        if await self.chain.store.create(key, parts) is Created.EXISTS:
+        if await self.objects.store.create(key, parts) is Created.EXISTS:
             return False
         return await real(self, key, parts, entry, entry_hash)
 
@@ -48,7 +48,7 @@ def _unknown_goes_to_the_next_number() -> list[Patch]:
         self: EntryPut, key: str, parts: list[Any], entry: Entry, entry_hash: bytes
     ) -> bool:
         while True:
-            created = await self.chain.store.create(key, parts)
+            created = await self.objects.store.create(key, parts)
             if created is Created.UNKNOWN:
                 found = await self._read_back(key, entry.seq)
                 return found is not None and found.hash == entry_hash

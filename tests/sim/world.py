@@ -25,8 +25,8 @@ import tidelog.compaction.garbage
 import tidelog.storage.tables.delta
 import tidelog.storage.write.hot_log
 import tidelog.storage.write.hot_log_file
-import tidelog.storage.write.refused
 import tidelog.storage.write.sealer
+import tidelog.storage.write.set_aside
 from tests.sim import faults, machine
 from tests.sim.history import Event, Recorder, to_line
 from tests.sim.machine import Process
@@ -34,7 +34,7 @@ from tests.sim.network import Air, Fate, Refusal, Silence
 from tests.sim.stores import Bucket, Tables, Way, Weather
 from tests.support.clock import ManualClock
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
@@ -44,7 +44,7 @@ from tidelog.storage.core.errors import Corrupt, LogError, StoreUnfit, TableInDo
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.log import LogSettings
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.wal.chain import ClusterIdentity
+from tidelog.storage.wal.wal_objects import ClusterIdentity
 from tidelog.storage.write.hot_log import HotLog
 
 T = TypeVar("T")
@@ -297,9 +297,9 @@ class World:
         ready = self.ready()
         return self.draws.choice(ready) if ready else None
 
-    async def cluster(self) -> OfflineCluster:
+    async def cluster(self) -> MaintenanceSession:
         """Open a cluster for a command of compaction. Raises LogError."""
-        return await OfflineCluster.open(self.way_of(), self.clock())
+        return await MaintenanceSession.open(self.way_of(), self.clock())
 
     # -- the network
 
@@ -415,8 +415,8 @@ class World:
                 (tidelog.storage.write.sealer, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (tidelog.compaction.compact, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (tidelog.compaction.garbage, "UNNAMED_MS_MIN", grace.table_ms),
-                (tidelog.storage.write.refused, "KEPT_RETRY_S", 1.0),
-                (tidelog.storage.write.refused, "ALONE_FAILURES_MAX", 2),
+                (tidelog.storage.write.set_aside, "KEPT_RETRY_S", 1.0),
+                (tidelog.storage.write.set_aside, "ALONE_FAILURES_MAX", 2),
                 (HotLog, "set_aside", counted),
                 *faults.fragile_calls(self.draws, lambda: self.weather, self.count),
             ):

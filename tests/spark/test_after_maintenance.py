@@ -16,9 +16,9 @@ from tests.support.broker_log import records_of as records_of_log
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.object_store import ObjectStore
@@ -55,7 +55,7 @@ async def cared_for(store: ObjectStore) -> list[Record]:
         await log.seal("t")
     everything = await records_of_log(log, "t")
     await write(log, 12_000, 10)
-    cluster = await OfflineCluster.open(store, SystemClock())
+    cluster = await MaintenanceSession.open(store, SystemClock())
     told = await compact(cluster, None, is_dry=False)
     assert [each.rows_after for each in told] == [KEYS, KEYS]
     await delete_records(cluster, "t", {1: 11_990}, is_dry=False)

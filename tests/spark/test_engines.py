@@ -13,9 +13,9 @@ from tests.support.broker_log import TIME_MS, Record, open_log, records_of
 from tidelog.compaction.compact import Compacted, compact
 from tidelog.compaction.engine import Engine, InProcess, KeyScan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.offline import OfflineCluster, topics_of
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import Corrupt, Unavailable
 from tidelog.storage.core.model import SegmentFile
@@ -94,7 +94,7 @@ async def written(root: Path, draws: random.Random, *, is_new: bool) -> dict[str
 
 async def compacted(root: Path, engine: Engine | None) -> tuple[Told, list[Segment]]:
     store = FolderStore(root)
-    cluster = await OfflineCluster.open(store, SystemClock())
+    cluster = await MaintenanceSession.open(store, SystemClock())
     told = await compact(cluster, None, is_dry=False, engine=engine)
     found = []
     for topic in topics_of(cluster.state, None):
@@ -164,8 +164,8 @@ def test_both_engines_leave_the_same_log(
             shutil.rmtree(root, ignore_errors=True)
 
 
-async def planned(root: Path) -> tuple[OfflineCluster, str, list[SegmentFile]]:
-    cluster = await OfflineCluster.open(FolderStore(root), SystemClock())
+async def planned(root: Path) -> tuple[MaintenanceSession, str, list[SegmentFile]]:
+    cluster = await MaintenanceSession.open(FolderStore(root), SystemClock())
     topic = cluster.state.topic("updates")
     return cluster, topic.prefix, list(await (await cluster.table(topic)).segments(0))
 
@@ -219,7 +219,7 @@ def test_who_comes_late_with_spark_says_so_and_takes_its_uploads_back(
         async def write(self, tasks, on_rows) -> list[SegmentFile]:
             files = await super().write(tasks, on_rows)
             async with asyncio.timeout(60):
-                other = await OfflineCluster.open(FolderStore(root), SystemClock())
+                other = await MaintenanceSession.open(FolderStore(root), SystemClock())
                 await compact(other, ["updates"], is_dry=False)
                 await other.close()
                 await other.store.close()
@@ -227,7 +227,7 @@ def test_who_comes_late_with_spark_says_so_and_takes_its_uploads_back(
 
     async def main() -> None:
         await written(root, random.Random(2), is_new=True)
-        cluster = await OfflineCluster.open(FolderStore(root), SystemClock())
+        cluster = await MaintenanceSession.open(FolderStore(root), SystemClock())
         engine = Overtaken(spark, root.as_uri())
         told = await compact(cluster, ["updates"], is_dry=False, engine=engine)
         assert [each.is_lost for each in told] == [True] * PARTITIONS

@@ -22,7 +22,7 @@ from tidelog.storage.log import Log
 from tidelog.storage.read.plan import SegmentRange, TailRange
 from tidelog.storage.read.splits import SliceReader
 from tidelog.storage.tables import segment as segments
-from tidelog.storage.wal import chain
+from tidelog.storage.wal import wal_objects
 
 Read = Callable[[], Awaitable[Any]]
 VALUES = ["a", "bb", '{"c":3}', "d" * 20]
@@ -258,16 +258,16 @@ def test_every_bit_of_an_entry_s_header_counts(both_tiers: MemoryStore) -> None:
 def test_every_bit_of_a_checkpoint_counts(both_tiers: MemoryStore) -> None:
     key = max(key for key in both_tiers._objects if key.startswith(keys.CHECKPOINTS))
     body = both_tiers._objects[key][0]
-    state = chain.decode_checkpoint(body, key, "c0ffee")
+    state = wal_objects.decode_checkpoint(body, key, "c0ffee")
     assert state.topics
     for wrong in each_bit(body):
         with pytest.raises(Corrupt):
-            chain.decode_checkpoint(wrong, key, "c0ffee")
+            wal_objects.decode_checkpoint(wrong, key, "c0ffee")
 
 
 def test_every_bit_of_a_chunk_counts(both_tiers: MemoryStore) -> None:
     key = max(key for key in both_tiers._objects if key.startswith(keys.CHECKPOINTS))
-    state = chain.decode_checkpoint(both_tiers._objects[key][0], key, "c0ffee")
+    state = wal_objects.decode_checkpoint(both_tiers._objects[key][0], key, "c0ffee")
     held = state.topic("t").partitions[0].tail[0]
     body = both_tiers._objects[held.object_key][0][held.position : held.position + held.size]
     assert held.decode(body).num_rows == held.rows

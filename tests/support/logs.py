@@ -18,7 +18,7 @@ from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.reader import ReaderSettings
-from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal.wal_objects import WalSettings
 
 WAL = WalSettings(Bounds(file_grace_ms=0))
 """A collection by a test chooses its grace."""

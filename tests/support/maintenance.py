@@ -8,7 +8,7 @@ from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore
 from tests.support.logs import COLD, append, opened
 from tests.support.records import TIME_MS
-from tidelog.compaction.offline import OfflineCluster
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
@@ -16,10 +16,10 @@ from tidelog.storage.log import Log, LogSettings
 _names = iter(range(1_000_000, 2_000_000))
 
 
-async def cluster_on(inner: ObjectStore, *, report_damage: bool = True) -> OfflineCluster:
+async def cluster_on(inner: ObjectStore, *, report_damage: bool = True) -> MaintenanceSession:
     """One command's view, over a faulty way of its own; its clock is the loop's."""
     clock = ManualClock(next(_names), loop_time=asyncio.get_running_loop().time)
-    return await OfflineCluster.open(FaultyStore(inner), clock, report_damage=report_damage)
+    return await MaintenanceSession.open(FaultyStore(inner), clock, report_damage=report_damage)
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +31,7 @@ async def caring(inner: ObjectStore, *, report_damage: bool = True):
         await cluster.close()
 
 
-def way_of(cluster: OfflineCluster) -> FaultyStore:
+def way_of(cluster: MaintenanceSession) -> FaultyStore:
     assert isinstance(cluster.store, FaultyStore)
     return cluster.store
 

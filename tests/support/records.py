@@ -12,7 +12,7 @@ from tidelog.storage.io.clock import Clock, SystemClock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
-from tidelog.storage.wal.chain import WalObjects, empty_state
+from tidelog.storage.wal.wal_objects import WalObjects, empty_state
 from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
 
 TOPIC_ID = "a1" * 16

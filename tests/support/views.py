@@ -12,8 +12,8 @@ from tidelog.storage.core import keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.entry import Draft
 from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.wal.chain import WalSettings
 from tidelog.storage.wal.view import WalView
+from tidelog.storage.wal.wal_objects import WalSettings
 
 CLUSTER_ID = "c0ffee"
 AGE_S = Bounds().view_age_ms / 1000

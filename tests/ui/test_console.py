@@ -20,7 +20,7 @@ PLACES = {
     "topics/flights/configs": "cleanup.policy",
     "groups": "behind",
     "groups/behind": "Lag over time",
-    "metadata": "Checkpoints",
+    "metadata": "CheckpointSchedule",
     "api": "openapi.json",
 }
 

@@ -12,7 +12,7 @@ from tidelog.storage.core import keys
 from tidelog.storage.core.bounds import LEAST, Bounds, check
 from tidelog.storage.core.errors import NotFound, StoreUnfit
 from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.wal.chain import WalObjects, WalSettings
+from tidelog.storage.wal.wal_objects import WalObjects, WalSettings
 
 LONG = Bounds(1_200_000, 7_200_000)
 

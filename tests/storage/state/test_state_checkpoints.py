@@ -1,4 +1,4 @@
-"""Checkpoints of the cluster state: damaged bytes."""
+"""CheckpointSchedule of the cluster state: damaged bytes."""
 
 import contextlib
 

@@ -21,7 +21,7 @@ from tidelog.storage.core.errors import CommitUnknown, StoreRefused, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import Created
-from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal.wal_objects import WalSettings
 
 DAYS = 4
 BROKERS = 5

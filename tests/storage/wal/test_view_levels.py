@@ -10,7 +10,7 @@ from tidelog.storage.core import keys, levels
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, NewerLevel
 from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.wal import chain
+from tidelog.storage.wal import wal_objects
 
 
 def cluster_file(level: int) -> bytes:
@@ -71,7 +71,7 @@ def test_a_checkpoint_of_a_newer_level_is_not_passed_over(is_collected: bool) ->
         await wal.checkpoint()
         await wal.commit(one(wal, "a"))
         payload = msgspec.msgpack.encode([levels.NEWEST + 1, {"all": "new"}])
-        head = chain.CHECKPOINT_MAGIC + crc32c(payload).to_bytes(4, "little")
+        head = wal_objects.CHECKPOINT_MAGIC + crc32c(payload).to_bytes(4, "little")
         await inner.create(keys.checkpoint(2), [head, payload])
         if is_collected:
             await inner.delete([keys.wal(1)])

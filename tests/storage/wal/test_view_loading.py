@@ -33,9 +33,9 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.wal import chain
-from tidelog.storage.wal.chain import WalSettings
+from tidelog.storage.wal import wal_objects
 from tidelog.storage.wal.view import WalView
+from tidelog.storage.wal.wal_objects import WalSettings
 
 
 class Watching:
@@ -429,6 +429,6 @@ def test_listings_that_stay_stale_end_a_load(left: int) -> None:
         else:
             with pytest.raises(Unavailable, match="listings are stale"):
                 await opening
-            assert inner.lists == chain.LISTS_MAX
+            assert inner.lists == wal_objects.LISTS_MAX
 
     run(main)

@@ -51,7 +51,7 @@ class Flusher(Protocol):
     async def retire(self, log_ids: set[str]) -> None: ...
 
 
-class RefusedRequests:
+class SetAsideRequests:
     """Those of one writer: in memory the ones whose marks wait, on the disk those set aside."""
 
     def __init__(

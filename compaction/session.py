@@ -28,8 +28,8 @@ from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.doubt import check
 from tidelog.storage.tables.manifest import Table
-from tidelog.storage.wal.chain import WalObjects, WalSettings, decode_checkpoint
 from tidelog.storage.wal.view import WalView
+from tidelog.storage.wal.wal_objects import WalObjects, WalSettings, decode_checkpoint
 
 log = logging.getLogger("tidelog.care")
 
@@ -51,7 +51,7 @@ async def check_exists(store: ObjectStore, clock: Clock) -> None:
     await WalObjects(store, clock).open_cluster(None, is_creating=False)
 
 
-class OfflineCluster:
+class MaintenanceSession:
     """A session on one cluster, owned by one event loop for one command or maintenance round."""
 
     def __init__(self, wal: WalView, *, is_shared: bool, is_reading: bool = False) -> None:
@@ -66,7 +66,7 @@ class OfflineCluster:
         self._tables: dict[str, Table] = {}
 
     @classmethod
-    def of_broker(cls, broker: Log) -> "OfflineCluster":
+    def of_broker(cls, broker: Log) -> "MaintenanceSession":
         """Return a session on the broker's own view, on its event loop: nothing is loaded again.
         Tables are the session's own: otherwise the broker would keep all of them open."""
         return cls(broker.wal, is_shared=True)
@@ -79,15 +79,15 @@ class OfflineCluster:
         *,
         report_damage: bool = True,
         is_reading: bool = False,
-    ) -> "OfflineCluster":
+    ) -> "MaintenanceSession":
         """Open an existing cluster. Raises StoreUnfit if there is none, Corrupt, Unavailable.
         Without `report_damage`, the first use of the state raises Corrupt: so a scrub can begin,
         and report all damage. A session with `is_reading` writes nothing: it is for scrubs and dry
         runs, and knows the store's time only by this machine's clock."""
         writer = f"care-{clock.new_id().hex()}"
-        chain = WalObjects(store, clock)
-        cluster = await chain.open_cluster(None, is_creating=False)
-        wal = WalView(chain, cluster, writer, _NO_CHECKPOINTS)
+        objects = WalObjects(store, clock)
+        cluster = await objects.open_cluster(None, is_creating=False)
+        wal = WalView(objects, cluster, writer, _NO_CHECKPOINTS)
         try:
             await wal.load()
         except Corrupt:

@@ -1,6 +1,6 @@
 """When a broker writes a checkpoint of its view.
 
-**On a crash** during the write: a whole checkpoint is left, or none (wal.chain).
+**On a crash** during the write: a whole checkpoint is left, or none (wal.objects).
 """
 
 import asyncio
@@ -9,20 +9,20 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from tidelog.storage.io.threads import surviving
-from tidelog.storage.wal.chain import WalObjects
+from tidelog.storage.wal.wal_objects import WalObjects
 
 log = logging.getLogger("tidelog.wal")
 
 
-class Checkpoints:
+class CheckpointSchedule:
     """Owned by one WAL view; writes one checkpoint at a time, in a task."""
 
     def __init__(
-        self, chain: WalObjects, *, entries_least: int, entries_max: int, interval_s: float
+        self, objects: WalObjects, *, entries_least: int, entries_max: int, interval_s: float
     ) -> None:
         """A checkpoint is due after `entries_least` entries and `interval_s`, and in any case after
         `entries_max` entries."""
-        self._chain = chain
+        self._objects = objects
         self._entries_least = entries_least
         self._entries_max = entries_max
         self._interval_s = interval_s
@@ -34,12 +34,12 @@ class Checkpoints:
     def on_loaded(self, seq: int) -> None:
         """Handle a load of the view from the checkpoint after entry `seq`."""
         self._seq = seq
-        self._begun_s = self._chain.clock.boot_s()
+        self._begun_s = self._objects.clock.boot_s()
 
     def write_if_due(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
         """Let `write` write a checkpoint, if one is due after entry `seq`."""
         since = seq - self._seq
-        now_s, committed = self._chain.clock.boot_s(), self._chain.counters.entries_committed
+        now_s, committed = self._objects.clock.boot_s(), self._objects.counters.entries_committed
         rested = now_s - self._begun_s >= self._interval_s
         # Only a broker that commits writes checkpoints: all brokers would upload the same bytes.
         is_due = rested and since >= self._entries_least and committed > self._committed

@@ -16,7 +16,7 @@ PUTS_KEPT = 1000
 """Own PUTs whose hashes are kept, to tell this process's entries from those of a copy of it."""
 
 
-class OwnEntries:
+class CopyFence:
     """Owned by one WAL view, whose entries have the name `writer`."""
 
     def __init__(self, writer: str) -> None:

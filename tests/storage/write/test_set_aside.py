@@ -16,9 +16,9 @@ from tidelog.storage.core.errors import LogError, StoreRefused
 from tidelog.storage.core.model import Acks, Part
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import Created
-from tidelog.storage.write import refused
+from tidelog.storage.write import set_aside
 from tidelog.storage.write.hot_log_file import KEPT
-from tidelog.storage.write.refused import RefusedRequests
+from tidelog.storage.write.set_aside import SetAsideRequests
 
 
 class Particular(MemoryStore):
@@ -57,7 +57,7 @@ def test_requests_behind_a_refused_one_are_committed_and_it_follows(tmp_path: Pa
         assert len(kept(tmp_path)) == log.stats().set_aside == 1
         assert log.writer.buffered_bytes == 0
         inner.refuses = b""
-        await asyncio.sleep(refused.KEPT_RETRY_S + 5.0)
+        await asyncio.sleep(set_aside.KEPT_RETRY_S + 5.0)
         assert await read_values(log) == ["1", "2", "3", "odd"]
         assert (kept(tmp_path), log.set_aside) == ([], 0)
         await log.close()
@@ -82,7 +82,7 @@ def test_a_store_that_refuses_everything_sets_nothing_aside(tmp_path: Path) -> N
         await asyncio.sleep(100.0)
         assert log.set_aside == 0
         inner.is_full = False
-        await asyncio.sleep(refused.PAUSE_MAX_S + 1.0)
+        await asyncio.sleep(set_aside.PAUSE_MAX_S + 1.0)
         assert await read_values(log) == list("12345")
         await log.close()
         assert names(tmp_path) == []
@@ -95,9 +95,9 @@ def test_a_crash_while_a_request_is_set_aside_commits_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The process ends between two steps; the next one finds a store that takes everything."""
-    real = RefusedRequests._commit
+    real = SetAsideRequests._commit
 
-    async def commit(self: RefusedRequests, commit: Commit) -> None:
+    async def commit(self: SetAsideRequests, commit: Commit) -> None:
         is_last = commit.hot is not None
         if step == "after the mark" or not is_last:
             await real(self, commit)
@@ -107,14 +107,14 @@ def test_a_crash_while_a_request_is_set_aside_commits_it_once(
     async def main() -> None:
         inner = Particular()
         with monkeypatch.context() as patch:
-            patch.setattr(RefusedRequests, "_commit", commit)
+            patch.setattr(SetAsideRequests, "_commit", commit)
             log = await with_one_aside(inner, tmp_path)
             await kill(log)
         assert len(kept(tmp_path)) == (step != "before the file")
         inner.refuses = b""
         for _ in range(2):
             again = await opened(inner, hot_dir=tmp_path)
-            await asyncio.sleep(refused.KEPT_RETRY_S + 5.0)
+            await asyncio.sleep(set_aside.KEPT_RETRY_S + 5.0)
             assert sorted(await read_values(again)) == ["1", "2", "3", "odd"]
             assert kept(tmp_path) == []
             await kill(again)
@@ -132,7 +132,7 @@ def test_the_old_mark_is_used_up_before_the_request_is_tried_again(tmp_path: Pat
         await append(log, "odd", acks=Acks.LOCAL)
         await asyncio.sleep(30.0)
         inner.refuses = b""
-        await asyncio.sleep(refused.KEPT_RETRY_S + 5.0)
+        await asyncio.sleep(set_aside.KEPT_RETRY_S + 5.0)
         assert await read_values(log) == ["odd"]
         await kill(log)
         again = await opened(inner, hot_dir=tmp_path)
