@@ -12,7 +12,8 @@ from tests.sim.clients import TOPIC, Producer, Reader, Witness
 from tests.sim.finish import finish
 from tests.sim.history import Written
 from tests.sim.network import Refusal, Silence
-from tests.sim.runs import Plan, Result, Run, plan_of, simulated
+from tests.sim.plans import Plan, plan_of
+from tests.sim.runs import Result, Run, simulated
 from tests.sim.stores import Commit, files_at
 from tests.sim.world import World
 from tidelog.compaction.repair import repair

@@ -22,15 +22,16 @@ import tidelog.storage.tables.manifest
 import tidelog.storage.write.writer
 from tests.sim import (
     backup_mutations,
+    clock_mutations,
     doubt_mutations,
     failures,
     level_mutations,
     wal_mutations,
 )
 from tests.sim.backups import simulate_backups
-from tests.sim.clock_mutations import OF_CLOCKS
 from tests.sim.foreign import simulate_foreign
-from tests.sim.runs import KINDS, Result, simulate
+from tests.sim.plans import KINDS, Plan, plan_of
+from tests.sim.runs import Result, simulate
 from tests.sim.stores import Commit, MemoryDelta
 from tidelog.compaction.newest_per_key import Latest
 from tidelog.compaction.session import MaintenanceSession
@@ -73,11 +74,14 @@ class Mutation(NamedTuple):
     patches: Made
     kinds: tuple[str, ...]
     seeds_max: int
+    has_its_faults: Callable[[Plan], bool] = lambda plan: True
+    """Whether a world of these kinds has the faults that the guard is for; others are skipped."""
 
     def seeds(self) -> Iterator[int]:
         if self.kinds in WORLDS:
             return itertools.count()
-        return (seed for seed in itertools.count() if KINDS[seed % len(KINDS)] in self.kinds)
+        of_kind = (seed for seed in itertools.count() if KINDS[seed % len(KINDS)] in self.kinds)
+        return (seed for seed in of_kind if self.has_its_faults(plan_of(seed)))
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -364,7 +368,7 @@ MUTATIONS = (
     Mutation("hot marks are forgotten", _no_hot_marks, ("disks",), 20),
     Mutation("acks=1 before the disk has it", _promise_before_the_disk, ("disks",), 60),
     *itertools.starmap(Mutation, level_mutations.MUTATIONS),
-    *itertools.starmap(Mutation, OF_CLOCKS),
+    *itertools.starmap(Mutation, clock_mutations.MUTATIONS),
     Mutation("the Delta transaction is no lock", _no_transactions, ("tables",), 30),
     Mutation("sealed in the WAL before the table", _sealed_before_the_table, ("tables",), 30),
     Mutation("a segment that misses its last record", _seal_a_record_too_many, ("tables",), 5),

@@ -116,6 +116,8 @@ class Way:
         self.seen_ms = 0
         self.on_put: Callable[[], None] | None = None
         """Called when the next entry is half sent; if the process stops there, so does the PUT."""
+        self.on_upload: Callable[[], None] | None = None
+        """Called when the next upload is sent; it arrives also if the process stops there."""
         self._draws = draws
         self._note = note
         self._world = world
@@ -203,6 +205,10 @@ class Way:
             self.on_put()
             self.on_put = None
             _ = asyncio.get_running_loop().call_later(self._s(), arrive)
+        elif self.on_upload is not None and verb == "create" and key.startswith(keys.DATA):
+            self.on_upload()
+            self.on_upload = None
+            _ = self._world.later(self._s(), arrive)
         elif self._draws.random() < 0.3:
             # Not all of it has left the machine: it goes on, or is lost, with who sends it.
             _ = asyncio.get_running_loop().call_later(self._s(), arrive)
