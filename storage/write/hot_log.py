@@ -19,7 +19,7 @@ import fcntl
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -96,6 +96,8 @@ class HotLog:
         self.directory = directory
         self.cluster_id = cluster_id
         self.log_id = new_log_id
+        self.is_marked = False
+        """Whether the cluster state has a mark of this log."""
         self._next = 0
         self._generation = 0
         self._file: _LogFile | None = None  # receives appends
@@ -107,6 +109,17 @@ class HotLog:
         self._waiting: list[_WaitingFrame] = []
         self._sync: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "tidelog-hotlog")
+
+    def is_of_copy(self, mark: HotMark) -> bool:
+        """Whether the mark is of this log, and this process has not used it: a copy of the process
+        has, or the recovery of its disk has claimed the log."""
+        return mark.log_id == self.log_id and mark.seq >= self._next
+
+    def has_copy(self, marks: Mapping[str, int]) -> bool:
+        """Whether a copy of this process has used marks of this log, or the recovery of its disk
+        has retired them: these are the marks of a state that passed over entries."""
+        newest = marks.get(self.log_id)
+        return self.is_marked if newest is None else newest >= self._next
 
     async def append(self, request: AppendRequest) -> None:
         """Make the request durable, set its hot mark and pass it to `on_durable`.
@@ -242,6 +255,7 @@ class HotLog:
     def committed(self, marks: Sequence[HotMark]) -> None:
         """Delete full files whose requests are all committed: up to the newest of `marks`."""
         newest = max((mark.seq for mark in marks if mark.log_id == self.log_id), default=-1)
+        self.is_marked = self.is_marked or newest >= 0
         while self._full and self._full[0].last <= newest:
             file = self._full.pop(0)
             # If the file stays, or returns after a crash, `apply` still knows its marks.

@@ -433,6 +433,8 @@ class Writer:
                 outcomes = await self._committer.commit(encoded.draft)
         except (Unavailable, CommitUnknown, *TASK_ENDS):
             raise
+            if any(request.hot is not None for request in requests):
+                self.wal.copy_fence.check_fence()  # a copy may have used the marks: the next start
         except (Corrupt, StoreUnfit) as error:
             # The chain cannot be read further, so it is unknown whether the entry is in it.
             raise CommitUnknown(f"the WAL cannot be continued: {error}") from error
