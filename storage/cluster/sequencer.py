@@ -193,6 +193,8 @@ class Sequencer:
 
     async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
         draft = await self._upload_if_large(draft)
+        # A copy may have used the next number: `apply` would pass over this draft.
+        self.wal.copy_fence.check_fence()
         # Used even if the draft fails: two drafts never have the same number.
         self._number += 1
         origin = DraftId(self.membership.me.id, self._number, len(draft.commits))

@@ -110,16 +110,12 @@ class HotLog:
         self._sync: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "tidelog-hotlog")
 
-    def is_of_copy(self, mark: HotMark) -> bool:
-        """Whether the mark is of this log, and this process has not used it: a copy of the process
-        has, or the recovery of its disk has claimed the log."""
-        return mark.log_id == self.log_id and mark.seq >= self._next
-
-    def has_copy(self, marks: Mapping[str, int]) -> bool:
-        """Whether a copy of this process has used marks of this log, or the recovery of its disk
-        has retired them: these are the marks of a state that passed over entries."""
+    def has_copy(self, marks: Mapping[str, int], *, is_reset: bool) -> bool:
+        """Whether these marks of the WAL show a copy of this process: it used numbers of this log.
+        If `is_reset` they are all marks, of a state that passed over entries: then the recovery of
+        the copy's disk may also have retired the log."""
         newest = marks.get(self.log_id)
-        return self.is_marked if newest is None else newest >= self._next
+        return is_reset and self.is_marked if newest is None else newest >= self._next
 
     async def append(self, request: AppendRequest) -> None:
         """Make the request durable, set its hot mark and pass it to `on_durable`.

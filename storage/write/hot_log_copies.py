@@ -88,9 +88,7 @@ class _Search:
             newest = wal.state.hot_logs.get(log_id, -1)
             self._before[log_id] = newest - CLAIM - 1 if newest >= CLAIM else newest
             if newest < CLAIM:
-                made.append(
-                    Commit(wal.clock.new_id(), [], hot=HotMark(log_id, CLAIM + 1 + newest))
-                )
+                made.append(Commit(wal.clock.new_id(), [], hot=HotMark(log_id, CLAIM + 1 + newest)))
         return Draft(made, [], []) if made else None
 
     async def run(self, wal: WalView) -> None:

@@ -448,7 +448,9 @@ class _Records:
             elif self.story.is_compacted(asked.topic):
                 if missed := self._missed(where, start, end, set(offsets)):
                     yield "table", f"{name} of {where}: {missed} are in the log alone"
-            elif _gap([*offsets, max(start, end)], start, self.story.given_up[where], is_compacted=False):
+            elif _gap(
+                [*offsets, max(start, end)], start, self.story.given_up[where], is_compacted=False
+            ):
                 yield "table", f"{name} of {where}: {offsets[:20]} are not [{start}, {end})"
 
 

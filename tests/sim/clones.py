@@ -1,4 +1,4 @@
-"""Brokers are cloned while they work, with their memory and their hot log, and both continue; others
+"""Brokers are cloned while they work, with their memory and their hot log; both continue. Others
 are restored from an earlier snapshot of the machine, after the process has ended.
 
 The property: nothing acknowledged is lost, nothing is there twice; of two processes with one name
@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-
+from tests.sim import machine
 from tests.sim.clients import TOPIC, Producer, Reader, Witness
 from tests.sim.finish import finish
 from tests.sim.history import Written
@@ -66,7 +66,7 @@ class Snapshot(NamedTuple):
     writer: str
     state: bytes
     moment: Moment
-    puts: dict[bytes, int]
+    puts: dict[bytes, tuple[int, int]]
     me: Member
     number: int
     ids: int
@@ -94,9 +94,7 @@ def snapshot_of(broker: Broker, now_s: float) -> Snapshot:
 def _disk_of(log: LogBroker, hot_log: HotLog) -> Disk:
     files = {path.name: path.read_bytes() for path in hot_log.directory.glob("*.hot")}
     ours = [*hot_log._full, *([] if hot_log._file is None else [hot_log._file])]
-    pending = [
-        request for request in log.writer._waiters._waiters if request.hot is not None
-    ]
+    pending = [request for request in log.writer._waiters._waiters if request.hot is not None]
     return Disk(
         hot_log.log_id,
         hot_log._next,
@@ -286,5 +284,6 @@ def plan_of_clones(seed: int) -> Plan:
 
 
 def simulate_clones(seed: int, lines: list[str] | None = None) -> Result:
-    """A run with cloned machines. Use it `quietly`."""
-    return simulated(seed, plan_of_clones(seed), CloneRun, lines)
+    """A run with cloned machines."""
+    with machine.quietly():
+        return simulated(seed, plan_of_clones(seed), CloneRun, lines)

@@ -9,14 +9,12 @@ of deploy/README.md ("An object is damaged") the log is whole, but for the recor
 
 import asyncio
 import contextlib
-import io
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
-import pyarrow.parquet as pq
-
-from tests.sim import history
+from tests.sim import history, machine
 from tests.sim.clients import TOPIC, Producer, Reader, Witness, reads_of
+from tests.sim.damage_deeds import DEEDS, Damaged, Objects, Range, version_of
 from tests.sim.finish import finish
 from tests.sim.history import Read, Written
 from tests.sim.network import Air, Refusal, Silence
@@ -30,7 +28,6 @@ from tidelog.compaction.repair_wal import delete_strays, lost_records, strays
 from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core import entry as entries
 from tidelog.storage.core import keys, levels
 from tidelog.storage.core.errors import (
     Corrupt,
@@ -49,29 +46,11 @@ DEEDS_MAX = 12
 CALM_S = 60.0
 OUTAGE_S = 4.0
 """Mean time until an operator restores what no broker can work without."""
-FAR = 1000
-"""Numbers between the chain and a stray: no chain of a run comes so far."""
 
 COSTLESS = frozenset({"header", "copy", "checkpoint", "far stray"})
 """Damage that no reader may notice."""
 OUTAGES = frozenset({"emptied", "near stray"})
 """Damage that the WAL cannot be read through: an operator restores or deletes the object."""
-
-
-class Range(NamedTuple):
-    topic: str
-    partition: int
-    offset: int
-    end_offset: int
-
-
-class Damaged(NamedTuple):
-    """One damaged object: what was done to it, the bytes before, and the records that it costs."""
-
-    what: str
-    key: str
-    before: bytes | None
-    ranges: tuple[Range, ...] = ()
 
 
 class Follower(Reader):
@@ -119,13 +98,13 @@ class DamageRun(Run):
     def __init__(self, seed: int, plan: Plan, world: World) -> None:
         super().__init__(seed, plan, world)
         self._count = 0
-        self.damaged: dict[str, Damaged] = {}
-        """What is damaged now, by key."""
-        self.ever: dict[str, Damaged] = {}
+        self.objects = Objects(world)
+        self.damaged, self.ever = self.objects.now, self.objects.ever
+        self._given_up: set[Range] = set()
         world.has_damage = True
         world.expects = self._expects
         self._fold, world.bucket.on_created = world.bucket.on_created, self._created
-        self._remove, world.bucket.remove = world.bucket.remove, self._removed  # type: ignore[method-assign]
+        self._remove, world.bucket.remove = world.bucket.remove, self._removed  # type: ignore[assignment, method-assign]
 
     # -- what must hold at every moment
 
@@ -163,10 +142,6 @@ class DamageRun(Run):
                 self.world.record(history.GivenUp(self.world.now_s, *lost))
                 if not any(_has(each.ranges, lost) for each in self.ever.values()):
                     self.world.bug(f"a repair gave up {lost}, which is whole")
-
-    @property
-    def _given_up(self) -> set[Range]:
-        return self.__dict__.setdefault("given_up", set())
 
     def _removed(self, gone: Iterable[str]) -> None:
         """I9: nothing that a reader may name is deleted."""
@@ -216,8 +191,14 @@ class DamageRun(Run):
             await self._write_other()
             world.check_states()
         self.is_over = True  # no more troubles
-        await self._all_others_go_on()
-        await self._repair()
+        try:
+            await self._all_others_go_on()
+            await self._repair()
+        except LogError as error:
+            world.bug(f"a command fails beside damage: {error!r}")
+            for process in world.processes:
+                process.kill()
+            return
         for carer in self.carers:  # its scrub may have begun before the repair
             carer.kill()
         world.has_damage = False
@@ -233,7 +214,7 @@ class DamageRun(Run):
     def _damage_one(self) -> None:
         """Damage an object in the first way of these of which there is one without damage."""
         for what in self.draws.sample(tuple(DEEDS), len(DEEDS)):
-            if (found := DEEDS[what](self)) is not None:
+            if (found := DEEDS[what](self.objects)) is not None:
                 self._damage(what, found)
                 return
 
@@ -252,42 +233,12 @@ class DamageRun(Run):
             return  # collected since
         self.world.note(f"restore {found.key}")
         if found.what == "commit":
-            prefix, version = _version_of(found.key)
+            prefix, version = version_of(found.key)
             self.world.tables.damaged.discard((prefix, version))
         if found.before is None:
             bucket._objects.pop(found.key, None)
         elif found.key in bucket._objects:
             bucket.write(found.key, found.before)
-
-    def entries(self) -> list[str]:
-        infos = self.world.bucket.infos(keys.WAL, "")
-        return [
-            info.key for info in infos if (keys.seq_of(info.key) or FAR**3) <= self.world.truth.seq
-        ]
-
-    def any_of(self, found: list[str]) -> str | None:
-        left = [key for key in found if key not in self.ever]
-        return self.draws.choice(left) if left else None
-
-    def changed(self, what: str, key: str, after: bytes) -> Damaged:
-        """The object with other bytes: what it costs are the chunks of tails that changed."""
-        bucket = self.world.bucket
-        before = bucket.read(key)
-        bucket._objects[key] = (after, bucket._objects[key][1])  # damage has no time of its own
-        ranges = tuple(
-            Range(topic.name, number, run.base_offset, run.end_offset)
-            for topic, number, held in self.world.truth.partitions()
-            for run in held.tail
-            if run.object_key == key
-            and not run.is_lost
-            and _part(before, run.position, run.size) != _part(after, run.position, run.size)
-        )
-        return Damaged(what, key, before, ranges)
-
-    def flipped(self, what: str, key: str, start: int, end: int) -> Damaged:
-        body = bytearray(self.world.bucket.read(key))
-        body[self.draws.randrange(start, end)] ^= 1 << self.draws.randrange(8)
-        return self.changed(what, key, bytes(body))
 
     # -- before any repair
 
@@ -347,7 +298,8 @@ class DamageRun(Run):
                 if world.ready():
                     with contextlib.suppress(LogError, Silence, Refusal):
                         await world.ask(
-                            world.ready()[0].address, lambda broker, name=name: broker.log.seal(name)
+                            world.ready()[0].address,
+                            lambda broker, name=name: broker.log.seal(name),
                         )
             left = self._unsealed()
         if left:
@@ -434,12 +386,9 @@ class DamageRun(Run):
                 world.bug(f"a scrub does not name {found.what} {key}: {report.findings}")
         for each in report.findings:
             of_topic = each.where == TOPIC or each.where.startswith(f"{TOPIC}-")
-            is_ours = each.where in self.ever or (of_topic and "commit" in self._kinds())
+            is_ours = each.where in self.ever or (of_topic and "commit" in self.objects.kinds())
             if each.is_damage and not is_ours:
                 world.bug(f"a scrub finds damage that was not done: {each}")
-
-    def _kinds(self) -> set[str]:
-        return {each.what for each in self.damaged.values()}
 
     def _is_of_log(self, found: Damaged) -> bool:
         """Whether anything of the log has the damaged object."""
@@ -447,7 +396,7 @@ class DamageRun(Run):
         if found.what == "upload":
             return found.key in live_objects(truth)
         if found.what == "segment":
-            if "commit" in self._kinds():
+            if "commit" in self.objects.kinds():
                 return False  # the table cannot be read
             topic = truth.topic(TOPIC)
             commits = bucket.tables[topic.prefix]
@@ -502,142 +451,6 @@ def _has(ranges: Iterable[Range], inner: Range) -> bool:
     )
 
 
-def _part(body: bytes, position: int, size: int) -> bytes:
-    return body[position : position + size]
-
-
-def _version_of(key: str) -> tuple[str, int]:
-    prefix, _, name = key.partition("/_delta_log/")
-    return prefix, int(name.removesuffix(".json"))
-
-
-# -- deeds
-
-
-def _header(run: DamageRun) -> Damaged | None:
-    key = run.any_of(run.entries())
-    if key is None:
-        return None
-    return run.flipped("header", key, 0, entries.header_length(run.world.bucket.read(key), key))
-
-
-def _copy(run: DamageRun) -> Damaged | None:
-    key = run.any_of(run.entries())
-    if key is None:
-        return None
-    body = run.world.bucket.read(key)
-    return run.flipped("copy", key, len(body) - 12 - entries.header_length(body, key), len(body))
-
-
-def _chunk_in(run: DamageRun, what: str, prefix: str) -> Damaged | None:
-    runs = {
-        each.object_key: each
-        for topic, _, held in run.world.truth.partitions()
-        if topic.name == TOPIC
-        for each in held.tail
-        if not each.is_lost and each.object_key.startswith(prefix)
-    }
-    key = run.any_of(list(runs))
-    if key is None:
-        return None
-    return run.flipped(what, key, runs[key].position, runs[key].position + runs[key].size)
-
-
-def _cut(run: DamageRun) -> Damaged | None:
-    """Behind the header: the chunks there are gone, and the copy."""
-    key = run.any_of(run.entries())
-    if key is None:
-        return None
-    body = run.world.bucket.read(key)
-    end = run.draws.randrange(entries.header_length(body, key), len(body))
-    return run.changed("cut", key, body[:end])
-
-
-def _emptied(run: DamageRun) -> Damaged | None:
-    key = run.any_of(run.entries())
-    if key is None:
-        return None
-    body = run.world.bucket.read(key)
-    end = run.draws.choice([0, run.draws.randrange(entries.header_length(body, key))])
-    return run.changed("emptied", key, body[:end])
-
-
-def _checkpoint(run: DamageRun) -> Damaged | None:
-    """One at a time: of two, an entry between them may be collected."""
-    if "checkpoint" in run._kinds():
-        return None
-    key = run.any_of([info.key for info in run.world.bucket.infos(keys.CHECKPOINTS, "")][-2:])
-    if key is None:
-        return None
-    body = run.world.bucket.read(key)
-    if run.draws.random() < 0.3:
-        return run.changed("checkpoint", key, body[: run.draws.randrange(len(body))])
-    return run.flipped("checkpoint", key, 0, len(body))
-
-
-def _segment(run: DamageRun) -> Damaged | None:
-    """A bit of a page or of the footer, or the end is gone."""
-    topic, bucket = run.world.truth.topic(TOPIC), run.world.bucket
-    commits = bucket.tables.get(topic.prefix, [])
-    files = {f"{topic.prefix}/{file.path}": file for file in files_at(commits, len(commits) - 1)}
-    key = run.any_of(list(files))
-    if key is None:
-        return None
-    body, file = bucket.read(key), files[key]
-    footer = len(body) - 8 - int.from_bytes(body[-8:-4], "little")
-    match run.draws.choice(["page", "footer", "cut"]):
-        case "page":
-            group: Any = pq.read_metadata(io.BytesIO(body)).row_group(0)
-            columns = [group.column(at) for at in range(group.num_columns)]
-            end = max(
-                (each.dictionary_page_offset or each.data_page_offset) + each.total_compressed_size
-                for each in columns
-            )
-            found = run.flipped("segment", key, 4, end)
-        case "footer":
-            found = run.flipped("segment", key, footer, len(body))
-        case _:
-            found = run.changed("segment", key, body[: run.draws.randrange(len(body))])
-    return found._replace(ranges=(Range(TOPIC, file.partition, file.base_offset, file.end_offset),))
-
-
-def _commit(run: DamageRun) -> Damaged | None:
-    if "commit" in run._kinds():
-        return None
-    topic, bucket = run.world.truth.topic(TOPIC), run.world.bucket
-    log = [info for info in bucket.infos(f"{topic.prefix}/_delta_log/", "") if info.size > 50]
-    key = run.any_of([info.key for info in log])
-    if key is None:
-        return None
-    run.world.tables.damaged.add(_version_of(key))
-    return run.changed("commit", key, bucket.read(key)[:-40])
-
-
-def _stray(run: DamageRun, what: str, beyond: int) -> Damaged | None:
-    key, bucket = keys.wal(run.world.truth.seq + beyond), run.world.bucket
-    if key in bucket._objects:
-        return None
-    known = run.entries()
-    texts = [b"", b"not an entry", bucket.read(known[-1]) if known else b""]
-    bucket.write(key, run.draws.choice(texts))
-    return Damaged(what, key, None)
-
-
-DEEDS: dict[str, Callable[[DamageRun], Damaged | None]] = {
-    "header": _header,
-    "copy": _copy,
-    "chunk": lambda run: _chunk_in(run, "chunk", keys.WAL),
-    "upload": lambda run: _chunk_in(run, "upload", keys.DATA),
-    "cut": _cut,
-    "emptied": _emptied,
-    "checkpoint": _checkpoint,
-    "segment": _segment,
-    "commit": _commit,
-    "near stray": lambda run: _stray(run, "near stray", run.draws.randrange(1, 20)),
-    "far stray": lambda run: _stray(run, "far stray", FAR + run.draws.randrange(FAR)),
-}
-
-
 def plan_of_damage(seed: int) -> Plan:
     plan_ = plan_of(seed // 2 * 5 + KINDS[seed % 2])
     return plan_._replace(
@@ -649,5 +462,6 @@ def plan_of_damage(seed: int) -> Plan:
 
 
 def simulate_damage(seed: int, lines: list[str] | None = None) -> Result:
-    """A run with damaged objects. Use it `quietly`."""
-    return simulated(seed, plan_of_damage(seed), DamageRun, lines)
+    """A run with damaged objects."""
+    with machine.quietly():
+        return simulated(seed, plan_of_damage(seed), DamageRun, lines)
