@@ -10,6 +10,7 @@ of deploy/README.md ("An object is damaged") the log is whole, but for the recor
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from tests.sim import history, machine
@@ -263,8 +264,8 @@ class DamageRun(Run):
         fresh = world.start(98, self.plan.settings._replace(is_sealing=False))
         while not fresh.is_ready and not fresh.process.is_dead:  # noqa: ASYNC110 - polling is free
             await asyncio.sleep(0.2)
-        for topic, number, _ in list(world.truth.partitions()):
-            await self._read(fresh, topic.name, number)
+        for held, number, _ in list(world.truth.partitions()):
+            await self._read(fresh, held.name, number)
         world.kill(fresh)
         await self._scrub()
 
@@ -297,10 +298,7 @@ class DamageRun(Run):
             for name in {name for name, _ in left}:
                 if world.ready():
                     with contextlib.suppress(LogError, Silence, Refusal):
-                        await world.ask(
-                            world.ready()[0].address,
-                            lambda broker, name=name: broker.log.seal(name),
-                        )
+                        await world.ask(world.ready()[0].address, partial(_seal, name))
             left = self._unsealed()
         if left:
             world.bug(f"{left} are not sealed beside damage")
@@ -436,6 +434,10 @@ class DamageRun(Run):
             world.bug(f"{left} are strays, and stay")
         for found in list(self.damaged.values()):  # in entries whose other chunks are whole
             self._restore(found)
+
+
+async def _seal(name: str, broker: Broker) -> None:
+    await broker.log.seal(name)
 
 
 async def _collect(cluster: MaintenanceSession, plan_: Plan) -> None:
