@@ -158,6 +158,7 @@ class SetAsideRequests:
 
     async def _commit(self, commit: Commit) -> None:
         _ = await self._committer.commit(Draft([commit], [], []))
+        self._wal.copy_fence.check_fence()  # a copy may have used the mark: the next start decides
 
     async def _retry_kept(self) -> bool:
         """Try the requests that are set aside, up to the first that is refused again."""

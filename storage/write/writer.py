@@ -228,6 +228,12 @@ class Writer:
         if actions and not self._closing:
             await self.append(AppendRequest((), 0, actions=actions), Acks.NONE)
 
+    def check_marks(self, marks: Mapping[str, int], seq: int, *, is_reset: bool) -> None:
+        """Fence this process if a copy of it used marks of its hot log: those of entry `seq`, or of
+        a state that passed over entries."""
+        if self.hot_log is not None and self.hot_log.has_copy(marks, is_reset=is_reset):
+            self.wal.copy_fence.fence(seq)
+
     def recover(self, requests: Sequence[AppendRequest]) -> list[Waiter]:
         """Enqueue requests that no client of this process sent, without a bound."""
         self.buffered_bytes += sum(request.cost for request in requests)
@@ -431,6 +437,9 @@ class Writer:
         try:
             with self._observer.commit(encoded.draft):
                 outcomes = await self._committer.commit(encoded.draft)
+            if any(request.hot is not None for request in requests):
+                # A copy may have used the marks. The requests stay in the file for the next start.
+                self.wal.copy_fence.check_fence()
         except (Unavailable, CommitUnknown, *TASK_ENDS):
             raise
         except (Corrupt, StoreUnfit) as error:

@@ -412,7 +412,10 @@ def test_a_broker_of_today_goes_on_from_there(tmp_path: Path, level: int) -> Non
     assert found["flights", 1][4:] == FLIGHTS
     assert values["flights", 2][:2] == [b"2", b"3"]
     assert values["flights", 2][802] == b'"referred"'
-    assert values["audit.log", 0] == [b'"stamped by the log"', b'"two topics"']
+    # The WAL has its mark, with another commit id: from level 2 on a recovery takes it for the
+    # request of a copy of the machine.
+    other = [b'"hot"'] if level > 1 else []
+    assert values["audit.log", 0] == [b'"stamped by the log"', *other, b'"two topics"']
     assert found["audit.log", 0][0]["timestamp"] == after_ms(3000)
 
 

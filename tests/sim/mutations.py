@@ -23,12 +23,15 @@ import tidelog.storage.write.writer
 from tests.sim import (
     backup_mutations,
     clock_mutations,
+    damage_mutations,
     doubt_mutations,
     failures,
     level_mutations,
     wal_mutations,
 )
 from tests.sim.backups import simulate_backups
+from tests.sim.clones import simulate_clones
+from tests.sim.damage import simulate_damage
 from tests.sim.foreign import simulate_foreign
 from tests.sim.plans import KINDS, Plan, plan_of
 from tests.sim.runs import Result, simulate
@@ -60,8 +63,10 @@ BACKUPS = ("backups",)
 WORLDS: dict[tuple[str, ...], Callable[[int], Result]] = {
     FOREIGN: simulate_foreign,
     BACKUPS: simulate_backups,
+    damage_mutations.DAMAGE: simulate_damage,
+    damage_mutations.CLONES: simulate_clones,
 }
-"""Worlds of tests/sim/foreign.py and tests/sim/backups.py, which have seeds of their own."""
+"""Worlds of tests/sim/foreign.py, backups.py, damage.py and clones.py: they have own seeds."""
 
 Patch = tuple[Any, str, Any]
 Made = Callable[[], list[Patch]]
@@ -397,4 +402,5 @@ MUTATIONS = (
     Mutation("checkpoints forget seeks", _checkpoints_forget_seeks, ("groups",), 60),
     *itertools.starmap(Mutation, failures.MUTATIONS),
     *itertools.starmap(Mutation, backup_mutations.MUTATIONS),
+    *itertools.starmap(Mutation, damage_mutations.MUTATIONS),
 )

@@ -32,7 +32,6 @@ from tidelog.storage.core.errors import (
     InvalidRequest,
     LogError,
     OffsetOutOfRange,
-    TableInDoubt,
     Unavailable,
 )
 from tidelog.storage.log import LogSettings
@@ -284,13 +283,13 @@ class Run:
                 if draws.random() < 0.2:
                     report = await scrub(cluster, None, grace)
                     damage = [each for each in report.findings if each.is_damage]
-                    if damage and not world.has_foreign_hands:
+                    if damage and not world.has_damage:
                         world.bug(f"scrub finds {damage}")
                 await cluster.close()
             except (Unavailable, CommitUnknown, ManifestConflict, OffsetOutOfRange) as error:
                 world.note(f"care: {error}")
             except (InvalidRequest, LogError) as error:
-                if not (world.has_foreign_hands and isinstance(error, TableInDoubt)):
+                if not world.expects(error):
                     world.bug(f"care fails: {error!r}")
 
 

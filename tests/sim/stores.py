@@ -245,6 +245,8 @@ class Tables:
     weather: Callable[[], Weather]
     note: Callable[[str], None]
     opened: int = field(default=0)
+    damaged: set[tuple[str, int]] = field(default_factory=set)
+    """Prefix and version of commits that no reader can decode."""
 
     def at(self, uri: str, name: str, clock: object) -> "MemoryDelta":
         self.opened += 1
@@ -317,6 +319,9 @@ class MemoryDelta:
     def refresh(self, options: object) -> None:
         if self._tables.fails():
             raise Unavailable(f"table {self._prefix} cannot be read: 503")
+        unread = range(self.version + 1, len(self._commits))
+        if any((self._prefix, version) in self._tables.damaged for version in unread):
+            raise Unavailable(f"table {self._prefix} cannot be read: invalid JSON")
         if self._commits:
             self.table = len(self._commits) - 1
 
