@@ -36,6 +36,7 @@ from tests.support.clock import ManualClock
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
+from tidelog.storage.cluster.announcer import PeerTransport
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.core import entry as entries
@@ -211,6 +212,10 @@ class World:
             self.bug(f"{name} failed: {error!r}")
             logging.getLogger("tidelog.sim").exception("%s failed", name)
 
+    def peers(self, broker: Broker) -> PeerTransport:
+        """The broker's way to the others."""
+        return Peers(self)
+
     def way_of(self) -> Way:
         return Way(self.bucket, self.draws, lambda: self.weather, self.note, self)
 
@@ -230,7 +235,6 @@ class World:
         return broker
 
     async def _serve(self, broker: Broker, settings: LogSettings) -> None:
-        peers = Peers(self)
         try:
             log = await LogBroker.open(
                 broker.way,
@@ -239,7 +243,7 @@ class World:
                 name=broker.name,
                 cluster_id=CLUSTER_ID,
                 hot_dir=broker.home,
-                peers=peers,
+                peers=self.peers(broker),
             )
             broker.log = log
             await log.join(broker.address)

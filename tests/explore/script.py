@@ -1,0 +1,286 @@
+"""What clients, sealer and collection do, from rest to rest.
+
+An act begins when all are at rest. First, without choices, crashed brokers are replaced and all
+brokers list each other. Then its requests run at once, in any order.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import NamedTuple
+
+from tests.explore.stage import Stage
+from tests.explore.world import COLLECTOR, WAL_S, ExploredWorld
+from tests.sim import history
+from tests.sim.clients import TOPIC, Client, Load, Producer, reads_of
+from tests.sim.finish import read_back, scan, scrub_all
+from tests.sim.history import Written
+from tests.sim.machine import Process
+from tests.sim.network import Refusal, Silence
+from tests.sim.world import Broker
+from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.garbage import Grace
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import LogError, OffsetOutOfRange
+from tidelog.storage.log import FetchResult
+
+ACT_S = 6.0
+"""Acts begin at multiples of this time, so that ages do not depend on choices."""
+PATIENCE_S = 1.2
+GRACE = Grace()
+"""The cluster's bounds count."""
+CONFIGS = {"target.segment.bytes": "100000"}
+
+
+class Cast:
+    """The processes of one run: brokers by slot, and what each act begins."""
+
+    def __init__(self, world: ExploredWorld, brokers: int, partitions: int) -> None:
+        self.world = world
+        self.partitions = partitions
+        self.load = Load(partitions=partitions, patience_s=PATIENCE_S)
+        self.slots = dict[int, Broker]()
+        self.brokers = brokers
+        self.ends = 0
+        """Of produce requests: each goes to another partition than the one before."""
+        self._playing: list[tuple[Process, list[bool]]] = []
+
+    @property
+    def stage(self) -> Stage:
+        return self.world.stage
+
+    def is_over(self) -> bool:
+        return all(
+            done or process.is_dead or process.is_stopped for process, done in self._playing
+        )
+
+    def begin(self, name: str, work: Coroutine[object, object, None]) -> None:
+        done: list[bool] = []
+
+        async def whole() -> None:
+            await work
+            done.append(True)
+
+        self._playing.append((self.world.spawn(name, whole()), done))
+
+    async def found(self) -> None:
+        """The brokers and the topic."""
+        await self.replace()
+        maker = self.slots[0]
+        await self.world.ask(
+            maker.address, lambda broker: broker.log.create_topic(TOPIC, self.partitions, CONFIGS)
+        )
+        self.world.record(history.Topic(0.0, TOPIC, self.partitions))
+        for broker in self.slots.values():
+            await self.world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+
+    async def replace(self) -> None:
+        """Start a broker for each crashed one, and let all list each other: the last one is the
+        sequencer of the first ones only if its rank says so."""
+        world = self.world
+        for slot in range(self.brokers):
+            broker = self.slots.get(slot)
+            if broker is None or broker.process.is_dead:
+                if broker is not None and hasattr(broker, "log"):
+                    world.bucket.remove([keys.broker(broker.log.membership.me.id)])
+                self.slots[slot] = world.start(slot)
+                while not self.slots[slot].is_ready:
+                    await asyncio.sleep(0.01)
+        for broker in self.slots.values():
+            if not broker.process.is_stopped:
+                looking = broker.process.spawn(broker.log.membership.look())
+                await looking
+
+    async def rest(self) -> None:
+        """Wait until the next act begins."""
+        now_s = self.world.now_s
+        await asyncio.sleep((now_s // ACT_S + 1) * ACT_S - now_s)
+
+    # -- what an act begins
+
+    def produce(self, slot: int, *, is_keyed: bool) -> None:
+        """One request, with a key retried at the next broker, and once more there."""
+        number, self.ends = self.ends, self.ends + 1
+        producer = Producer(self.world, f"p{number}", self.load)
+        records = [
+            Written(TOPIC, f"{number}.{i}", (number + i) % self.partitions) for i in range(2)
+        ]
+        key = f"k{number}" if is_keyed else None
+
+        async def work() -> None:
+            for attempt in range(3 if is_keyed else 1):
+                broker = self.slots[(slot + attempt) % self.brokers]
+                if await producer.once(records, key=key, broker=broker):
+                    break
+
+        self.begin(f"p{number}", work())
+
+    def ask(self, name: str, slot: int, call: Callable[[Broker], Awaitable[object]]) -> None:
+        async def work() -> None:
+            try:
+                await self.world.ask(self.slots[slot].address, call, timeout_s=PATIENCE_S)
+            except (LogError, Refusal, Silence) as error:
+                self.world.note(f"{name}: {error!r}")
+
+        self.begin(name, work())
+
+    def seal(self, slot: int) -> None:
+        self.ask(f"seal{slot}", slot, lambda broker: broker.log.seal(TOPIC))
+
+    def fetch(self, slot: int, number: int) -> None:
+        """Read the partition from the first offset to its end."""
+        client = Client(self.world, f"f{slot}", self.load)
+
+        async def work() -> None:
+            offset, broker = 0, self.slots[slot]
+            while True:
+                op = client.begin(
+                    history.Fetch, client.name, TOPIC, number, offset, broker=broker.name
+                )
+                at = offset
+
+                async def fetch(broker: Broker, at: int = at) -> FetchResult:
+                    return await broker.log.fetch(TOPIC, number, at, bytes_max=1 << 20)
+
+                try:
+                    found = await client.ask(op, broker, fetch)
+                except OffsetOutOfRange as gone:
+                    client.end(history.OutOfRange, op, gone.log_start_offset, gone.high_watermark)
+                    return
+                if found is None:
+                    return
+                reads, start, end = reads_of(found), found.log_start_offset, found.high_watermark
+                client.end(
+                    history.Fetched, op, reads, found.next_offset, start, end, broker.name
+                )
+                if found.next_offset == offset:
+                    return
+                offset = found.next_offset
+
+        self.begin(f"f{slot}", work())
+
+    def collect(self) -> None:
+        async def work() -> None:
+            try:
+                cluster = await self.world.cluster()
+                await collect(cluster, await plan(cluster, GRACE))
+                await cluster.close()
+            except LogError as error:
+                self.world.note(f"collector: {error!r}")
+
+        self.begin(COLLECTOR, work())
+
+    async def grow_old(self) -> None:
+        """A checkpoint of what there is, the WAL's retention, another entry and checkpoint: what
+        the first one covers and no tail needs is garbage now. Brokers poll, as idle ones do: only
+        suspended ones have expired views."""
+        await self._commit_and_checkpoint()
+        await asyncio.sleep(WAL_S + 1.0)
+        await self._commit_and_checkpoint()
+        await self.rest()
+
+    async def _commit_and_checkpoint(self) -> None:
+        async def commit(broker: Broker) -> None:
+            await broker.log.alter_topic(TOPIC, {"segment.ms": str(10**9 + broker.log.state.seq)})
+            await broker.log.wal.checkpoint()
+
+        awake = [each for each in self.slots.values() if not each.process.is_stopped]
+        for broker in awake:
+            await self.world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+        if awake:
+            await self.world.ask(awake[-1].address, commit)
+
+    async def recover(self) -> None:
+        """Nothing fails any more: suspended processes go on, crashed ones are replaced, each
+        broker takes a record, and what all read is what there is."""
+        world = self.world
+        self.stage.wake()
+        await asyncio.sleep(2.0)
+        await self.replace()
+        for slot, broker in self.slots.items():
+            producer = Producer(world, f"last{slot}", self.load)
+            record = Written(TOPIC, f"last.{slot}", 0)
+            if not await producer.once([record], key=f"last{slot}", broker=broker):
+                again = await producer.once([record], key=f"last{slot}", broker=broker)
+                if not again:
+                    world.bug(f"{broker.name} takes no record any more")
+        scan(world)
+        if await read_back(world, world.settings) is not None:
+            await scrub_all(world, GRACE)
+        scan(world)
+
+
+class Act(NamedTuple):
+    """What begins at once."""
+
+    name: str
+    begin: Callable[[Cast], None]
+    has_deletes: bool = False
+    may_suspend: bool = False
+    grows_old: bool = False
+    wakes: bool = False
+
+
+class Script(NamedTuple):
+    """A world and its acts."""
+
+    name: str
+    brokers: int
+    partitions: int
+    acts: tuple[Act, ...]
+
+
+def _commit(cast: Cast) -> None:
+    cast.produce(0, is_keyed=True)
+    cast.produce(1, is_keyed=False)
+
+
+def _seal(cast: Cast) -> None:
+    cast.seal(0)
+    cast.produce(1, is_keyed=True)
+
+
+def _seal_twice(cast: Cast) -> None:
+    cast.seal(0)
+    cast.seal(1)
+    cast.produce(1, is_keyed=True)
+
+
+def _collect(cast: Cast) -> None:
+    cast.collect()
+    cast.produce(0, is_keyed=False)
+    cast.fetch(1, 0)
+
+
+def _collect_alone(cast: Cast) -> None:
+    cast.collect()
+    cast.produce(0, is_keyed=False)
+
+
+def _after(cast: Cast) -> None:
+    cast.produce(1, is_keyed=True)
+    cast.fetch(0, 0)
+
+
+SMALL = Script(
+    "small",
+    2,
+    1,
+    (
+        Act("commit", _commit, may_suspend=True),
+        Act("seal", _seal, may_suspend=True),
+        Act("collect", _collect_alone, has_deletes=True, may_suspend=True, grows_old=True),
+        Act("after", _after, wakes=True),
+    ),
+)
+LARGE = Script(
+    "large",
+    2,
+    2,
+    (
+        Act("commit", _commit, may_suspend=True),
+        Act("seal", _seal_twice, may_suspend=True),
+        Act("collect", _collect, has_deletes=True, may_suspend=True, grows_old=True),
+        Act("after", _after, wakes=True),
+    ),
+)
+SCRIPTS = {script.name: script for script in (SMALL, LARGE)}
