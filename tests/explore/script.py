@@ -261,26 +261,33 @@ def _after(cast: Cast) -> None:
     cast.fetch(0, 0)
 
 
-SMALL = Script(
-    "small",
-    2,
-    1,
-    (
-        Act("commit", _commit, may_suspend=True),
-        Act("seal", _seal, may_suspend=True),
-        Act("collect", _collect_alone, has_deletes=True, may_suspend=True, grows_old=True),
-        Act("after", _after, wakes=True),
-    ),
+def _commit_of_three(cast: Cast) -> None:
+    _commit(cast)
+    cast.produce(2, is_keyed=True)
+
+
+_ACTS = (
+    Act("commit", _commit, may_suspend=True),
+    Act("seal", _seal, may_suspend=True),
+    Act("collect", _collect_alone, has_deletes=True, may_suspend=True, grows_old=True),
+    Act("after", _after, wakes=True),
 )
-LARGE = Script(
-    "large",
-    2,
-    2,
-    (
-        Act("commit", _commit, may_suspend=True),
-        Act("seal", _seal_twice, may_suspend=True),
-        Act("collect", _collect, has_deletes=True, may_suspend=True, grows_old=True),
-        Act("after", _after, wakes=True),
-    ),
-)
-SCRIPTS = {script.name: script for script in (SMALL, LARGE)}
+SCRIPTS = {
+    script.name: script
+    for script in (
+        Script("commit", 2, 1, (_ACTS[0], _ACTS[3])),
+        Script("three", 3, 1, (Act("commit", _commit_of_three, may_suspend=True),)),
+        Script("small", 2, 1, _ACTS),
+        Script(
+            "large",
+            2,
+            2,
+            (
+                _ACTS[0],
+                _ACTS[1]._replace(begin=_seal_twice),
+                _ACTS[2]._replace(begin=_collect),
+                _ACTS[3],
+            ),
+        ),
+    )
+}
