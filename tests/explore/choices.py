@@ -54,9 +54,7 @@ class Choices:
         """Return the index of one that the bound allows. The first must cost nothing. No choice is
         counted if there is only one."""
         allowed = [
-            index
-            for index, option in enumerate(options)
-            if min(self.left.without(option)) >= 0
+            index for index, option in enumerate(options) if min(self.left.without(option)) >= 0
         ]
         if len(allowed) == 1:
             return allowed[0]

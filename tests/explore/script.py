@@ -1,4 +1,4 @@
-"""What clients, sealer and collection do, from rest to rest.
+"""The acts of clients, sealer and collection, from rest to rest.
 
 An act begins when all are at rest. First, without choices, crashed brokers are replaced and all
 brokers list each other. Then its requests run at once, in any order.
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import NamedTuple
 
 from tests.explore.stage import Stage
-from tests.explore.world import COLLECTOR, WAL_S, ExploredWorld
+from tests.explore.world import COLLECTOR, NEVER_S, WAL_S, ExploredWorld
 from tests.sim import history
 from tests.sim.clients import TOPIC, Client, Load, Producer, reads_of
 from tests.sim.finish import read_back, scan, scrub_all
@@ -20,14 +20,14 @@ from tests.sim.world import Broker
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
 from tidelog.storage.core import keys
-from tidelog.storage.core.errors import LogError, OffsetOutOfRange
+from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable
 from tidelog.storage.log import FetchResult
 
 ACT_S = 6.0
 """Acts begin at multiples of this time, so that ages do not depend on choices."""
 PATIENCE_S = 1.2
-GRACE = Grace()
-"""The cluster's bounds count."""
+GRACE = Grace(table_ms=60_000)
+"""Of files, as the cluster's. For the WAL a collector has none of its own: the cluster's counts."""
 CONFIGS = {"target.segment.bytes": "100000"}
 
 
@@ -42,7 +42,7 @@ class Cast:
         self.brokers = brokers
         self.ends = 0
         """Of produce requests: each goes to another partition than the one before."""
-        self._playing: list[tuple[Process, list[bool]]] = []
+        self._playing: list[tuple[Process, list[bool], int]] = []
 
     @property
     def stage(self) -> Stage:
@@ -50,17 +50,22 @@ class Cast:
 
     def is_over(self) -> bool:
         return all(
-            done or process.is_dead or process.is_stopped for process, done in self._playing
+            done or process.is_dead or process.is_stopped or self._is_suspended(slot)
+            for process, done, slot in self._playing
         )
 
-    def begin(self, name: str, work: Coroutine[object, object, None]) -> None:
+    def _is_suspended(self, slot: int) -> bool:
+        return slot >= 0 and self.slots[slot].process.is_stopped
+
+    def begin(self, name: str, work: Coroutine[object, object, None], slot: int = -1) -> None:
+        """`slot` is of the broker for whose answer it waits, however long that is suspended."""
         done: list[bool] = []
 
         async def whole() -> None:
             await work
             done.append(True)
 
-        self._playing.append((self.world.spawn(name, whole()), done))
+        self._playing.append((self.world.spawn(name, whole()), done, slot))
 
     async def found(self) -> None:
         """The brokers and the topic."""
@@ -83,7 +88,7 @@ class Cast:
                 if broker is not None and hasattr(broker, "log"):
                     world.bucket.remove([keys.broker(broker.log.membership.me.id)])
                 self.slots[slot] = world.start(slot)
-                while not self.slots[slot].is_ready:
+                while not self.slots[slot].is_ready:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         for broker in self.slots.values():
             if not broker.process.is_stopped:
@@ -98,21 +103,28 @@ class Cast:
     # -- what an act begins
 
     def produce(self, slot: int, *, is_keyed: bool) -> None:
-        """One request, with a key retried at the next broker, and once more there."""
+        """One request. With a key it is retried at the next broker, and once more; without one,
+        the client waits for its answer."""
         number, self.ends = self.ends, self.ends + 1
-        producer = Producer(self.world, f"p{number}", self.load)
+        patience_s = PATIENCE_S if is_keyed else NEVER_S
+        producer = Producer(self.world, f"p{number}", self.load._replace(patience_s=patience_s))
         records = [
             Written(TOPIC, f"{number}.{i}", (number + i) % self.partitions) for i in range(2)
         ]
-        key = f"k{number}" if is_keyed else None
 
-        async def work() -> None:
-            for attempt in range(3 if is_keyed else 1):
+        async def retried() -> None:
+            for attempt in range(3):
                 broker = self.slots[(slot + attempt) % self.brokers]
-                if await producer.once(records, key=key, broker=broker):
+                if await producer.once(records, key=f"k{number}", broker=broker):
                     break
 
-        self.begin(f"p{number}", work())
+        async def once() -> None:
+            await producer.once(records, broker=self.slots[slot])
+
+        if is_keyed:
+            self.begin(producer.name, retried())
+        else:
+            self.begin(producer.name, once(), slot)
 
     def ask(self, name: str, slot: int, call: Callable[[Broker], Awaitable[object]]) -> None:
         async def work() -> None:
@@ -149,9 +161,7 @@ class Cast:
                 if found is None:
                     return
                 reads, start, end = reads_of(found), found.log_start_offset, found.high_watermark
-                client.end(
-                    history.Fetched, op, reads, found.next_offset, start, end, broker.name
-                )
+                client.end(history.Fetched, op, reads, found.next_offset, start, end, broker.name)
                 if found.next_offset == offset:
                     return
                 offset = found.next_offset
@@ -191,7 +201,7 @@ class Cast:
 
     async def recover(self) -> None:
         """Nothing fails any more: suspended processes go on, crashed ones are replaced, each
-        broker takes a record, and what all read is what there is."""
+        broker takes a record and seals, and what all read is what there is."""
         world = self.world
         self.stage.wake()
         await asyncio.sleep(2.0)
@@ -203,14 +213,26 @@ class Cast:
                 again = await producer.once([record], key=f"last{slot}", broker=broker)
                 if not again:
                     world.bug(f"{broker.name} takes no record any more")
+        for broker in self.slots.values():
+            await self._seal_at_last(broker)
         scan(world)
         if await read_back(world, world.settings) is not None:
             await scrub_all(world, GRACE)
         scan(world)
 
+    async def _seal_at_last(self, broker: Broker) -> None:
+        """A conflict with another sealer, or files that it replaces, may take one more."""
+        for left in (2, 1, 0):
+            try:
+                await self.world.ask(broker.address, lambda broker: broker.log.seal(TOPIC))
+                break
+            except Unavailable as error:
+                if not left:
+                    self.world.bug(f"{broker.name} seals no more: {error}")
+
 
 class Act(NamedTuple):
-    """What begins at once."""
+    """Requests that begin at once."""
 
     name: str
     begin: Callable[[Cast], None]
@@ -230,7 +252,7 @@ class Script(NamedTuple):
 
 
 def _commit(cast: Cast) -> None:
-    cast.produce(0, is_keyed=True)
+    cast.produce(0, is_keyed=False)
     cast.produce(1, is_keyed=False)
 
 

@@ -45,7 +45,7 @@ class Failure(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What was searched. `choices` are those with more than one option, each counted once;
+    """The extent of a search. `choices` are those with more than one option, each counted once;
     `states` by act; `cut` are rests that were known."""
 
     schedules: int
@@ -185,13 +185,12 @@ def _batch(tasks: deque[Task], size: int = BATCH) -> list[Task]:
 
 
 def _play_named(script: str, bound: Bound, tasks: list[Task]) -> list[Run]:
-    return list(_play_all(SCRIPTS[script], bound, tasks))
+    return _play_all(SCRIPTS[script], bound, tasks)
 
 
-def _play_all(script: Script, bound: Bound, tasks: list[Task]) -> Iterator[Run]:
+def _play_all(script: Script, bound: Bound, tasks: list[Task]) -> list[Run]:
     with machine.quietly():
-        for task in tasks:
-            run = play(
-                script, task.given, task.acts, bound, mark=task.mark, recovers=task.recovers
-            )
-            yield run._replace(names=())
+        return [
+            play(script, each.given, each.acts, bound, mark=each.mark, recovers=each.recovers)
+            for each in tasks
+        ]

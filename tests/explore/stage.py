@@ -1,13 +1,13 @@
 """Requests that are under way, and which of them is next with which outcome.
 
-Requests of one process are done in their order; checkpoints and
-announcements are in lanes of their own. While a process has a request under way, its next one is done first: another
-lane instead is a preemption. If it has none, each other lane may be next. A request that commutes
-with all others is done at once.
+Requests of one process are done in their order; checkpoints and announcements are in lanes of their
+own. While a process has a request under way, its next one is done first: another lane instead is a
+preemption. If it has none, each other lane may be next. A request that commutes with all others is
+done at once.
 
 Time stands still while a request is under way. That it passes before, so that a broker gives up a
-message, is a preemption, too. What is late (a PUT whose sender has no answer, a message) arrives at
-any later moment as a preemption, and before the next rest in any case.
+message, is a preemption, too. A late request (a PUT whose sender has no answer, a message) arrives
+at any later moment as a preemption, and before the next rest in any case.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ NOT_DONE = "not done, no answer"
 ANSWER_LOST = "done, no answer"
 CALLED_412 = "done, answered 412"
 LATE = "late, no answer"
-DIES_BEFORE = "the process dies before"
-DIES_AMID = "the process dies amid"
-DIES_AFTER = "the process dies after"
+KILLED_BEFORE = "the process is killed before"
+KILLED_AMID = "the process is killed amid"
+KILLED_AFTER = "the process is killed after"
 SUSPENDED = "the process is suspended before"
 
 
@@ -48,7 +48,7 @@ class Request:
     fates: Callable[[], Sequence[str]] = tuple
     commutes: Callable[[], bool] = lambda: False
     body: bytes = b""
-    """What a PUT puts."""
+    """The content of a PUT."""
 
 
 @dataclass

@@ -12,9 +12,9 @@ from tests.explore import stage as stages
 from tests.explore.stage import (
     ANSWER_LOST,
     CALLED_412,
-    DIES_AFTER,
-    DIES_AMID,
-    DIES_BEFORE,
+    KILLED_AFTER,
+    KILLED_AMID,
+    KILLED_BEFORE,
     DONE,
     LATE,
     NOT_DONE,
@@ -48,7 +48,7 @@ VIEW_S = 13.0
 WAL_S = 53.0
 SETTINGS = LogSettings(
     wal=WalSettings(Bounds(int(VIEW_S * 1000), int(WAL_S * 1000), 60_000), 1_000_000, NEVER_S),
-    writer=WriterSettings(answer_timeout_s=30.0),
+    writer=WriterSettings(answer_timeout_s=NEVER_S),
     membership=MembershipSettings(NEVER_S, NEVER_S, NEVER_S),
     sequencer=SequencerSettings(handover_timeout_s=0.3),
     poll_interval_s=NEVER_S,
@@ -57,8 +57,8 @@ SETTINGS = LogSettings(
 )
 """Nothing happens in the background: no poll, heartbeat, seal or checkpoint that no act begins."""
 
-_OF_ENTRIES = (NOT_DONE, ANSWER_LOST, CALLED_412, LATE, DIES_BEFORE, DIES_AFTER)
-_OF_UPLOADS = (NOT_DONE, ANSWER_LOST, DIES_AFTER)
+_OF_ENTRIES = (NOT_DONE, ANSWER_LOST, CALLED_412, LATE, KILLED_BEFORE, KILLED_AFTER)
+_OF_UPLOADS = (NOT_DONE, ANSWER_LOST, KILLED_AFTER)
 _QUIET = (keys.BROKERS, keys.CLUSTER, keys.SECRET, keys.PROBE)
 
 
@@ -108,7 +108,7 @@ class ExploredWorld(World):
             if fate == SUSPENDED:
                 self.stage.hold(request)
                 return
-            if fate == DIES_BEFORE:
+            if fate == KILLED_BEFORE:
                 self.destroy(process)
                 return
             try:
@@ -118,7 +118,7 @@ class ExploredWorld(World):
                     answer.set_exception(error)
                     answer.exception()  # its process may be killed
                 return
-            if fate in {DIES_AMID, DIES_AFTER}:
+            if fate in {KILLED_AMID, KILLED_AFTER}:
                 self.destroy(process)
             elif not answer.done():
                 answer.set_result(result)
@@ -164,8 +164,8 @@ _OF_TABLES: dict[str, Callable[..., Any]] = {
 }
 _FATES: dict[str, tuple[str, ...]] = {
     "refresh": (),
-    "commit": (NOT_DONE, ANSWER_LOST, DIES_BEFORE, DIES_AFTER),
-    "create": (NOT_DONE, ANSWER_LOST, DIES_AFTER),
+    "commit": (NOT_DONE, ANSWER_LOST, KILLED_BEFORE, KILLED_AFTER),
+    "create": (NOT_DONE, ANSWER_LOST, KILLED_AFTER),
 }
 
 
@@ -199,20 +199,20 @@ class _ExploredWay(Way):
             return ()
         suspended = (SUSPENDED,) if self.stage.may_suspend else ()
         if key in self.bucket._objects:
-            return (ANSWER_LOST, DIES_BEFORE, *suspended)
+            return (ANSWER_LOST, KILLED_BEFORE, *suspended)
         return (*_OF_ENTRIES, *suspended)
 
     async def delete(self, keys: Any) -> None:
         gone = list(keys)
 
         def perform(fate: str) -> None:
-            self.bucket.remove(gone[: len(gone) // 2] if fate == DIES_AMID else gone)
+            self.bucket.remove(gone[: len(gone) // 2] if fate == KILLED_AMID else gone)
 
         await self._request("delete", gone[0] if gone else "", perform, self._fates_of_delete)
 
     def _fates_of_delete(self) -> tuple[str, ...]:
         suspended = (SUSPENDED,) if self.stage.may_suspend else ()
-        return (DIES_BEFORE, DIES_AMID, DIES_AFTER, *suspended)
+        return (KILLED_BEFORE, KILLED_AMID, KILLED_AFTER, *suspended)
 
     async def _ask(self, verb: str, key: str, effect: Callable[[], T]) -> T:
         return await self._request(verb, key, lambda _: effect(), tuple)
@@ -256,7 +256,7 @@ class _ExploredPeers:
         async def take(broker: Broker) -> bytes:
             return await broker.log.peer_api.on_forward(message)
 
-        return await self._send("forward", peer, take, (NOT_DONE, ANSWER_LOST, LATE, DIES_AFTER))
+        return await self._send("forward", peer, take, (NOT_DONE, ANSWER_LOST, LATE, KILLED_AFTER))
 
     async def announce(self, peer: Member, message: bytes) -> None:
         async def told(broker: Broker) -> None:
@@ -297,4 +297,4 @@ class _ExploredPeers:
                 world.stage.patient.remove(each)
 
 
-assert stages.PASSED_S > SETTINGS.sequencer.handover_timeout_s
+assert SETTINGS.sequencer.handover_timeout_s < stages.PASSED_S
