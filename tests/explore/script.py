@@ -280,7 +280,7 @@ def _collect_alone(cast: Cast) -> None:
 
 def _after(cast: Cast) -> None:
     cast.produce(1, is_keyed=True)
-    cast.fetch(0, 0)
+    cast.fetch(1, 0)
 
 
 def _commit_of_three(cast: Cast) -> None:

@@ -12,10 +12,10 @@ from tests.explore import stage as stages
 from tests.explore.stage import (
     ANSWER_LOST,
     CALLED_412,
+    DONE,
     KILLED_AFTER,
     KILLED_AMID,
     KILLED_BEFORE,
-    DONE,
     LATE,
     NOT_DONE,
     SUSPENDED,
