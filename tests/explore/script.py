@@ -213,12 +213,13 @@ class Cast:
                 again = await producer.once([record], key=f"last{slot}", broker=broker)
                 if not again:
                     world.bug(f"{broker.name} takes no record any more")
+        # Before the seal: that may write what only the caches of a broker still have.
+        fresh = await read_back(world, world.settings)
         for broker in self.slots.values():
             await self._seal_at_last(broker)
         scan(world)
-        if await read_back(world, world.settings) is not None:
+        if fresh is not None:
             await scrub_all(world, GRACE)
-        scan(world)
 
     async def _seal_at_last(self, broker: Broker) -> None:
         """A conflict with another sealer, or files that it replaces, may take one more."""
