@@ -178,7 +178,7 @@ class _Search:
         """Return the file without requests that are committed."""
         if not file.requests:
             return file
-        # What is below the marks that were found, or not found at all, was committed before them.
+        # Requests below the marks that were found, or of which none was found, are committed.
         lowest = self._lowest.get(file.log_id, self._before[file.log_id] + 1)
         left = [
             request

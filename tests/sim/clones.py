@@ -59,7 +59,7 @@ class Disk(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a machine has at one moment, as far as it has an effect: the state of a broker, its
+    """A machine at one moment, as far as it has an effect: the state of a broker, its
     names and numbers, and its disk. Requests of clients are not in it: their connections break."""
 
     of: Broker
@@ -182,7 +182,7 @@ class CloneRun(Run):
         clock.skew_ms = snapshot.of.clock.skew_ms
         clock._ids = snapshot.ids
         if self.plan.has_disks or self.draws.random() < 0.5:
-            # What is drawn from now on differs: see DESIGN 11.
+            # Later draws differ: see DESIGN 11.
             clock.name += 1000 * slot
         clock.miss(world.now_s - snapshot.taken_s)
         clock.skew_ms -= int((world.now_s - snapshot.taken_s) * 1000)

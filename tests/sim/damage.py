@@ -229,7 +229,7 @@ class DamageRun(Run):
             _ = self.world.later(delay_s, self._restore, found)
 
     def _restore(self, found: Damaged) -> None:
-        """What an operator does with a copy of the object, or without one: a stray is deleted."""
+        """As an operator does with a copy of the object, or without one: a stray is deleted."""
         bucket = self.world.bucket
         if self.damaged.pop(found.key, None) is None:
             return  # collected since

@@ -1,4 +1,4 @@
-"""What is damaged in the store of a simulated cluster (tests/sim/damage.py): each deed changes one
+"""The damage in the store of a simulated cluster (tests/sim/damage.py): each deed changes one
 object, and says which records that costs."""
 
 import io
@@ -72,7 +72,7 @@ class Objects:
         return self.changed(what, key, bytes(body))
 
     def kinds(self) -> set[str]:
-        """What is damaged now."""
+        """The kinds of damage that there are now."""
         return {each.what for each in self.now.values()}
 
 

@@ -197,14 +197,14 @@ def _no_transactions() -> list[Patch]:
 def _sealed_before_the_table() -> list[Patch]:
     real = Sealer._add
 
-    async def add(self: Sealer, topic: Any, table: Any, files: Any, ends: Any, at_s: float) -> None:
+    async def add(self: Sealer, topic: Any, table: Any, files: Any, ends: Any, at: Any) -> None:
         actions: list[Any] = [
             Sealed(topic.topic_id, int(app_id.removeprefix("seal-")), end)
             for app_id, end in ends.items()
         ]
         request = AppendRequest((), 0, actions=actions)
         await self.writer.append(request, Acks.ALL)
-        await real(self, topic, table, files, ends, at_s)
+        await real(self, topic, table, files, ends, at)
 
     return [(Sealer, "_add", add)]
 

@@ -36,6 +36,7 @@ from tests.support.clock import ManualClock
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
+from tidelog.storage.cluster.announcer import PeerTransport
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.core import entry as entries
@@ -213,6 +214,10 @@ class World:
             self.bug(f"{name} failed: {error!r}")
             logging.getLogger("tidelog.sim").exception("%s failed", name)
 
+    def peers(self, broker: Broker) -> PeerTransport:
+        """The broker's way to the others."""
+        return Peers(self)
+
     def way_of(self) -> Way:
         return Way(self.bucket, self.draws, lambda: self.weather, self.note, self)
 
@@ -239,7 +244,7 @@ class World:
             name=broker.name,
             cluster_id=CLUSTER_ID,
             hot_dir=broker.home,
-            peers=Peers(self),
+            peers=self.peers(broker),
         )
 
     async def serve(self, broker: Broker, opening: Coroutine[Any, Any, LogBroker]) -> None:
