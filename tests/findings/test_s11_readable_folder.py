@@ -34,11 +34,6 @@ def open_to_others(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in found)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="S11: files are 0644 and folders 0755 under the usual umask",
-)
 async def test_s11_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
@@ -54,11 +49,6 @@ async def test_s11_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:
     assert open_to_others(tmp_path) == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="S11: a broker starts with a secret that other users can read",
-)
 def test_s11_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(ADMIN_KEY)
@@ -71,11 +61,6 @@ def test_s11_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
             broker.start()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="S11: a broker without security serves a cluster that has keys",
-)
 async def test_s11_security_is_not_turned_off_where_there_are_keys(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "store")
     log = await LogBroker.open(store, QUIET, clock=SystemClock(), name="b1")
