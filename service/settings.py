@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tidelog.service import trust_settings
 from tidelog.service.secret_files import secret_of
-from tidelog.service.setting_field import setting
+from tidelog.service.setting_fields import BadSettings, check, setting, whole_number
 from tidelog.storage.core.bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
-from tidelog.storage.core.errors import LogError, StoreUnfit
+from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.io.open import check_url
 from tidelog.storage.io.s3_options import S3Options
 
@@ -66,10 +66,6 @@ REMOVED = frozenset(
     }
 )
 """Settings of earlier versions that are constants now."""
-
-
-class BadSettings(LogError):
-    """The settings cannot be used; the message names the setting and the reason."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -268,7 +264,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check(field, getattr(self, field.name))
+            check(field, getattr(self, field.name))
         try:
             check_url(self.store)
         except StoreUnfit as error:
@@ -411,7 +407,7 @@ def _rename(given: dict[str, str], warn: Callable[[str], object]) -> None:
             raise BadSettings(f"{old} is the old name of {new}, and both are given: remove {old}")
         merged = " (the sum of three caches)" if old in _CACHES else ""
         warn(f"setting {old} is now {new}{merged}: the next version refuses the old name")
-    caches = {name: _whole(name, given.pop(name)) for name in old_names if name in _CACHES}
+    caches = {name: whole_number(name, given.pop(name)) for name in old_names if name in _CACHES}
     if caches:
         given["read_cache_bytes"] = str(sum((_CACHES | caches).values()))
     for old in old_names:
@@ -471,22 +467,4 @@ def _parse(field: "dataclasses.Field[Any]", text: str) -> object:
         if text.lower() not in words:
             raise BadSettings(f"{field.name}: {text!r} is neither true nor false")
         return words[text.lower()]
-    return _whole(field.name, text) if field.type is int else text
-
-
-def _whole(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        unit = next((f" of {unit}" for unit in ("ms", "bytes") if unit in name), "")
-        raise BadSettings(f"{name}: {text!r} is not a whole number{unit}") from None
-
-
-def _check(field: "dataclasses.Field[Any]", value: Any) -> None:
-    low, high, words = (field.metadata[key] for key in ("low", "high", "words"))
-    if low is not None and value < low:
-        raise BadSettings(f"{field.name}: {value} is below {low}")
-    if high is not None and value > high:
-        raise BadSettings(f"{field.name}: {value} is above {high}")
-    if words and value not in words:
-        raise BadSettings(f"{field.name}: {value!r} is none of {', '.join(words)}")
+    return whole_number(field.name, text) if field.type is int else text

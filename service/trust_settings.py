@@ -2,7 +2,7 @@
 
 import re
 
-from tidelog.service.setting_field import setting
+from tidelog.service.setting_fields import setting
 
 AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR = "auto", "off", "stderr"
 ANY_HOST = "*"

@@ -34,6 +34,7 @@ from tidelog.service.routes import (
     topics_v3,
     transactions,
 )
+from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import READING, Security
 from tidelog.service.security.sites import Sites
 from tidelog.service.settings import Settings
@@ -145,6 +146,8 @@ class Router:
         self._app = app
         self._security = security
         self._sites = Sites(settings)
+        self._audit = open_audit(settings, broker, counters)
+        counters.on_refusal = None if self._audit is None else self._audit.refused
         self._counters = counters
         fetcher = fetch.Fetch(broker, settings, counters)
         producer = produce.Produce(broker, settings, counters)
@@ -187,7 +190,10 @@ class Router:
         if refusal is not None:
             await self._refuse(target, call, refusal)
         elif target is None or target.serve is None:
-            await self._app(scope, receive, send)
+            if self._audit is None or scope["method"] in READING:
+                await self._app(scope, receive, send)
+            else:
+                await self._audit.change(self._app, scope, receive, send)
         else:
             await self._serve(target, segments, call)
 
@@ -232,7 +238,10 @@ class Router:
             if target is None or target.serve is None:
                 raise HTTPException(404)
             if self._security is not None:
-                call.scope["rights"] = self._security.of_peer(*call.caller)
+                if not call.is_trusted:
+                    raise self._security.refused("peer", "a peer's message is not signed")
+                rights = await self._security.of_peer(*call.caller, call.proof)
+                call.scope["rights"] = rights
                 PRINCIPAL.set(call.scope["rights"].principal)
             response = await target.serve(call, *[segments[at] for at in target.positions])
             if response is not None:
@@ -242,7 +251,7 @@ class Router:
 
     async def _answer_error(self, call: HttpRequest, error: BaseException) -> None:
         scope = call.scope
-        answer = answered(error, f"{scope['method']} {scope['path']}", self._counters)
+        answer = answered(error, scope, self._counters)
         if not call.status:  # else half a response is sent
             await call.answer(answer.response(scope["path"]))
 

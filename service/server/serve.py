@@ -30,6 +30,7 @@ from tidelog.service.peers.listener import PeerApp, PeerListener
 from tidelog.service.routes.health import VERSION
 from tidelog.service.secret_files import OTHERS, PRIVATE_UMASK, why_exposed
 from tidelog.service.security.authenticator import Security, topic_filter
+from tidelog.service.security.signatures import Signatures
 from tidelog.service.server.app import build_app
 from tidelog.service.server.log_lines import (
     EXIT_FAILED,
@@ -227,6 +228,13 @@ async def _build_apps(
     broker, traces = serving.broker, serving.traces
     counters = HttpCounters()
     security = await _security(settings, broker, counters)
+    if security is not None:
+        serving.peers.signatures = Signatures(
+            await broker.secret(),
+            broker.members().me.id,
+            lambda: broker.clock.now_ms() - broker.store_time.skew_ms(),
+            lambda: broker.state.level,
+        )
     app = build_app(
         broker,
         http=counters,
@@ -240,7 +248,8 @@ async def _build_apps(
     kind = Router if traces is None else traces.router()
     router = kind(app, broker, settings, counters, broker.groups, forwarder, security)
     reports = {METRICS: app.state.telemetry.text, VITALS: app.state.vitals.encoded}
-    return router, PeerApp(broker, router.forwarded, reports), app.state.vitals
+    peer_app = PeerApp(broker, router.forwarded, reports, serving.peers.signatures)
+    return router, peer_app, app.state.vitals
 
 
 async def _serve_http(

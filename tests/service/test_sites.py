@@ -9,7 +9,8 @@ from tests.service.conftest import Broker, broker_on
 from tidelog.service.http.call import UnsupportedMediaType
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.security.sites import KNOWN_MAX, Sites, WrongHost
-from tidelog.service.settings import BadSettings, Settings
+from tidelog.service.setting_fields import BadSettings
+from tidelog.service.settings import Settings
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.memory import MemoryStore
 

@@ -23,6 +23,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         pytest.skip("the console is tested in chromium: apt-get install chromium")
     folder = tmp_path_factory.mktemp("ui-keys")
     (folder / "key").write_text(ADMIN_KEY)
+    (folder / "key").chmod(0o600)
     with Broker(folder, security="keys", admin_key=f"@{folder / 'key'}") as broker:
         yield broker
 
