@@ -268,7 +268,9 @@ class ConsumerHandlers:
                     async with reading as read:
                         # Inside the context: if the client disconnects before the response is
                         # delivered, the next read returns the same records.
-                        await rights_of(call.scope).check(READ, GROUP, group)
+                        rights = rights_of(call.scope)
+                        if not rights.may(READ, GROUP, group):  # it may have gone during the wait
+                            await rights.check(READ, GROUP, group)
                         await self._send(call, read, fmt, on_error)
                 finally:
                     gone.remove_done_callback(give_up)

@@ -351,6 +351,8 @@ class Security:
             await self.refresh()
             caller = Caller(self, principal, host, self._of_proof(principal, proof))
         caller.check_valid()
+        if principal and caller.credential is None:  # of version 0.1: not after the level is raised
+            return caller
         return self._remember(key, caller)
 
     def _of_proof(self, principal: str, proof: tuple[str, str, int]) -> Credential | None:

@@ -49,7 +49,7 @@ from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core import keys
-from tidelog.storage.core.errors import LogError, Unavailable
+from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.malloc import keep_freed
@@ -312,7 +312,7 @@ async def _security(settings: Settings, broker: Broker, counters: HttpCounters) 
     if settings.security == "off":
         access = broker.state.access
         if (access.keys or len(access.acls)) and not settings.security_off_with_keys:
-            raise LogError(
+            raise StoreUnfit(
                 f"the cluster in {broker.store_url} has keys or ACLs, but security is off: set "
                 "security=keys; security_off_with_keys serves all to every client"
             )
@@ -329,14 +329,14 @@ async def _security(settings: Settings, broker: Broker, counters: HttpCounters) 
 
 
 def _check_files(broker: Broker) -> None:
-    """Raise LogError if other users can read the cluster's secret in a folder; warn if the folder
+    """Raise StoreUnfit if other users can read the cluster's secret in a folder; warn if the folder
     is open to them: objects of versions before 0.2 are readable."""
     url = urlsplit(broker.store_url)
     if url.scheme != "file":
         return
     path = Path(url2pathname(url.path)) / keys.SECRET
     if why := why_exposed(path):
-        raise LogError(why)
+        raise StoreUnfit(why)
     if path.parent.stat().st_mode & OTHERS:
         log.warning("other users can read the folder of the store: chmod -R go= %s", path.parent)
 

@@ -61,7 +61,7 @@ async def read(broker: Broker, query: str, accept: bytes, header: dict[str, str]
         "method": "GET",
         "path": PATH,
         "query_string": query.encode(),
-        "headers": [(b"accept", accept), (b"authorization", header["authorization"].encode())],
+        "headers": [(b"accept", accept), *((k.encode(), v.encode()) for k, v in header.items())],
         "client": ("127.0.0.1", 1),
     }
     await broker.app(scope, receive, send)
