@@ -1,4 +1,4 @@
-"""What was taken away ends what waits: sessions, and reads of consumer instances (S12 has keys)."""
+"""Sessions and rights that end, end what waits: streams, long polls, reads of consumer instances."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
