@@ -1,4 +1,4 @@
-"""Sessions and rights that end, end what waits: streams, long polls, reads of consumer instances."""
+"""Sessions and rights that end, end what waits: streams, long polls, reads of instances."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
