@@ -68,13 +68,13 @@ def origin(headers: Mapping[str, str], path: str, *, proto: str, server: str) ->
         if scheme is not None and scheme.lower() in _PORTS:
             proto = scheme.lower()
             break
-    host, port = _split_host(server) or ("localhost", None)
+    host, port = split_host(server) or ("localhost", None)
     for authority in (
         forwarded.get("host"),
         _first(headers.get("x-forwarded-host")),
         headers.get("host"),
     ):
-        split = _split_host(authority or "")
+        split = split_host(authority or "")
         if split is not None:
             host, port = split
             break
@@ -95,7 +95,8 @@ def _prefix(headers: Mapping[str, str], path: str) -> str:
     return prefix if _PREFIX.fullmatch(prefix) else ""
 
 
-def _split_host(text: str) -> tuple[str, int | None] | None:
+def split_host(text: str) -> tuple[str, int | None] | None:
+    """Return the host and the port of a URL's authority; None if it cannot be one."""
     match = _HOST.fullmatch(text)
     if match is None:
         return None

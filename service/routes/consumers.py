@@ -43,7 +43,7 @@ from tidelog.service.routes.fetch import FETCH_FORMATS, Fetch, on_error_of, unti
 from tidelog.service.security.caller import check_found, check_topics, rights_of
 from tidelog.service.settings import Settings
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import DESCRIBE, READ
+from tidelog.storage.core.acls import DESCRIBE, GROUP, READ
 from tidelog.storage.core.errors import AssignedOtherwise, InvalidRequest, LogError, UnknownMember
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 from tidelog.storage.groups.instances import Instances, MemberSession
@@ -268,6 +268,9 @@ class ConsumerHandlers:
                     async with reading as read:
                         # Inside the context: if the client disconnects before the response is
                         # delivered, the next read returns the same records.
+                        rights = rights_of(call.scope)
+                        if not rights.may(READ, GROUP, group):  # it may have gone during the wait
+                            await rights.check(READ, GROUP, group)
                         await self._send(call, read, fmt, on_error)
                 finally:
                     gone.remove_done_callback(give_up)

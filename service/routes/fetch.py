@@ -120,6 +120,8 @@ class Fetch:
             await self._follow(call, view, offset)
             return None
         fetched, page = await self._page(view, offset, wait_ms / 1000, call)
+        if not rights.may(READ, TOPIC, topic):  # the right may have gone during the wait
+            await rights.check(READ, TOPIC, topic)
         if page.stopped is not None and not page.records:
             raise page.stopped
         rights.record(CONSUMER_BYTE_RATE, len(page.body))
@@ -215,13 +217,12 @@ class Fetch:
         paging: asyncio.Task[FetchPage] | None = None
         try:
             while not gone.done():
+                await rights.check(READ, TOPIC, view.topic)  # it may have gone during the wait
                 await self._send(call, view, fetched, page)
                 if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
                     await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
                     page = Page(view.topic, view.partition, b"", 0)
-                    await rights.check(READ, TOPIC, view.topic)
                     continue
-                await rights.check(READ, TOPIC, view.topic)  # the permission may be revoked
                 paging = asyncio.create_task(self._page(view, fetched.next_offset, KEEPALIVE_S))
                 await asyncio.wait({paging, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if paging.done():
@@ -253,7 +254,7 @@ class Fetch:
             raise page.stopped
 
     def _error_event(self, call: HttpRequest, format_name: str, error: LogError) -> bytes:
-        answer = answered(error, f"GET {call.scope['path']}", self.counters)
+        answer = answered(error, call.scope, self.counters)
         body = error_body(answer.code, str(error))
         if format_name != "sse":
             return body + b"\n"

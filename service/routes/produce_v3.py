@@ -134,7 +134,7 @@ class ProduceV3:
             return await self._refused(call, error)
 
     async def _refused(self, call: HttpRequest, error: LogError) -> Report:
-        answer = answered(error, f"POST {call.scope['path']}", self._counters)
+        answer = answered(error, call.scope, self._counters)
         return {"error_code": answer.code, "message": answer.message}
 
     async def _append(

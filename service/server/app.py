@@ -191,7 +191,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
             f"HTTP 415 Unsupported Media Type: send application/json, not {sent!r}"
         )
     path = request.url.path
-    answer = answered(error, f"{request.method} {path}", request.app.state.counters)
+    answer = answered(error, request.scope, request.app.state.counters)
     response = answer.response(path)
     return Response(
         response.body, response.status, answer.headers, media_type=response.media_type.decode()
@@ -247,7 +247,7 @@ class Edge:
         except TASK_ENDS:
             raise
         except BaseException as error:  # the root of a request
-            answer = answered(error, f"{scope['method']} {scope['path']}", self._counters)
+            answer = answered(error, scope, self._counters)
             if status:
                 raise  # half a response is sent: the server closes the connection
             await HttpRequest(scope, receive, watched).answer(answer.response(scope["path"]))

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, files
 from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
-from tidelog.service.http.errors import CrossSite, answered
+from tidelog.service.http.errors import answered
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
 from tidelog.service.peers.forwarding import Forwarded, ForwardedCall, Forwarder
 from tidelog.service.routes import (
@@ -34,7 +34,9 @@ from tidelog.service.routes import (
     topics_v3,
     transactions,
 )
+from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import READING, Security
+from tidelog.service.security.sites import Sites
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
@@ -143,6 +145,9 @@ class Router:
     ) -> None:
         self._app = app
         self._security = security
+        self._sites = Sites(settings)
+        self._audit = open_audit(settings, broker, counters)
+        counters.on_refusal = None if self._audit is None else self._audit.refused
         self._counters = counters
         fetcher = fetch.Fetch(broker, settings, counters)
         producer = produce.Produce(broker, settings, counters)
@@ -169,19 +174,37 @@ class Router:
             return
         node, segments = self._root.find(scope["path"])
         target = None if node is None else node.methods.get(scope["method"])
+        call = HttpRequest(scope, receive, send)
+        headers = call.headers
         refusal: Exception | None = None
-        if scope["method"] not in READING and _is_cross_site(scope["headers"]):
-            refusal = CrossSite()
-        elif self._security is not None:
+        if (
+            headers.get(b"host") not in self._sites.known
+            or b"origin" in headers
+            or b"sec-fetch-site" in headers
+        ):
+            refusal = self._site_refusal(call, target)
+        if refusal is None and self._security is not None:
             refusal = await _refusal(self._security, scope, node, target, segments)
         if refusal is None and target is None and node is not None and node.methods:
             refusal = HTTPException(405, headers={"Allow": ", ".join(sorted(node.methods))})
         if refusal is not None:
-            await self._refuse(target, HttpRequest(scope, receive, send), refusal)
+            await self._refuse(target, call, refusal)
         elif target is None or target.serve is None:
-            await self._app(scope, receive, send)
+            if self._audit is None or scope["method"] in READING:
+                await self._app(scope, receive, send)
+            else:
+                await self._audit.change(self._app, scope, receive, send)
         else:
-            await self._serve(target, segments, HttpRequest(scope, receive, send))
+            await self._serve(target, segments, call)
+
+    def _site_refusal(self, call: HttpRequest, target: Target | None) -> LogError | None:
+        is_reading = call.scope["method"] in READING
+        if is_reading and target is not None and target.route.access is RouteAccess.PUBLIC:
+            return None  # health checks have names of their own
+        # Each GET of an instance is a heartbeat, and a read moves its positions.
+        is_instance = target is not None and target.route in consumer_routes.ROUTES
+        has_effects = not is_reading or is_instance
+        return self._sites.refusal(call.scope, call.headers, has_effects=has_effects)
 
     async def _serve(self, target: Target, segments: list[str], call: HttpRequest) -> None:
         assert target.serve is not None, "FastAPI serves the others"
@@ -215,7 +238,10 @@ class Router:
             if target is None or target.serve is None:
                 raise HTTPException(404)
             if self._security is not None:
-                call.scope["rights"] = self._security.of_peer(*call.caller)
+                if not call.is_trusted:
+                    raise self._security.refused("peer", "a peer's message is not signed")
+                rights = await self._security.of_peer(*call.caller, call.proof)
+                call.scope["rights"] = rights
                 PRINCIPAL.set(call.scope["rights"].principal)
             response = await target.serve(call, *[segments[at] for at in target.positions])
             if response is not None:
@@ -225,7 +251,7 @@ class Router:
 
     async def _answer_error(self, call: HttpRequest, error: BaseException) -> None:
         scope = call.scope
-        answer = answered(error, f"{scope['method']} {scope['path']}", self._counters)
+        answer = answered(error, scope, self._counters)
         if not call.status:  # else half a response is sent
             await call.answer(answer.response(scope["path"]))
 
@@ -269,10 +295,3 @@ def _paths(
 
 def _is_parameter(segment: str) -> bool:
     return segment[0] == "{" and not segment.endswith(":path}")
-
-
-def _is_cross_site(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a browser sends the request for a page of another site. All current browsers send
-    this header. Without security there is no login that the page would lack, and a request that
-    looks like a form's needs no permission (CORS)."""
-    return (b"sec-fetch-site", b"cross-site") in headers

@@ -199,7 +199,7 @@ class HotLog:
 
     def _make(self, path: Path, body: bytes) -> int:
         """Make a locked file with this content, durably; return its descriptor."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(0o700, parents=True, exist_ok=True)
         making = path.with_suffix(".new")
         fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
