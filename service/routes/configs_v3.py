@@ -5,8 +5,9 @@ A change is one action of the log, so several configs change together or not at 
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from tidelog.service.formats.bodies import StrictModel
 from tidelog.service.formats.resources_v3 import TopicConfigData, TopicConfigList
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
@@ -28,20 +29,17 @@ from tidelog.storage.core.acls import ALTER_CONFIGS, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
 
 
-class NewValue(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class NewValue(StrictModel):
     value: ConfigValue = Field(default=None, examples=["86400000"])
 
 
-class ConfigChange(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class ConfigChange(StrictModel):
     name: str = Field(examples=["retention.ms"])
     value: ConfigValue = Field(default=None, examples=["86400000"])
     operation: Literal["SET", "DELETE"] | None = None
 
 
-class ConfigChanges(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class ConfigChanges(StrictModel):
     data: list[ConfigChange]
     validate_only: bool = False
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 from fastapi import Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.formats.resources_v3 import ResourceFactory
 from tidelog.service.http.call import JSON_V2
 from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
@@ -137,12 +138,14 @@ WithOperations = Annotated[
 # -- changes of the cluster
 
 
-class TopicCreation(BaseModel):
+class TopicCreation(StrictModel):
     """Fields of a new topic in each dialect."""
 
     topic_name: str
-    partitions_count: int | None = Field(default=None, description="-1 or null: the default")
-    replication_factor: int | None = Field(
+    partitions_count: WholeNumber | None = Field(
+        default=None, description="-1 or null: the default"
+    )
+    replication_factor: WholeNumber | None = Field(
         default=None, description="accepted and ignored: the object store replicates"
     )
 

@@ -68,7 +68,6 @@ class NewTopic(TopicCreation):
     """Strimzi's body, and `configs`."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={"examples": [{"topic_name": "flights", "partitions_count": 3}]},
     )
     configs: dict[str, str | int | float | bool | None] = Field(
