@@ -33,7 +33,8 @@ from tidelog.service.cli.results import (
     warn,
 )
 from tidelog.service.server.log_lines import EXIT_OK, log_to_stderr
-from tidelog.service.settings import PREFIX, RENAMED, BadSettings, Settings, load
+from tidelog.service.setting_fields import BadSettings
+from tidelog.service.settings import PREFIX, RENAMED, Settings, load
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """The base class of click's usage errors. Newer versions of typer contain a copy of click."""

@@ -72,7 +72,7 @@ async def list_configs(context: PathTopic) -> TopicConfigList:
 
 async def get_config(name: str, context: PathTopic) -> TopicConfigData:
     """One config."""
-    if name not in topic_configs.CONFIGS:
+    if name not in topic_configs.KNOWN:
         raise NoSuchResource(f"Config {name} cannot be found for TOPIC {context.topic.name}.")
     return context.make.config(context.topic.name, name, context.topic.configs)
 
@@ -104,7 +104,7 @@ async def _alter(
             if change.value is None:
                 raise InvalidRequest(f"Null value not supported for : {change.name}")
             value = config_text(change.value)
-        if value is not None or change.name not in topic_configs.CONFIGS:
+        if value is not None or change.name not in topic_configs.KNOWN:
             topic_configs.check(change.name, value or "")
         changes[change.name] = value
     if changes and not validate_only:

@@ -154,14 +154,11 @@ class ConsumerHandlers:
         except UnknownMember as error:
             if not instance:
                 raise
-            check_printable("group_name", group)
-            check_printable("instance", instance[0])
             raise ConsumerNotFound from error
 
     # -- instances
 
     async def create(self, call: HttpRequest, group: str) -> HttpResponse:
-        check_printable("group_name", group)
         refusal = check_group_id(group)
         if refusal is not None:
             raise refusal
@@ -173,7 +170,8 @@ class ConsumerHandlers:
         await self._consumers.join(
             group, name, config, instance_id=created.instance_id, assignor=created.assignor
         )
-        base_uri = f"{client_url(call.scope).url}/consumers/{quote(group, safe='')}/instances/"
+        url = client_url(call.scope, self._settings.advertised_url).url
+        base_uri = f"{url}/consumers/{quote(group, safe='')}/instances/"
         response = {"instance_id": name, "base_uri": base_uri + quote(name, safe="")}
         return HttpResponse(200, msgspec.json.encode(response))
 
@@ -245,6 +243,8 @@ class ConsumerHandlers:
                 "IllegalStateError: Consumer is not subscribed to any topics or assigned any "
                 "partitions"
             )
+        if call.scope["method"] == "HEAD":  # that reads nothing, so that no record is passed over
+            return HttpResponse(200, b"", _media_type(fmt))
         settings = self._settings
         wait_ms = _bounded(query, "timeout", config.request_timeout_ms, 0)
         bytes_max = _bounded(query, "max_bytes", settings.fetch_bytes, 1)
@@ -294,7 +294,7 @@ class ConsumerHandlers:
                 pages = _pages(read, fmt, on_error)
                 body = _array(pages)
                 headers += undecodable.headers_of(pages, read.failure)
-                kind = f"application/vnd.kafka.{fmt}.v2+json".encode()
+                kind = _media_type(fmt)
                 self._fetch.count(pages, len(body))
             await call.answer(HttpResponse(200, body, kind, headers))
             rights.record(CONSUMER_BYTE_RATE, len(body))
@@ -456,6 +456,10 @@ def _accepted(call: HttpRequest, fmt: str) -> str:
         f"The requested embedded data format {accept.decode('latin-1')!r} does not match the "
         f"deserializer for this consumer instance: {fmt}"
     )
+
+
+def _media_type(fmt: str) -> bytes:
+    return ARROW if fmt == "arrow" else f"application/vnd.kafka.{fmt}.v2+json".encode()
 
 
 def _bounded(query: dict[str, str], name: str, default: int, low: int) -> int:

@@ -18,7 +18,7 @@ from tidelog.service.formats.resources_v3 import ResourceFactory
 from tidelog.service.http.call import JSON_V2
 from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
 from tidelog.service.http.route import V3
-from tidelog.service.http.urls import client_url
+from tidelog.service.http.urls import ADVERTISED, client_url
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.storage.broker import Broker
@@ -98,7 +98,8 @@ async def resource_factory(request: Request) -> ResourceFactory:
     path = request.url.path
     mount = next(mount for mount in V3.mounts if path.startswith(f"{mount}/"))
     cluster_id = broker_log(request).identity.cluster_id
-    return ResourceFactory(client_url(request.scope), mount, cluster_id)
+    url = client_url(request.scope, request.scope.get(ADVERTISED, ""))
+    return ResourceFactory(url, mount, cluster_id)
 
 
 Resources = Annotated[ResourceFactory, Depends(resource_factory)]

@@ -7,16 +7,29 @@ the FastAPI application, which has them from the same table.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from types import MethodType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, files
-from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
-from tidelog.service.http.errors import CrossSite, answered
+from tidelog.service.http.accept import check_accept
+from tidelog.service.http.call import (
+    JSON,
+    HttpRequest,
+    HttpResponse,
+    InvalidParameter,
+    NotAcceptable,
+    Receive,
+    Scope,
+    Send,
+)
+from tidelog.service.http.cors import Cors, exposing
+from tidelog.service.http.errors import CrossSite, answered, check_printable
+from tidelog.service.http.request_id import REQUEST_ID, id_of_error
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
+from tidelog.service.http.urls import ADVERTISED
 from tidelog.service.peers.forwarding import Forwarded, ForwardedCall, Forwarder
 from tidelog.service.routes import (
     acls_v3,
@@ -65,6 +78,9 @@ APP_ROUTES: tuple[Route, ...] = (
 )
 ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 
+NAMES_IN_ERRORS = {"consumer_group_id": "group_name"}
+"""The names of path parameters in Redpanda's messages, where they differ."""
+
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[..., Awaitable[HttpResponse | None]]
 
@@ -112,6 +128,13 @@ class Node:
         ending = [target for path, target in paths if len(path) == depth]
         for target in sorted(ending, key=lambda each: len(each.positions)):
             self.methods.setdefault(target.route.method, target)
+        if "GET" in self.methods:
+            self.methods.setdefault("HEAD", self.methods["GET"])
+
+    @property
+    def allowed(self) -> list[str]:
+        """The methods of the path, sorted."""
+        return sorted({*self.methods, "OPTIONS"})
 
     def find(self, path: str) -> "tuple[Node | None, list[str]]":
         """Return the node of a path, and the path's segments."""
@@ -142,6 +165,9 @@ class Router:
         security: Security | None = None,
     ) -> None:
         self._app = app
+        self._clock = broker.clock
+        self._advertised_url = settings.advertised_url
+        self._cors = Cors(settings.cors_origin_names) if settings.cors_origins else None
         self._security = security
         self._counters = counters
         fetcher = fetch.Fetch(broker, settings, counters)
@@ -168,25 +194,57 @@ class Router:
             await self._app(scope, receive, send)
             return
         node, segments = self._root.find(scope["path"])
-        target = None if node is None else node.methods.get(scope["method"])
+        method: str = scope["method"]
+        target = None if node is None else node.methods.get(method)
+        origin = b""
+        if self._cors is not None and (origin := self._cors.origin(scope["headers"])):
+            if node is not None and _is_preflight(scope):
+                preflight = HttpResponse(204, b"", JSON, self._cors.preflight(origin, node.allowed))
+                await HttpRequest(scope, receive, send).answer(preflight)
+                return
+            send = exposing(send, origin)
+        if method == "HEAD":
+            send = _without_body(send)
         refusal: Exception | None = None
-        if scope["method"] not in READING and _is_cross_site(scope["headers"]):
+        if method not in READING and not origin and _is_cross_site(scope["headers"]):
             refusal = CrossSite()
         elif self._security is not None:
             refusal = await _refusal(self._security, scope, node, target, segments)
-        if refusal is None and target is None and node is not None and node.methods:
-            refusal = HTTPException(405, headers={"Allow": ", ".join(sorted(node.methods))})
+        if refusal is None and (target is None or not scope["path"].isprintable()):
+            refusal = _refusal_of_path(method, node, target, segments)
         if refusal is not None:
             await self._refuse(target, HttpRequest(scope, receive, send), refusal)
-        elif target is None or target.serve is None:
-            await self._app(scope, receive, send)
-        else:
+        elif target is not None and target.serve is not None:
             await self._serve(target, segments, HttpRequest(scope, receive, send))
+        elif target is None and node is not None and node.methods and method == "OPTIONS":
+            headers = ((b"allow", ", ".join(node.allowed).encode()),)
+            await HttpRequest(scope, receive, send).answer(HttpResponse(204, b"", JSON, headers))
+        else:
+            await self._serve_by_app(target, scope, receive, send)
+
+    async def _serve_by_app(
+        self, target: Target | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if self._advertised_url:
+            scope = {**scope, ADVERTISED: self._advertised_url}
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        elif scope["method"] not in READING:
+            accept = dict(scope["headers"]).get(b"accept", b"")
+            try:
+                check_accept(accept)
+            except NotAcceptable as error:
+                await self._refuse(target, HttpRequest(scope, receive, send), error)
+                return
+        await self._app(scope, receive, send)
 
     async def _serve(self, target: Target, segments: list[str], call: HttpRequest) -> None:
         assert target.serve is not None, "FastAPI serves the others"
         started = time.perf_counter()
         try:
+            accept = call.headers.get(b"accept")
+            if accept is not None and accept != b"*/*" and call.scope["method"] not in READING:
+                check_accept(accept)
             response = await target.serve(call, *[segments[at] for at in target.positions])
             if response is not None:
                 await call.answer(response)
@@ -225,9 +283,48 @@ class Router:
 
     async def _answer_error(self, call: HttpRequest, error: BaseException) -> None:
         scope = call.scope
-        answer = answered(error, f"{scope['method']} {scope['path']}", self._counters)
+        request_id = id_of_error(call.headers.get(REQUEST_ID, b""), self._clock)
+        asked = f"{scope['method']} {scope['path']} (request {request_id})"
+        answer = answered(error, asked, self._counters)
         if not call.status:  # else half a response is sent
+            call.headers[REQUEST_ID] = request_id.encode()
             await call.answer(answer.response(scope["path"]))
+
+
+def _refusal_of_path(
+    method: str, node: Node | None, target: Target | None, segments: list[str]
+) -> Exception | None:
+    """Return why the path cannot be served with this method: before the body is read."""
+    if target is None:
+        if node is None or not node.methods or method == "OPTIONS":
+            return None
+        return HTTPException(405, headers={"Allow": ", ".join(node.allowed)})
+    path = target.route.paths[0].split("/")
+    names = [each.strip("{}").removesuffix(":path") for each in path if each[:1] == "{"]
+    try:
+        for name, at in zip(names, target.positions, strict=True):
+            check_printable(NAMES_IN_ERRORS.get(name, name), segments[at])
+    except InvalidParameter as error:
+        return error
+    return None
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks if a page of another origin may send a request."""
+    return scope["method"] == "OPTIONS" and any(
+        name == b"access-control-request-method" for name, _ in scope["headers"]
+    )
+
+
+def _without_body(send: Send) -> Send:
+    """Return a `send` for the answer to a HEAD: its head says what the GET would answer."""
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return sending
 
 
 async def _refusal(

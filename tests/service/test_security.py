@@ -23,7 +23,8 @@ from tests.service.keyed import (
 )
 from tidelog.service.security import sessions
 from tidelog.service.security.authenticator import REFRESHES_PER_S
-from tidelog.service.settings import BadSettings, Settings, client_key, load
+from tidelog.service.setting_fields import BadSettings
+from tidelog.service.settings import Settings, client_key, load
 from tidelog.storage.cluster.secret import cluster_secret
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import StoreUnfit
@@ -236,7 +237,7 @@ async def test_a_follower_is_let_go_when_its_key_is_deleted(broker: Broker) -> N
         await append(broker.log, b"2")
         await append(broker.log, b"3")
         rest = [line async for line in lines]
-    assert "event: error" in rest
+    assert "event: tidelog-error" in rest
     assert any("40101" in line for line in rest)
 
 
