@@ -264,7 +264,10 @@ class Edge:
         except TASK_ENDS:
             raise
         except BaseException as error:  # the root of a request
-            answer = answered(error, f"{scope['method']} {scope['path']}", self._counters)
+            given, clock = call.headers.get(REQUEST_ID, b""), scope["app"].state.log.clock
+            call.headers[REQUEST_ID] = request_id = id_of_error(given, clock).encode()
+            asked = f"{scope['method']} {scope['path']} (request {request_id.decode()})"
+            answer = answered(error, asked, self._counters)
             if status:
                 raise  # half a response is sent: the server closes the connection
             status = answer.status
