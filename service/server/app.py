@@ -270,11 +270,10 @@ class Edge:
             answer = answered(error, asked, self._counters)
             if status:
                 raise  # half a response is sent: the server closes the connection
-            status = answer.status
             await call.answer(answer.response(scope["path"]))
         # FastAPI's tag is the label of the route: a histogram for each of 80 routes is too much.
         tags = getattr(scope.get("route"), "tags", None) or ["other"]
-        self._counters.observe(str(tags[0]), status, time.perf_counter() - started)
+        self._counters.observe(str(tags[0]), call.status or status, time.perf_counter() - started)
 
 
 async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[Message, Message]:
