@@ -1,4 +1,4 @@
-"""A setting as a field of a dataclass: its default, its documentation, and its check."""
+"""A setting as a field of a dataclass: default, documentation, and the check of its value."""
 
 import dataclasses
 from typing import Any

@@ -8,6 +8,7 @@ unknown name, a value out of range or a conflict between settings is a BadSettin
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +34,9 @@ MIB = 1024 * 1024
 READ_CACHE_PARTS = 11
 ADMIN_KEY_CHARS_MIN = 22
 """The length of 128 random bits in base64."""
+
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?")
+_URL = re.compile(rf"{_ORIGIN.pattern}(/[A-Za-z0-9._~/-]*)?")
 
 RENAMED = {
     "buffer_bytes": "buffer_bytes_max",
@@ -235,6 +239,14 @@ class Settings:
     allowed_hosts: str = trust_settings.ALLOWED_HOSTS
     security_off_with_keys: bool = trust_settings.SECURITY_OFF_WITH_KEYS
     audit_log: str = trust_settings.AUDIT_LOG
+    cors_origins: str = setting(
+        "",
+        "origins whose pages may use the API from a browser, separated by `;`: `https://app.example.com`; `*`: every origin; empty: none",
+    )
+    advertised_url: str = setting(
+        "",
+        "URL at which clients reach the service, for links in answers; empty: from the headers of proxies, else from Host",
+    )
     s3_endpoint: str = setting("", "URL of an S3 server other than AWS")
     s3_region: str = setting(
         "", "region; empty: the region of the AWS configuration chain, else us-east-1"
@@ -314,10 +326,24 @@ class Settings:
         for name in self.super_user_names:
             if not name.startswith("User:") or name in ("User:", "User:*"):
                 raise BadSettings(f"super_users: {name!r} does not have the form User:NAME")
+        self._check_urls()
+
+    def _check_urls(self) -> None:
+        for name in self.cors_origin_names:
+            if name != "*" and not _ORIGIN.fullmatch(name):
+                raise BadSettings(f"cors_origins: {name!r} is no origin, as https://HOST:PORT")
+        if self.advertised_url and not _URL.fullmatch(self.advertised_url):
+            raise BadSettings(
+                f"advertised_url: {self.advertised_url!r} is no URL, as https://HOST:PORT/PATH"
+            )
 
     @property
     def super_user_names(self) -> list[str]:
         return [name.strip() for name in self.super_users.split(";") if name.strip()]
+
+    @property
+    def cors_origin_names(self) -> list[str]:
+        return [name.strip() for name in self.cors_origins.split(";") if name.strip()]
 
     @property
     def s3(self) -> S3Options:

@@ -187,7 +187,7 @@ class Log:
     async def alter_topic(self, name: str, configs: dict[str, str | None]) -> None:
         changes = {
             config: None
-            if value is None and config in topic_configs.CONFIGS
+            if value is None and config in topic_configs.KNOWN
             else topic_configs.canonical(config, value or "", self.state.level)
             for config, value in configs.items()
         }

@@ -127,7 +127,9 @@ class ErrorCounter(Protocol):
     def refused(self, error: BaseException, scope: Scope) -> None: ...
 
 
-def answered(error: BaseException, scope: Scope, counter: ErrorCounter) -> ErrorAnswer:
+def answered(
+    error: BaseException, scope: Scope, counter: ErrorCounter, request_id: str = ""
+) -> ErrorAnswer:
     """Convert any error of a request into its answer; count it, and log it if it is a 500.
 
     The log names the method and the path, and has the traceback of an exception that is no
@@ -135,6 +137,8 @@ def answered(error: BaseException, scope: Scope, counter: ErrorCounter) -> Error
     """
     counter.refused(error, scope)
     request = f"{scope['method']} {scope['path']}"
+    if request_id:
+        request += f" (request {request_id})"
     if isinstance(error, LogError):
         answer = error_response(error)
         if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -14,12 +14,14 @@ import contextlib
 import errno
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tidelog.service.http.errors import error_body
 from tidelog.storage.core.errors import LogError
 
 HEAD = b"HTTP/1.1 "
@@ -178,6 +180,14 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.logger.warning(NOT_HTTP)
             self.send_400_response(NOT_HTTP)
+
+    def send_400_response(self, msg: str) -> None:
+        body = error_body(HTTPStatus.BAD_REQUEST, msg)
+        head = (
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        )
+        self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        self.transport.close()
 
     def _read_on(self, data: memoryview, offer: httptools.HttpParserUpgrade) -> None:
         """Parse the rest of a packet whose first head has an offer. A packet may hold thousands of

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from fastapi import Depends, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from tidelog.service.formats.bodies import StrictModel
 from tidelog.service.formats.resources_v3 import Resource, ResourceFactory, ResourceList
 from tidelog.service.http.route import V3, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import (
@@ -32,9 +33,8 @@ Upper = BeforeValidator(lambda word: word.upper() if isinstance(word, str) else 
 """Clients send `topic` and `TOPIC`."""
 
 
-class NewAcl(BaseModel):
+class NewAcl(StrictModel):
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {
@@ -66,8 +66,7 @@ class NewAcl(BaseModel):
         return acl
 
 
-class NewAcls(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class NewAcls(StrictModel):
     data: list[NewAcl] = Field(min_length=1)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.http.urls import client_url
@@ -42,8 +43,8 @@ TTL_S_MAX = 100 * 365 * 86_400
 # -- the console's session
 
 
-class Login(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+class Login(StrictModel):
+    model_config = ConfigDict(hide_input_in_errors=True)
     key: str = Field(max_length=1024, description="the secret of a key")
 
 
@@ -109,13 +110,12 @@ def _set_cookie(request: Request, response: Response, name: str, value: str, liv
 # -- keys
 
 
-class NewKey(BaseModel):
+class NewKey(StrictModel):
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={"examples": [{"principal": "User:alice", "note": "the nightly job"}]},
     )
     principal: str = Field(examples=["User:alice"])
-    ttl_s: int | None = Field(default=None, ge=1, le=TTL_S_MAX, description="null: no end")
+    ttl_s: WholeNumber | None = Field(default=None, ge=1, le=TTL_S_MAX, description="null: no end")
     note: str = Field(default="", description="for people")
 
 
@@ -180,11 +180,12 @@ def _fields(key: Key, now_ms: int) -> dict[str, Any]:
 
 # -- quotas
 
-Rate = Annotated[int | None, Field(default=None, description="bytes a second; null: no quota")]
+Rate = Annotated[
+    WholeNumber | None, Field(default=None, description="bytes a second; null: no quota")
+]
 
 
-class QuotaRates(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class QuotaRates(StrictModel):
     producer_byte_rate: Rate
     consumer_byte_rate: Rate
 

@@ -115,13 +115,13 @@ class Sites:
 
 def _own_names(settings: Settings) -> Iterable[str]:
     machine = socket.gethostname().lower()
-    advertised = urlsplit(settings.peer_address).hostname or ""
+    advertised = (settings.peer_address, settings.advertised_url)
     return (
         machine,
         f"{machine}.local",
         settings.host.lower(),
         settings.peer_host.lower(),
-        advertised,
+        *(urlsplit(url).hostname or "" for url in advertised),
     )
 
 

@@ -238,7 +238,7 @@ async def test_a_follower_is_let_go_when_its_key_is_deleted(broker: Broker) -> N
         await append(broker.log, b"2")
         await append(broker.log, b"3")
         rest = [line async for line in lines]
-    assert "event: error" in rest
+    assert "event: tidelog-error" in rest
     assert any("40101" in line for line in rest)
 
 
