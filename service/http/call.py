@@ -190,6 +190,16 @@ def check_length(declared: bytes, bytes_max: int) -> None:
             raise BodyTooLarge(size, bytes_max)
 
 
+def received_again(body: bytes, then: Receive) -> Receive:
+    """Return a `receive` that gives a body, which was read already, once more."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        return left.pop() if left else await then()
+
+    return receive
+
+
 def integer(name: str, text: str, low: int, high: int) -> int:
     """Parse a query parameter's whole number. Raises InvalidParameter with the valid range."""
     if not _INTEGER.fullmatch(text):

@@ -9,9 +9,9 @@ undelivered response are returned again (storage.groups.instances).
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 from urllib.parse import parse_qsl, quote
 
 import msgspec
@@ -30,10 +30,10 @@ from tidelog.service.http.call import (
     HttpResponse,
     InvalidParameter,
     NotAcceptable,
-    Receive,
     UnsupportedMediaType,
     integer,
     media_type,
+    received_again,
     types_of_formats,
 )
 from tidelog.service.http.errors import check_printable
@@ -135,7 +135,7 @@ class ConsumerHandlers:
             forwarding.result()
         except Unreached as error:
             log.info("group %s: its coordinator cannot be reached: %s", group, error)
-            call.receive = _once(body, call.receive)
+            call.receive = received_again(body, call.receive)
             return await self._serve_here(handler, call, group, *instance)
         finally:
             gone.cancel()
@@ -379,16 +379,6 @@ async def _partitions(call: HttpRequest, operation: str) -> list[TopicPartition]
     partitions = wire_consumers.decode_partitions(await call.body(CONSUMER_BODY_BYTES_MAX))
     await check_topics(rights_of(call.scope), operation, [each.topic for each in partitions])
     return partitions
-
-
-def _once(body: bytes, then: Receive) -> Receive:
-    """Return a `receive` that gives a body, which was read already, once more."""
-    left = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> MutableMapping[str, Any]:
-        return left.pop() if left else await then()
-
-    return receive
 
 
 def _columns(read: Read) -> tuple[int, bytes]:
