@@ -19,10 +19,11 @@ from tests.sim.clients import TOPIC, Producer, Reader, Witness
 from tests.sim.finish import finish
 from tests.sim.history import Written
 from tests.sim.network import Air
+from tests.sim.peers import Peers
 from tests.sim.plans import Plan, plan_of
 from tests.sim.runs import Result, Run, simulated
 from tests.sim.stores import Weather
-from tests.sim.world import Broker, Peers, World
+from tests.sim.world import Broker, World
 from tests.support.clock import ManualClock
 from tidelog.storage.broker import NO_OBSERVER
 from tidelog.storage.broker import Broker as LogBroker

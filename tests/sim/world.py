@@ -31,14 +31,13 @@ from tests.sim import faults, machine
 from tests.sim.history import Event, Recorder, to_line
 from tests.sim.machine import Process
 from tests.sim.network import Air, Fate, Refusal, Silence
+from tests.sim.peers import Peers
 from tests.sim.stores import Bucket, Tables, Way, Weather
 from tests.support.clock import ManualClock
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.cluster.announcer import PeerTransport
-from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import keys
 from tidelog.storage.core.errors import Corrupt, Fenced, LogError, StoreUnfit, Unavailable
@@ -476,30 +475,3 @@ def _give(answer: "asyncio.Future[Any]", result: object) -> None:
         answer.exception()  # its asker may be dead
     else:
         answer.set_result(result)
-
-
-class Peers:
-    """One broker's way to the others."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    async def forward(self, peer: Member, message: bytes) -> bytes:
-        async def take(broker: Broker) -> bytes:
-            return await broker.log.peer_api.on_forward(message)
-
-        return await self._ask(peer, take)
-
-    async def announce(self, peer: Member, message: bytes) -> None:
-        async def told(broker: Broker) -> None:
-            broker.log.peer_api.on_announcements(message)
-
-        await self._ask(peer, told)
-
-    async def _ask(self, peer: Member, call: Callable[[Broker], Awaitable[T]]) -> T:
-        try:
-            return await self._world.ask(peer.address, call, is_repeatable=True)
-        except Refusal as error:
-            raise ForwardRefused(str(error)) from error
-        except (Silence, Corrupt) as error:
-            raise ForwardOutcomeUnknown(str(error)) from error
