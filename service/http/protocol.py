@@ -26,6 +26,8 @@ from tidelog.storage.core.errors import LogError
 
 HEAD = b"HTTP/1.1 "
 JOINED_BYTES_MAX = 64 * 1024
+LINGER_S = 2.0
+"""How long a connection stays after an answer that came before the end of its request's body."""
 """A larger body is not copied for it."""
 NOT_HTTP = "Invalid HTTP request received."
 _PASSIVE = socket.AI_PASSIVE
@@ -39,10 +41,17 @@ _REASONS = {
 class HeadWithBody:
     """A transport as uvicorn uses it. Order is kept; nothing but a head ever waits."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        protocol: HttpToolsProtocol,
+    ) -> None:
         self._transport = transport
         self._loop = loop
+        self._protocol = protocol
         self._head = b""
+        self._is_ending = False
 
     def write(self, data: bytes) -> None:
         if self._head and len(data) <= JOINED_BYTES_MAX:
@@ -58,8 +67,20 @@ class HeadWithBody:
             self._transport.write(data)
 
     def close(self) -> None:
+        """Close; while a body comes, after LINGER_S, and drop the body: to close at once would
+        reset the connection, and the client would not get its answer."""
         self._flush()
-        self._transport.close()
+        cycle: Any = self._protocol.cycle
+        if cycle is None or not cycle.more_body or self.is_closing():
+            self._transport.close()
+            return
+        self._is_ending = True
+        self._transport.set_protocol(_Dropping(self._protocol))
+        self._transport.resume_reading()
+        self._loop.call_later(LINGER_S, self._transport.close)
+
+    def is_closing(self) -> bool:
+        return self._is_ending or self._transport.is_closing()
 
     def _flush(self) -> None:
         if self._head:
@@ -69,6 +90,22 @@ class HeadWithBody:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+class _Dropping(asyncio.Protocol):
+    """Stands in for a protocol whose connection ends."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
 
 
 def bound_sockets(
@@ -160,7 +197,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = HeadWithBody(transport, self.loop)  # type: ignore[assignment]
+        self.transport = HeadWithBody(transport, self.loop, self)  # type: ignore[assignment]
 
     def on_headers_complete(self) -> None:
         if not self.parser.should_upgrade():

@@ -451,7 +451,7 @@ types = st.sampled_from(
 
 @examples(60, is_fixture_shared=True)
 @given(
-    st.lists(st.tuples(bodies | st.binary(max_size=40), types), min_size=13, max_size=13),
+    st.lists(st.tuples(bodies | st.binary(max_size=40), types), min_size=99, max_size=99),
     st.sampled_from(["segment.ms", "no.such"]),
 )
 async def test_no_body_is_answered_with_500(
@@ -475,7 +475,7 @@ async def test_no_body_is_answered_with_500(
         if isinstance(route, APIRoute) and route.include_in_schema
         for method in route.methods & {"POST", "PUT", "PATCH"}
     ]
-    for (method, path), (body, content_type) in zip(routes, sent, strict=True):
+    for (method, path), (body, content_type) in zip(routes, sent[: len(routes)], strict=True):
         for name, value in names_in_path.items():
             path = path.replace(name, value)
         answer = await client.request(
