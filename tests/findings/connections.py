@@ -40,6 +40,9 @@ class Transport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.is_closed
 
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """What stands in for the connection's protocol drops all: nothing is to be kept."""
+
     def close(self) -> None:
         self.is_closed = True
 
