@@ -7,7 +7,13 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
-from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge, UnknownPartition
+from tidelog.service.http.admission import BODY_STEP_BYTES, Budget, Share
+from tidelog.storage.core.errors import (
+    InvalidRequest,
+    RecordTooLarge,
+    Unavailable,
+    UnknownPartition,
+)
 from tidelog.storage.state.cluster_state import Topic
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -72,10 +78,15 @@ class HttpResponse(NamedTuple):
 class HttpRequest:
     """One request being served."""
 
-    __slots__ = ("headers", "receive", "scope", "send", "status", "waited_s")
+    __slots__ = ("bodies", "headers", "receive", "scope", "send", "share", "status", "waited_s")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, bodies: Budget | None = None
+    ) -> None:
         self.scope = scope
+        self.bodies = bodies
+        self.share: Share | None = None
+        """Of the body; `release` gives it back."""
         self.receive = receive
         self.send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -97,26 +108,50 @@ class HttpRequest:
     async def body(self, bytes_max: int) -> bytes:
         """Read the whole body.
 
-        Raises RecordTooLarge without reading more than the bound (I10). Raises IncompleteBody: half
-        an Arrow stream would decode as a shorter stream.
+        Raises RecordTooLarge without reading more than the bound (I10), Unavailable if the bodies
+        of all requests are over theirs. A body that comes at once is not charged: it is there.
+        Raises IncompleteBody: half an Arrow stream would decode as a shorter stream.
         """
         declared = self.headers.get(b"content-length")
+        size = 0
         if declared is not None and declared.isdigit():
             size = int(declared) if len(declared) <= LENGTH_DIGITS_MAX else sys.maxsize
             if size > bytes_max:
                 raise _too_large(size, bytes_max)
-        parts: list[bytes] = []
-        size, is_more = 0, True
-        while is_more:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise IncompleteBody("the client disconnected before the end of its request")
+        message = await self._part()
+        first: bytes = message.get("body", b"")
+        received = len(first)
+        if received > bytes_max:
+            raise _too_large(received, bytes_max)
+        if not message.get("more_body", False):
+            return first
+        parts = [first]
+        while message.get("more_body", False):
+            if self.bodies is not None:
+                self._charge(max(size, received))
+            message = await self._part()
             parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > bytes_max:
-                raise _too_large(size, bytes_max)
-            is_more = message.get("more_body", False)
+            received += len(parts[-1])
+            if received > bytes_max:
+                raise _too_large(received, bytes_max)
         return b"".join(parts)
+
+    async def _part(self) -> MutableMapping[str, Any]:
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise IncompleteBody("the client disconnected before the end of its request")
+        return message
+
+    def _charge(self, size: int) -> None:
+        assert self.bodies is not None, "a request without a budget is not charged"
+        if self.share is None:
+            self.share = Share(self.bodies)
+        charge_body(self.share, size)
+
+    def release(self) -> None:
+        """Give back what the body has taken of its budget: the request is answered."""
+        if self.share is not None:
+            self.share.set(0)
 
     async def answer(self, answer: HttpResponse) -> None:
         self.status = answer.status
@@ -146,6 +181,16 @@ class HttpRequest:
 
     async def end(self) -> None:
         await self.send({"type": "http.response.body", "body": b""})
+
+
+def charge_body(share: Share, size: int) -> None:
+    """Charge a body of `size` bytes or more, in whole steps. Raises Unavailable."""
+    if not share.set(-(-size // BODY_STEP_BYTES) * BODY_STEP_BYTES):
+        budget = share.budget
+        raise Unavailable(
+            f"bodies of {budget.used} bytes are being read, the limit is {budget.limit}: "
+            "try again later"
+        )
 
 
 def integer(name: str, text: str, low: int, high: int) -> int:

@@ -16,6 +16,7 @@ from tidelog.service.formats import arrow, json_in, json_out, undecodable
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.undecodable import ON_ERROR, OnError, Page
+from tidelog.service.http.admission import Budget, Share
 from tidelog.service.http.call import (
     ARROW,
     EMBEDDED,
@@ -45,6 +46,8 @@ from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
 KEEPALIVE_S = 15.0
 KEEPALIVE = b": keep-alive\n\n"
+ROOM_S = 0.05
+"""A follower that finds no room for its next page looks again after this time."""
 FETCH_FORMATS: dict[bytes, str] = {
     b"": "binary",
     b"*/*": "binary",
@@ -89,16 +92,18 @@ class FetchPage(NamedTuple):
 class Fetch:
     """The fetch route. One per broker."""
 
-    def __init__(self, broker: Log, settings: Settings, counters: HttpCounters) -> None:
+    def __init__(
+        self, broker: Log, settings: Settings, counters: HttpCounters, answers: Budget
+    ) -> None:
         self._log = broker
         self._settings = settings
         self.counters = counters
-        self._in_flight = 0
+        self._answers = answers
 
     async def fetch(
         self, call: HttpRequest, topic: str, partition_text: str
     ) -> HttpResponse | None:
-        """Return the response, or None after a stream."""
+        """Answer; the answer is in the budget until the socket has taken it."""
         rights = rights_of(call.scope)
         rights.charge(CONSUMER_BYTE_RATE)
         format_name = _format(call.headers.get(b"accept", b""))
@@ -119,18 +124,25 @@ class Fetch:
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
             await self._follow(call, view, offset)
             return None
-        fetched, page = await self._page(view, offset, wait_ms / 1000, call)
-        if page.stopped is not None and not page.records:
-            raise page.stopped
-        rights.record(CONSUMER_BYTE_RATE, len(page.body))
-        self.count([page], len(page.body), page.topic)
-        headers = _positions(fetched)
-        if page.wrong:
-            headers += undecodable.headers_of([page])
-        return HttpResponse(200, page.body, MEDIA_TYPES[format_name], headers)
+        with self.budget() as share:
+            fetched, page = await self._page(view, offset, share, wait_ms / 1000, call)
+            if page.stopped is not None and not page.records:
+                raise page.stopped
+            rights.record(CONSUMER_BYTE_RATE, len(page.body))
+            self.count([page], len(page.body), page.topic)
+            headers = _positions(fetched)
+            if page.wrong:
+                headers += undecodable.headers_of([page])
+            await call.answer(HttpResponse(200, page.body, MEDIA_TYPES[format_name], headers))
+        return None
 
     async def _page(
-        self, view: FetchParams, offset: int, wait_s: float = 0.0, call: HttpRequest | None = None
+        self,
+        view: FetchParams,
+        offset: int,
+        share: Share,
+        wait_s: float = 0.0,
+        call: HttpRequest | None = None,
     ) -> FetchPage:
         """Return the records from `offset` on, encoded. A fetch that waits for the first record
         takes no part of the budget: else a few idle clients would block all others."""
@@ -144,11 +156,16 @@ class Fetch:
                 call.waited_s = self._log.clock.boot_s() - started_s
             if offset == waited.high_watermark:
                 return encode(view, waited)
-        with self.budget(view.bytes_max):
-            return encode(
-                view,
-                await self._log.fetch(view.topic, view.partition, offset, bytes_max=view.bytes_max),
-            )
+        while not share.set(view.bytes_max):
+            if call is not None:
+                raise self._full()
+            await asyncio.sleep(ROOM_S)
+        fetched = await self._log.fetch(
+            view.topic, view.partition, offset, bytes_max=view.bytes_max
+        )
+        page = encode(view, fetched)
+        self.charge(share, len(page.page.body))
+        return page
 
     def count(self, pages: Sequence[Page], size: int, topic: str | None = None) -> None:
         """Count the records of an answer of `size` bytes; `topic` is None if it may have several
@@ -159,18 +176,25 @@ class Fetch:
                 self.counters.undecodable[page.on_error] += page.wrong
 
     @contextlib.contextmanager
-    def budget(self, size: int) -> Iterator[None]:
-        """Reserve memory for a response while it is encoded (I10). Raises Unavailable."""
-        if self._in_flight + size > self._settings.fetch_bytes_in_flight and self._in_flight:
-            raise Unavailable(
-                f"responses of {self._in_flight} bytes are in flight, the limit is "
-                f"{self._settings.fetch_bytes_in_flight}: try again later"
-            )
-        self._in_flight += size
+    def budget(self, size: int = 0) -> Iterator[Share]:
+        """Reserve memory for a response, until it is sent (I10). Raises Unavailable."""
+        share = Share(self._answers)
+        self.charge(share, size)
         try:
-            yield
+            yield share
         finally:
-            self._in_flight -= size
+            share.set(0)
+
+    def charge(self, share: Share, size: int) -> None:
+        """Change what a response holds. Raises Unavailable."""
+        if not share.set(size):
+            raise self._full()
+
+    def _full(self) -> Unavailable:
+        return Unavailable(
+            f"responses of {self._answers.used} bytes are in flight, the limit is "
+            f"{self._answers.limit}: try again later"
+        )
 
     async def _partition(self, topic: str, text: str) -> int:
         try:
@@ -205,7 +229,13 @@ class Fetch:
         # The first page comes before the response starts, so that its errors have a status. The
         # exception is a record that does not decode, for events: an EventSource, which ends at any
         # other status than 200, passes the record.
-        fetched, page = await self._page(view, offset)
+        with self.budget() as share:
+            await self._follow_on(call, view, offset, share)
+
+    async def _follow_on(
+        self, call: HttpRequest, view: FetchParams, offset: int, share: Share
+    ) -> None:
+        fetched, page = await self._page(view, offset, share, call=call)
         if page.stopped is not None and not page.records and view.format_name != "sse":
             raise page.stopped
         await call.start_stream(MEDIA_TYPES[view.format_name], _positions(fetched))
@@ -216,13 +246,16 @@ class Fetch:
         try:
             while not gone.done():
                 await self._send(call, view, fetched, page)
+                share.set(0)
                 if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
                     await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
                     page = Page(view.topic, view.partition, b"", 0)
                     await rights.check(READ, TOPIC, view.topic)
                     continue
                 await rights.check(READ, TOPIC, view.topic)  # the permission may be revoked
-                paging = asyncio.create_task(self._page(view, fetched.next_offset, KEEPALIVE_S))
+                paging = asyncio.create_task(
+                    self._page(view, fetched.next_offset, share, KEEPALIVE_S)
+                )
                 await asyncio.wait({paging, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if paging.done():
                     fetched, page = paging.result()

@@ -20,11 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tidelog.service.console.topic_layout import TopicLayouts
 from tidelog.service.console.wal_page import WalPage
 from tidelog.service.http import openapi
+from tidelog.service.http.admission import Budget, Share
 from tidelog.service.http.call import (
     SHOWN_MAX,
     HttpRequest,
     InvalidParameter,
     UnsupportedMediaType,
+    charge_body,
     media_type,
 )
 from tidelog.service.http.errors import ErrorBody, answered, check_printable
@@ -225,6 +227,8 @@ class Edge:
         }
         status = 0
         received = 0
+        bodies: Budget | None = scope.get("bodies")
+        share = None if bodies is None else Share(bodies)
 
         async def bounded() -> Message:
             nonlocal received
@@ -234,6 +238,8 @@ class Edge:
                 raise HTTPException(
                     413, f"request body is over the limit of {BODY_BYTES_MAX} bytes"
                 )
+            if share is not None and message.get("more_body", False):
+                charge_body(share, received)
             return message
 
         async def watched(message: Message) -> None:
@@ -251,6 +257,9 @@ class Edge:
             if status:
                 raise  # half a response is sent: the server closes the connection
             await HttpRequest(scope, receive, watched).answer(answer.response(scope["path"]))
+        finally:
+            if share is not None:
+                share.set(0)
         # FastAPI's tag is the label of the route: a histogram for each of 80 routes is too much.
         tags = getattr(scope.get("route"), "tags", None) or ["other"]
         self._counters.observe(str(tags[0]), status, time.perf_counter() - started)

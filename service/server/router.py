@@ -9,11 +9,12 @@ the FastAPI application, which has them from the same table.
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import MethodType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, files
+from tidelog.service.http.admission import Admission, Limits
 from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.errors import CrossSite, answered
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
@@ -65,8 +66,24 @@ APP_ROUTES: tuple[Route, ...] = (
 )
 ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 
+ADDRESSES_MIN = 1000
+"""With fewer connections than this, one address may have all."""
+
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[..., Awaitable[HttpResponse | None]]
+
+
+def limits_of(settings: Settings, connections_max: int | None = None) -> Limits:
+    """Return the limits of the listener for clients; `connections_max` is by open files."""
+    most = settings.connections_max if connections_max is None else connections_max
+    return Limits(
+        connections_max=most,
+        unproved_max=most,
+        address_max=most if most < ADDRESSES_MIN else most // 4,
+        spare_max=max(4, min(64, most // 16)),
+        bodies_bytes_max=settings.buffer_bytes_max,
+        answers_bytes_max=settings.fetch_bytes_in_flight,
+    )
 
 
 class Target(NamedTuple):
@@ -140,11 +157,14 @@ class Router:
         instances: Instances,
         forwarder: Forwarder | None = None,
         security: Security | None = None,
+        admission: "Admission[Any] | None" = None,
     ) -> None:
         self._app = app
+        self.admission = admission or Admission(limits_of(settings))
+        """Of the listener that this serves."""
         self._security = security
         self._counters = counters
-        fetcher = fetch.Fetch(broker, settings, counters)
+        fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers)
         producer = produce.Produce(broker, settings, counters)
         self.consumers = consumers.ConsumerHandlers(broker, settings, instances, fetcher, forwarder)
         self.forwarded = Forwarded(self._serve_for_peer)
@@ -172,16 +192,18 @@ class Router:
         refusal: Exception | None = None
         if scope["method"] not in READING and _is_cross_site(scope["headers"]):
             refusal = CrossSite()
-        elif self._security is not None:
+        elif self._security is not None and not _is_health(target):
             refusal = await _refusal(self._security, scope, node, target, segments)
         if refusal is None and target is None and node is not None and node.methods:
             refusal = HTTPException(405, headers={"Allow": ", ".join(sorted(node.methods))})
         if refusal is not None:
             await self._refuse(target, HttpRequest(scope, receive, send), refusal)
         elif target is None or target.serve is None:
+            scope["bodies"] = self.admission.bodies
             await self._app(scope, receive, send)
         else:
-            await self._serve(target, segments, HttpRequest(scope, receive, send))
+            bodies = self.admission.bodies
+            await self._serve(target, segments, HttpRequest(scope, receive, send, bodies))
 
     async def _serve(self, target: Target, segments: list[str], call: HttpRequest) -> None:
         assert target.serve is not None, "FastAPI serves the others"
@@ -194,6 +216,8 @@ class Router:
             raise
         except BaseException as error:  # noqa: BLE001 the root of a request; `answered` logs it
             await self._answer_error(call, error)
+        finally:
+            call.release()
         took = time.perf_counter() - started - call.waited_s
         self._counters.observe(target.route.label, call.status, max(took, 0.0))
 
@@ -250,6 +274,14 @@ async def _refusal(
         accesses = {each.route.access for each in node.methods.values()}
         access = RouteAccess.PUBLIC if accesses == {RouteAccess.PUBLIC} else access
     return await security.admit(scope, access, name)
+
+
+def _is_health(target: Target | None) -> bool:
+    """Whether the route is served whatever key is sent: a probe with an old key must not end the
+    broker."""
+    if target is None or target.route.access is not RouteAccess.PUBLIC:
+        return False
+    return target.route.label == "health"
 
 
 def _paths(
