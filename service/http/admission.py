@@ -36,7 +36,7 @@ LOG_PERIOD_S = 10.0
 
 
 class Phase(Enum):
-    """What a connection waits for. The value is the reason in the metrics when its time is over."""
+    """The event that a connection waits for; the value is the reason if its time is over."""
 
     IDLE = "idle"
     HEAD = "head"
@@ -91,7 +91,7 @@ class Budget:
 
 
 class Share:
-    """What one request holds of a budget. Its owner ends it with `set(0)`."""
+    """The bytes that one request holds of a budget. Its owner ends it with `set(0)`."""
 
     __slots__ = ("budget", "size")
 
@@ -114,7 +114,7 @@ class Share:
 
 
 class _Seen:
-    """What Admission knows of a connection."""
+    """The state of a connection at its last look."""
 
     __slots__ = ("address", "is_spare", "phase", "progress", "since_s")
 

@@ -88,7 +88,7 @@ def test_a_neighbour_is_served_and_all_bytes_come_back(broker: Broker, attack: s
 
 BUDGETS = ("bodies", "answers")
 PROCESS_BYTES = 512 * MIB
-"""What a process needs without a record, and half as much again."""
+"""For the needs of a process without a record: about 200 MiB."""
 
 
 def metrics(client: httpx.Client) -> dict[str, float]:
