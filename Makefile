@@ -57,6 +57,10 @@ test-ui: $(VENV)/.has-all  ## Run only the tests of the console, in Debian's chr
 sim: $(VENV)/.has-all  ## Simulate clusters by seed: SEEDS=2000, FROM=0, or a single SEED=1234; ARGS=--mutations
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(FROM)) $(ARGS)
 
+.PHONY: explore
+explore: $(VENV)/.has-all  ## Explore small worlds to the end, within a bound; ARGS=--mutations, "--world small"
+	@$(BIN)/python -m tests.explore $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.has-all  ## Check lint, format, types, layers and vocabulary: all, even when one fails
 	@failed=0; \

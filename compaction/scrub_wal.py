@@ -1,7 +1,8 @@
 """Scrub of the WAL: verify every kept entry and checkpoint, byte for byte.
 
 Apply the entries again, from the oldest state after which none is missing. Verify every entry's
-hash, header and chunks; every checkpoint on the way must equal the applied state (I4). A missing
+hash, header and chunks; every checkpoint on the way must equal the applied state (I4). Of entries
+before that state only chunks may still be read: a damaged header there is no damage. A missing
 entry is damage, unless two verified checkpoints are above it: then collection may have deleted it.
 A checkpoint that disappears during the scrub was collected. The scrub only reads.
 """
@@ -17,6 +18,7 @@ from tidelog.storage.core import entry as entries
 from tidelog.storage.core import keys, levels
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.entry import Decoded
 from tidelog.storage.core.errors import Corrupt, NotFound
 from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState
@@ -53,10 +55,17 @@ async def scrub_wal(
     verified: set[Place] = set()
     damaged: list[Place] = []
     count = 0
+    async for seq, body in _bodies(cluster, [seq for seq in sorted(seqs) if seq <= first]):
+        if body is not None:  # else it was collected
+            count += 1
+            on_bytes(len(body))
+            findings += _verify_alone(seq, body, verified, damaged)
     if state is not None:
         async for seq, body in _bodies(cluster, range(first + 1, newest + 1)):
-            if seq <= state.seq:
-                continue  # below the checkpoint that replaced a damaged entry
+            if seq <= state.seq:  # below the checkpoint that replaced a damaged entry
+                if body is not None:
+                    findings += _verify_alone(seq, body, verified, damaged)
+                continue
             if body is not None:
                 count += 1
                 on_bytes(len(body))
@@ -151,7 +160,7 @@ def _holes(
 
 
 async def _bodies(
-    cluster: MaintenanceSession, seqs: range
+    cluster: MaintenanceSession, seqs: Sequence[int]
 ) -> AsyncIterator[tuple[int, bytes | None]]:
     async def read(seq: int) -> bytes | None:
         try:
@@ -159,8 +168,8 @@ async def _bodies(
         except NotFound:
             return None
 
-    for first in range(seqs.start, seqs.stop, ENTRIES_AHEAD):
-        some = range(first, min(first + ENTRIES_AHEAD, seqs.stop))
+    for first in range(0, len(seqs), ENTRIES_AHEAD):
+        some = seqs[first : first + ENTRIES_AHEAD]
         for seq, body in zip(some, await asyncio.gather(*map(read, some)), strict=True):
             yield seq, body
 
@@ -173,19 +182,45 @@ def _fold(
     damaged: list[Place],
     findings: list[Finding],
 ) -> None:
-    """Verify every byte of one entry and apply it; note its verified and its damaged chunks. One
-    damaged copy of the header is a finding. Raises Corrupt if the entry cannot be applied."""
+    """Verify every byte of one entry and apply it. Raises Corrupt if it cannot be applied."""
+    decoded = _verify(seq, body, state.hash, verified, damaged, findings)
+    state.apply(decoded, keys.wal(seq))
+
+
+def _verify_alone(
+    seq: int, body: bytes, verified: set[Place], damaged: list[Place]
+) -> list[Finding]:
+    """Do what `_verify` does for an entry that no reader applies any more."""
+    found: list[Finding] = []
+    try:
+        _verify(seq, body, None, verified, damaged, found)
+    except Corrupt as error:
+        found.append(Finding(Kind.WAL, error.key, str(error)))
+    return [each._replace(is_damage=False) for each in found]
+
+
+def _verify(
+    seq: int,
+    body: bytes,
+    previous: bytes | None,
+    verified: set[Place],
+    damaged: list[Place],
+    findings: list[Finding],
+) -> Decoded:
+    """Verify every byte of one entry; note its verified and its damaged chunks. One damaged copy of
+    the header is a finding. Raises Corrupt if both are damaged, or if it follows another entry than
+    `previous`."""
     key = keys.wal(seq)
     copy = entries.copy_in(body)
     try:
-        decoded = entries.decode(body, key, seq=seq, previous=state.hash)
+        decoded = entries.decode(body, key, seq=seq, previous=previous)
         if decoded.entry.level > levels.FIRST and copy != body[: decoded.body_start]:
             what = "the copy of its header at the end differs"
             findings.append(Finding(Kind.WAL, key, what))
     except Corrupt as error:
         if copy is None:
             raise
-        decoded = entries.decode(copy, key, seq=seq, previous=state.hash)
+        decoded = entries.decode(copy, key, seq=seq, previous=previous)
         findings.append(Finding(Kind.WAL, key, f"{error}: its copy at the end is whole"))
     for chunk in decoded.entry.chunks:
         if chunk.data:
@@ -196,7 +231,7 @@ def _fold(
             damaged.append((key, at))
         else:
             verified.add((key, at))
-    state.apply(decoded, key)
+    return decoded
 
 
 def _compare(

@@ -8,13 +8,16 @@ unknown name, a value out of range or a conflict between settings is a BadSettin
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tidelog.service import trust_settings
 from tidelog.service.secret_files import secret_of
+from tidelog.service.setting_fields import BadSettings, check, setting, whole_number
 from tidelog.storage.core.bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
-from tidelog.storage.core.errors import LogError, StoreUnfit
+from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.io.open import check_url
 from tidelog.storage.io.s3_options import S3Options
 
@@ -31,6 +34,9 @@ MIB = 1024 * 1024
 READ_CACHE_PARTS = 11
 ADMIN_KEY_CHARS_MIN = 22
 """The length of 128 random bits in base64."""
+
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?")
+_URL = re.compile(rf"{_ORIGIN.pattern}(/[A-Za-z0-9._~/-]*)?")
 
 RENAMED = {
     "buffer_bytes": "buffer_bytes_max",
@@ -66,205 +72,197 @@ REMOVED = frozenset(
 """Settings of earlier versions that are constants now."""
 
 
-class BadSettings(LogError):
-    """The settings cannot be used; the message names the setting and the reason."""
-
-
-def _setting(
-    default: Any,
-    doc: str,
-    *,
-    low: int | None = None,
-    high: int | None = None,
-    words: str = "",
-    is_secret: bool = False,
-) -> Any:
-    checks = {"doc": doc, "low": low, "high": high, "words": words.split(), "is_secret": is_secret}
-    return dataclasses.field(default=default, metadata=checks, repr=not is_secret)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """All settings of a broker. Names of sizes and times contain the unit: bytes or ms."""
 
-    store: str = _setting(
+    store: str = setting(
         "./tidelog-data",
         "location of the log: a folder (`./path` or `file:///path`), `s3://bucket/prefix` or `memory://`",
     )
-    host: str = _setting("127.0.0.1", "address to listen on")
-    port: int = _setting(
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(
         8082,
         "port to listen on; the default is the port of Confluent's REST proxy",
         low=0,
         high=65535,
     )
-    workers: int = _setting(
+    workers: int = setting(
         1, "broker processes on this machine that share the port", low=1, high=256
     )
-    peer_host: str = _setting(
+    peer_host: str = setting(
         "", "address to listen on for other brokers; empty: the value of `host`"
     )
-    peer_port: int = _setting(
+    peer_port: int = setting(
         0, "port to listen on for other brokers; 0: any free port", low=0, high=65535
     )
-    peer_address: str = _setting(
+    peer_address: str = setting(
         "",
         "URL at which other brokers reach this one; empty: built from `peer_host` and `peer_port`",
     )
-    broker_id: str = _setting(
+    broker_id: str = setting(
         "", "name of this broker in log lines and WAL entries; empty: a random name"
     )
-    cluster_id: str = _setting(
+    cluster_id: str = setting(
         "",
         "id that the cluster in the store must have; empty: any cluster, or a new one if the store has none",
     )
-    hot_dir: str = _setting(
+    hot_dir: str = setting(
         "",
         "local folder of the hot log, which makes acks=1 durable; empty: `.hot` in a file store, else `~/.local/state/tidelog/<store>`",
     )
-    default_partitions: int = _setting(
+    default_partitions: int = setting(
         1, "partitions of a new topic if the request gives no number", low=1, high=10_000
     )
-    auto_create_topics: bool = _setting(
+    auto_create_topics: bool = setting(
         False, "whether a produce request to an unknown topic creates the topic"
     )
-    flush_interval_ms: int = _setting(
+    flush_interval_ms: int = setting(
         0,
         "minimum time between the starts of two flushes; 0: a flush starts when the previous PUT ends; 250 costs about $52 a month on S3 Standard",
         low=0,
         high=60_000,
     )
-    flush_bytes: int = _setting(
+    flush_bytes: int = setting(
         8 * MIB,
         "if an open hot segment has this size, it is flushed before the interval ends",
         low=1024,
         high=64 * MIB,
     )
-    buffer_bytes_max: int = _setting(
+    buffer_bytes_max: int = setting(
         256 * MIB,
         "maximum bytes of records that wait for their commit; above it the broker answers 429",
         low=1024,
     )
-    request_bytes_max: int = _setting(
+    request_bytes_max: int = setting(
         64 * MIB,
         "maximum size of a request body; above it the broker answers 413",
         low=1024,
         high=1024 * MIB,
     )
-    produce_timeout_ms: int = _setting(
+    produce_timeout_ms: int = setting(
         30_000,
         "a produce request without an outcome after this time is answered with 503 if it still waits for its flush (nothing is written), else with 504",
         low=100,
     )
-    fetch_bytes: int = _setting(1 * MIB, "`max_bytes` of a fetch that does not set it", low=1)
-    fetch_bytes_max: int = _setting(64 * MIB, "maximum bytes that one fetch returns", low=1024)
-    consumer_instance_timeout_ms: int = _setting(
+    fetch_bytes: int = setting(1 * MIB, "`max_bytes` of a fetch that does not set it", low=1)
+    fetch_bytes_max: int = setting(64 * MIB, "maximum bytes that one fetch returns", low=1024)
+    consumer_instance_timeout_ms: int = setting(
         300_000,
         "session timeout of a consumer instance that is created without a `session.timeout.ms`",
         low=1,
         high=2**31 - 1,
     )
-    fetch_bytes_in_flight: int = _setting(
+    fetch_bytes_in_flight: int = setting(
         256 * MIB,
         "maximum bytes of all fetch responses in flight; above it the broker answers 503",
         low=1024,
     )
-    tail_cache_bytes: int = _setting(
+    tail_cache_bytes: int = setting(
         256 * MIB, "memory for the newest records, which are in the tail", low=0
     )
-    read_cache_bytes: int = _setting(
+    read_cache_bytes: int = setting(
         352 * MIB,
         "memory for data that was read from the store: row groups of Parquet segments (8/11), WAL chunks (2/11), footers (1/11)",
         low=0,
     )
-    seal_enabled: bool = _setting(True, "whether this broker seals tails into tables")
-    wal_view_age_max_ms: int = _setting(
+    seal_enabled: bool = setting(True, "whether this broker seals tails into tables")
+    wal_view_age_max_ms: int = setting(
         600_000,
         "of a cluster that this broker creates: a view of the WAL that is not refreshed for this time expires; at least 60000",
         low=1,
     )
-    wal_retention_ms: int = _setting(
+    wal_retention_ms: int = setting(
         3_600_000,
         "of a cluster that this broker creates: minimum time that WAL entries are kept; at least 3600000, and 4 times `wal_view_age_max_ms`: otherwise a suspended broker could commit from an expired view",
         low=4,
     )
-    file_grace_ms: int = _setting(
+    file_grace_ms: int = setting(
         86_400_000,
         "of a cluster that this broker creates: time from the removal of a file from its table to its deletion; must exceed the duration of a read; at least 3600000",
         low=0,
         high=MOST.file_grace_ms,
     )
-    test_bounds: bool = _setting(
+    test_bounds: bool = setting(
         False,
         "allow shorter values of the three settings before, for tests: a folder or a local endpoint only",
     )
-    retention_check_interval_ms: int = _setting(
+    retention_check_interval_ms: int = setting(
         300_000,
         "time between two retention rounds of this broker; each 12th round also collects garbage; 0: no rounds",
         low=0,
     )
-    compact_spark_bytes: int = _setting(
+    compact_spark_bytes: int = setting(
         16 * 1024 * MIB,
         "without `--engine`, `tidelog compact` uses Spark, if installed, for more bytes than this; one process compacts about 100 MB/s, so the default takes three minutes",
         low=0,
     )
-    compact_memory_bytes: int = _setting(
+    compact_memory_bytes: int = setting(
         1024 * MIB,
         "memory for the keys of one pass of a compaction; more distinct keys take several passes. A pass needs memory for one output segment in addition",
         low=4 * MIB,
     )
-    poll_interval_ms: int = _setting(
+    poll_interval_ms: int = setting(
         1000, "time between two reads of the WAL by an idle broker", low=10, high=60_000
     )
-    broker_heartbeat_interval_ms: int = _setting(
+    broker_heartbeat_interval_ms: int = setting(
         5000,
         "time between two heartbeats of a broker; each is one PUT and one LIST",
         low=50,
         high=60_000,
     )
-    broker_timeout_ms: int = _setting(
+    broker_timeout_ms: int = setting(
         15_000, "a broker without a heartbeat for this time counts as failed", low=100
     )
-    sequencer_timeout_ms: int = _setting(
+    sequencer_timeout_ms: int = setting(
         1000, "a broker commits by itself if the sequencer does not answer within this time", low=10
     )
-    sequencer_upload_bytes: int = _setting(
+    sequencer_upload_bytes: int = setting(
         512 * 1024,
         "if a flush has more bytes of records, the broker uploads them and forwards only the keys of the objects to the sequencer",
         low=0,
         high=16 * MIB,
     )
-    security: str = _setting(
+    security: str = setting(
         "off",
         "`keys`: each request needs a key, and ACLs grant permissions; `off`: each client that reaches the port has all permissions",
         words="off keys",
     )
-    admin_key: str = _setting(
+    admin_key: str = setting(
         "",
         "secret of `User:admin`, which has all permissions, or `@FILE` for a file with the secret; the flag accepts only `@FILE`",
         is_secret=True,
     )
-    super_users: str = _setting(
+    super_users: str = setting(
         "", "principals with all permissions, separated by `;`: `User:alice;User:bob`"
     )
-    s3_endpoint: str = _setting("", "URL of an S3 server other than AWS")
-    s3_region: str = _setting(
+    allowed_hosts: str = trust_settings.ALLOWED_HOSTS
+    security_off_with_keys: bool = trust_settings.SECURITY_OFF_WITH_KEYS
+    audit_log: str = trust_settings.AUDIT_LOG
+    cors_origins: str = setting(
+        "",
+        "origins whose pages may use the API from a browser, separated by `;`: `https://app.example.com`; `*`: every origin; empty: none",
+    )
+    advertised_url: str = setting(
+        "",
+        "URL at which clients reach the service, for links in answers; empty: from the headers of proxies, else from Host",
+    )
+    s3_endpoint: str = setting("", "URL of an S3 server other than AWS")
+    s3_region: str = setting(
         "", "region; empty: the region of the AWS configuration chain, else us-east-1"
     )
-    s3_path_style: str = _setting(
+    s3_path_style: str = setting(
         "auto",
         "whether the bucket is in the path of a URL instead of the host name; auto: true if `s3_endpoint` is set",
         words="auto true false",
     )
-    log_level: str = _setting(
-        "info", "minimum level of log lines", words="debug info warning error"
-    )
-    traces: str = _setting(
+    log_level: str = setting("info", "minimum level of log lines", words="debug info warning error")
+    traces: str = setting(
         "none",
         "`otlp` sends OpenTelemetry traces (needs `tidelog[otel]`); the standard OTEL_ variables set endpoint and sampling",
         words="none otlp",
     )
-    log_format: str = _setting(
+    log_format: str = setting(
         "human", "`human`: text lines; `json`: one JSON event a line", words="human json"
     )
 
@@ -278,7 +276,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check(field, getattr(self, field.name))
+            check(field, getattr(self, field.name))
         try:
             check_url(self.store)
         except StoreUnfit as error:
@@ -321,13 +319,31 @@ class Settings:
                 f"admin_key has {len(self.admin_key)} characters: use {ADMIN_KEY_CHARS_MIN} or "
                 "more random ones (openssl rand -base64 32)"
             )
+        if why := trust_settings.why_not(
+            self.allowed_hosts, self.security_off_with_keys, self.security
+        ):
+            raise BadSettings(why)
         for name in self.super_user_names:
             if not name.startswith("User:") or name in ("User:", "User:*"):
                 raise BadSettings(f"super_users: {name!r} does not have the form User:NAME")
+        self._check_urls()
+
+    def _check_urls(self) -> None:
+        for name in self.cors_origin_names:
+            if name != "*" and not _ORIGIN.fullmatch(name):
+                raise BadSettings(f"cors_origins: {name!r} is no origin, as https://HOST:PORT")
+        if self.advertised_url and not _URL.fullmatch(self.advertised_url):
+            raise BadSettings(
+                f"advertised_url: {self.advertised_url!r} is no URL, as https://HOST:PORT/PATH"
+            )
 
     @property
     def super_user_names(self) -> list[str]:
         return [name.strip() for name in self.super_users.split(";") if name.strip()]
+
+    @property
+    def cors_origin_names(self) -> list[str]:
+        return [name.strip() for name in self.cors_origins.split(";") if name.strip()]
 
     @property
     def s3(self) -> S3Options:
@@ -417,7 +433,7 @@ def _rename(given: dict[str, str], warn: Callable[[str], object]) -> None:
             raise BadSettings(f"{old} is the old name of {new}, and both are given: remove {old}")
         merged = " (the sum of three caches)" if old in _CACHES else ""
         warn(f"setting {old} is now {new}{merged}: the next version refuses the old name")
-    caches = {name: _whole(name, given.pop(name)) for name in old_names if name in _CACHES}
+    caches = {name: whole_number(name, given.pop(name)) for name in old_names if name in _CACHES}
     if caches:
         given["read_cache_bytes"] = str(sum((_CACHES | caches).values()))
     for old in old_names:
@@ -477,22 +493,4 @@ def _parse(field: "dataclasses.Field[Any]", text: str) -> object:
         if text.lower() not in words:
             raise BadSettings(f"{field.name}: {text!r} is neither true nor false")
         return words[text.lower()]
-    return _whole(field.name, text) if field.type is int else text
-
-
-def _whole(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        unit = next((f" of {unit}" for unit in ("ms", "bytes") if unit in name), "")
-        raise BadSettings(f"{name}: {text!r} is not a whole number{unit}") from None
-
-
-def _check(field: "dataclasses.Field[Any]", value: Any) -> None:
-    low, high, words = (field.metadata[key] for key in ("low", "high", "words"))
-    if low is not None and value < low:
-        raise BadSettings(f"{field.name}: {value} is below {low}")
-    if high is not None and value > high:
-        raise BadSettings(f"{field.name}: {value} is above {high}")
-    if words and value not in words:
-        raise BadSettings(f"{field.name}: {value!r} is none of {', '.join(words)}")
+    return whole_number(field.name, text) if field.type is int else text

@@ -50,7 +50,7 @@ from tidelog.storage.tables.manifest import SegmentColumns, clean_app_id, seal_a
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
-from tidelog.storage.write import hot_log_file
+from tidelog.storage.write import hot_log_copies, hot_log_file
 from tidelog.storage.write.counters import WriterCounters
 from tidelog.storage.write.sealer import BACKGROUND_STOP_S, SealerCounters, SealerSettings
 from tidelog.storage.write.writer import WriterSettings
@@ -239,8 +239,9 @@ class Broker(Log):
             self._start_groups()
 
     async def _recommit(self, files: list[hot_log_file.Recovered]) -> None:
-        kept = [file for file in files if file.is_kept]
-        files = [file for file in files if not file.is_kept]
+        files = await hot_log_copies.settled(self.wal, files)
+        kept = [file for file in files if file.is_kept and file.requests]
+        files = [file for file in files if file not in kept]
         requests = [request for file in files for request in file.requests]
         for waiter in self.writer.recover(requests):
             # A refusal is final, like an outcome: the topic was deleted since. A request that is

@@ -187,7 +187,7 @@ class Log:
     async def alter_topic(self, name: str, configs: dict[str, str | None]) -> None:
         changes = {
             config: None
-            if value is None and config in topic_configs.CONFIGS
+            if value is None and config in topic_configs.KNOWN
             else topic_configs.canonical(config, value or "", self.state.level)
             for config, value in configs.items()
         }
@@ -440,6 +440,9 @@ class Log:
     def on_applied(self, entry: Entry, applied: Applied) -> None:
         """Drop what is held of deleted topics; wake fetches of the entry's partitions."""
         for commit in entry.commits:
+            if commit.hot is not None:
+                marks = {commit.hot.log_id: commit.hot.seq}
+                self.writer.check_marks(marks, entry.seq, is_reset=False)
             for action in commit.actions:
                 if isinstance(action, LoseRecords):  # of a repair: no broker serves them any more
                     self.tail.forget(action.topic_id, action.partition)
@@ -457,6 +460,7 @@ class Log:
 
     def on_reset(self) -> None:
         """Drop what was derived from an expired view; wake all fetches."""
+        self.writer.check_marks(self.wal.state.hot_logs, self.wal.state.seq, is_reset=True)
         self.tail.clear()
         self.tables.forget_unknown()
         for key in list(self._waiting):

@@ -18,6 +18,9 @@ locals {
   peer_port = 8083
 
   environment = merge(
+    # Without security, a broker answers under no other public name. `settings` has the name of a
+    # certificate.
+    { TIDELOG_ALLOWED_HOSTS = aws_lb.brokers.dns_name },
     var.settings,
     {
       TIDELOG_STORE             = local.store

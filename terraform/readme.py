@@ -29,6 +29,10 @@ alarms.
   Maintenance also deletes garbage. Readers read. A test compares the policies in `policies/` with
   the calls that it records of a broker and of maintenance: each call is allowed, and each allowed
   action is called.
+- **Trust**: a role that may write `wal/` or `checkpoints/` is an administrator of the cluster: it
+  can commit any change, keys and ACLs too. Of the policies, `broker` and `maintain` may; give them
+  to nothing else. A role that can read `secret.json` and `brokers/` can act as a broker; `reader`
+  cannot.
 - **Network**: a new VPC without internet access, with a gateway endpoint for S3 (free), or an
   existing VPC.
 - **Brokers**: Fargate behind an internal balancer, scaled by CPU load. A task has 30 s to stop.

@@ -26,7 +26,8 @@ from tidelog.service.cli.results import (
     NotReachable,
     NotThere,
 )
-from tidelog.service.settings import BadSettings, client_key, console_server
+from tidelog.service.setting_fields import BadSettings
+from tidelog.service.settings import client_key, console_server
 from tidelog.storage.io.clock import SystemClock
 
 Result = TypeVar("Result")

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.metadata
 import inspect
 import logging
+import os
 import sys
 from typing import Annotated, Any
 
@@ -32,8 +33,10 @@ from tidelog.service.cli.results import (
     show_line,
     warn,
 )
+from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.service.server.log_lines import EXIT_OK, log_to_stderr
-from tidelog.service.settings import PREFIX, RENAMED, BadSettings, Settings, load
+from tidelog.service.setting_fields import BadSettings
+from tidelog.service.settings import PREFIX, RENAMED, Settings, load
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """The base class of click's usage errors. Newer versions of typer contain a copy of click."""
@@ -107,6 +110,7 @@ def _global_options(
 
 
 def main() -> int:
+    os.umask(PRIVATE_UMASK)
     try:
         status = app(standalone_mode=False, prog_name="tidelog")
     except CommandError as error:

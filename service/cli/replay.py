@@ -28,8 +28,8 @@ from tidelog.service.cli.results import (
     warn,
 )
 from tidelog.service.cli.topics import TopicArgument
+from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import (
-    BadSettings,
     Settings,
     is_submitted_to_spark,
     load,

@@ -4,19 +4,18 @@ Clients may send numbers and booleans as strings (DIALECTS, v2 consumers). Pure.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from tidelog.service.formats.json_in import BadBody, InvalidBody, one_line
+from tidelog.service.formats.bodies import StrictBody, decode_body
+from tidelog.service.formats.json_in import InvalidBody
 from tidelog.service.formats.undecodable import ON_ERROR, OnError
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.call import SCHEMA_FORMATS
 from tidelog.service.http.errors import check_printable_field
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
-
-Body = TypeVar("Body")
 
 CONSUMER_FORMATS = ("binary", "json", "text", *SCHEMA_FORMATS)
 RESETS = {"earliest": "earliest", "latest": "latest", "smallest": "earliest", "largest": "latest"}
@@ -30,7 +29,7 @@ _ON_ERROR = ";on_error="
 for it. A broker that does not know it refuses the instance's reads as of an unknown format."""
 
 
-class _Create(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _Create(StrictBody, omit_defaults=True):
     name: str | None = None
     id: str | None = None
     format: str | None = None
@@ -58,7 +57,7 @@ class Creation(NamedTuple):
     assignor: str
 
 
-class _Partition(msgspec.Struct):
+class _Partition(StrictBody):
     topic: str
     partition: int
 
@@ -75,25 +74,33 @@ class _Offset(_Partition):
 
 class _Timestamp(_Partition):
     timestamp: str | int
+    metadata: str | None = None
 
 
-class _Partitions(msgspec.Struct):
+class _Partitions(StrictBody):
     partitions: list[_Partition]
 
 
-class _Commit(msgspec.Struct):
+class _Commit(StrictBody):
     offsets: list[_Offset] | None = None
     partitions: list[_Offset] | None = None
 
 
-class _Positions(msgspec.Struct):
-    offsets: list[_Offset] = []
-    timestamps: list[_Timestamp] = []
+class _Positions(StrictBody):
+    offsets: list[_Offset] | None = None
+    timestamps: list[_Timestamp] | None = None
 
 
-class _Subscription(msgspec.Struct):
+class _Subscription(StrictBody):
     topics: list[str] | None = None
     topic_pattern: str | None = None
+
+
+_CREATE = msgspec.json.Decoder(_Create, strict=False)
+_PARTITIONS = msgspec.json.Decoder(_Partitions, strict=False)
+_COMMIT = msgspec.json.Decoder(_Commit, strict=False)
+_POSITIONS = msgspec.json.Decoder(_Positions, strict=False)
+_SUBSCRIPTION = msgspec.json.Decoder(_Subscription, strict=False)
 
 
 class Subscription(NamedTuple):
@@ -120,7 +127,7 @@ class SeekPositions(NamedTuple):
 
 def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
     """Decode the creation of an instance. The body may be empty: every field has a default."""
-    fields = _decoded(body or b"{}", _Create)
+    fields = decode_body(body if body.strip() else b"{}", _CREATE)
     is_strimzi = fields.enable_auto_commit is not None or fields.isolation_level is not None
     auto_commit = fields.auto_commit_enable
     if auto_commit is None:
@@ -183,7 +190,7 @@ def _ms(name: str, value: int | None, default: int) -> int:
 
 def decode_subscription(body: bytes) -> Subscription | None:
     """Decode a subscription; None if it has topics and a pattern, which every dialect refuses."""
-    request = _decoded(body, _Subscription)
+    request = decode_body(body, _SUBSCRIPTION)
     if request.topics is not None and request.topic_pattern is not None:
         return None
     if request.topics is None and not request.topic_pattern:
@@ -195,14 +202,14 @@ def decode_subscription(body: bytes) -> Subscription | None:
 
 def decode_partitions(body: bytes) -> list[TopicPartition]:
     """Decode `{"partitions": [{"topic", "partition"}]}`."""
-    return [each.where for each in _decoded(body, _Partitions).partitions]
+    return [each.where for each in decode_body(body, _PARTITIONS).partitions]
 
 
 def decode_commit(body: bytes, dialect: str) -> OffsetCommit:
     """Decode a commit. Confluent and Karapace send the last offset read, Strimzi and Redpanda the
     next to read. Redpanda's field is `partitions`, the others' `offsets`; the body of the
     instance's creation shows Strimzi's."""
-    request = _decoded(body if body.strip() else b"{}", _Commit, _COMMIT_DECODER)
+    request = decode_body(body if body.strip() else b"{}", _COMMIT)
     is_strimzi = dialect == STRIMZI
     if request.partitions is not None:
         return OffsetCommit(_offsets(request.partitions, 0), is_silent=True)
@@ -226,15 +233,17 @@ def _check_offset(offset: int) -> None:
 
 def decode_positions(body: bytes) -> SeekPositions:
     """Decode exact offsets and timestamps (ISO 8601, or ms)."""
-    request = _decoded(body, _Positions)
-    for each in request.offsets:
+    request = decode_body(body, _POSITIONS)
+    if request.offsets is None and request.timestamps is None:
+        raise InvalidBody("a seek needs offsets or timestamps")
+    for each in request.offsets or ():
         _check_offset(each.offset)
-    offsets = {each.where: each.offset for each in request.offsets}
+    offsets = {each.where: each.offset for each in request.offsets or ()}
     timestamps = {
         each.where: each.timestamp
         if isinstance(each.timestamp, int)
         else milliseconds(each.timestamp)
-        for each in request.timestamps
+        for each in request.timestamps or ()
     }
     return SeekPositions(offsets, timestamps)
 
@@ -260,19 +269,3 @@ def encode_offsets(offsets: Mapping[TopicPartition, tuple[int, str]]) -> bytes:
         for where, (offset, metadata) in offsets.items()
     ]
     return msgspec.json.encode({"offsets": listed})
-
-
-_COMMIT_DECODER = msgspec.json.Decoder(_Commit, strict=False)
-"""Made once, for the most frequent request."""
-
-
-def _decoded(
-    body: bytes, kind: type[Body], decoder: msgspec.json.Decoder[Body] | None = None
-) -> Body:
-    try:
-        return (decoder or msgspec.json.Decoder(kind, strict=False)).decode(body)
-    except msgspec.ValidationError as error:
-        why = one_line(str(error)).replace("Object contains unknown field", "Unrecognized field:")
-        raise InvalidBody(why) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBody(f"the body is not JSON: {one_line(str(error))}") from error

@@ -3,7 +3,7 @@
 A body of many records becomes columns without a loop over its bytes in Python. msgspec finds each
 value; this module joins the texts and computes the Arrow offsets. A text that msgspec accepts is a
 valid JSON value (RFC 8259: escapes, surrogate pairs, control characters). So an answer may contain
-it unchanged. msgspec does not check UTF-8; this module does. A number stays text, of any range.
+it unchanged. msgspec does not check UTF-8; this module does. A number stays text.
 Pure: bytes in, columns out. It raises only these errors. Where the proxies differ, C (Confluent),
 K (Karapace) or S (Strimzi) follows an error that the proxy's source has too:
 
@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Raw
 
+from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.storage.core.chunk import (
     CHUNK_SCHEMA,
     HEADERS_TYPE,
@@ -153,6 +154,11 @@ def decode_json(body: bytes, fmt: Format, now_ms: int) -> Produced:
         raise BadBody(f"the body is not JSON: {error}") from error
     if not records:
         raise InvalidBody("records is empty")
+    if fmt == "json":
+        try:
+            check_numbers(body)
+        except NumberTooLarge as error:
+            raise InvalidBody(str(error)) from error
     partitions = None if is_plain else _partitions(records)
     if len(records) <= ROWS_MAX:
         rows: Rows | pa.RecordBatch = _rows(records, fmt, now_ms, is_plain)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.service.formats.json_in import Format, one_line
+from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import TopicPartition
 
@@ -92,13 +93,15 @@ def all_decode(fmt: Format, column: Any) -> bool:
     try:
         column.cast(pa.string())  # checks UTF-8, which msgspec.Raw does not
         if fmt == "json":
-            deque(map(_check_json, column.drop_null().to_pylist()), maxlen=0)
-    except (pa.ArrowInvalid, msgspec.DecodeError, RecursionError):
+            texts = column.drop_null().to_pylist()
+            deque(map(_check_json, texts), maxlen=0)
+            check_numbers(b"\n".join(texts))
+    except (pa.ArrowInvalid, msgspec.DecodeError, RecursionError, NumberTooLarge):
         return False
     return True
 
 
-NOT_DECODED = (UnicodeDecodeError, msgspec.DecodeError, RecursionError)
+NOT_DECODED = (UnicodeDecodeError, msgspec.DecodeError, RecursionError, NumberTooLarge)
 
 
 def check(fmt: Format, octets: bytes) -> None:
@@ -107,6 +110,7 @@ def check(fmt: Format, octets: bytes) -> None:
         str(octets, "utf-8")
     if fmt == "json":
         _check_json(octets)
+        check_numbers(octets)
 
 
 def why_not(fmt: Format, octets: bytes | None) -> str:

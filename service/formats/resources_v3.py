@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from tidelog.service.http.urls import ClientUrl
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.core.topic_configs import CONFIGS
+from tidelog.storage.core.topic_configs import CONFIGS, KNOWN, WITHOUT_EFFECT
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
 
@@ -293,7 +293,7 @@ class ResourceFactory:
 
     def config(self, topic: str, name: str, configs: dict[str, str]) -> TopicConfigData:
         """A known config of a topic whose own settings are `configs`."""
-        default = CONFIGS[name].default
+        default = KNOWN[name].default
         synonyms = [ConfigSynonym(name=name, value=default, source="DEFAULT_CONFIG")]
         if name in configs:
             own = ConfigSynonym(name=name, value=configs[name], source="DYNAMIC_TOPIC_CONFIG")
@@ -311,4 +311,6 @@ class ResourceFactory:
         )
 
     def configs(self, topic: str, configs: dict[str, str]) -> list[TopicConfigData]:
-        return [self.config(topic, name, configs) for name in CONFIGS]
+        """The configs with an effect, and the others that are set."""
+        shown = [*CONFIGS, *sorted(configs.keys() & WITHOUT_EFFECT.keys())]
+        return [self.config(topic, name, configs) for name in shown]

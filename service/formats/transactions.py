@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from tidelog.service.formats.bodies import StrictBody, unrecognized
 from tidelog.service.formats.json_in import (
     BadBody,
     InvalidBody,
@@ -39,12 +40,12 @@ TRANSACTION_OFFSETS_MAX = 1_000
 Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class _Topic(msgspec.Struct, forbid_unknown_fields=True):
+class _Topic(StrictBody):
     topic_name: str
     records: list[EncodedRecord]
 
 
-class RequestedOffset(msgspec.Struct, forbid_unknown_fields=True):
+class RequestedOffset(StrictBody):
     """An offset to commit, with the name of its topic."""
 
     topic_name: str
@@ -53,7 +54,7 @@ class RequestedOffset(msgspec.Struct, forbid_unknown_fields=True):
     metadata: str | None = None
 
 
-class GroupOffsets(msgspec.Struct, forbid_unknown_fields=True):
+class GroupOffsets(StrictBody):
     """Offsets that one group commits."""
 
     consumer_group_id: str
@@ -62,9 +63,9 @@ class GroupOffsets(msgspec.Struct, forbid_unknown_fields=True):
     consumer_id: str | None = None
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    topics: list[_Topic] = []
-    consumer_groups: list[GroupOffsets] = []
+class _Body(StrictBody):
+    topics: list[_Topic] = msgspec.field(default_factory=list)
+    consumer_groups: list[GroupOffsets] = msgspec.field(default_factory=list)
 
 
 class TransactionRecords(NamedTuple):
@@ -98,7 +99,9 @@ def decode_transaction(body: bytes, now_ms: int) -> Transaction:
         check_utf8(body)
         request = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidBody(f"the body is not a transaction: {one_line(str(error))}") from error
+        raise InvalidBody(
+            f"the body is not a transaction: {unrecognized(one_line(str(error)))}"
+        ) from error
     _check_bounds(request)
     topics = [
         TransactionRecords(each.topic_name, _produced(each.topic_name, each.records, now_ms))

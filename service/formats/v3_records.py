@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
+from tidelog.service.formats.bodies import StrictBody, unrecognized
 from tidelog.service.formats.json_in import (
     TIMESTAMP_MS_MAX,
     BadBody,
@@ -22,6 +23,7 @@ from tidelog.service.formats.json_in import (
     octets_of_raw,
     one_line,
 )
+from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.storage.core.chunk import Headers, Rows
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
@@ -67,7 +69,7 @@ class V3Record(NamedTuple):
     value: ShownValue | None
 
 
-class _Data(msgspec.Struct, forbid_unknown_fields=True):
+class _Data(StrictBody):
     data: Raw = Raw(b"")
     type: str | None = None
     subject: str | None = None
@@ -77,12 +79,12 @@ class _Data(msgspec.Struct, forbid_unknown_fields=True):
     schema: str | None = None
 
 
-class _Header(msgspec.Struct, forbid_unknown_fields=True):
+class _Header(StrictBody):
     name: str
     value: Raw = Raw(b"")
 
 
-class EncodedRecord(msgspec.Struct, forbid_unknown_fields=True):
+class EncodedRecord(StrictBody):
     """A record in a request; the data of its key and value is not decoded yet."""
 
     id: str | int | None = None  # only in a batch
@@ -101,7 +103,7 @@ class _Ids(msgspec.Struct):
     entries: list[_Id]
 
 
-class _RecordBatch(msgspec.Struct, forbid_unknown_fields=True):
+class _RecordBatch(StrictBody):
     entries: list[Raw]
 
 
@@ -122,7 +124,7 @@ def decode_v3_record(obj: bytes, now_ms: int) -> V3Record:
         check_utf8(obj)
         record = _record(obj)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBody(f"Bad Request: {one_line(str(error))}") from error
+        raise BadBody(f"Bad Request: {unrecognized(one_line(str(error)))}") from error
     return v3_record(record, now_ms)
 
 
@@ -154,7 +156,7 @@ def decode_v3_batch(body: bytes, *, entries_max: int = ENTRIES_MAX) -> list[tupl
             raise InvalidBody(f"a batch has 1 to {entries_max} entries, not {count}", BATCH_CODE)
         entries = [(str(_id(entry).id), bytes(entry)) for entry in _batch(body).entries]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBody(f"Bad Request: {one_line(str(error))}") from error
+        raise BadBody(f"Bad Request: {unrecognized(one_line(str(error)))}") from error
     if not entries:
         raise InvalidBody(f"a batch has 1 to {entries_max} entries, not 0", BATCH_CODE)
     for name, _ in entries:
@@ -173,7 +175,12 @@ def _decoded(data: _Data | None) -> bytes | None:
     if data.type in _SCHEMA_TYPES or (data.type is None and _names_schema(data)):
         raise NoSchemaRegistry("no schema registry: use the types BINARY, JSON or STRING")
     if data.type == "JSON":
-        return octets_of_raw(data.data)
+        octets = octets_of_raw(data.data)
+        try:
+            check_numbers(octets or b"")
+        except NumberTooLarge as error:
+            raise InvalidBody(f"Bad Request: {error}") from error
+        return octets
     if data.type == "BINARY":
         return _from_base64(data.data)
     if data.type != "STRING":

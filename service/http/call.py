@@ -8,12 +8,17 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 from tidelog.service.http.admission import BODY_STEP_BYTES, Budget, Share
-from tidelog.storage.core.errors import (
-    InvalidRequest,
-    RecordTooLarge,
-    Unavailable,
-    UnknownPartition,
+from tidelog.service.http.content_coding import (
+    PACKED_BYTES_MIN,
+    BodyTooLarge,
+    coding_of_answer,
+    coding_of_body,
+    headers_of,
+    packed,
+    unpacked,
 )
+from tidelog.service.http.request_id import REQUEST_ID, sane
+from tidelog.storage.core.errors import InvalidRequest, Unavailable, UnknownPartition
 from tidelog.storage.state.cluster_state import Topic
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -25,6 +30,8 @@ JSON = b"application/json"
 ARROW = b"application/vnd.apache.arrow.stream"
 NDJSON = b"application/x-ndjson"
 EVENT_STREAM = b"text/event-stream"
+UNSTORED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+"""Headers of answers to other methods than POST, whose answers no browser stores or runs."""
 EMBEDDED = ("json", "binary", "text")
 """Formats of keys and values inside JSON."""
 SCHEMA_FORMATS = ("avro", "jsonschema", "protobuf")
@@ -108,32 +115,47 @@ class HttpRequest:
     async def body(self, bytes_max: int) -> bytes:
         """Read the whole body.
 
-        Raises RecordTooLarge without reading more than the bound (I10), Unavailable if the bodies
-        of all requests are over theirs. A body that comes at once is not charged: it is there.
+        Unpack it if it has a Content-Encoding. Raises BodyTooLarge without reading, or unpacking,
+        more than the bound (I10), Unavailable if the bodies of all requests are over theirs;
+        UnsupportedEncoding, BadEncoding. A body that comes at once is not charged: it is there.
         Raises IncompleteBody: half an Arrow stream would decode as a shorter stream.
         """
-        declared = self.headers.get(b"content-length")
+        coding = b""
+        if b"content-encoding" in self.headers:
+            coding = coding_of_body(self.headers[b"content-encoding"])
+        body = await self._received(bytes_max)
+        if not coding:
+            return body
+        # A broker that forwards the request sends it unpacked.
+        del self.headers[b"content-encoding"]
+        kept = [each for each in self.scope["headers"] if each[0] != b"content-encoding"]
+        self.scope["headers"] = kept
+        content = await unpacked(body, coding, bytes_max)
+        self._charge(len(body) + len(content))
+        return content
+
+    async def _received(self, bytes_max: int) -> bytes:
         size = 0
+        declared = self.headers.get(b"content-length")
         if declared is not None and declared.isdigit():
             size = int(declared) if len(declared) <= LENGTH_DIGITS_MAX else sys.maxsize
             if size > bytes_max:
-                raise _too_large(size, bytes_max)
+                raise BodyTooLarge(size, bytes_max)
         message = await self._part()
         first: bytes = message.get("body", b"")
         received = len(first)
         if received > bytes_max:
-            raise _too_large(received, bytes_max)
+            raise BodyTooLarge(received, bytes_max)
         if not message.get("more_body", False):
             return first
         parts = [first]
         while message.get("more_body", False):
-            if self.bodies is not None:
-                self._charge(max(size, received))
+            self._charge(max(size, received))
             message = await self._part()
             parts.append(message.get("body", b""))
             received += len(parts[-1])
             if received > bytes_max:
-                raise _too_large(received, bytes_max)
+                raise BodyTooLarge(received, bytes_max)
         return b"".join(parts)
 
     async def _part(self) -> MutableMapping[str, Any]:
@@ -143,7 +165,8 @@ class HttpRequest:
         return message
 
     def _charge(self, size: int) -> None:
-        assert self.bodies is not None, "a request without a budget is not charged"
+        if self.bodies is None:
+            return
         if self.share is None:
             self.share = Share(self.bodies)
         charge_body(self.share, size)
@@ -155,14 +178,24 @@ class HttpRequest:
 
     async def answer(self, answer: HttpResponse) -> None:
         self.status = answer.status
+        body = answer.body
         headers = list(answer.headers)
         if answer.status != HTTPStatus.NO_CONTENT:
+            if len(body) >= PACKED_BYTES_MIN and b"accept-encoding" in self.headers:
+                coding = coding_of_answer(self.headers[b"accept-encoding"], is_hot=True)
+                if coding:
+                    body = await packed(body, coding)
+                    headers += headers_of(coding)
             headers.append((b"content-type", answer.media_type))
-            headers.append((b"content-length", b"%d" % len(answer.body)))
+            headers.append((b"content-length", b"%d" % len(body)))
+        if self.scope["method"] != "POST":
+            headers += UNSTORED
+        if REQUEST_ID in self.headers and (request_id := sane(self.headers[REQUEST_ID])):
+            headers.append((REQUEST_ID, request_id))
         await self.send(
             {"type": "http.response.start", "status": answer.status, "headers": headers}
         )
-        await self.send({"type": "http.response.body", "body": answer.body})
+        await self.send({"type": "http.response.body", "body": body})
 
     async def until_delivered(self) -> None:
         """Return when the client has the response. No-op: a local response is delivered when it is
@@ -173,11 +206,14 @@ class HttpRequest:
     ) -> None:
         """Begin a response of unknown length; `chunk` continues and `end` ends it."""
         self.status = 200
-        start = [(b"content-type", media_type), (b"cache-control", b"no-store"), *headers]
+        start = [(b"content-type", media_type), *UNSTORED, *headers]
+        if REQUEST_ID in self.headers and (request_id := sane(self.headers[REQUEST_ID])):
+            start.append((REQUEST_ID, request_id))
         await self.send({"type": "http.response.start", "status": 200, "headers": start})
 
     async def chunk(self, body: bytes) -> None:
-        await self.send({"type": "http.response.body", "body": body, "more_body": True})
+        if body:
+            await self.send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self) -> None:
         await self.send({"type": "http.response.body", "body": b""})
@@ -191,6 +227,16 @@ def charge_body(share: Share, size: int) -> None:
             f"bodies of {budget.used} bytes are being read, the limit is {budget.limit}: "
             "try again later"
         )
+
+
+def received_again(body: bytes, then: Receive) -> Receive:
+    """Return a `receive` that gives a body, which was read already, once more."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        return left.pop() if left else await then()
+
+    return receive
 
 
 def integer(name: str, text: str, low: int, high: int) -> int:
@@ -226,7 +272,3 @@ def types_of_formats(formats: Iterable[str]) -> dict[bytes, str]:
 def media_type(header: bytes) -> bytes:
     """Return the media type without parameters, in lower case."""
     return header.partition(b";")[0].strip().lower()
-
-
-def _too_large(size: int, bytes_max: int) -> RecordTooLarge:
-    return RecordTooLarge(f"request body of {size} bytes or more is over the limit of {bytes_max}")

@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from tidelog.service.http.call import HttpResponse, InvalidParameter
+from tidelog.service.http.call import HttpResponse, InvalidParameter, Scope
 from tidelog.service.http.route import media_type_of_errors
 from tidelog.storage.core.errors import (
     AssignedOtherwise,
@@ -124,16 +124,21 @@ class ErrorAnswer(NamedTuple):
 class ErrorCounter(Protocol):
     """Counts errors by class: HttpCounters."""
 
-    def refused(self, error: BaseException) -> None: ...
+    def refused(self, error: BaseException, scope: Scope) -> None: ...
 
 
-def answered(error: BaseException, request: str, counter: ErrorCounter) -> ErrorAnswer:
+def answered(
+    error: BaseException, scope: Scope, counter: ErrorCounter, request_id: str = ""
+) -> ErrorAnswer:
     """Convert any error of a request into its answer; count it, and log it if it is a 500.
 
-    `request` is the method and the path, for the log. The log has the traceback of an exception
-    that is no LogError: it is a bug.
+    The log names the method and the path, and has the traceback of an exception that is no
+    LogError: it is a bug.
     """
-    counter.refused(error)
+    counter.refused(error, scope)
+    request = f"{scope['method']} {scope['path']}"
+    if request_id:
+        request += f" (request {request_id})"
     if isinstance(error, LogError):
         answer = error_response(error)
         if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -9,12 +9,15 @@ of a URL are ignored.
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from tidelog.service.http.call import Scope
 
 _HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")
 _SLASHES = re.compile(r"/{2,}")
+ADVERTISED = "tidelog.advertised_url"
+"""In the scope of a request that FastAPI serves: the setting."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -41,8 +44,11 @@ def clean_path(path: str) -> str:
     return path if path == "/" else path.removesuffix("/")
 
 
-def client_url(scope: Scope) -> ClientUrl:
-    """Return this broker's address for the client of a request."""
+def client_url(scope: Scope, advertised: str = "") -> ClientUrl:
+    """Return this broker's address for the client of a request: `advertised`, if it is set."""
+    if advertised:
+        split = urlsplit(advertised)
+        return ClientUrl(split.scheme, split.hostname or "", split.port, split.path.rstrip("/"))
     headers = {
         name.decode("latin-1").lower(): text.decode("latin-1") for name, text in scope["headers"]
     }
@@ -68,13 +74,13 @@ def origin(headers: Mapping[str, str], path: str, *, proto: str, server: str) ->
         if scheme is not None and scheme.lower() in _PORTS:
             proto = scheme.lower()
             break
-    host, port = _split_host(server) or ("localhost", None)
+    host, port = split_host(server) or ("localhost", None)
     for authority in (
         forwarded.get("host"),
         _first(headers.get("x-forwarded-host")),
         headers.get("host"),
     ):
-        split = _split_host(authority or "")
+        split = split_host(authority or "")
         if split is not None:
             host, port = split
             break
@@ -95,7 +101,8 @@ def _prefix(headers: Mapping[str, str], path: str) -> str:
     return prefix if _PREFIX.fullmatch(prefix) else ""
 
 
-def _split_host(text: str) -> tuple[str, int | None] | None:
+def split_host(text: str) -> tuple[str, int | None] | None:
+    """Return the host and the port of a URL's authority; None if it cannot be one."""
     match = _HOST.fullmatch(text)
     if match is None:
         return None

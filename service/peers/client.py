@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from tidelog.service.security.signatures import HEADER, Signatures
 from tidelog.storage.cluster.liveness import PROTOCOL, Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.core.model import Part
@@ -110,9 +111,10 @@ class _Connection(asyncio.Protocol):
 
 class HttpPeers:
     """The transport from a broker to all others. Owned by one event loop. Timeouts are the caller's
-    (storage.cluster)."""
+    (storage.cluster). Messages are signed if `signatures` is set."""
 
     def __init__(self) -> None:
+        self.signatures: Signatures | None = None
         self._idle: dict[str, list[_Connection]] = {}
         self._opened: set[_Connection] = set()
 
@@ -133,8 +135,11 @@ class HttpPeers:
         """Return the answer's body. Raises ForwardRefused if the peer has certainly not executed
         the request, ForwardOutcomeUnknown if the outcome is unknown."""
         connection = await self._connection(peer)
+        signature = ""
+        if self.signatures is not None:
+            signature = f"{HEADER}: {self.signatures.sign(peer.id, path, message)}\r\n"
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: {urlsplit(peer.address).netloc}\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: {urlsplit(peer.address).netloc}\r\n{signature}"
             f"authorization: Bearer {peer.token}\r\ncontent-length: {len(message)}\r\n\r\n"
         )
         try:

@@ -50,7 +50,8 @@ class Transport(Protocol):
 
 class _Request(msgspec.Struct, array_like=True):
     """A forwarded request. `caller` is the principal and the address that the forwarding broker
-    authenticated; empty if its security is off. Credentials are not forwarded."""
+    authenticated; empty if its security is off. `proof` has the ids of the key and of the session,
+    and the end of both in ms (0: never); version 0.1 sends none. Secrets are not forwarded."""
 
     method: str
     path: str
@@ -60,6 +61,7 @@ class _Request(msgspec.Struct, array_like=True):
     server: tuple[str, int | None]
     body: bytes
     caller: tuple[str, str] = ("", "")
+    proof: tuple[str, str, int] = ("", "", 0)
 
 
 class _Response(msgspec.Struct, array_like=True):
@@ -88,9 +90,9 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], message: bytes) -> T:
 class ForwardedCall(HttpRequest):
     """A request whose client is connected to another broker. Its answer is returned there whole."""
 
-    __slots__ = ("answered", "arrived", "caller", "is_awaited", "response")
+    __slots__ = ("answered", "arrived", "caller", "is_awaited", "is_trusted", "proof", "response")
 
-    def __init__(self, request: _Request) -> None:
+    def __init__(self, request: _Request, *, is_trusted: bool) -> None:
         scope: Scope = {
             "type": "http",
             "method": request.method,
@@ -104,7 +106,7 @@ class ForwardedCall(HttpRequest):
         self.answered: asyncio.Future[None] = loop.create_future()
         self.arrived: asyncio.Future[None] = loop.create_future()
         self.is_awaited = False
-        self.caller = request.caller
+        self.caller, self.proof, self.is_trusted = request.caller, request.proof, is_trusted
         response = _Response(0, [], b"")
         bodies = [request.body]
 
@@ -138,9 +140,10 @@ class Forwarded:
         self._calls: dict[bytes, ForwardedCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def take(self, message: bytes, ticket: bytes) -> bytes:
-        """Serve a request that a peer forwarded. `ticket` is a unique id for it."""
-        call = ForwardedCall(_decode(_requests, message))
+    async def take(self, message: bytes, ticket: bytes, *, is_trusted: bool = False) -> bytes:
+        """Serve a request that a peer forwarded. `ticket` is a unique id for it. Without
+        `is_trusted`, a broker with security refuses it: the message may not be a broker's."""
+        call = ForwardedCall(_decode(_requests, message), is_trusted=is_trusted)
         task = asyncio.create_task(self._serve(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -183,6 +186,7 @@ class Forwarder:
             (server[0], server[1]),
             body,
             (rights.principal, rights.host),
+            rights.proof,
         )
         try:
             answer = await self._transport.request(coordinator, _encode(request))
@@ -191,6 +195,7 @@ class Forwarder:
             raise Unavailable(f"invalid response from the group's coordinator: {error}") from error
         if not response.status:
             raise Unavailable("no response from the group's coordinator: retry")
+        rights.check_valid()  # before records go out that came after a key was deleted
         call.status = response.status
         headers = [(bytes(name), bytes(text)) for name, text in response.headers]
         start = {"type": "http.response.start", "status": response.status, "headers": headers}

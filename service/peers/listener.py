@@ -3,8 +3,9 @@
 It has six routes: a forwarded draft; announced entries; requests of consumer instances for groups
 that this broker coordinates; confirmations that the answers to them arrived; this broker's metrics,
 for another worker of its port; its rates, for a broker that shows the whole cluster. A peer
-authenticates with the token in this broker's liveness object. Only a process that can read the
-bucket knows the token, and such a process can act as a broker. Bodies are bounded (I10). The status
+authenticates with the token in this broker's liveness object, which a process that can read the
+bucket knows, and with a signature (service.security.signatures). Without security there is no
+signature: a process with the token can act as a broker. Bodies are bounded (I10). The status
 gives the outcome of a draft: 200, it is in the chain; 504 and 500, unknown; every other status,
 this broker did not and will not commit it.
 """
@@ -33,6 +34,7 @@ from tidelog.service.peers.client import (
     VITALS,
 )
 from tidelog.service.peers.forwarding import Forwarded
+from tidelog.service.security.signatures import HEADER, Signatures
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import PROTOCOL
 from tidelog.storage.cluster.messages import ForwardRefused
@@ -67,8 +69,11 @@ class PeerApp:
         broker: Broker,
         groups: Forwarded | None = None,
         reports: Mapping[str, Callable[[], bytes]] | None = None,
+        signatures: Signatures | None = None,
     ) -> None:
-        """`reports` has the functions that answer METRICS and VITALS."""
+        """`reports` has the functions that answer METRICS and VITALS. With `signatures`, messages
+        must be signed."""
+        self._signatures = signatures
         self._api = broker.peer_api
         self._new_id = broker.clock.new_id
         self._groups = groups
@@ -83,7 +88,10 @@ class PeerApp:
         status, body = 200, b""
         try:
             message = await self._message(scope, receive, send)
-            body = await self._do(scope["path"], message)
+            is_trusted = self._is_trusted(scope, message)
+            if not is_trusted and scope["path"] != GROUP_REQUEST:
+                raise _Refused(401, "the message is not signed, for another broker, or repeated")
+            body = await self._do(scope["path"], message, is_trusted=is_trusted)
         except _Refused as error:
             status, body = error.status, str(error).encode()
         except Corrupt as error:
@@ -98,7 +106,13 @@ class PeerApp:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _do(self, path: str, message: bytes) -> bytes:
+    def _is_trusted(self, scope: Scope, message: bytes) -> bool:
+        if self._signatures is None:
+            return True
+        signature = dict(scope["headers"]).get(HEADER.encode(), b"")
+        return self._signatures.accepts(signature, scope["path"], message)
+
+    async def _do(self, path: str, message: bytes, *, is_trusted: bool) -> bytes:
         if path == HAND_OVER:
             return await self._api.on_forward(message)
         if path == ANNOUNCE:
@@ -112,7 +126,7 @@ class PeerApp:
             self._groups.confirm(message)
             return b""
         try:
-            return await self._groups.take(message, self._new_id())
+            return await self._groups.take(message, self._new_id(), is_trusted=is_trusted)
         except msgspec.MsgspecError as error:
             raise Corrupt("a peer's request", f"does not decode: {error}") from error
 

@@ -4,13 +4,13 @@ Where security is off, the response is that of a cluster without an authorizer, 
 An empty list would mean "nothing is allowed", and a 404 another version of the API.
 """
 
-import logging
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
 from fastapi import Depends, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from tidelog.service.formats.bodies import StrictModel
 from tidelog.service.formats.resources_v3 import Resource, ResourceFactory, ResourceList
 from tidelog.service.http.route import V3, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import (
@@ -22,21 +22,19 @@ from tidelog.service.routes.dependencies import (
     Rights,
     decided,
 )
+from tidelog.service.security.audit import note
 from tidelog.service.security.caller import CallerRights
 from tidelog.storage.core import acls
 from tidelog.storage.core.acls import ALTER, ANY, CLUSTER, DESCRIBE, Acl, AclFilter
 from tidelog.storage.core.actions import CreateAcls, DeleteAcls
 from tidelog.storage.core.errors import InvalidRequest
 
-log = logging.getLogger("tidelog.access")
-
 Upper = BeforeValidator(lambda word: word.upper() if isinstance(word, str) else word)
 """Clients send `topic` and `TOPIC`."""
 
 
-class NewAcl(BaseModel):
+class NewAcl(StrictModel):
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {
@@ -68,8 +66,7 @@ class NewAcl(BaseModel):
         return acl
 
 
-class NewAcls(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class NewAcls(StrictModel):
     data: list[NewAcl] = Field(min_length=1)
 
 
@@ -199,7 +196,7 @@ async def delete_acls(
 
 def _log_changes(rights: CallerRights, change: str, acls: list[Acl]) -> None:
     for acl in acls:
-        log.info("%s %s ACL %s", rights.principal, change, " ".join(_fields(acl).values()))
+        note("%s %s ACL %s", rights.principal, change, " ".join(_fields(acl).values()))
 
 
 def _data(make: ResourceFactory, found: list[Acl]) -> list[AclData]:

@@ -29,7 +29,10 @@ from tidelog.service.routes.dependencies import (
     broker_log,
 )
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.core.acls import CLUSTER, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+from tidelog.storage.core.errors import InvalidRequest
+
+READ_ONLY = "configs of brokers are read-only: they are settings of each broker's process"
 
 
 async def live_broker(request: Request, broker_id: str) -> Member | None:
@@ -78,6 +81,32 @@ async def list_cluster_configs(make: Resources) -> EmptyList:
     return EmptyList(kind="KafkaClusterConfigList", metadata=make.listed("broker-configs"))
 
 
+async def list_all_broker_configs(make: Resources) -> EmptyList:
+    """Empty: a broker's settings belong to its process."""
+    at = make.listed("brokers", "-", "configs")
+    return EmptyList(kind="KafkaBrokerConfigList", metadata=at)
+
+
+async def get_broker_config(name: str, member: LiveBroker) -> None:
+    """No broker has configs."""
+    raise NoSuchResource(f"Config {name} cannot be found for BROKER {_number(member)}.")
+
+
+async def get_cluster_config(name: str) -> None:
+    """No broker has configs."""
+    raise NoSuchResource(f"Config {name} cannot be found for the brokers of the cluster.")
+
+
+async def refuse_broker_config(_: LiveBroker) -> None:
+    """Refuse the change: a broker's settings belong to its process."""
+    raise InvalidRequest(READ_ONLY)
+
+
+async def refuse_cluster_config() -> None:
+    """Refuse the change: a broker's settings belong to its process."""
+    raise InvalidRequest(READ_ONLY)
+
+
 async def list_broker_replicas(
     member: LiveBroker, log: FreshLog, make: Resources, rights: Rights
 ) -> ReplicaList:
@@ -103,7 +132,11 @@ def _number(member: Member | None) -> int:
 _CLUSTER = "/clusters/{cluster_id}"
 _BROKER = f"{_CLUSTER}/brokers/{{broker_id}}"
 _REASSIGNMENTS = f"{_CLUSTER}/topics/{{topic_name}}/partitions/-/reassignment"
+_ALL_CONFIGS = f"{_CLUSTER}/brokers/-/configs"
+_BROKER_CONFIG = f"{_BROKER}/configs/{{name}}"
+_CLUSTER_CONFIG = f"{_CLUSTER}/broker-configs/{{name}}"
 _CONFIGS = Permission(DESCRIBE_CONFIGS, CLUSTER)
+_ALTER = Permission(ALTER_CONFIGS, CLUSTER)
 _DESCRIBE = Permission(DESCRIBE, TOPIC, "topic_name")
 _KEY = RouteAccess.ANY_KEY
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
@@ -115,8 +148,19 @@ ROUTES = (
     Route("GET", _CLUSTER, get_cluster, _KEY, _LABEL, V3, _DOC),
     Route("GET", f"{_CLUSTER}/brokers", list_brokers, _KEY, _LABEL, V3, _DOC),
     Route("GET", _BROKER, get_broker, _KEY, _LABEL, V3, _DOC),
+    Route("GET", _ALL_CONFIGS, list_all_broker_configs, _CONFIGS, _LABEL, V3, _DOC),
     Route("GET", f"{_BROKER}/configs", list_broker_configs, _CONFIGS, _LABEL, V3, _DOC),
     Route("GET", f"{_CLUSTER}/broker-configs", list_cluster_configs, _CONFIGS, _LABEL, V3, _DOC),
+    Route("GET", _BROKER_CONFIG, get_broker_config, _CONFIGS, _LABEL, V3, _DOC),
+    Route("PUT", _BROKER_CONFIG, refuse_broker_config, _ALTER, _LABEL, V3, _DOC),
+    Route("DELETE", _BROKER_CONFIG, refuse_broker_config, _ALTER, _LABEL, V3, _DOC),
+    Route("POST", f"{_BROKER}/configs:alter", refuse_broker_config, _ALTER, _LABEL, V3, _DOC),
+    Route("GET", _CLUSTER_CONFIG, get_cluster_config, _CONFIGS, _LABEL, V3, _DOC),
+    Route("PUT", _CLUSTER_CONFIG, refuse_cluster_config, _ALTER, _LABEL, V3, _DOC),
+    Route("DELETE", _CLUSTER_CONFIG, refuse_cluster_config, _ALTER, _LABEL, V3, _DOC),
+    Route(
+        "POST", f"{_CLUSTER}/broker-configs:alter", refuse_cluster_config, _ALTER, _LABEL, V3, _DOC
+    ),
     Route("GET", f"{_BROKER}/partition-replicas", list_broker_replicas, _CHECKED, _LABEL, V3, _DOC),
     Route("GET", _REASSIGNMENTS, list_reassignments, _DESCRIBE, _LABEL, V3, _DOC),
 )

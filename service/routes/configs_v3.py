@@ -5,8 +5,9 @@ A change is one action of the log, so several configs change together or not at 
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from tidelog.service.formats.bodies import StrictModel
 from tidelog.service.formats.resources_v3 import TopicConfigData, TopicConfigList
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
@@ -28,20 +29,17 @@ from tidelog.storage.core.acls import ALTER_CONFIGS, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
 
 
-class NewValue(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class NewValue(StrictModel):
     value: ConfigValue = Field(default=None, examples=["86400000"])
 
 
-class ConfigChange(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class ConfigChange(StrictModel):
     name: str = Field(examples=["retention.ms"])
     value: ConfigValue = Field(default=None, examples=["86400000"])
     operation: Literal["SET", "DELETE"] | None = None
 
 
-class ConfigChanges(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class ConfigChanges(StrictModel):
     data: list[ConfigChange]
     validate_only: bool = False
 
@@ -74,7 +72,7 @@ async def list_configs(context: PathTopic) -> TopicConfigList:
 
 async def get_config(name: str, context: PathTopic) -> TopicConfigData:
     """One config."""
-    if name not in topic_configs.CONFIGS:
+    if name not in topic_configs.KNOWN:
         raise NoSuchResource(f"Config {name} cannot be found for TOPIC {context.topic.name}.")
     return context.make.config(context.topic.name, name, context.topic.configs)
 
@@ -106,7 +104,7 @@ async def _alter(
             if change.value is None:
                 raise InvalidRequest(f"Null value not supported for : {change.name}")
             value = config_text(change.value)
-        if value is not None or change.name not in topic_configs.CONFIGS:
+        if value is not None or change.name not in topic_configs.KNOWN:
             topic_configs.check(change.name, value or "")
         changes[change.name] = value
     if changes and not validate_only:

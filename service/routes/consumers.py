@@ -7,10 +7,11 @@ undelivered response are returned again (storage.groups.instances).
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 from urllib.parse import parse_qsl, quote
 
 import msgspec
@@ -29,22 +30,30 @@ from tidelog.service.http.call import (
     HttpResponse,
     InvalidParameter,
     NotAcceptable,
-    Receive,
     UnsupportedMediaType,
     integer,
     media_type,
+    received_again,
     types_of_formats,
 )
 from tidelog.service.http.errors import check_printable
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.peers.forwarding import Forwarder, Unreached
-from tidelog.service.routes.fetch import FETCH_FORMATS, Fetch, on_error_of, until_gone
+from tidelog.service.routes.fetch import FETCH_FORMATS, MEDIA_TYPES, Fetch, on_error_of, until_gone
 from tidelog.service.security.caller import check_found, check_topics, rights_of
 from tidelog.service.settings import Settings
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import DESCRIBE, READ
-from tidelog.storage.core.errors import AssignedOtherwise, InvalidRequest, LogError, UnknownMember
+from tidelog.storage.core.acls import DESCRIBE, GROUP, READ
+from tidelog.storage.core.errors import (
+    AssignedOtherwise,
+    InvalidRequest,
+    LogError,
+    NotAssigned,
+    UnknownMember,
+    UnknownPartition,
+    UnknownTopic,
+)
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 from tidelog.storage.groups.instances import Instances, MemberSession
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read, portion_bytes
@@ -126,7 +135,7 @@ class ConsumerHandlers:
             forwarding.result()
         except Unreached as error:
             log.info("group %s: its coordinator cannot be reached: %s", group, error)
-            call.receive = _once(body, call.receive)
+            call.receive = received_again(body, call.receive)
             return await self._serve_here(handler, call, group, *instance)
         finally:
             gone.cancel()
@@ -154,14 +163,11 @@ class ConsumerHandlers:
         except UnknownMember as error:
             if not instance:
                 raise
-            check_printable("group_name", group)
-            check_printable("instance", instance[0])
             raise ConsumerNotFound from error
 
     # -- instances
 
     async def create(self, call: HttpRequest, group: str) -> HttpResponse:
-        check_printable("group_name", group)
         refusal = check_group_id(group)
         if refusal is not None:
             raise refusal
@@ -173,7 +179,8 @@ class ConsumerHandlers:
         await self._consumers.join(
             group, name, config, instance_id=created.instance_id, assignor=created.assignor
         )
-        base_uri = f"{client_url(call.scope).url}/consumers/{quote(group, safe='')}/instances/"
+        url = client_url(call.scope, self._settings.advertised_url).url
+        base_uri = f"{url}/consumers/{quote(group, safe='')}/instances/"
         response = {"instance_id": name, "base_uri": base_uri + quote(name, safe="")}
         return HttpResponse(200, msgspec.json.encode(response))
 
@@ -223,12 +230,8 @@ class ConsumerHandlers:
         return HttpResponse(200, wire_consumers.encode_partitions(self._assigned(session)))
 
     def _assigned(self, session: MemberSession) -> list[TopicPartition]:
-        found = []
-        for where in session.member.owned:
-            topic = self._log.state.topic_of_id(where.topic_id)
-            if topic is not None:
-                found.append(TopicPartition(topic.name, where.partition))
-        return sorted(found)
+        named = ((self._log.state.topic_of_id(at.topic_id), at) for at in session.member.owned)
+        return sorted(TopicPartition(topic.name, at.partition) for topic, at in named if topic)
 
     # -- records
 
@@ -245,6 +248,8 @@ class ConsumerHandlers:
                 "IllegalStateError: Consumer is not subscribed to any topics or assigned any "
                 "partitions"
             )
+        if call.scope["method"] == "HEAD":  # that reads nothing, so that no record is passed over
+            return HttpResponse(200, b"", MEDIA_TYPES.get(fmt, JSON_V2))
         settings = self._settings
         wait_ms = _bounded(query, "timeout", config.request_timeout_ms, 0)
         bytes_max = _bounded(query, "max_bytes", settings.fetch_bytes, 1)
@@ -268,6 +273,9 @@ class ConsumerHandlers:
                     async with reading as read:
                         # Inside the context: if the client disconnects before the response is
                         # delivered, the next read returns the same records.
+                        rights = rights_of(call.scope)
+                        if not rights.may(READ, GROUP, group):  # it may have gone during the wait
+                            await rights.check(READ, GROUP, group)
                         await self._send(call, read, fmt, on_error)
                 finally:
                     gone.remove_done_callback(give_up)
@@ -333,41 +341,44 @@ class ConsumerHandlers:
         found = dict(wanted.offsets)
         topics = [each.topic for each in (*found, *wanted.timestamps)]
         await check_topics(rights_of(call.scope), DESCRIBE, topics)
-        for where, stamp in wanted.timestamps.items():
-            offset = await self._log.offset_for_timestamp(where.topic, where.partition, stamp)
-            if offset is None:
-                offset = self._log.state.partition(where.topic, where.partition).high_watermark
-            found[where] = offset
-        await self._consumers.seek(group, name, found)
+        with _unknown_is_not_assigned():
+            for where, stamp in wanted.timestamps.items():
+                offset = await self._log.offset_for_timestamp(where.topic, where.partition, stamp)
+                if offset is None:
+                    offset = self._log.state.partition(where.topic, where.partition).high_watermark
+                found[where] = offset
+            await self._consumers.seek(group, name, found)
         return NO_CONTENT
 
     async def seek_to_beginning(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
-        partitions = await _partitions(call, DESCRIBE)
-        await self._consumers.seek_to_end(group, name, partitions, is_beginning=True)
-        return NO_CONTENT
+        return await self._seek_to(call, group, name, is_beginning=True)
 
     async def seek_to_end(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
+        return await self._seek_to(call, group, name, is_beginning=False)
+
+    async def _seek_to(
+        self, call: HttpRequest, group: str, name: str, *, is_beginning: bool
+    ) -> HttpResponse:
         partitions = await _partitions(call, DESCRIBE)
-        await self._consumers.seek_to_end(group, name, partitions, is_beginning=False)
+        with _unknown_is_not_assigned():
+            await self._consumers.seek_to_end(group, name, partitions, is_beginning=is_beginning)
         return NO_CONTENT
+
+
+@contextlib.contextmanager
+def _unknown_is_not_assigned() -> Iterator[None]:
+    """Raise NotAssigned for a partition that does not exist: no instance can have it assigned."""
+    try:
+        yield
+    except (UnknownTopic, UnknownPartition) as error:
+        raise NotAssigned(f"No current assignment for the partition: {error}") from error
 
 
 async def _partitions(call: HttpRequest, operation: str) -> list[TopicPartition]:
-    """Return the partitions of the body. Raises Forbidden unless the caller may do the operation on
-    their topics."""
+    """Return the partitions of the body. Raises Forbidden for topics without this permission."""
     partitions = wire_consumers.decode_partitions(await call.body(CONSUMER_BODY_BYTES_MAX))
     await check_topics(rights_of(call.scope), operation, [each.topic for each in partitions])
     return partitions
-
-
-def _once(body: bytes, then: Receive) -> Receive:
-    """Return a `receive` that gives a body, which was read already, once more."""
-    left = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> MutableMapping[str, Any]:
-        return left.pop() if left else await then()
-
-    return receive
 
 
 def _columns(read: Read) -> tuple[int, bytes]:

@@ -11,13 +11,14 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 from fastapi import Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.formats.resources_v3 import ResourceFactory
 from tidelog.service.http.call import JSON_V2
 from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
 from tidelog.service.http.route import V3
-from tidelog.service.http.urls import client_url
+from tidelog.service.http.urls import ADVERTISED, client_url
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.storage.broker import Broker
@@ -97,7 +98,8 @@ async def resource_factory(request: Request) -> ResourceFactory:
     path = request.url.path
     mount = next(mount for mount in V3.mounts if path.startswith(f"{mount}/"))
     cluster_id = broker_log(request).identity.cluster_id
-    return ResourceFactory(client_url(request.scope), mount, cluster_id)
+    url = client_url(request.scope, request.scope.get(ADVERTISED, ""))
+    return ResourceFactory(url, mount, cluster_id)
 
 
 Resources = Annotated[ResourceFactory, Depends(resource_factory)]
@@ -137,12 +139,14 @@ WithOperations = Annotated[
 # -- changes of the cluster
 
 
-class TopicCreation(BaseModel):
+class TopicCreation(StrictModel):
     """Fields of a new topic in each dialect."""
 
     topic_name: str
-    partitions_count: int | None = Field(default=None, description="-1 or null: the default")
-    replication_factor: int | None = Field(
+    partitions_count: WholeNumber | None = Field(
+        default=None, description="-1 or null: the default"
+    )
+    replication_factor: WholeNumber | None = Field(
         default=None, description="accepted and ignored: the object store replicates"
     )
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from tidelog.service.formats import arrow, json_in, json_out, undecodable
+from tidelog.service.formats import arrow, events, json_in, json_out, undecodable
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.undecodable import ON_ERROR, OnError, Page
@@ -33,21 +33,20 @@ from tidelog.service.http.call import (
     partition_number,
     types_of_formats,
 )
-from tidelog.service.http.errors import answered, check_printable, error_body
+from tidelog.service.http.errors import answered, error_body
 from tidelog.service.http.route import V2, Answer, Content, Parameter, Permission, Route, RouteDoc
 from tidelog.service.security.caller import rights_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.acls import READ, TOPIC
-from tidelog.storage.core.errors import LogError, Unavailable, UnknownPartition
+from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable, UnknownPartition
 from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
 KEEPALIVE_S = 15.0
-KEEPALIVE = b": keep-alive\n\n"
-ROOM_S = 0.05
-"""A follower that finds no room for its next page looks again after this time."""
+ROOM_S = 0.05  # after it, a follower without room for its next page looks again
+RESETS = ("none", "earliest", "latest")
 FETCH_FORMATS: dict[bytes, str] = {
     b"": "binary",
     b"*/*": "binary",
@@ -122,10 +121,12 @@ class Fetch:
         on_error = on_error_of(query) or "stop"
         view = FetchParams(topic, number, format_name, embedded, bytes_max, on_error)
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
-            await self._follow(call, view, offset)
+            await self._follow(call, view, offset, _reset(query))
             return None
         with self.budget() as share:
             fetched, page = await self._page(view, offset, share, wait_ms / 1000, call)
+            if not rights.may(READ, TOPIC, topic):  # the right may have gone during the wait
+                await rights.check(READ, TOPIC, topic)
             if page.stopped is not None and not page.records:
                 raise page.stopped
             rights.record(CONSUMER_BYTE_RATE, len(page.body))
@@ -200,7 +201,6 @@ class Fetch:
         try:
             return partition_number(self._log.state.topics[topic], text)
         except (KeyError, UnknownPartition):
-            check_printable("topic_name", topic)
             await self._log.refresh()  # another broker may just have created it (I3)
             return partition_number(self._log.state.topic(topic), text)
 
@@ -209,7 +209,10 @@ class Fetch:
     ) -> int:
         seen = call.headers.get(b"last-event-id", b"").decode("latin-1")
         if seen or "last-event-id" in query:
-            return integer("Last-Event-ID", seen or query["last-event-id"], 0, OFFSET_MAX - 1) + 1
+            seen = seen or query["last-event-id"]
+            if seen == events.START:
+                return 0
+            return integer("Last-Event-ID", seen, 0, OFFSET_MAX - 1) + 1
         if "timestamp" in query:
             if "offset" in query:
                 raise InvalidParameter("give offset or timestamp, not both")
@@ -225,40 +228,45 @@ class Fetch:
             return (await self._log.offsets(topic, number)).high_watermark
         return integer("offset", text, 0, OFFSET_MAX)
 
-    async def _follow(self, call: HttpRequest, view: FetchParams, offset: int) -> None:
-        # The first page comes before the response starts, so that its errors have a status. The
-        # exception is a record that does not decode, for events: an EventSource, which ends at any
-        # other status than 200, passes the record.
+    async def _follow(self, call: HttpRequest, view: FetchParams, offset: int, reset: str) -> None:
+        # The first page comes before the response starts: its errors have a status. But an
+        # EventSource ends at any other than 200: it gets a record that does not decode as an event.
         with self.budget() as share:
-            await self._follow_on(call, view, offset, share)
+            await self._follow_on(call, view, offset, reset, share)
 
     async def _follow_on(
-        self, call: HttpRequest, view: FetchParams, offset: int, share: Share
+        self, call: HttpRequest, view: FetchParams, offset: int, reset: str, share: Share
     ) -> None:
-        fetched, page = await self._page(view, offset, share, call=call)
+        (fetched, page), passed = await self._page_or_reset(view, offset, reset, share, call=call)
         if page.stopped is not None and not page.records and view.format_name != "sse":
             raise page.stopped
         await call.start_stream(MEDIA_TYPES[view.format_name], _positions(fetched))
+        if call.scope["method"] == "HEAD":
+            await call.end()
+            return
+        if view.format_name == "sse":
+            await call.chunk(events.beginning(offset))
+        await call.chunk(passed)
         started_s = self._log.clock.boot_s()
         rights = rights_of(call.scope)
         gone = asyncio.create_task(until_gone(call))
-        paging: asyncio.Task[FetchPage] | None = None
+        paging: asyncio.Task[tuple[FetchPage, bytes]] | None = None
         try:
             while not gone.done():
+                await rights.check(READ, TOPIC, view.topic)  # it may have gone during the wait
                 await self._send(call, view, fetched, page)
                 share.set(0)
                 if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
                     await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
                     page = Page(view.topic, view.partition, b"", 0)
-                    await rights.check(READ, TOPIC, view.topic)
                     continue
-                await rights.check(READ, TOPIC, view.topic)  # the permission may be revoked
                 paging = asyncio.create_task(
-                    self._page(view, fetched.next_offset, share, KEEPALIVE_S)
+                    self._page_or_reset(view, fetched.next_offset, reset, share, KEEPALIVE_S)
                 )
                 await asyncio.wait({paging, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if paging.done():
-                    fetched, page = paging.result()
+                    (fetched, page), passed = paging.result()
+                    await call.chunk(passed)
         except LogError as error:
             # The status is sent already: the last event has the error.
             await call.chunk(self._error_event(call, view.format_name, error))
@@ -269,38 +277,58 @@ class Fetch:
             call.waited_s = self._log.clock.boot_s() - started_s
         await call.end()
 
+    async def _page_or_reset(
+        self,
+        view: FetchParams,
+        offset: int,
+        reset: str,
+        share: Share,
+        wait_s: float = 0.0,
+        call: HttpRequest | None = None,
+    ) -> tuple[FetchPage, bytes]:
+        """Return a page, and the event before it where the offset was out of range."""
+        try:
+            return await self._page(view, offset, share, wait_s, call), b""
+        except OffsetOutOfRange as error:
+            if reset == "none":
+                raise
+            offset, passed = events.reset(view.format_name, error, reset)
+            return await self._page(view, offset, share, call=call), passed
+
     async def _send(
         self, call: HttpRequest, view: FetchParams, fetched: FetchResult, page: Page
     ) -> None:
-        """Send one page of a stream, or a sign of life. Raises Undecodable behind a page that
-        stopped."""
+        """Send one page of a stream, or a sign of life. Raises Undecodable behind its records."""
         if page.body:
             await call.chunk(page.body)
             rights_of(call.scope).record(CONSUMER_BYTE_RATE, len(page.body))
-        elif view.format_name == "sse" and not page.wrong:
-            await call.chunk(KEEPALIVE)
+        elif not page.wrong:
+            await call.chunk(events.KEEPALIVE[view.format_name])
         self.count([page], len(page.body), page.topic)
         if page.skipped:
-            await call.chunk(_skip_event(view.format_name, fetched, page))
+            await call.chunk(events.skipped(view.format_name, fetched.next_offset, page))
         if page.stopped is not None:
             raise page.stopped
 
     def _error_event(self, call: HttpRequest, format_name: str, error: LogError) -> bytes:
-        answer = answered(error, f"GET {call.scope['path']}", self.counters)
-        body = error_body(answer.code, str(error))
+        answer = answered(error, call.scope, self.counters)
+        body = b'{"type":"error",' + error_body(answer.code, str(error))[1:]
         if format_name != "sse":
             return body + b"\n"
         if isinstance(error, Undecodable):
             # Its id: an EventSource that connects again goes on behind the record.
             return b"id: %d\nevent: undecodable\ndata: %b\n\n" % (error.offset, body)
-        return b"event: error\ndata: " + body + b"\n\n"
+        # Browsers send an event `error` of their own when the connection ends.
+        return b"event: tidelog-error\ndata: " + body + b"\n\n"
 
 
-def _skip_event(format_name: str, fetched: FetchResult, page: Page) -> bytes:
-    body = msgspec.json.encode({"skipped": page.skipped, "first_skipped_offset": page.first_wrong})
-    if format_name == "sse":
-        return b"id: %d\nevent: skipped\ndata: %b\n\n" % (fetched.next_offset - 1, body)
-    return body + b"\n"
+def _reset(query: dict[str, str]) -> str:
+    text = query.get("reset", "none")
+    if text not in RESETS:
+        raise InvalidParameter(
+            f"parameter reset={text[:SHOWN_MAX]!r} must be one of {', '.join(RESETS)}"
+        )
+    return text
 
 
 def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
@@ -440,6 +468,12 @@ _DOC = RouteDoc(
         Parameter("timeout", "ms to wait at the end", {"type": "integer", "default": 0}),
         Parameter("max_bytes", "of keys and values; one record at least", {"type": "integer"}),
         Parameter("follow", "with NDJSON: do not end", {"type": "boolean", "default": False}),
+        Parameter(
+            "reset",
+            "of a follower whose offset is out of range: `earliest` or `latest` continues there, "
+            "behind an event `reset`; `none` is an error",
+            {"type": "string", "enum": list(RESETS), "default": "none"},
+        ),
         Parameter(
             "format", "json, binary or text inside lines", {"type": "string", "default": "json"}
         ),

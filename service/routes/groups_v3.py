@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import Depends, Path, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
 from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
 from tidelog.service.formats.v3_records import milliseconds
@@ -76,20 +77,19 @@ class GroupOffsetList(BaseModel):
     data: list[GroupOffsetData]
 
 
-class Reset(BaseModel):
+class Reset(StrictModel):
     """The new position of a group. If `topic_name` is absent, the reset is for all partitions in
     which the group has a committed offset."""
 
-    model_config = ConfigDict(extra="forbid")
     to: Literal["EARLIEST", "LATEST", "OFFSET", "TIMESTAMP", "DURATION"] = Field(
         description="OFFSET needs `offset`, TIMESTAMP needs `timestamp`, and DURATION (before now) "
         "needs `duration_ms`"
     )
     topic_name: str | None = Field(default=None, examples=["flights"])
-    partition_ids: list[int] | None = Field(default=None, description="all if absent")
-    offset: int | None = Field(default=None, ge=0, le=OFFSET_MAX)
+    partition_ids: list[WholeNumber] | None = Field(default=None, description="all if absent")
+    offset: WholeNumber | None = Field(default=None, ge=0, le=OFFSET_MAX)
     timestamp: str | None = Field(default=None, examples=["2021-02-05T19:14:42Z"])
-    duration_ms: int | None = Field(default=None, ge=0, le=TIMESTAMP_MS_MAX)
+    duration_ms: WholeNumber | None = Field(default=None, ge=0, le=TIMESTAMP_MS_MAX)
     validate_only: bool = Field(default=False, description="respond, and change nothing")
 
 

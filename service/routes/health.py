@@ -110,4 +110,6 @@ ROUTES = (
     Route("GET", "/status/ready", get_ready, _PUBLIC, _LABEL, PLAIN, HIDDEN._replace(omit="none")),
     Route("GET", "/metrics", get_metrics, _METRICS, _LABEL, PLAIN, _DOC),
     Route("GET", "/openapi.json", get_document, RouteAccess.ANY_KEY, "other", PLAIN, HIDDEN),
+    Route("GET", "/openapi", get_document, RouteAccess.ANY_KEY, "other", PLAIN, HIDDEN),
+    Route("GET", "/openapi/v3", get_document, RouteAccess.ANY_KEY, "other", PLAIN, HIDDEN),
 )

@@ -4,13 +4,13 @@ The secret of a key is only in the response to its creation. If security is off,
 `/me`) respond as a Kafka cluster without an authorizer does, like the routes of ACLs.
 """
 
-import logging
 from http.cookies import Morsel
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.http.urls import client_url
@@ -22,6 +22,7 @@ from tidelog.service.routes.dependencies import (
     Rights,
     decided,
 )
+from tidelog.service.security.audit import note
 from tidelog.service.security.authenticator import Caller
 from tidelog.service.security.caller import rights_of
 from tidelog.storage.core.acls import (
@@ -34,17 +35,16 @@ from tidelog.storage.core.acls import (
     DESCRIBE_CONFIGS,
 )
 from tidelog.storage.core.actions import DeleteKey, SetQuotas
+from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import QUOTAS, Key
-
-log = logging.getLogger("tidelog.access")
 
 TTL_S_MAX = 100 * 365 * 86_400
 
 # -- the console's session
 
 
-class Login(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+class Login(StrictModel):
+    model_config = ConfigDict(hide_input_in_errors=True)
     key: str = Field(max_length=1024, description="the secret of a key")
 
 
@@ -63,14 +63,17 @@ async def log_in(
 ) -> Me:
     """Begin a session of a browser: set a cookie for this site alone, valid for twelve hours and no
     longer than the key."""
-    credential, cookie, until_ms = await security.log_in(body.key)
-    lives_s = max((until_ms - security.clock.now_ms()) // 1000, 0)
+    credential = await security.log_in(body.key)
+    PRINCIPAL.set(credential.principal)
+    session, cookie = await decided(security.begin_session(credential))
+    lives_s = max((session.expires_ms - security.clock.now_ms()) // 1000, 0)
     _set_cookie(request, response, security.cookie, cookie, lives_s)
-    return _me(Caller(security, credential.principal, "", credential._replace(expires_ms=until_ms)))
+    return _me(Caller(security, session.principal, "", session))
 
 
 async def log_out(request: Request, security: RequiredSecurity) -> Response:
-    """End the session."""
+    """End the session: here at once, on other brokers when they apply the commit."""
+    PRINCIPAL.set(await decided(security.end_session(dict(request.scope["headers"]))))
     response = Response(status_code=204)
     _set_cookie(request, response, security.cookie, "", 0)
     return response
@@ -107,13 +110,12 @@ def _set_cookie(request: Request, response: Response, name: str, value: str, liv
 # -- keys
 
 
-class NewKey(BaseModel):
+class NewKey(StrictModel):
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={"examples": [{"principal": "User:alice", "note": "the nightly job"}]},
     )
     principal: str = Field(examples=["User:alice"])
-    ttl_s: int | None = Field(default=None, ge=1, le=TTL_S_MAX, description="null: no end")
+    ttl_s: WholeNumber | None = Field(default=None, ge=1, le=TTL_S_MAX, description="null: no end")
     note: str = Field(default="", description="for people")
 
 
@@ -147,7 +149,7 @@ async def create_key(
     key, secret = await decided(
         broker.create_key(body.principal, expires_ms=expires_ms, note=body.note)
     )
-    log.info("%s created key %s of %s", rights.principal, key.key_id, key.principal)
+    note("%s created key %s of %s", rights.principal, key.key_id, key.principal)
     response.headers["Cache-Control"] = "no-store"
     return CreatedKey(**_fields(key, now_ms), secret=secret)
 
@@ -161,7 +163,7 @@ async def delete_key(
     if key is None:
         raise NoSuchResource(f"Key {key_id} cannot be found.")
     await decided(broker.change_access(DeleteKey(key_id)))
-    log.info("%s deleted key %s of %s", rights.principal, key_id, key.principal)
+    note("%s deleted key %s of %s", rights.principal, key_id, key.principal)
     return Response(status_code=204)
 
 
@@ -178,11 +180,12 @@ def _fields(key: Key, now_ms: int) -> dict[str, Any]:
 
 # -- quotas
 
-Rate = Annotated[int | None, Field(default=None, description="bytes a second; null: no quota")]
+Rate = Annotated[
+    WholeNumber | None, Field(default=None, description="bytes a second; null: no quota")
+]
 
 
-class QuotaRates(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class QuotaRates(StrictModel):
     producer_byte_rate: Rate
     consumer_byte_rate: Rate
 
@@ -206,7 +209,7 @@ async def set_quotas(
     """Set quotas of a principal: a quota that is absent in the body stays, null removes a quota."""
     rates: dict[str, int | None] = body.model_dump(exclude_unset=True)
     await decided(broker.change_access(SetQuotas(principal, rates)))
-    log.info("%s set quotas of %s: %s", rights.principal, principal, rates)
+    note("%s set quotas of %s: %s", rights.principal, principal, rates)
     return QuotaData(principal=principal, **broker.state.access.quotas.get(principal, {}))
 
 
@@ -217,7 +220,7 @@ async def delete_quotas(
     if principal not in broker.state.access.quotas:
         raise NoSuchResource(f"Quotas of {principal} cannot be found.")
     await decided(broker.change_access(SetQuotas(principal, dict.fromkeys(QUOTAS))))
-    log.info("%s removed the quotas of %s", rights.principal, principal)
+    note("%s removed the quotas of %s", rights.principal, principal)
     return Response(status_code=204)
 
 

@@ -26,7 +26,6 @@ from tidelog.service.http.call import (
     partition_number,
     types_of_formats,
 )
-from tidelog.service.http.errors import check_printable
 from tidelog.service.http.route import (
     V2,
     Answer,
@@ -179,7 +178,6 @@ class Produce:
         try:
             return self._log.state.topic(name)
         except UnknownTopic:
-            check_printable("topic_name", name)
             await self._log.refresh()
         if name not in self._log.state.topics and self._settings.auto_create_topics:
             await check_creation(rights, name)
@@ -339,6 +337,11 @@ def _ranges(places: RecordPartitions, placements: list[AppendedRange] | None, co
     return msgspec.json.encode(ArrowReport([RangeReport(*each) for each in ranges]))
 
 
+class _Record(msgspec.Struct):
+    key: msgspec.Raw = msgspec.Raw()
+    value: msgspec.Raw = msgspec.Raw()
+
+
 class _Schemas(msgspec.Struct):
     """The fields of a body with schemas that decide on the error."""
 
@@ -346,7 +349,11 @@ class _Schemas(msgspec.Struct):
     key_schema_id: msgspec.Raw = msgspec.Raw()
     value_schema: msgspec.Raw = msgspec.Raw()
     value_schema_id: msgspec.Raw = msgspec.Raw()
-    records: msgspec.Raw = msgspec.Raw()
+    records: list[_Record] = msgspec.field(default_factory=list)
+
+    def uses(self, part: str) -> bool:
+        """Whether a record has a `key` or `value`."""
+        return any(bytes(getattr(each, part)) not in (b"", b"null") for each in self.records)
 
     def has(self, part: str) -> bool:
         """Whether there is a schema for `key` or `value`."""
@@ -360,9 +367,10 @@ def schema_error(body: bytes) -> LogError:
         schemas = msgspec.json.decode(body, type=_Schemas)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return json_in.BadBody("the body is not a JSON object")
-    if not schemas.has("value"):
+    has_keys = schemas.uses("key")
+    if not schemas.has("value") and (schemas.uses("value") or not has_keys):
         return SchemaMissing("Value schema is missing: give value_schema or value_schema_id", 42202)
-    if b'"key"' in bytes(schemas.records) and not schemas.has("key"):
+    if has_keys and not schemas.has("key"):
         return SchemaMissing("Key schema is missing: give key_schema or key_schema_id", 42201)
     return NoSchemaRegistry("no schema registry: tidelog takes json, binary, text and arrow")
 

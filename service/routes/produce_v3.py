@@ -65,7 +65,7 @@ class ProduceV3:
         number = 0
         try:
             try:
-                async for record in _records(call):
+                async for record in _records(call, self._settings.request_bytes_max):
                     name = None if key is None else f"{key}/{number}"
                     report = asyncio.create_task(
                         self._report(call, topic_name, record, name, rights)
@@ -134,7 +134,7 @@ class ProduceV3:
             return await self._refused(call, error)
 
     async def _refused(self, call: HttpRequest, error: LogError) -> Report:
-        answer = answered(error, f"POST {call.scope['path']}", self._counters)
+        answer = answered(error, call.scope, self._counters)
         return {"error_code": answer.code, "message": answer.message}
 
     async def _append(
@@ -178,10 +178,15 @@ class ProduceV3:
         return key, self._produce.place(topic, produced, None, key)
 
 
-async def _records(call: HttpRequest) -> AsyncIterator[bytes]:
-    """Iterate over the JSON objects of the body as they arrive. Raises at the first invalid one."""
+async def _records(call: HttpRequest, bytes_max: int) -> AsyncIterator[bytes]:
+    """Iterate over the JSON objects of the body as they arrive. Raises at the first invalid one.
+
+    A body with a Content-Encoding is unpacked when it is complete; `bytes_max` bounds it."""
     stream = v3_records.ObjectStream()
-    more = True
+    more = b"content-encoding" not in call.headers
+    if not more:
+        for record in stream.feed(await call.body(bytes_max)):
+            yield record
     while more:
         message = await call.receive()
         if message["type"] == "http.disconnect":

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.resources_v3 import BROKER_ID
-from tidelog.service.http.call import integer, partition_number
-from tidelog.service.http.errors import TopicNotHosted, check_printable_field
+from tidelog.service.http.call import SHOWN_MAX, integer, partition_number
+from tidelog.service.http.errors import NoSuchResource, TopicNotHosted, check_printable_field
 from tidelog.service.http.route import V2, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     CREATE_ERRORS,
@@ -25,8 +25,10 @@ from tidelog.service.routes.dependencies import (
     partitions_wanted,
 )
 from tidelog.service.security.caller import check_creation
+from tidelog.storage.broker import Broker
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+from tidelog.storage.core.errors import UnknownTopic
 from tidelog.storage.state.cluster_state import Topic
 
 
@@ -68,7 +70,6 @@ class NewTopic(TopicCreation):
     """Strimzi's body, and `configs`."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={"examples": [{"topic_name": "flights", "partitions_count": 3}]},
     )
     configs: dict[str, str | int | float | bool | None] = Field(
@@ -105,7 +106,7 @@ async def get_partition(
     topic_name: TopicName, partition_id: PartitionId, log: FreshLog
 ) -> PartitionInfo:
     """One partition."""
-    number = partition_number(log.state.topic(topic_name), partition_id)
+    number = _number(_known(log, topic_name), partition_id)
     return PartitionInfo(partition=number)
 
 
@@ -116,8 +117,8 @@ async def get_offsets(
     timestamp: Annotated[str | None, Query(description="ms since the epoch")] = None,
 ) -> Offsets:
     """The range of offsets, and with `timestamp` the first offset at that time or later."""
-    topic = log.state.topic(topic_name)
-    number = partition_number(topic, partition_id)
+    topic = _known(log, topic_name)
+    number = _number(topic, partition_id)
     partition = topic.partitions[number]
     range_ = {
         "beginning_offset": partition.log_start_offset,
@@ -152,6 +153,28 @@ async def seal_topic(topic_name: TopicName, log: FreshLog) -> SealedRecords:
     """Move the records in the tails of all partitions into the topic's table now, without regard to
     `segment.ms` and `segment.bytes`: Spark and other readers of the table see them."""
     return SealedRecords(sealed_records=await log.seal(topic_name))
+
+
+class TopicNotFound(UnknownTopic):
+    """The request is for a partition; the message is Karapace's."""
+
+    def __str__(self) -> str:
+        return f"Topic {self.topic} not found"
+
+
+def _known(log: Broker, name: str) -> Topic:
+    topic = log.state.topics.get(name)
+    if topic is None:
+        raise TopicNotFound(name)
+    return topic
+
+
+def _number(topic: Topic, text: str) -> int:
+    """Return the partition of the path. A text that is no number is an unknown path, as in
+    Karapace."""
+    if not (text.isascii() and text.isdigit()):
+        raise NoSuchResource(f"partition {text[:SHOWN_MAX]!r} is not a number")
+    return partition_number(topic, text)
 
 
 def _partitions(topic: Topic) -> list[PartitionInfo]:

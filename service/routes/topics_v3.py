@@ -6,8 +6,9 @@ Accepted and ignored: replication factors and assignments to brokers, which have
 from typing import Annotated
 
 from fastapi import Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.formats.resources_v3 import (
     BROKER_ID,
     PartitionData,
@@ -43,15 +44,13 @@ from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.state.topic_checks import PARTITIONS_MAX
 
 
-class NewTopicConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class NewTopicConfig(StrictModel):
     name: str
     value: ConfigValue = Field(default=None, description="null: the default")
 
 
 class NewTopicV3(TopicCreation):
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra={
             "examples": [
                 {
@@ -69,9 +68,8 @@ class NewTopicV3(TopicCreation):
     validate_only: bool = False
 
 
-class MorePartitions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    partitions_count: int = Field(examples=[6])
+class MorePartitions(StrictModel):
+    partitions_count: WholeNumber = Field(examples=[6])
 
 
 async def leading_broker(broker_id: str) -> None:

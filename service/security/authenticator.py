@@ -23,10 +23,12 @@ from tidelog.service.http.route import Access, Permission, RouteAccess
 from tidelog.service.security import sessions
 from tidelog.service.security.caller import BASIC, BEARER, Forbidden, QuotaExceeded, Unauthenticated
 from tidelog.service.security.quotas import Bucket
+from tidelog.service.security.signatures import SIGNED_LEVEL
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE, OPERATIONS_OF, TOPIC
+from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import Access as AccessState
@@ -35,6 +37,10 @@ from tidelog.storage.state.access import Key, TopicFilter, all_topics, digest
 ADMIN_ID = "admin"
 """Id of the key in the settings, which is not in the state. Its principal is User:admin."""
 ADMIN = "User:admin"
+NO_DIGEST = b""
+SESSION_NOTE = "session of the console"
+SESSIONS_MAX = 10
+"""Sessions of one principal; one more ends the oldest (I10)."""
 HEADER_BYTES_MAX = 1024
 CALLERS_MAX = 10_000
 """Cached callers; one more clears the cache."""
@@ -47,12 +53,14 @@ CONSOLE_HEADER = b"tidelog-console"
 
 
 class Credential(NamedTuple):
-    """The key that proves a principal. `expires_ms` 0: never."""
+    """The key that proves a principal, or a session of it. `expires_ms` 0: never."""
 
     key_id: str
     principal: str
     digest: bytes
     expires_ms: int
+    session_id: str = ""
+    """The id of the console's session; empty: the request has the key itself."""
 
 
 class Caller:
@@ -94,6 +102,17 @@ class Caller:
             return not self._is_revoked
         return not credential.expires_ms or self._security.clock.now_ms() < credential.expires_ms
 
+    @property
+    def proof(self) -> tuple[str, str, int]:
+        credential = self.credential
+        if credential is None:
+            return ("", "", 0)
+        return credential.key_id, credential.session_id, credential.expires_ms
+
+    def check_valid(self) -> None:
+        if not self.is_valid:
+            raise self._security.refused("revoked", "API key revoked, or the session has ended")
+
     def may(self, operation: str, resource_type: str, name: str) -> bool:
         if not self.is_valid:
             return False
@@ -113,8 +132,7 @@ class Caller:
         await self._security.refresh()
         if self.may(operation, resource_type, name):
             return
-        if not self.is_valid:
-            raise self._security.refused("revoked", "API key revoked")
+        self.check_valid()
         self._security.counters.denied[resource_type] += 1
         what = "the cluster" if resource_type == CLUSTER else f"{resource_type.lower()} {name!r}"
         raise Forbidden(f"not authorized: {self.principal} may not {operation} {what}")
@@ -150,9 +168,13 @@ class Caller:
         self._access, self._version = access, access.version
         self._decisions.clear()
         credential = self.credential
-        if credential is not None and credential.key_id != ADMIN_ID:
+        if credential is None:
+            return
+        if credential.key_id != ADMIN_ID:
             key = access.keys.get(credential.key_id)
             self._is_revoked = key is None or key.digest != credential.digest
+        if credential.session_id and credential.session_id not in access.keys:
+            self._is_revoked = True
 
 
 def topic_filter(settings: Settings) -> TopicFilter:
@@ -243,10 +265,9 @@ class Security:
             caller = Caller(self, credential.principal, _plain(host), credential)
             return self._remember((header, host), caller)
         headers = dict(scope["headers"])
-        cookies = headers.get(b"cookie", b"").decode("latin-1")
-        cookie = sessions.cookie_of(cookies, self.cookie) if cookies else None
         if _needs_no_key(scope, access):
             return None
+        cookie = self._cookie(headers)
         # With a challenge of Basic, a browser would ask for a password over the console's page.
         challenge = BEARER if CONSOLE_HEADER in headers else BASIC
         if cookie is None:
@@ -265,23 +286,86 @@ class Security:
             raise self.refused("session", "the session has expired: log in", challenge)
         return self._remember(key, Caller(self, claimed.principal, _plain(host), claimed))
 
-    async def log_in(self, secret: str) -> tuple[Credential, str, int]:
-        """Return the credential of this secret, a cookie for it, and the end of the session. Raises
-        Unauthenticated."""
-        credential = await self._of_secret(
-            secret.encode("utf-8", "replace")[:HEADER_BYTES_MAX], BEARER
-        )
-        until_ms = self.clock.now_ms() + sessions.LIVES_MS
-        until_ms = min(until_ms, credential.expires_ms or until_ms)
-        cookie = sessions.sign(self._secret, credential.key_id, until_ms, credential.digest)
-        return credential, cookie, until_ms
+    async def log_in(self, secret: str) -> Credential:
+        """Return the credential of this secret. Raises Unauthenticated."""
+        return await self._of_secret(secret.encode("utf-8", "replace")[:HEADER_BYTES_MAX], BEARER)
 
-    def of_peer(self, principal: str, host: str) -> Caller:
-        """Return the caller of a forwarded request: another broker has authenticated it. The name
-        is empty if security is off on that broker: such a caller has the rights of every client."""
-        key = (b"", f"{host} {principal}")
+    async def begin_session(self, credential: Credential) -> tuple[Credential, str]:
+        """Return the session's credential and its cookie.
+
+        The session is a key of its own in the cluster's state, whose secret is dropped: each broker
+        sees its end. Raises what a commit does. **On a crash** before the cookie is sent: the key
+        is of no use, and a later session of the principal deletes it.
+        """
+        now_ms = self.clock.now_ms()
+        await self._end_old_sessions(credential.principal, now_ms)
+        until_ms = now_ms + sessions.LIVES_MS
+        until_ms = min(until_ms, credential.expires_ms or until_ms)
+        key, _ = await self._log.create_key(
+            credential.principal, expires_ms=until_ms, note=SESSION_NOTE
+        )
+        session = sessions.Session(credential.key_id, key.key_id, until_ms)
+        cookie = sessions.sign(self._secret, session, credential.digest)
+        return credential._replace(expires_ms=until_ms, session_id=key.key_id), cookie
+
+    async def _end_old_sessions(self, principal: str, now_ms: int) -> None:
+        own = [
+            key
+            for key in self.access.keys.values()
+            if key.note == SESSION_NOTE and key.principal == principal
+        ]
+        own.sort(key=lambda key: key.created_ms)
+        too_many = max(len(own) - SESSIONS_MAX + 1, 0)
+        for number, key in enumerate(own):
+            if number < too_many or key.expires_ms <= now_ms:
+                await self._log.change_access(DeleteKey(key.key_id))
+
+    async def end_session(self, headers: Mapping[bytes, bytes]) -> str:
+        """End the session of a request's cookie on all brokers; return its principal, empty if
+        there is none. Raises CrossSite; what a commit does."""
+        cookie = self._cookie(headers)
+        session = None if cookie is None else sessions.parse(cookie)
+        claimed = None if session is None else await self._of_session(session)
+        if claimed is None:
+            return ""
+        if CONSOLE_HEADER not in headers:
+            raise CrossSite
+        await self._log.change_access(DeleteKey(claimed.session_id))
+        return claimed.principal
+
+    def _cookie(self, headers: Mapping[bytes, bytes]) -> str | None:
+        cookies = headers.get(b"cookie", b"").decode("latin-1")
+        return sessions.cookie_of(cookies, self.cookie) if cookies else None
+
+    async def of_peer(self, principal: str, host: str, proof: tuple[str, str, int]) -> Caller:
+        """Return the caller of a forwarded request, which another broker has authenticated. The
+        principal is empty if security is off on that broker: such a caller has the rights of every
+        client. Raises Unauthenticated if the key or the session has ended."""
+        key = (b"", f"{host} {principal} {proof}")
         known = self._callers.get(key)
-        return known or self._remember(key, Caller(self, principal, host, None))
+        if known is not None and known.is_valid:
+            return known
+        credential = self._of_proof(principal, proof)
+        caller = Caller(self, principal, host, credential)
+        if not caller.is_valid:
+            await self.refresh()
+            caller = Caller(self, principal, host, self._of_proof(principal, proof))
+        caller.check_valid()
+        if principal and caller.credential is None:  # of version 0.1: not after the level is raised
+            return caller
+        return self._remember(key, caller)
+
+    def _of_proof(self, principal: str, proof: tuple[str, str, int]) -> Credential | None:
+        """Return a credential that is invalid unless its key and session are in the state."""
+        key_id, session_id, expires_ms = proof
+        if not key_id and (not principal or self._log.state.level < SIGNED_LEVEL):
+            return None  # no client of that broker needs a key, or it has version 0.1
+        key = self.access.keys.get(key_id)
+        is_of_principal = key is not None and key.principal == principal
+        digest_of_key = key.digest if key is not None and is_of_principal else NO_DIGEST
+        if key_id == ADMIN_ID and principal != ADMIN:
+            key_id = ""
+        return Credential(key_id, principal, digest_of_key, expires_ms, session_id)
 
     def _remember(self, key: tuple[bytes, str], caller: Caller) -> Caller:
         if len(self._callers) >= CALLERS_MAX:
@@ -330,20 +414,23 @@ class Security:
         return _credential(key)
 
     async def _of_session(self, session: sessions.Session) -> Credential | None:
+        keys = self.access.keys
+        if session.session_id not in keys:
+            await self.refresh()
+            keys = self.access.keys
         if session.key_id == ADMIN_ID and self._admin is not None:
             credential = Credential(ADMIN_ID, ADMIN, self._admin, 0)
-        else:
-            key = self.access.keys.get(session.key_id)
-            if key is None:
-                await self.refresh()
-                key = self.access.keys.get(session.key_id)
-            if key is None:
-                return None
+        elif (key := keys.get(session.key_id)) is not None:
             credential = _credential(key)
+        else:
+            return None
+        if session.session_id not in keys:
+            return None
         if not sessions.is_signed(self._secret, session, credential.digest):
             return None
         until_ms = min(session.expires_ms, credential.expires_ms or session.expires_ms)
-        return credential._replace(expires_ms=until_ms) if self.clock.now_ms() < until_ms else None
+        credential = credential._replace(expires_ms=until_ms, session_id=session.session_id)
+        return credential if self.clock.now_ms() < until_ms else None
 
     # -- what callers need
 

@@ -46,6 +46,14 @@ class CallerRights(Protocol):
     @property
     def host(self) -> str: ...
 
+    @property
+    def proof(self) -> tuple[str, str, int]:
+        """The ids of the key and of the console's session, and the end of both in ms, 0: never.
+        Empty ids if there are none."""
+
+    def check_valid(self) -> None:
+        """Raise Unauthenticated if the key or the session has ended since the request began."""
+
     def may(self, operation: str, resource_type: str, name: str) -> bool: ...
 
     async def check(self, operation: str, resource_type: str, name: str) -> None:
@@ -67,6 +75,10 @@ class _AllRights:
 
     principal = ""
     host = ""
+    proof = ("", "", 0)
+
+    def check_valid(self) -> None:
+        return
 
     def may(self, operation: str, resource_type: str, name: str) -> bool:
         return True
@@ -117,4 +129,5 @@ async def check_found(rights: CallerRights, topic: str) -> None:
     if rights.may(DESCRIBE, TOPIC, topic):
         await rights.check(READ, TOPIC, topic)
     elif not rights.may(READ, TOPIC, topic):
+        rights.check_valid()
         raise Forbidden("not authorized: the pattern matches a topic that may not be read")

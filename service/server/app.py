@@ -20,16 +20,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tidelog.service.console.topic_layout import TopicLayouts
 from tidelog.service.console.wal_page import WalPage
 from tidelog.service.http import openapi
-from tidelog.service.http.admission import Budget, Share
 from tidelog.service.http.call import (
     SHOWN_MAX,
+    UNSTORED,
     HttpRequest,
     InvalidParameter,
     UnsupportedMediaType,
-    charge_body,
     media_type,
 )
-from tidelog.service.http.errors import ErrorBody, answered, check_printable
+from tidelog.service.http.content_coding import (
+    PACKED_BYTES_MIN,
+    coding_of_answer,
+    headers_of,
+    packed,
+)
+from tidelog.service.http.errors import ErrorBody, answered, error_response
+from tidelog.service.http.request_id import REQUEST_ID, id_of_error, sane
 from tidelog.service.http.route import V2, Route
 from tidelog.service.http.urls import clean_path
 from tidelog.service.routes.dependencies import V2Response, check_cluster_id
@@ -155,8 +161,8 @@ def _add(app: FastAPI, route: Route) -> None:
 
 
 class _Check:
-    """Check every request of a route: the caller has access, names in the path have no control
-    characters, and a DELETE or PUT has no query parameter that the route ignores."""
+    """Check every request of a route: the caller has access, and a DELETE or PUT has no query
+    parameter that the route ignores. The router has checked the names in the path."""
 
     def __init__(self, route: Route) -> None:
         self._access = route.access
@@ -165,8 +171,6 @@ class _Check:
         security: Security | None = request.app.state.security
         if security is not None:
             await security.check_access(request.scope, self._access, request.path_params)
-        for parameter, text in request.path_params.items():
-            check_printable(parameter, str(text))
         if request.method in ("DELETE", "PUT"):
             _check_query(request)
 
@@ -193,10 +197,12 @@ async def _on_error(request: Request, error: Exception) -> Response:
             f"HTTP 415 Unsupported Media Type: send application/json, not {sent!r}"
         )
     path = request.url.path
-    answer = answered(error, f"{request.method} {path}", request.app.state.counters)
+    request_id = id_of_error(request.headers.get("x-request-id", ""), request.app.state.log.clock)
+    answer = answered(error, request.scope, request.app.state.counters, request_id)
     response = answer.response(path)
+    headers = {**answer.headers, "X-Request-Id": request_id}
     return Response(
-        response.body, response.status, answer.headers, media_type=response.media_type.decode()
+        response.body, response.status, headers, media_type=response.media_type.decode()
     )
 
 
@@ -225,44 +231,75 @@ class Edge:
             "query_string": _ascii(scope["query_string"]),
             "headers": _typed(scope["headers"]),
         }
+        call = HttpRequest(scope, receive, send, scope.get("bodies"))
         status = 0
-        received = 0
-        bodies: Budget | None = scope.get("bodies")
-        share = None if bodies is None else Share(bodies)
-
-        async def bounded() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > BODY_BYTES_MAX:
-                raise HTTPException(
-                    413, f"request body is over the limit of {BODY_BYTES_MAX} bytes"
-                )
-            if share is not None and message.get("more_body", False):
-                charge_body(share, received)
-            return message
+        head: Message = {}
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, head
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, head = message["status"], message
+                return
+            if head:
+                head, message = await _completed(call, head, message)
+                await send(head)
+                head = {}
             await send(message)
 
         try:
-            await self._app(scope, bounded, watched)
+            await self._app(scope, _whole_body(call), watched)
         except TASK_ENDS:
             raise
         except BaseException as error:  # the root of a request
-            answer = answered(error, f"{scope['method']} {scope['path']}", self._counters)
+            given, clock = call.headers.get(REQUEST_ID, b""), scope["app"].state.log.clock
+            call.headers[REQUEST_ID] = request_id = id_of_error(given, clock).encode()
+            answer = answered(error, scope, self._counters, request_id.decode())
             if status:
                 raise  # half a response is sent: the server closes the connection
-            await HttpRequest(scope, receive, watched).answer(answer.response(scope["path"]))
+            await call.answer(answer.response(scope["path"]))
         finally:
-            if share is not None:
-                share.set(0)
+            call.release()
         # FastAPI's tag is the label of the route: a histogram for each of 80 routes is too much.
         tags = getattr(scope.get("route"), "tags", None) or ["other"]
-        self._counters.observe(str(tags[0]), status, time.perf_counter() - started)
+        self._counters.observe(str(tags[0]), call.status or status, time.perf_counter() - started)
+
+
+def _whole_body(call: HttpRequest) -> Receive:
+    """Return a `receive` that gives the body at once, and refuses one over the limit."""
+    body: bytes | None = None
+
+    async def receive() -> Message:
+        nonlocal body
+        if body is not None:
+            return await call.receive()
+        try:
+            body = await call.body(BODY_BYTES_MAX)
+        except LogError as error:  # FastAPI makes 400 of every other exception
+            refusal = error_response(error)
+            raise HTTPException(refusal.status, str(error), refusal.headers) from error
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[Message, Message]:
+    """Return the first two messages of an answer with the headers that every answer has, and
+    packed, if it is large and whole and the client accepts it."""
+    headers = [*head["headers"]]
+    names = {name for name, _ in headers}
+    headers += (each for each in UNSTORED if each[0] not in names)
+    if REQUEST_ID not in names and (given := sane(call.headers.get(REQUEST_ID, b""))):
+        headers.append((REQUEST_ID, given))
+    content = body.get("body", b"")
+    is_whole = not body.get("more_body", False) and len(content) >= PACKED_BYTES_MIN
+    if is_whole and not names & {b"content-encoding", b"etag"}:
+        accepted = call.headers.get(b"accept-encoding", b"")
+        coding = coding_of_answer(accepted, is_hot=False)
+        if coding:
+            content = await packed(content, coding)
+            headers = [each for each in headers if each[0] != b"content-length"]
+            headers += [(b"content-length", b"%d" % len(content)), *headers_of(coding)]
+    return {**head, "headers": headers}, {**body, "body": content}
 
 
 def _ascii(query: bytes) -> bytes:

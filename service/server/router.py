@@ -7,17 +7,30 @@ the FastAPI application, which has them from the same table.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from types import MethodType
 from typing import Any, NamedTuple, TypeAlias
 
 from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, files
+from tidelog.service.http.accept import check_accept
 from tidelog.service.http.admission import Admission, Limits
-from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
-from tidelog.service.http.errors import CrossSite, answered
+from tidelog.service.http.call import (
+    JSON,
+    HttpRequest,
+    HttpResponse,
+    InvalidParameter,
+    NotAcceptable,
+    Receive,
+    Scope,
+    Send,
+)
+from tidelog.service.http.cors import Cors, exposing
+from tidelog.service.http.errors import answered, check_printable
+from tidelog.service.http.request_id import REQUEST_ID, id_of_error
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
+from tidelog.service.http.urls import ADVERTISED
 from tidelog.service.peers.forwarding import Forwarded, ForwardedCall, Forwarder
 from tidelog.service.routes import (
     acls_v3,
@@ -35,7 +48,9 @@ from tidelog.service.routes import (
     topics_v3,
     transactions,
 )
+from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import READING, Security
+from tidelog.service.security.sites import Sites
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
@@ -68,6 +83,8 @@ ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 
 ADDRESSES_MIN = 1000
 """With fewer connections than this, one address may have all."""
+NAMES_IN_ERRORS = {"consumer_group_id": "group_name"}
+"""The names of path parameters in Redpanda's messages, where they differ."""
 
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[..., Awaitable[HttpResponse | None]]
@@ -129,6 +146,13 @@ class Node:
         ending = [target for path, target in paths if len(path) == depth]
         for target in sorted(ending, key=lambda each: len(each.positions)):
             self.methods.setdefault(target.route.method, target)
+        if "GET" in self.methods:
+            self.methods.setdefault("HEAD", self.methods["GET"])
+
+    @property
+    def allowed(self) -> list[str]:
+        """The methods of the path, sorted."""
+        return sorted({*self.methods, "OPTIONS"})
 
     def find(self, path: str) -> "tuple[Node | None, list[str]]":
         """Return the node of a path, and the path's segments."""
@@ -162,7 +186,13 @@ class Router:
         self._app = app
         self.admission = admission or Admission(limits_of(settings))
         """Of the listener that this serves."""
+        self._clock = broker.clock
+        self._advertised_url = settings.advertised_url
+        self._cors = Cors(settings.cors_origin_names) if settings.cors_origins else None
         self._security = security
+        self._sites = Sites(settings)
+        self._audit = open_audit(settings, broker, counters)
+        counters.on_refusal = None if self._audit is None else self._audit.refused
         self._counters = counters
         fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers)
         producer = produce.Produce(broker, settings, counters)
@@ -188,27 +218,77 @@ class Router:
             await self._app(scope, receive, send)
             return
         node, segments = self._root.find(scope["path"])
-        target = None if node is None else node.methods.get(scope["method"])
+        method: str = scope["method"]
+        target = None if node is None else node.methods.get(method)
+        call = HttpRequest(scope, receive, send, self.admission.bodies)
+        headers = call.headers
+        origin = b""
+        if self._cors is not None and (origin := self._cors.origin(headers)):
+            if node is not None and _is_preflight(scope):
+                preflight = HttpResponse(204, b"", JSON, self._cors.preflight(origin, node.allowed))
+                await call.answer(preflight)
+                return
+            call.send = exposing(call.send, origin)
+        if method == "HEAD":
+            call.send = _without_body(call.send)
         refusal: Exception | None = None
-        if scope["method"] not in READING and _is_cross_site(scope["headers"]):
-            refusal = CrossSite()
-        elif self._security is not None and not _is_health(target):
+        if (
+            headers.get(b"host") not in self._sites.known
+            or b"origin" in headers
+            or b"sec-fetch-site" in headers
+        ):
+            refusal = self._site_refusal(call, target, is_allowed=origin != b"")
+        if refusal is None and self._security is not None and not _is_health(target):
             refusal = await _refusal(self._security, scope, node, target, segments)
-        if refusal is None and target is None and node is not None and node.methods:
-            refusal = HTTPException(405, headers={"Allow": ", ".join(sorted(node.methods))})
+        if refusal is None and (target is None or not scope["path"].isprintable()):
+            refusal = _refusal_of_path(method, node, target, segments)
         if refusal is not None:
-            await self._refuse(target, HttpRequest(scope, receive, send), refusal)
-        elif target is None or target.serve is None:
-            scope["bodies"] = self.admission.bodies
-            await self._app(scope, receive, send)
+            await self._refuse(target, call, refusal)
+        elif target is not None and target.serve is not None:
+            await self._serve(target, segments, call)
+        elif target is None and node is not None and node.methods and method == "OPTIONS":
+            allow = ((b"allow", ", ".join(node.allowed).encode()),)
+            await call.answer(HttpResponse(204, b"", JSON, allow))
         else:
-            bodies = self.admission.bodies
-            await self._serve(target, segments, HttpRequest(scope, receive, send, bodies))
+            await self._serve_by_app(target, call)
+
+    def _site_refusal(
+        self, call: HttpRequest, target: Target | None, *, is_allowed: bool
+    ) -> LogError | None:
+        """`is_allowed`: the pages of this origin may use the API (`cors_origins`)."""
+        is_reading = call.scope["method"] in READING
+        if is_reading and target is not None and target.route.access is RouteAccess.PUBLIC:
+            return None  # health checks have names of their own
+        # Each GET of an instance is a heartbeat, and a read moves its positions.
+        is_instance = target is not None and target.route in consumer_routes.ROUTES
+        has_effects = (not is_reading or is_instance) and not is_allowed
+        return self._sites.refusal(call.scope, call.headers, has_effects=has_effects)
+
+    async def _serve_by_app(self, target: Target | None, call: HttpRequest) -> None:
+        scope = call.scope
+        scope["bodies"] = self.admission.bodies
+        if self._advertised_url:
+            scope = {**scope, ADVERTISED: self._advertised_url}
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        elif scope["method"] not in READING:
+            try:
+                check_accept(call.headers.get(b"accept", b""))
+            except NotAcceptable as error:
+                await self._refuse(target, call, error)
+                return
+        if self._audit is None or scope["method"] in READING:
+            await self._app(scope, call.receive, call.send)
+        else:
+            await self._audit.change(self._app, scope, call.receive, call.send)
 
     async def _serve(self, target: Target, segments: list[str], call: HttpRequest) -> None:
         assert target.serve is not None, "FastAPI serves the others"
         started = time.perf_counter()
         try:
+            accept = call.headers.get(b"accept")
+            if accept is not None and accept != b"*/*" and call.scope["method"] not in READING:
+                check_accept(accept)
             response = await target.serve(call, *[segments[at] for at in target.positions])
             if response is not None:
                 await call.answer(response)
@@ -239,7 +319,10 @@ class Router:
             if target is None or target.serve is None:
                 raise HTTPException(404)
             if self._security is not None:
-                call.scope["rights"] = self._security.of_peer(*call.caller)
+                if not call.is_trusted:
+                    raise self._security.refused("peer", "a peer's message is not signed")
+                rights = await self._security.of_peer(*call.caller, call.proof)
+                call.scope["rights"] = rights
                 PRINCIPAL.set(call.scope["rights"].principal)
             response = await target.serve(call, *[segments[at] for at in target.positions])
             if response is not None:
@@ -249,9 +332,47 @@ class Router:
 
     async def _answer_error(self, call: HttpRequest, error: BaseException) -> None:
         scope = call.scope
-        answer = answered(error, f"{scope['method']} {scope['path']}", self._counters)
+        request_id = id_of_error(call.headers.get(REQUEST_ID, b""), self._clock)
+        answer = answered(error, scope, self._counters, request_id)
         if not call.status:  # else half a response is sent
+            call.headers[REQUEST_ID] = request_id.encode()
             await call.answer(answer.response(scope["path"]))
+
+
+def _refusal_of_path(
+    method: str, node: Node | None, target: Target | None, segments: list[str]
+) -> Exception | None:
+    """Return why the path cannot be served with this method: before the body is read."""
+    if target is None:
+        if node is None or not node.methods or method == "OPTIONS":
+            return None
+        return HTTPException(405, headers={"Allow": ", ".join(node.allowed)})
+    path = target.route.paths[0].split("/")
+    names = [each.strip("{}").removesuffix(":path") for each in path if each[:1] == "{"]
+    try:
+        for name, at in zip(names, target.positions, strict=True):
+            check_printable(NAMES_IN_ERRORS.get(name, name), segments[at])
+    except InvalidParameter as error:
+        return error
+    return None
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks if a page of another origin may send a request."""
+    return scope["method"] == "OPTIONS" and any(
+        name == b"access-control-request-method" for name, _ in scope["headers"]
+    )
+
+
+def _without_body(send: Send) -> Send:
+    """Return a `send` for the answer to a HEAD: its head says what the GET would answer."""
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return sending
 
 
 async def _refusal(
@@ -301,10 +422,3 @@ def _paths(
 
 def _is_parameter(segment: str) -> bool:
     return segment[0] == "{" and not segment.endswith(":path}")
-
-
-def _is_cross_site(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Whether a browser sends the request for a page of another site. All current browsers send
-    this header. Without security there is no login that the page would lack, and a request that
-    looks like a form's needs no permission (CORS)."""
-    return (b"sec-fetch-site", b"cross-site") in headers

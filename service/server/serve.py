@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import uvloop
 
@@ -30,7 +31,9 @@ from tidelog.service.peers.client import METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener
 from tidelog.service.routes.health import VERSION
+from tidelog.service.secret_files import OTHERS, PRIVATE_UMASK, why_exposed
 from tidelog.service.security.authenticator import Security, topic_filter
+from tidelog.service.security.signatures import Signatures
 from tidelog.service.server.app import build_app
 from tidelog.service.server.log_lines import (
     EXIT_FAILED,
@@ -49,7 +52,8 @@ from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters,
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.core.errors import LogError, Unavailable
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.malloc import keep_freed
@@ -82,6 +86,7 @@ def run(
     """Serve until SIGTERM or SIGINT; return the exit status. `worker` is the number of a process
     that shares its port with other workers, else 0."""
     log_to_stderr(settings.log_level.upper(), settings.log_format)
+    os.umask(PRIVATE_UMASK)  # also for files that libraries make: tables, temporary files
     keep_freed()
     # A commit's thread needs the interpreter's lock again after each system call. With Python's
     # interval of 5 ms, a busy loop makes each PUT to a folder take 2 to 3 times as long.
@@ -248,6 +253,13 @@ async def _build_apps(
     broker, traces = serving.broker, serving.traces
     counters = HttpCounters(admission)
     security = await _security(settings, broker, counters)
+    if security is not None:
+        serving.peers.signatures = Signatures(
+            await broker.secret(),
+            broker.members().me.id,
+            lambda: broker.clock.now_ms() - broker.store_time.skew_ms(),
+            lambda: broker.state.level,
+        )
     app = build_app(
         broker,
         http=counters,
@@ -261,7 +273,8 @@ async def _build_apps(
     kind = Router if traces is None else traces.router()
     router = kind(app, broker, settings, counters, broker.groups, forwarder, security, admission)
     reports = {METRICS: app.state.telemetry.text, VITALS: app.state.vitals.encoded}
-    return router, PeerApp(broker, router.forwarded, reports), app.state.vitals
+    peer_app = PeerApp(broker, router.forwarded, reports, serving.peers.signatures)
+    return router, peer_app, app.state.vitals
 
 
 async def _serve_http(
@@ -323,10 +336,17 @@ async def _serve_http(
 
 async def _security(settings: Settings, broker: Broker, counters: HttpCounters) -> Security | None:
     if settings.security == "off":
+        access = broker.state.access
+        if (access.keys or len(access.acls)) and not settings.security_off_with_keys:
+            raise StoreUnfit(
+                f"the cluster in {broker.store_url} has keys or ACLs, but security is off: set "
+                "security=keys; security_off_with_keys serves all to every client"
+            )
         if settings.host not in LOOPBACK:
             log.warning("security is off: every client that reaches %s may do all", settings.host)
         return None
     secret = await broker.secret()
+    _check_files(broker)
     if not (settings.admin_key or broker.state.access.keys):
         log.warning("security=keys, but no key exists: set admin_key and create keys with it")
     if settings.host not in LOOPBACK:
@@ -342,6 +362,19 @@ def _other_bounds(settings: Settings) -> dict[str, int]:
         "read cache": settings.read_cache_bytes,
         "peers": BODIES_BYTES_MAX,
     }
+
+
+def _check_files(broker: Broker) -> None:
+    """Raise StoreUnfit if other users can read the cluster's secret in a folder; warn if the folder
+    is open to them: objects of versions before 0.2 are readable."""
+    url = urlsplit(broker.store_url)
+    if url.scheme != "file":
+        return
+    path = Path(url2pathname(url.path)) / keys.SECRET
+    if why := why_exposed(path):
+        raise StoreUnfit(why)
+    if path.parent.stat().st_mode & OTHERS:
+        log.warning("other users can read the folder of the store: chmod -R go= %s", path.parent)
 
 
 def _worker(settings: Settings, serving: _Serving) -> Worker | None:
@@ -386,7 +419,7 @@ def _usable_folder(path: Path) -> Path:
     """Create the folder. Raises LogError at the start if the broker cannot use it."""
     try:
         folder = path.expanduser().absolute()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: unknown home of `~USER`
         raise LogError(f"hot_dir {path} cannot be used: {error}") from error
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):

@@ -11,7 +11,15 @@ requests the metrics of the others, and the label `worker` of each sample names 
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    MutableMapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -64,6 +72,12 @@ class HttpCounters:
         """By quota."""
         self.undecodable: Counter[str] = Counter()
         """Records in answers or skipped, by `on_error`: skip or raw."""
+        self.on_refusal: Callable[[BaseException, MutableMapping[str, Any]], None] | None = None
+        """Gets each error that answers a request, and the request: the audit log, if it is on."""
+        self.audited: Counter[str] = Counter()
+        """Events for the audit log, by kind."""
+        self.audit_lost: Counter[str] = Counter()
+        """Events that it does not have, by reason: flood or write."""
         self.topics: dict[str, Traffic] = {}
         self.records_in = 0
         self.bytes_in = 0
@@ -79,10 +93,12 @@ class HttpCounters:
         latency.counts[bisect_left(SECONDS, seconds)] += 1  # `latency.add`, without a call
         latency.total += seconds
 
-    def refused(self, error: BaseException) -> None:
+    def refused(self, error: BaseException, scope: MutableMapping[str, Any]) -> None:
         """Count a request that was answered with this error, by the error's class (a bounded
         set)."""
         self.errors[type(error).__name__] += 1
+        if self.on_refusal is not None:
+            self.on_refusal(error, scope)
 
     def add_records_in(self, records: int, size: int, topic: str | None = None) -> None:
         """Count records produced by a request of `size` bytes. `topic` is None if the request wrote
@@ -261,6 +277,13 @@ class _HttpCollector(Collector):
             ("auth_failures", "requests without a valid key", "kind", http.auth_failures),
             ("denied", "requests refused by ACLs", "resource", http.denied),
             ("quota_throttled", "requests refused by a quota", "quota", http.throttled),
+            (
+                "audit_events",
+                "refusals, logins and changes of the audit log",
+                "event",
+                http.audited,
+            ),
+            ("audit_lost", "events that the audit log does not have", "reason", http.audit_lost),
             (
                 "undecodable_records",
                 "records that did not decode in the reader's format, by what the reader asked for",

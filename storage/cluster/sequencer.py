@@ -193,10 +193,13 @@ class Sequencer:
 
     async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
         draft = await self._upload_if_large(draft)
+        # A copy may have used the next number: `apply` would pass over this draft.
+        self.wal.copy_fence.check_fence()
         # Used even if the draft fails: two drafts never have the same number.
         self._number += 1
         origin = DraftId(self.membership.me.id, self._number, len(draft.commits))
         done = asyncio.get_running_loop().create_future()
+        done.add_done_callback(retrieve_exception)
         draft = draft._replace(origins=[origin])
         own = self._own = _ForwardedDraft(draft, self._number, self.wal, done)
         try:
@@ -431,7 +434,12 @@ class Sequencer:
             self.wal.copy_fence.fence(entry.seq)
 
     def on_reset(self) -> None:
-        """Handle a reload of the view: peers' waiting drafts may be in the skipped entries."""
+        """Handle a reload of the view: peers' waiting drafts may be in the skipped entries. If the
+        state has a draft of this broker that it did not forward, a copy of it did."""
+        state, own = self.wal.state, self._own
+        unused = 1 if own is not None and not own.is_in_doubt else 0
+        if state.origins.number(self.membership.me.id) > self._number - unused:
+            self.wal.copy_fence.fence(state.seq)
         unknown = ForwardOutcomeUnknown("the sequencer's view of the WAL had expired")
         foreign = [waiting for waiting in self._queue if waiting.origin is not None]
         self._fail(foreign, unknown, unknown)

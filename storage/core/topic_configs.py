@@ -114,8 +114,63 @@ CONFIGS: Mapping[str, ConfigKey] = {
         str(512 * 1024 * 1024), "size up to which small segments are merged", _integer(1024, 2**32)
     ),
 }
-"""All configs of a topic. Two defaults differ from Kafka's, because sealed records are cheap to
+"""All configs with an effect. Two defaults differ from Kafka's, because sealed records are cheap to
 read: `segment.bytes` (1 GiB in Kafka) and `segment.ms` (7 days in Kafka)."""
+
+
+def _inert(
+    default: str, why: str, low: int | None = None, words: tuple[str, ...] = ()
+) -> ConfigKey:
+    """Return a config that has no effect. Values: a whole number from `low` on, one of `words`, or
+    any text. A value that promises what no broker does is not among them."""
+    parse: Callable[[str], object] = str if low is None else _integer(low)
+    if words:
+        parse = _one_of(*words)
+    return ConfigKey(default, f"has no effect here: {why}", parse, level=2)
+
+
+_BOOLEAN = ("true", "false")
+_STORE = "the object store replicates"
+_DURABLE = "a record is durable when it is acknowledged"
+_FILES = "segments have no such files"
+_TIERED = "sealed records are in the object store"
+_CLIENTS = "of brokers and clients of Kafka's protocol"
+_CODEC = "level of a codec; compression.type has an effect"
+_NO_LIMIT = str(2**63 - 1)
+
+WITHOUT_EFFECT: Mapping[str, ConfigKey] = {
+    "compression.gzip.level": _inert("-1", _CODEC, low=-1),
+    "compression.lz4.level": _inert("9", _CODEC, low=1),
+    "compression.zstd.level": _inert("3", _CODEC, low=-(1 << 17)),
+    "confluent.key.schema.validation": _inert("false", "no schemas", words=("false",)),
+    "confluent.value.schema.validation": _inert("false", "no schemas", words=("false",)),
+    "file.delete.delay.ms": _inert("60000", "file_grace_ms of the cluster", low=0),
+    "flush.messages": _inert(_NO_LIMIT, _DURABLE, low=1),
+    "flush.ms": _inert(_NO_LIMIT, _DURABLE, low=0),
+    "follower.replication.throttled.replicas": _inert("", _STORE),
+    "index.interval.bytes": _inert("4096", _FILES, low=0),
+    "leader.replication.throttled.replicas": _inert("", _STORE),
+    "local.retention.bytes": _inert("-2", _TIERED, low=-2),
+    "local.retention.ms": _inert("-2", _TIERED, low=-2),
+    "max.compaction.lag.ms": _inert(
+        _NO_LIMIT, "min.cleanable.dirty.ratio decides when a compaction is due", low=1
+    ),
+    "message.downconversion.enable": _inert("true", _CLIENTS, words=_BOOLEAN),
+    "message.format.version": _inert("3.0-IV1", _CLIENTS),
+    "message.timestamp.difference.max.ms": _inert(
+        _NO_LIMIT, "message.timestamp.before.max.ms has an effect", words=(_NO_LIMIT,)
+    ),
+    "min.insync.replicas": _inert("1", _STORE, low=1),
+    "preallocate": _inert("false", _FILES, words=_BOOLEAN),
+    "remote.log.copy.disable": _inert("false", _TIERED, words=_BOOLEAN),
+    "remote.log.delete.on.disable": _inert("false", _TIERED, words=_BOOLEAN),
+    "remote.storage.enable": _inert("false", _TIERED, words=_BOOLEAN),
+    "segment.index.bytes": _inert("10485760", _FILES, low=4),
+    "segment.jitter.ms": _inert("0", "tails are sealed by size and age", low=0),
+    "unclean.leader.election.enable": _inert("false", _STORE, words=_BOOLEAN),
+}
+"""Configs of Kafka that are kept and shown, and do nothing: definitions of topics name them."""
+KNOWN: Mapping[str, ConfigKey] = {**CONFIGS, **WITHOUT_EFFECT}
 
 
 class TopicConfig(NamedTuple):
@@ -142,7 +197,7 @@ def check(name: str, value: str, level: int = levels.NEWEST) -> None:
     """Raise InvalidConfig if the config is unknown, if a cluster at this level of the format cannot
     have it, or if the value is not valid. The message names the config, the value and what
     is allowed."""
-    known = CONFIGS.get(name)
+    known = KNOWN.get(name)
     if known is None:
         raise InvalidConfig(f"unknown topic config {name!r}: known are {', '.join(CONFIGS)}")
     if known.level > level:
@@ -166,7 +221,7 @@ def canonical(name: str, value: str, level: int) -> str:
             f"the limit is {VALUE_CHARS_MAX}"
         )
     check(name, value, level)
-    parsed = CONFIGS[name].parse(value)
+    parsed = KNOWN[name].parse(value)
     if isinstance(parsed, frozenset):  # cleanup.policy, in the order of the request
         return ",".join(dict.fromkeys(part.strip() for part in value.split(",")))
     return str(parsed) if isinstance(parsed, int) else value

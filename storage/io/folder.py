@@ -37,6 +37,7 @@ _THREADS = 8  # a create waits for the disk, not for a core; the disk merges con
 _LIST_BATCH = 512  # one stat each: a millisecond of a thread between two yields
 _DIRECTORIES_MAX = 4096  # known durable directories; a full set is cleared and filled again
 _STALE_NS = 3600 * 10**9
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600  # a reader of the folder can act as a broker
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _QUIETLY = contextlib.suppress(OSError)  # a close after a sync; a removal that the sweep repeats
@@ -220,7 +221,7 @@ class FolderStore:
         parent = os.path.dirname(directory)
         self._make_durable(parent)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(directory)
+            os.mkdir(directory, _FOLDER_MODE)
         sync_path(parent)
         if len(self._durable) >= _DIRECTORIES_MAX:
             self._durable = {self._root}
@@ -233,7 +234,7 @@ class FolderStore:
         if is_named:
             fd, path = self._open_named()
         else:
-            fd = os.open(".", os.O_WRONLY | _UNNAMED, 0o666, dir_fd=directory_fd)
+            fd = os.open(".", os.O_WRONLY | _UNNAMED, _FILE_MODE, dir_fd=directory_fd)
         try:
             _write(fd, parts)
             _sync_data(fd)
@@ -250,7 +251,7 @@ class FolderStore:
         for number in self._numbers:  # containers that share a folder may share a process id
             path = f"{self._temporary}/{os.getpid()}-{number}"
             with contextlib.suppress(FileExistsError):
-                return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), path
+                return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE), path
         raise AssertionError("itertools.count does not end")
 
     def _sync(self, directory: str, directory_fd: int) -> bool:

@@ -51,6 +51,11 @@ class ElapsedTime:
         if len(self._writers) > WRITERS_MAX:
             del self._writers[next(iter(self._writers))]
 
+    def last_ms(self, writer: str) -> int | None:
+        """Return the time on the writer's clock at its last entry; None if that is not known."""
+        known = self._writers.get(writer)
+        return None if known is None else known.at_ms
+
     def kept(self) -> ElapsedCheckpoint:
         return ElapsedCheckpoint(self.now_ms, list(self._writers.values()))
 

@@ -2,13 +2,16 @@
 
 A cloned machine and a restored snapshot continue with the name, the ids and the memory of the
 process. The hash of an entry shows who wrote it: this process knows the hashes of its own PUTs.
+A view that is loaded again passes over entries that a checkpoint covers. The state then has the
+time of the last entry by this name, which must be that of an own PUT.
 """
 
 import asyncio
 import logging
 
-from tidelog.storage.core.entry import Decoded
+from tidelog.storage.core.entry import Decoded, Entry
 from tidelog.storage.core.errors import Fenced
+from tidelog.storage.state.cluster_state import ClusterState
 
 log = logging.getLogger("tidelog.wal")
 
@@ -21,13 +24,14 @@ class CopyFence:
 
     def __init__(self, writer: str) -> None:
         self.writer = writer
-        self._puts: dict[bytes, int] = {}  # hash and number of own entries, the newest last
+        # Number and time of own entries by their hash, the newest last.
+        self._puts: dict[bytes, tuple[int, int]] = {}
         self._fence: Fenced | None = None
         self._fenced = asyncio.Event()
 
-    def add(self, entry_hash: bytes, seq: int) -> None:
+    def add(self, entry_hash: bytes, entry: Entry) -> None:
         """Register an entry before its PUT."""
-        self._puts[entry_hash] = seq
+        self._puts[entry_hash] = entry.seq, entry.at_ms
         if len(self._puts) > PUTS_KEPT:
             del self._puts[next(iter(self._puts))]
 
@@ -37,12 +41,20 @@ class CopyFence:
         seq = decoded.entry.seq
         if decoded.entry.writer != self.writer or decoded.hash in self._puts:
             return
-        is_forgotten = len(self._puts) == PUTS_KEPT and seq < next(iter(self._puts.values()))
+        is_forgotten = len(self._puts) == PUTS_KEPT and seq < next(iter(self._puts.values()))[0]
         if not is_forgotten:
             self.fence(seq)
 
+    def check_loaded(self, state: ClusterState) -> None:
+        """Fence this process if the state, which was loaded again, has an entry of a copy of it.
+        At level 1 the state does not have the times of writers."""
+        at_ms = state.elapsed.last_ms(self.writer)
+        if at_ms is not None and all(at_ms != own_ms for _, own_ms in self._puts.values()):
+            self.fence(state.seq)
+
     def fence(self, seq: int) -> None:
-        """Let no commit of this process begin any more: entry `seq` is of a copy of it."""
+        """Let no commit of this process begin any more: entry `seq`, or one before it, is of a copy
+        of it."""
         if self._fence is None:
             self._fence = Fenced(self.writer, seq)
             log.error("%s", self._fence)

@@ -232,7 +232,7 @@ class WalView:
             header, entry_hash = entries.encode_header(entry)
         key = keys.wal(entry.seq)
         fresh, started = self._freshness.moment, self._freshness.now()
-        self.copy_fence.add(entry_hash, entry.seq)
+        self.copy_fence.add(entry_hash, entry)
         parts = [header, *draft.bodies, *entries.copy_of(entry, header)]
         if not await self._entry_put.put(key, parts, entry, entry_hash):
             return None
@@ -401,6 +401,7 @@ class WalView:
         self._is_half_applied = False
         self._freshness.moment = fresh
         self._checkpoints.on_loaded(checkpoint_seq)
+        self.copy_fence.check_loaded(state)
         self._tell(lambda subscriber: subscriber.on_reset())
         self._checkpoints.write_if_due(self._state.seq, self.checkpoint)
 

@@ -1,11 +1,12 @@
 """From a produce request to a committed entry, and from a tail to a segment.
 
-hot_segment   requests that wait for their commit; their encoding into a draft, their responses
-hot_log       requests with acks=1 on a local disk, until their commit
-hot_log_file  the bytes of a hot log file, and their recovery
-writer        the write path: one flush at a time, one entry for all waiting requests
-waiters       the callers of requests: who waits for which outcome
-set_aside     acknowledged requests that the store refuses: tried apart, then set aside
-counters      the counters of a writer
-sealer        moves tails into tables
+hot_segment     requests that wait for their commit; their encoding into a draft, their responses
+hot_log         requests with acks=1 on a local disk, until their commit
+hot_log_file    the bytes of a hot log file, and their recovery
+hot_log_copies  which requests of a hot log are committed, if a copy of the machine ran
+writer          the write path: one flush at a time, one entry for all waiting requests
+waiters         the callers of requests: who waits for which outcome
+set_aside       acknowledged requests that the store refuses: tried apart, then set aside
+counters        the counters of a writer
+sealer          moves tails into tables
 """

@@ -19,7 +19,7 @@ import fcntl
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -96,6 +96,8 @@ class HotLog:
         self.directory = directory
         self.cluster_id = cluster_id
         self.log_id = new_log_id
+        self.is_marked = False
+        """Whether the cluster state has a mark of this log."""
         self._next = 0
         self._generation = 0
         self._file: _LogFile | None = None  # receives appends
@@ -107,6 +109,13 @@ class HotLog:
         self._waiting: list[_WaitingFrame] = []
         self._sync: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "tidelog-hotlog")
+
+    def has_copy(self, marks: Mapping[str, int], *, is_reset: bool) -> bool:
+        """Whether these marks of the WAL show a copy of this process: it used numbers of this log.
+        If `is_reset` they are all marks, of a state that passed over entries: then the recovery of
+        the copy's disk may also have retired the log."""
+        newest = marks.get(self.log_id)
+        return is_reset and self.is_marked if newest is None else newest >= self._next
 
     async def append(self, request: AppendRequest) -> None:
         """Make the request durable, set its hot mark and pass it to `on_durable`.
@@ -190,7 +199,7 @@ class HotLog:
 
     def _make(self, path: Path, body: bytes) -> int:
         """Make a locked file with this content, durably; return its descriptor."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(0o700, parents=True, exist_ok=True)
         making = path.with_suffix(".new")
         fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -242,6 +251,7 @@ class HotLog:
     def committed(self, marks: Sequence[HotMark]) -> None:
         """Delete full files whose requests are all committed: up to the newest of `marks`."""
         newest = max((mark.seq for mark in marks if mark.log_id == self.log_id), default=-1)
+        self.is_marked = self.is_marked or newest >= 0
         while self._full and self._full[0].last <= newest:
             file = self._full.pop(0)
             # If the file stays, or returns after a crash, `apply` still knows its marks.

@@ -5,7 +5,7 @@ once, and notes which rows of which chunk belong to which request. Requests keep
 records of one producer do too. Pure: no loop, no clock, no IO; `encode` may run in a thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple, cast
@@ -172,6 +172,12 @@ class AppendRequest:
     def cost(self) -> int:
         """The bytes of memory that it takes in the write buffer."""
         return self.size + PART_OVERHEAD_BYTES * self.pieces
+
+    def partitions(self) -> Iterator[tuple[str, int]]:
+        """Iterate over the partitions of its records: topic id and number."""
+        for part in self.parts:
+            for partition, _ in part.tally:
+                yield part.topic_id, partition
 
     def check_size(self) -> None:
         """Raise RecordTooLarge if no reader would accept an entry with this request alone."""

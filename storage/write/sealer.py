@@ -10,13 +10,16 @@ commit, the table has more than the WAL says is sealed. Readers still use the ta
 next sealer finds the transaction ahead of `sealed_end` and only repeats the WAL action.
 
 **If the process is suspended**: collection deletes files that no version names after a day. A
-sealer commits nothing if more than `UPLOAD_AGE_MAX_S` passed since its first upload. Before a tail
-is trimmed for files that were committed late, or by another sealer, their objects are looked up.
+sealer commits nothing if more than `UPLOAD_AGE_MAX_S` passed since its first upload. If it finds
+after the commit that so much has passed, it does not trim the tail. A sealer that finds the table
+ahead replaces segments of that age by new ones with the same records, and then trims the tail. It
+does not remove them: another sealer may have verified them, and trims the tail at any later time.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +34,6 @@ from tidelog.storage.core.errors import (
     Corrupt,
     DamagedRecords,
     LogError,
-    NotFound,
     TableInDoubt,
     Unavailable,
 )
@@ -49,9 +51,11 @@ from tidelog.storage.tables.manifest import (
     Table,
     clean_app_id,
     lost_app_id,
+    maintenance_app_id,
     seal_app_id,
 )
 from tidelog.storage.tables.open_tables import OpenTables
+from tidelog.storage.wal.freshness import Freshness, Moment
 from tidelog.storage.write.hot_segment import AppendRequest
 from tidelog.storage.write.writer import Writer
 
@@ -124,6 +128,7 @@ class Sealer:
         self.writer = writer
         self.settings = settings
         self.counters = SealerCounters()
+        self._freshness = Freshness(self.store, self.clock)
         self._owns = owns
         self._tables = tables
         self._threads = ThreadPoolExecutor(1, "tidelog-seal", initializer=lower_priority)
@@ -232,7 +237,7 @@ class Sealer:
         async with self._turn:
             # Read before the table: a later seal by another sealer, which the view may apply during
             # this seal, must not look like a table that has lost a seal.
-            started_s = self.clock.boot_s()
+            started = self._freshness.now()
             bases = [topic.partitions[number].sealed_end for number in wanted]
             table = await self._tables.checked(topic)
             seal = _Seal([], {}, [], {})
@@ -249,7 +254,7 @@ class Sealer:
                 raise
             if seal.files:
                 try:
-                    await self._add(topic, table, seal.files, seal.transactions, started_s)
+                    await self._add(topic, table, seal.files, seal.transactions, started)
                 except ManifestConflict as conflict:
                     self.counters.conflicts += 1
                     log.info("another sealer was faster on %s: %s", topic.name, conflict)
@@ -338,33 +343,42 @@ class Sealer:
         table: Table,
         files: Sequence[SegmentFile],
         transactions: Mapping[str, int],
-        started_s: float,
+        started: Moment,
     ) -> None:
-        if self.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
-            raise Unavailable(f"sealing {topic.name} took too long: its files may be deleted")
+        """Commit the files. After Unavailable they may be in the table: see `_check_there`."""
+        self._check_age(topic, started)
         await table.add(files, transactions)
-        if self.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
-            for file in files:
-                await self._look_for(topic, file)
+        self._check_age(topic, started)
+
+    def _check_age(self, topic: Topic, started: Moment) -> None:
+        """Raise Unavailable if collection may delete files that were uploaded since `started`."""
+        if self._freshness.age_s(started) > UPLOAD_AGE_MAX_S:
+            raise Unavailable(f"sealing {topic.name} took too long: its files may be deleted")
 
     async def _check_there(
         self, topic: Topic, table: Table, number: int, base: int, end: int
     ) -> None:
         """Verify [base, end), which the table has and the WAL does not call sealed: the work of
-        another sealer, or of one that crashed. Its objects exist, and have the records of the tail.
-        A table from another moment than the WAL has other records there."""
+        another sealer, or of one that crashed. It has the records of the tail; a table from another
+        moment than the WAL has other ones. Old segments are replaced: see the module."""
         index = await table.segments(number)
         gone = hole(index, base, end)
         why = None if gone is None else f"offsets {gone[0]} to {gone[1]} are in no segment"
         cleaned = await table.transaction_version(clean_app_id(number)) or 0
         if cleaned > base:  # by records that this WAL does not have
             why = f"key compaction ran up to {cleaned}, the WAL is sealed to {base}"
+        old: list[SegmentFile] = []
         for file in index:
             if why is None and file.end_offset > base and file.base_offset < end:
-                await self._look_for(topic, file)
-                if not await self._is_as_tail(topic, number, file, base):
+                age_ms = await self._age_ms(topic, file)
+                if age_ms > UPLOAD_AGE_MAX_S * 1000 and file.base_offset >= base:
+                    old.append(file)
+                elif age_ms == math.inf:
+                    why = f"{file.path} was deleted, and has records below offset {base}"
+                if age_ms < math.inf and not await self._is_as_tail(topic, number, file, base):
                     why = f"{file.path} has other records than the WAL at these offsets"
         if why is None:
+            await self._renew(topic, table, number, old)
             return
         await self._tables.refresh()
         current = self._tables.topic_of_id(topic.topic_id)
@@ -396,13 +410,37 @@ class Sealer:
                         rows = rows.slice(count)
         return partition.is_gone(at, file.end_offset)
 
-    async def _look_for(self, topic: Topic, file: SegmentFile) -> None:
+    async def _age_ms(self, topic: Topic, file: SegmentFile) -> float:
+        """Return the least age of a segment's object, by the store's clock; infinity if there is no
+        object."""
         key = f"{topic.prefix}/{file.path}"
+        async for info in self.store.list(key):
+            return max(self.clock.now_ms(), self.store.seen_ms) - info.modified_ms
+        log.warning("%s was deleted before its table named it; its records are in the tail", key)
+        return math.inf
+
+    async def _renew(
+        self, topic: Topic, table: Table, number: int, old: Sequence[SegmentFile]
+    ) -> None:
+        """Replace segments of the tail's records in the table by new ones. **On a crash** before
+        the commit: files that nothing names; after it: the next sealer finds young segments."""
+        if not old:
+            return
+        started, app_id = self._freshness.now(), maintenance_app_id(number)
+        added = [
+            new
+            for file in old
+            async for new in self._write(topic, number, file.base_offset, file.end_offset)
+        ]
+        if [file.end_offset for file in added][-1:] != [old[-1].end_offset]:
+            raise Corrupt(f"{topic.prefix}/{old[-1].path}", "has records that are lost since")
+        self._check_age(topic, started)
+        locked = {app_id: (await table.transaction_version(app_id) or 0) + 1}
         try:
-            await self.store.get_range(key, 0, 1)
-        except NotFound as error:
-            why = "was deleted before its table named it; its records are in the tail"
-            raise Corrupt(key, why) from error
+            await table.replace(old, added, locked, data_change=False)
+        except ManifestConflict as conflict:
+            raise Unavailable(f"sealing {topic.name}: {conflict}: retry") from conflict
+        self._check_age(topic, started)
 
     async def _remove(self, topic: Topic, files: Sequence[SegmentFile]) -> None:
         """Delete uploads before any commit was tried: each retry would leave as much again, on a

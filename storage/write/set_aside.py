@@ -83,9 +83,18 @@ class SetAsideRequests:
             return self._next_s
         return self._kept_next_s if self._hot_log is not None and self._hot_log.kept else math.inf
 
-    def add(self, requests: Sequence[AppendRequest]) -> None:
-        """Add acknowledged requests behind the others: their marks are higher."""
-        self._waiting += requests
+    def split(
+        self, requests: Sequence[AppendRequest]
+    ) -> tuple[list[AppendRequest], list[AppendRequest]]:
+        """Take the requests of the hot log. Return the other ones: those that may pass, and those
+        with records for a partition of one that waits here. They stand back: the records of a
+        producer stay in order."""
+        self._waiting += [request for request in requests if request.hot is not None]
+        waiting = {each for request in self._waiting for each in request.partitions()}
+        others = [request for request in requests if request.hot is None]
+        passing = [request for request in others if waiting.isdisjoint(request.partitions())]
+        passed = set(passing)
+        return passing, [request for request in others if request not in passed]
 
     def failed(self, requests: Sequence[AppendRequest], *, is_alone: bool) -> None:
         """Note that a flush with these requests failed; if they are not here yet, none is.
@@ -158,6 +167,7 @@ class SetAsideRequests:
 
     async def _commit(self, commit: Commit) -> None:
         _ = await self._committer.commit(Draft([commit], [], []))
+        self._wal.copy_fence.check_fence()  # a copy may have used the mark: the next start decides
 
     async def _retry_kept(self) -> bool:
         """Try the requests that are set aside, up to the first that is refused again."""

@@ -1,6 +1,7 @@
 """The callers of a broker's requests: who waits for which outcome, and until when."""
 
 import asyncio
+import math
 from collections import deque
 from typing import NamedTuple, TypeAlias
 
@@ -100,3 +101,12 @@ class Waiters:
             waiter.set_result(placements)
         else:
             waiter.set_exception(error)
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, or for so long."""
+    try:
+        async with asyncio.timeout(None if seconds == math.inf else seconds):
+            await event.wait()
+    except TimeoutError:
+        pass

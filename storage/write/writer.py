@@ -44,7 +44,7 @@ from tidelog.storage.write.hot_segment import (
     check_timestamps,
 )
 from tidelog.storage.write.set_aside import KEPT_MAX, SetAsideRequests
-from tidelog.storage.write.waiters import Waiter, Waiters
+from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
 
 log = logging.getLogger("tidelog.writer")
 
@@ -228,6 +228,12 @@ class Writer:
         if actions and not self._closing:
             await self.append(AppendRequest((), 0, actions=actions), Acks.NONE)
 
+    def check_marks(self, marks: Mapping[str, int], seq: int, *, is_reset: bool) -> None:
+        """Fence this process if a copy of it used marks of its hot log: those of entry `seq`, or of
+        a state that passed over entries."""
+        if self.hot_log is not None and self.hot_log.has_copy(marks, is_reset=is_reset):
+            self.wal.copy_fence.fence(seq)
+
     def recover(self, requests: Sequence[AppendRequest]) -> list[Waiter]:
         """Enqueue requests that no client of this process sent, without a bound."""
         self.buffered_bytes += sum(request.cost for request in requests)
@@ -319,18 +325,20 @@ class Writer:
             return True
         if wait_s <= 0 or not self._open:
             is_done = await self.refused.retry()
+            if not is_done:
+                self._refuse_held()
             if not self._open:
                 return is_done or not self._closing
         pause_s = self._started_s + self.settings.flush_interval_ms / 1000 - self.clock.boot_s()
         is_full = self._is_hurried or self._open_bytes >= self.settings.flush_bytes
         if pause_s > 0 and not is_full:
             self._full.clear()
-            await _wait(self._full, pause_s)
+            await wait_for(self._full, pause_s)
         await self._gather()
         self._started_s = self.clock.boot_s()
         self.counters.queue_wait.add(self._started_s - self._opened_s)
-        requests = self._take()
-        if not requests:
+        if not (requests := self._take()):
+            await self._wait_for_requests(max(self.refused.due_s - self.clock.boot_s(), 0.0))
             return True
         self._flushing_s = self._started_s
         is_done = await self.flush(requests)
@@ -341,13 +349,22 @@ class Writer:
             self._failed(self._take_first(len(self._open)), error)
         return is_done or not self._closing
 
+    def _refuse_held(self) -> None:
+        """Answer requests that stand back: the store does not take those before them."""
+        self._open, held = self.refused.split(self._open)
+        self._open_bytes = sum(request.size for request in self._open)
+        cause = f": {self._failures[-1]}" if self._failures else ""
+        error = Unavailable(f"not written, it is behind acknowledged requests that wait{cause}")
+        for request in held:
+            self.answer(request, [], error)
+
     async def _wait_for_requests(self, wait_s: float) -> None:
         """Wait for a request, at most `wait_s`. A writer that fails enqueues an empty one after a
         while: a broker that is not ready gets no requests from which it could learn that writes
         succeed again."""
         self._wake.clear()
         is_failing = len(self._failures) >= FAILED_FLUSHES_MAX
-        await _wait(self._wake, min(wait_s, TRIAL_S) if is_failing else wait_s)
+        await wait_for(self._wake, min(wait_s, TRIAL_S) if is_failing else wait_s)
         if is_failing and not self._wake.is_set() and wait_s >= TRIAL_S:
             (trial,) = self.recover([AppendRequest((), 0)])
             trial.add_done_callback(retrieve_exception)
@@ -364,14 +381,14 @@ class Writer:
                 return
 
     def _take(self) -> list[AppendRequest]:
-        """Take the open segment, or the part of it that fits into one entry. Requests of the hot
-        log stand back if earlier ones are refused."""
-        if self.refused:
-            taken = self._take_first(len(self._open))
-            self.refused.add([request for request in taken if request.hot is not None])
-            self._open = [request for request in taken if request.hot is None]
-            self._open_bytes = sum(request.size for request in self._open)
-        return self._take_first(self.fitting(self._open))
+        """Take the part of the open segment that fits into one entry, and does not stand back."""
+        if not self.refused:
+            return self._take_first(self.fitting(self._open))
+        passing, held = self.refused.split(self._open)
+        count = self.fitting(passing)
+        self._open = [*passing[count:], *held]
+        self._open_bytes = sum(request.size for request in self._open)
+        return passing[:count]
 
     def fitting(self, requests: Sequence[AppendRequest]) -> int:
         """Return how many of the requests fit into one entry, at least one."""
@@ -431,6 +448,9 @@ class Writer:
         try:
             with self._observer.commit(encoded.draft):
                 outcomes = await self._committer.commit(encoded.draft)
+            if any(request.hot is not None for request in requests):
+                # A copy may have used the marks. The requests stay in the file for the next start.
+                self.wal.copy_fence.check_fence()
         except (Unavailable, CommitUnknown, *TASK_ENDS):
             raise
         except (Corrupt, StoreUnfit) as error:
@@ -472,15 +492,6 @@ class Writer:
     ) -> None:
         self.buffered_bytes -= request.cost
         self._waiters.answer(request, placements, error)
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, or for so long."""
-    try:
-        async with asyncio.timeout(None if seconds == math.inf else seconds):
-            await event.wait()
-    except TimeoutError:
-        pass
 
 
 def _forget(waiter: Waiter) -> None:

@@ -33,6 +33,7 @@ class Broker(BrokerProcess):
         if is_keyed:
             key_file = Path(self._folder.name) / "key"
             key_file.write_text(ADMIN_KEY)
+            key_file.chmod(0o600)
             settings |= {"security": "keys", "admin_key": f"@{key_file}"}
             self.headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         super().__init__(store, Path(self._folder.name) / "log", settings)

@@ -165,6 +165,30 @@ def test_a_damaged_checkpoint_is_named(how: str, which: int) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("where", ["header", "copy"])
+def test_damage_in_an_entry_that_a_checkpoint_covers_is_named(where: str) -> None:
+    """No reader applies the entry again: it is behind a collected one. Its chunk is in a tail."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS, partitions=2)
+        async with closing(log):
+            await append(log, "in a tail")
+            kept = log.state.seq
+            await append(log, "collected")
+            await log.wal.checkpoint()
+            await append(log, "after")
+            await inner.delete([keys.wal(kept + 1)])
+            body = await inner.get(keys.wal(kept))
+            await inner.put(keys.wal(kept), [flip(body, 40 if where == "header" else -40)])
+            found = [
+                each for each in (await scrubbed(inner)).findings if each.where == keys.wal(kept)
+            ]
+            assert [each.is_damage for each in found] == [False]
+
+    run(main)
+
+
 def test_a_checkpoint_that_says_something_else_is_named() -> None:
     async def main() -> None:
         inner = MemoryStore()

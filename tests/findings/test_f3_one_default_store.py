@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.service.conftest import broker_on
 from tests.support.broker import environment, error_line, tidelog, until
 from tidelog.service.server.serve import _security
 from tidelog.service.settings import Settings, load
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.errors import StoreUnfit
+from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.open import open_store
 from tidelog.storage.io.read_only import open_to_read
 
@@ -149,7 +151,9 @@ def test_f3_the_command_of_the_image_starts_with_the_variables_of_the_image(here
 async def test_f3_a_broker_that_others_reach_without_keys_says_so(
     caplog: pytest.LogCaptureFixture, host: str, warnings: int
 ) -> None:
-    assert await _security(Settings(host=host), None, HttpCounters()) is None
+    async with broker_on(MemoryStore()) as broker:
+        caplog.clear()
+        assert await _security(Settings(host=host), broker.log, HttpCounters()) is None
     assert caplog.text.count(f"every client that reaches {host} may do all") == warnings
 
 

@@ -23,11 +23,6 @@ async def broker() -> AsyncIterator[Broker]:
     await store.close()
 
 
-def open_failure(reason: str) -> Any:
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"R10: {reason}")
-
-
-@open_failure("a seek asks first whether the topic exists, then whether it is assigned")
 @pytest.mark.parametrize("how", ["", "/beginning", "/end"])
 async def test_r10_a_seek_in_what_is_not_assigned(broker: Broker, how: str) -> None:
     await append(broker.log, b"1")
@@ -38,25 +33,21 @@ async def test_r10_a_seek_in_what_is_not_assigned(broker: Broker, how: str) -> N
     assert_refused(await instance("POST", f"/positions{how}", body), 409, 40903)
 
 
-@open_failure("a record of a key only is said to lack a schema of its value")
 async def test_r10_a_key_only_lacks_the_schema_of_a_key(broker: Broker) -> None:
     body = b'{"records":[{"key":{"a":1}}]}'
     answer = await broker.http.post("/topics/t", content=body, headers={"content-type": AVRO})
     assert_refused(answer, 422, 42201)
 
 
-@open_failure("the words for an unknown topic are not Karapace's")
 async def test_r10_an_unknown_topic_in_karapaces_words(broker: Broker) -> None:
     answer = await broker.http.get("/topics/fooo/partitions/0/offsets")
     assert "Topic fooo not found" in assert_refused(answer, 404, 40401)
 
 
-@open_failure("a partition that is no number is an unknown partition, not an unknown path")
 async def test_r10_a_partition_that_is_no_number(broker: Broker) -> None:
     assert_refused(await broker.http.get("/topics/t/partitions/foo/offsets"), 404, 404)
 
 
-@open_failure("nine operations on configs of brokers are not served")
 @pytest.mark.parametrize("path", ["broker-configs/c", "brokers/1/configs/c"])
 async def test_r10_a_config_of_brokers_that_is_not_there(broker: Broker, path: str) -> None:
     answer = await broker.http.get(f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/{path}")
@@ -64,7 +55,6 @@ async def test_r10_a_config_of_brokers_that_is_not_there(broker: Broker, path: s
     assert answer.json()["message"] != "HTTP 404 Not Found"
 
 
-@open_failure("nine operations on configs of brokers are not served")
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
@@ -85,7 +75,6 @@ async def test_r10_configs_of_brokers_are_read_only(
     assert "read-only" in answer.json()["message"]
 
 
-@open_failure("nine operations on configs of brokers are not served")
 async def test_r10_configs_of_all_brokers_are_listed(broker: Broker) -> None:
     at = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/brokers/-/configs"
     answer = await broker.http.get(at)
@@ -93,7 +82,6 @@ async def test_r10_configs_of_all_brokers_are_listed(broker: Broker) -> None:
     assert answer.json()["data"] == []
 
 
-@open_failure("the document is at /openapi.json alone")
 @pytest.mark.parametrize("path", ["/openapi", "/openapi/v3"])
 async def test_r10_the_document_where_strimzi_has_it(broker: Broker, path: str) -> None:
     answer = await broker.http.get(path)
@@ -101,7 +89,6 @@ async def test_r10_the_document_where_strimzi_has_it(broker: Broker, path: str) 
     assert answer.json()["openapi"].startswith("3.")
 
 
-@open_failure("what is not HTTP is answered by plain text")
 async def test_r10_what_is_not_http_is_refused_by_an_error_object(broker: Broker) -> None:
     async with listening(broker.app) as port, asyncio.timeout(20):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -117,7 +104,6 @@ async def test_r10_what_is_not_http_is_refused_by_an_error_object(broker: Broker
     assert said.keys() == {"error_code", "message"}
 
 
-@open_failure("a boolean is taken for a number")
 @pytest.mark.parametrize("field", [{"partitions_count": True}, {"replication_factor": False}])
 async def test_r10_a_boolean_is_no_number(broker: Broker, field: dict[str, bool]) -> None:
     body = {"topic_name": "u", "partitions_count": 1} | field

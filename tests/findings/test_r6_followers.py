@@ -32,9 +32,6 @@ async def port(broker: Broker) -> AsyncIterator[int]:
         yield port
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="R6: a stream has no id before its first record"
-)
 @pytest.mark.parametrize("held", [0, 2])
 async def test_r6_a_cut_before_the_first_event_loses_no_record(
     broker: Broker, port: int, held: int
@@ -58,9 +55,6 @@ async def test_r6_a_cut_before_the_first_event_loses_no_record(
     assert seen == list(range(held, held + 5))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="R6: followers by lines are sent nothing while idle"
-)
 async def test_r6_lines_have_signs_of_life_too(
     broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,9 +79,6 @@ async def test_r6_lines_have_signs_of_life_too(
     assert empty, "ten signs of life on the stream of events, none on that of lines"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="R6: an id beyond the end closes an EventSource"
-)
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 async def test_r6_a_topic_that_was_created_again_is_followed(
     broker: Broker, port: int, reset: str
@@ -102,9 +93,6 @@ async def test_r6_a_topic_that_was_created_again_is_followed(
         assert event.id == {"earliest": "0", "latest": "1"}[reset]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="R6: an id before the start closes an EventSource"
-)
 async def test_r6_a_log_that_begins_later_is_followed(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "store")
     async with asyncio.timeout(60), broker_on(store) as broker, listening(broker.app) as port:
@@ -126,9 +114,6 @@ async def test_r6_a_log_that_begins_later_is_followed(tmp_path: Path) -> None:
     await store.close()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="R6: the last event has the name of browsers' own"
-)
 async def test_r6_the_last_event_has_a_name_of_its_own(broker: Broker, port: int) -> None:
     await append(broker.log, *numbers(0))
     async with following(port) as answer:
@@ -139,9 +124,6 @@ async def test_r6_the_last_event_has_a_name_of_its_own(broker: Broker, port: int
         assert (await events.next()).kind == "tidelog-error"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="R6: the last line is not marked as an error"
-)
 async def test_r6_the_last_line_is_marked(broker: Broker, port: int) -> None:
     await append(broker.log, *numbers(0))
     async with following(port, NDJSON, follow="true") as answer:
@@ -153,9 +135,6 @@ async def test_r6_the_last_line_is_marked(broker: Broker, port: int) -> None:
     assert said.get("type") == "error"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="R6: clients wait their own pause after each cut"
-)
 async def test_r6_a_stream_says_how_soon_to_come_back(broker: Broker, port: int) -> None:
     await append(broker.log, *numbers(0))
     seen = []

@@ -18,9 +18,6 @@ async def broker() -> AsyncIterator[Broker]:
     await store.close()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="R7: a compressed body is read as if it were JSON"
-)
 @pytest.mark.parametrize(
     ("path", "media_type", "body"),
     [

@@ -31,7 +31,6 @@ def fails(why: str) -> Any:
     return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"S16: {why}")
 
 
-@fails("a cookie is good for twelve hours, also after the logout")
 async def test_s16_a_logout_ends_the_session(broker: Broker) -> None:
     answer = await broker.http.post("/tidelog/v1/login", json={"key": ADMIN_KEY})
     cookie = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
@@ -43,7 +42,6 @@ async def test_s16_a_logout_ends_the_session(broker: Broker) -> None:
     assert me.status_code == 401
 
 
-@fails("no line says that a login, a key or a right was refused")
 @pytest.mark.parametrize("what", ["login", "key", "right"])
 async def test_s16_a_refusal_leaves_a_line(
     broker: Broker, caplog: pytest.LogCaptureFixture, what: str
@@ -154,7 +152,6 @@ def test_s16_a_body_that_is_too_long_ends_the_connection() -> None:
     run(main)
 
 
-@fails("answers of the API are without nosniff and no-store")
 @pytest.mark.parametrize("path", ["/tidelog/v1/me", f"/topics/{SECRET}/partitions/0/records"])
 async def test_s16_answers_are_not_stored_or_guessed(broker: Broker, path: str) -> None:
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}

@@ -69,7 +69,7 @@ def fetching(accept: str) -> bytes:
 def test_s7_answers_that_are_not_read_are_bounded(accept: str) -> None:
     async def main() -> None:
         async with served(fetch_bytes_in_flight=BOUND) as broker:
-            await append(broker.log, b"1" * (MIB - 100))
+            await append(broker.log, b'"' + b"1" * (MIB - 100) + b'"')
             with ExitStack() as cleanup:
                 connections = connected(broker, cleanup)
                 await on_all(connections, Connection.stop_reading)

@@ -26,8 +26,13 @@ from tidelog.storage.core.actions import (
     Chunk,
     CreateTopic,
     DeleteTopic,
+    LoseRecords,
+    ReleaseHold,
+    RenewHold,
     RetireHotLog,
     Sealed,
+    SetBounds,
+    TakeHold,
 )
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.chunk import Rows
@@ -145,7 +150,8 @@ class Making:
         await self.store.close()
 
     async def make_raised(self) -> None:
-        """A commit and a checkpoint at level 1, the entry that raises it, and both at level 2."""
+        """A commit and a checkpoint at level 1, the entry that raises it, both at level 2, and each
+        action that level 1 does not have."""
         await self.open()
         await self.commit(
             self.request(actions=[CreateTopic("flights", FLIGHTS, 1, {})]),
@@ -155,6 +161,15 @@ class Making:
         self.clock.advance(1.5)
         await raise_level(self.wal, 2)
         await self.commit(self.request({0: rows_of_json("2")}), principal=ALICE)
+        await self.wal.checkpoint()
+        await self.commit(
+            self.request(actions=[LoseRecords(FLIGHTS, 0, 0, 1)]),
+            self.request(
+                actions=[SetBounds(wal_retention_ms=5_000_000, file_grace_ms=172_800_000)]
+            ),
+            self.request(actions=[TakeHold("first", 60_000), TakeHold("second", 60_000)]),
+            self.request(actions=[RenewHold("first", 90_000), ReleaseHold("second")]),
+        )
         await self.wal.checkpoint()
         await self.wal.close()
         await self.store.close()

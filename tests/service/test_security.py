@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 from collections.abc import AsyncIterator
 
 import httpx
@@ -22,8 +23,9 @@ from tests.service.keyed import (
     secured,
 )
 from tidelog.service.security import sessions
-from tidelog.service.security.authenticator import REFRESHES_PER_S
-from tidelog.service.settings import BadSettings, Settings, client_key, load
+from tidelog.service.security.authenticator import REFRESHES_PER_S, SESSIONS_MAX
+from tidelog.service.setting_fields import BadSettings
+from tidelog.service.settings import Settings, client_key, load
 from tidelog.storage.cluster.secret import cluster_secret
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import StoreUnfit
@@ -236,7 +238,7 @@ async def test_a_follower_is_let_go_when_its_key_is_deleted(broker: Broker) -> N
         await append(broker.log, b"2")
         await append(broker.log, b"3")
         rest = [line async for line in lines]
-    assert "event: error" in rest
+    assert "event: tidelog-error" in rest
     assert any("40101" in line for line in rest)
 
 
@@ -289,13 +291,17 @@ async def test_a_session_ends_with_its_key_and_when_it_is_forged(broker: Broker)
     value = cookie_of(await login(broker, key["secret"]))
     assert await me(broker, {"cookie": value}) == "User:alice"
     name, _, session = value.partition("=")
-    version, key_id, expires, mac = session.split(".")
+    version, key_id, its_id, expires, mac = session.split(".")
+    other = cookie_of(await login(broker, key["secret"])).split(".")[2]
     for forged in (
-        f"{name}={version}.admin.{expires}.{mac}",
-        f"{name}={version}.{key_id}.{int(expires) + 1}.{mac}",
-        f"{name}={version}.{key_id}.{expires}.{mac[:-1]}",
-        f"{name}={version}.{key_id}.{'9' * 400}.{mac}",
-        f"{name}=v2.{key_id}.{expires}.{mac}",
+        f"{name}={version}.admin.{its_id}.{expires}.{mac}",
+        f"{name}={version}.{key_id}.{other}.{expires}.{mac}",
+        f"{name}={version}.{key_id}..{expires}.{mac}",
+        f"{name}={version}.{key_id}.{its_id}.{int(expires) + 1}.{mac}",
+        f"{name}={version}.{key_id}.{its_id}.{expires}.{mac[:-1]}",
+        f"{name}={version}.{key_id}.{its_id}.{'9' * 400}.{mac}",
+        f"{name}=v3.{key_id}.{its_id}.{expires}.{mac}",
+        f"{name}=v1.{key_id}.{expires}.{mac}",
         f"{name}=",
         f"{name}=é",
     ):
@@ -317,6 +323,37 @@ async def test_another_administrators_key_ends_the_sessions_of_the_first(
         assert_unknown(await broker.http.get("/topics", headers=cookie))
 
 
+async def test_sessions_of_a_principal_are_bounded(broker: Broker) -> None:
+    """The oldest ends; a session that another principal began does not count."""
+    alice = await made(broker, principal="User:alice")
+    bob = await made(broker, principal="User:bob")
+    his = {"cookie": cookie_of(await login(broker, bob["secret"]))}
+    hers = [
+        {"cookie": cookie_of(await login(broker, alice["secret"]))} for _ in range(SESSIONS_MAX + 2)
+    ]
+    assert len(broker.log.state.access.keys) == 2 + 1 + SESSIONS_MAX
+    for number, cookie in enumerate(hers):
+        answer = await broker.http.get("/tidelog/v1/me", headers=cookie)
+        assert answer.status_code == (401 if number < 2 else 200)
+    assert await me(broker, his) == "User:bob"
+
+
+async def test_a_logout_ends_one_session_on_all_brokers(store: MemoryStore) -> None:
+    async with secured(store, "one") as one, secured(store, "two") as two:
+        first = {"cookie": cookie_of(await login(one, ADMIN_KEY))}
+        second = {"cookie": cookie_of(await login(one, ADMIN_KEY))}
+        for broker in (one, two):
+            assert await me(broker, first) == "User:admin"
+            broker.http.cookies.clear()
+        assert_denied(await one.http.post("/tidelog/v1/logout", headers=first))
+        gone = await one.http.post("/tidelog/v1/logout", headers=first | CONSOLE)
+        assert gone.status_code == 204
+        await two.log.refresh()
+        for broker in (one, two):
+            assert_unknown(await broker.http.get("/topics", headers=first))
+            assert await me(broker, second) == "User:admin"
+
+
 async def test_logging_in_and_out(broker: Broker) -> None:
     refused = await login(broker, "nonsense")
     assert_unknown(refused)
@@ -327,10 +364,10 @@ async def test_logging_in_and_out(broker: Broker) -> None:
 
 def test_a_session_is_over_at_its_end() -> None:
     secret, digest = b"s" * 32, b"d" * 32
-    cookie = sessions.sign(secret, "k", 1000, digest)
+    cookie = sessions.sign(secret, sessions.Session("k", "s", 1000), digest)
     session = sessions.parse(cookie)
     assert session is not None
-    assert (session.key_id, session.expires_ms) == ("k", 1000)
+    assert session[:3] == ("k", "s", 1000)
     assert sessions.is_signed(secret, session, digest)
     assert not sessions.is_signed(secret, session, b"e" * 32)
     assert not sessions.is_signed(b"t" * 32, session, digest)
@@ -406,6 +443,7 @@ def test_a_secret_comes_from_a_file_or_a_variable(
     file = f"{tmp_path}/key"
     with open(file, "w", encoding="utf-8") as out:
         out.write(f"{ADMIN_KEY}\n")
+    os.chmod(file, 0o600)
     on = {"security": "keys", "super_users": "User:alice; User:bob"}
     settings = load(on | {"admin_key": f"@{file}"}, {})
     assert settings.admin_key == ADMIN_KEY

@@ -69,7 +69,8 @@ def test_random_cookies_are_rejected(served: Served, text: bytes, is_named: bool
 def test_the_right_ones_are(served: Served) -> None:
     security = served.broker.app._security
     assert security is not None
-    _, cookie, _ = served._runner.run(security.log_in(keyed.ADMIN_KEY))
+    credential = served._runner.run(security.log_in(keyed.ADMIN_KEY))
+    _, cookie = served._runner.run(security.begin_session(credential))
     for header in (
         (b"authorization", f"Bearer {keyed.ADMIN_KEY}".encode()),
         (b"cookie", f"a=b; {security.cookie}={cookie}; c=d".encode()),
@@ -84,14 +85,15 @@ def test_the_right_ones_are(served: Served) -> None:
 def test_a_session_is_what_was_signed_and_nothing_else(
     key_id: str, expires_ms: int, digest: bytes
 ) -> None:
-    cookie = sessions.sign(b"secret", key_id, expires_ms, digest)
-    session = sessions.parse(cookie)
+    signed = sessions.Session(key_id, "its-id", expires_ms)
+    session = sessions.parse(sessions.sign(b"secret", signed, digest))
     if "." in key_id or not key_id.isascii() or expires_ms >= 10**15:
         assert session is None or session.key_id == key_id
         return
     assert session is not None
-    assert (session.key_id, session.expires_ms) == (key_id, expires_ms)
+    assert session._replace(mac="") == signed
     assert sessions.is_signed(b"secret", session, digest)
     assert not sessions.is_signed(b"other", session, digest)
     assert not sessions.is_signed(b"secret", session._replace(key_id=key_id + "x"), digest)
+    assert not sessions.is_signed(b"secret", session._replace(session_id="other"), digest)
     assert not sessions.is_signed(b"secret", session._replace(expires_ms=expires_ms + 1), digest)

@@ -344,7 +344,7 @@ async def test_a_member_of_no_group_has_no_generation(two: Broker) -> None:
         ({}, "records or offsets"),
         ({"topics": [], "consumer_groups": []}, "records or offsets"),
         ({"topics": {}}, "$.topics"),
-        ({"topics": [records("t", 1)], "offsets": []}, "unknown field `offsets`"),
+        ({"topics": [records("t", 1)], "offsets": []}, "Unrecognized field: `offsets`"),
         ({"topics": [records("t", 1), records("t", 2)]}, "topic 't' occurs twice"),
         ({"topics": [records("t", 1), records("u")]}, "topic 'u' has no records"),
         ({"topics": [{"records": []}]}, "topic_name"),

@@ -9,6 +9,10 @@ stores      the bucket, each process's way to it, and what deltalake is to it
 world       brokers, the network, and the truth of the chain
 clients     producers, readers, members of groups
 runs        what a seed tries, and its judgement
+foreign     other engines commit to a table
+backups     backups of a cluster that works
+damage      objects of the store are damaged; damage_deeds has how
+clones      machines are cloned, and restored from snapshots
 finish      the end of a run, when everything must come right
 mutations   guards taken out one by one, which the simulator must notice
 crashes     death at every await

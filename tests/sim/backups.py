@@ -17,7 +17,8 @@ from tests.sim.clients import TOPIC, Producer
 from tests.sim.crashes import CrashRun, Scenario
 from tests.sim.crashes import plan_of as crash_plan
 from tests.sim.history import Place
-from tests.sim.runs import Plan, Result, Run, plan_of, simulated
+from tests.sim.plans import Plan, plan_of
+from tests.sim.runs import Result, Run, simulated
 from tests.sim.stores import Bucket, Commit, MemoryDelta, Tables, Way, Weather
 from tests.sim.world import World
 from tidelog.compaction.backups.backup import backup

@@ -38,6 +38,7 @@ from tests.sim.history import (
     Fetch,
     Fetched,
     Final,
+    GivenUp,
     Invocation,
     Look,
     Looked,
@@ -104,6 +105,8 @@ class Story:
     drained: list[Drained] = field(default_factory=list)
     deletions: dict[str, int] = field(default_factory=dict)
     """Topics that a client asked to delete, and since when."""
+    given_up: dict[Where, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Offsets that a repair gave up."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Story":
@@ -118,6 +121,9 @@ class Story:
                     story.owned.append((at, event))
                 case Drained():
                     story.drained.append(event)
+                case GivenUp():
+                    lost = range(event.offset, event.end_offset)
+                    story.given_up[event.topic, event.partition].update(lost)
                 case Deletion():
                     story.deletions[event.topic] = at
                 case _ if isinstance(event, INVOCATIONS):
@@ -267,7 +273,8 @@ class _Records:
             if final is None or read.offset < final.log_start_offset:
                 continue
             is_there = read.offset in self.final[where]
-            if not is_there and not self._is_superseded(where, read):
+            is_gone = read.offset in self.story.given_up[where]
+            if not (is_there or is_gone or self._is_superseded(where, read)):
                 yield "uncommitted", f"{how} saw {where} {read}, which is not in the log"
 
     def _is_superseded(self, where: Where, read: Read) -> bool:
@@ -294,7 +301,9 @@ class _Records:
                     continue
                 there = self.final[where].get(place.offset)
                 read = Read(place.offset, record.value)
-                if there is None and not self._is_superseded(where, read):
+                if there is None and not (
+                    place.offset in self.story.given_up[where] or self._is_superseded(where, read)
+                ):
                     yield "lost", f"{record.value!r} was acked at {place}, nothing is there"
                 elif there is not None and there != record.value:
                     yield "moved", f"{record.value!r} was acked at {place}, there is {there!r}"
@@ -305,7 +314,9 @@ class _Records:
         for call, append in self.story.appends():
             topics = {record.topic for record in append.records}
             partitions = [where for where in starts if where[0] in topics]
-            is_whole = all(starts[where] == 0 for where in partitions) and partitions
+            is_whole = partitions and not any(
+                starts[where] or self.story.given_up[where] for where in partitions
+            )
             if not is_whole or any(self.story.is_compacted(topic) for topic in topics):
                 continue  # what is gone may have been there
             missing = [record.value for record in append.records if not self.places[record.value]]
@@ -318,7 +329,9 @@ class _Records:
     def _holes(self) -> Iterator[tuple[str, str]]:
         for where, final in self.story.finals.items():
             offsets = [read.offset for read in final.records]
-            found = _gap(offsets, final.log_start_offset, self.story.is_compacted(where[0]))
+            given_up = self.story.given_up[where]
+            is_compacted = self.story.is_compacted(where[0])
+            found = _gap(offsets, final.log_start_offset, given_up, is_compacted=is_compacted)
             if found:
                 yield "hole", f"{where} in the end: {found}"
 
@@ -341,12 +354,14 @@ class _Records:
                 yield "stale", f"fetch {asked.op} at {asked.offset} of {where} is empty: {known}"
             offsets = [read.offset for read in answer.records]
             is_compacted = self.story.is_compacted(asked.topic)
-            found = _gap(offsets, asked.offset, is_compacted)
+            given_up = self.story.given_up[where]
+            found = _gap(offsets, asked.offset, given_up, is_compacted=is_compacted)
             if found:
                 kind = "backwards" if offsets and offsets[0] < asked.offset else "skipped"
                 yield kind, f"fetch {asked.op} of {where} from {asked.offset}: {found}"
             last = offsets[-1] + 1 if offsets else asked.offset
-            if answer.next_offset < last or (answer.next_offset > last and not is_compacted):
+            is_passed = given_up.issuperset(range(last, answer.next_offset))
+            if answer.next_offset < last or not (is_passed or is_compacted):
                 yield "skipped", f"fetch {asked.op}: after {last - 1} comes {answer.next_offset}"
             if is_compacted and (
                 missed := self._missed(where, asked.offset, answer.next_offset, set(offsets))
@@ -433,16 +448,23 @@ class _Records:
             elif self.story.is_compacted(asked.topic):
                 if missed := self._missed(where, start, end, set(offsets)):
                     yield "table", f"{name} of {where}: {missed} are in the log alone"
-            elif offsets != list(range(start, end)):
+            elif _gap(
+                [*offsets, max(start, end)], start, self.story.given_up[where], is_compacted=False
+            ):
                 yield "table", f"{name} of {where}: {offsets[:20]} are not [{start}, {end})"
 
 
-def _gap(offsets: Sequence[int], first: int, is_compacted: bool) -> str:
-    """Say what is wrong with offsets that should continue at `first`; empty if nothing."""
+def _gap(offsets: Sequence[int], first: int, given_up: set[int], *, is_compacted: bool) -> str:
+    """Say what is wrong with offsets that should continue at `first`, without those that a repair
+    gave up; empty if nothing."""
     if is_compacted:
         ascends = all(a < b for a, b in itertools.pairwise(offsets))
         return "" if ascends and (not offsets or offsets[0] >= first) else f"not in order {offsets}"
-    for expected, offset in enumerate(offsets, first):
+    expected = first
+    for offset in offsets:
+        while expected < offset and expected in given_up:
+            expected += 1
         if offset != expected:
             return f"{offset} where {expected} should be"
+        expected += 1
     return ""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from tests.sim.plans import Plan
 from tidelog.compaction import garbage
 from tidelog.storage.cluster import sequencer
 from tidelog.storage.core.actions import SetBounds
@@ -42,10 +43,39 @@ def bounds_lowered_at_once() -> list[Patch]:
     return [(ClusterBounds, "set", set_at_once)]
 
 
-OF_CLOCKS = (
+def own_retention() -> list[Patch]:
+    return [(garbage.Grace, "obeying", lambda self, bounds: self)]
+
+
+def _is_hasty(plan: Plan) -> bool:
+    return plan.is_hasty and "lowered" not in plan.troubles
+
+
+def _changes_bounds(plan: Plan) -> bool:
+    return "lowered" in plan.troubles
+
+
+def _stops_after_uploads(plan: Plan) -> bool:
+    return "uploaded" in plan.troubles
+
+
+MUTATIONS: tuple[tuple[Any, ...], ...] = (
     ("the store's time does not age a view", store_time_ages_no_view, ("sleepers",), 150),
     ("elapsed time takes any step", any_step, ("brokers",), 60),
-    ("uploads are named without a limit of time", uploads_are_named_for_ever, ("sleepers",), 400),
-    ("collects uploads by their age", collect_uploads_by_age, ("sleepers",), 400),
-    ("bounds are lowered at once", bounds_lowered_at_once, ("sleepers",), 200),
+    (
+        "uploads are named without a limit of time",
+        uploads_are_named_for_ever,
+        ("sleepers",),
+        40,
+        _stops_after_uploads,
+    ),
+    (
+        "collects uploads by their age",
+        collect_uploads_by_age,
+        ("sleepers",),
+        40,
+        _stops_after_uploads,
+    ),
+    ("a collector obeys its own retention", own_retention, ("sleepers",), 40, _is_hasty),
+    ("bounds are lowered at once", bounds_lowered_at_once, ("sleepers",), 100, _changes_bounds),
 )

@@ -4,6 +4,7 @@
     make sim SEEDS=2000            seeds 0 to 1999
     make sim SEEDS=2000 FROM=5000  seeds 5000 to 6999
     make sim SEED=1234             that one; its events and every store call go to files
+    make sim SEED=12 ARGS="--world damage"   that seed of another world
     make sim ARGS=--mutations      each deliberate fault, and how many seeds it takes to find it
     make sim ARGS=--crashes        death at every await of each path
 
@@ -14,15 +15,26 @@ import argparse
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
 from tests.sim import history
+from tests.sim.clones import simulate_clones
 from tests.sim.crashes import SCENARIOS, all_of
+from tests.sim.damage import simulate_damage
 from tests.sim.mutations import MUTATIONS, Mutation, seeds_needed
 from tests.sim.runs import Result, simulate
 
+WORLDS: dict[str, Callable[..., Result]] = {
+    "brokers": simulate,
+    "damage": simulate_damage,
+    "clones": simulate_clones,
+}
+OTHERS_SHARE = 8
+"""Of the first world there are so many seeds for each of one of the others."""
+Job = tuple[str, int]
+"""A world and a seed."""
 FAILED = Path(__file__).with_name("failed_seeds.txt")
 """Seeds that ever failed, one a line, `#` and what it was."""
 SHOWN = 6
@@ -36,9 +48,12 @@ def main(arguments: Sequence[str]) -> int:
     if options.crashes:
         return _crashes()
     if options.seed is not None:
-        return _one(options.seed)
-    seeds = range(options.start, options.start + options.seeds)
-    return _many([*_failed_before(), *seeds], options.jobs)
+        return _one(options.world, options.seed)
+    first, last = options.start, options.start + options.seeds
+    jobs: list[Job] = [("brokers", seed) for seed in (*_failed_before(), *range(first, last))]
+    others = range(first // OTHERS_SHARE, -(-last // OTHERS_SHARE))
+    jobs += [(world, seed) for world in WORLDS if world != "brokers" for seed in others]
+    return _many(jobs, options.jobs)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=400, help="how many")
     parser.add_argument("--from", dest="start", type=int, default=0, help="the first")
     parser.add_argument("--seed", type=int, help="this one alone, with every event printed")
+    parser.add_argument("--world", choices=[*WORLDS], default="brokers", help="of the one seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--mutations", action="store_true", help="the guards instead")
     parser.add_argument("--at-most", type=int, default=1000, help="those found by so few seeds")
@@ -58,47 +74,54 @@ def _failed_before() -> list[int]:
     return [int(number) for line in lines if (number := line.partition("#")[0].strip())]
 
 
-def _many(seeds: Sequence[int], jobs: int) -> int:
-    failed: list[int] = []
+def _many(seeds: Sequence[Job], jobs: int) -> int:
+    failed: list[Job] = []
     counts: Counter[str] = Counter()
-    for done, result in enumerate(_results(seeds, jobs), 1):
+    for done, (world, result) in enumerate(_results(seeds, jobs), 1):
         counts.update(result.counts)
         counts["events"] += len(result.events)
         if result.violations:
-            failed.append(result.seed)
-            _tell(result)
+            failed.append((world, result.seed))
+            _tell(world, result)
         if done % 100 == 0 or done == len(seeds):
             _say(f"{done} of {len(seeds)} seeds, {len(failed)} failed")
     _say(", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
     return 1 if failed else 0
 
 
-def _results(seeds: Sequence[int], jobs: int) -> Iterable[Result]:
+def _results(seeds: Sequence[Job], jobs: int) -> Iterable[tuple[str, Result]]:
     if jobs == 1:
-        yield from map(simulate, seeds)
+        yield from map(_simulated, seeds)
         return
     with get_context("spawn").Pool(jobs, maxtasksperchild=500) as pool:
-        yield from pool.imap_unordered(simulate, seeds, chunksize=5)
+        yield from pool.imap_unordered(_simulated, seeds, chunksize=5)
 
 
-def _tell(result: Result) -> None:
-    _say(f"seed {result.seed} ({result.kind}) FAILED, again with: make sim SEED={result.seed}")
+def _simulated(job: Job) -> tuple[str, Result]:
+    world, seed = job
+    return world, WORLDS[world](seed)
+
+
+def _tell(world: str, result: Result) -> None:
+    again = f"make sim SEED={result.seed}"
+    again += "" if world == "brokers" else f' ARGS="--world {world}"'
+    _say(f"seed {result.seed} ({world}, {result.kind}) FAILED, again with: {again}")
     for kind, text in result.violations[:SHOWN]:
         _say(f"  {kind}: {text[:400]}")
     if len(result.violations) > SHOWN:
         _say(f"  and {len(result.violations) - SHOWN} more")
 
 
-def _one(seed: int) -> int:
+def _one(world: str, seed: int) -> int:
     lines: list[str] = []
-    result = simulate(seed, lines=lines)
+    result = WORLDS[world](seed, lines=lines)
     told, lived = Path(f"sim-{seed}.jsonl"), Path(f"sim-{seed}.log")
     history.write(told, result.events)
     lived.write_text("\n".join(lines), encoding="utf-8")
     _say(f"seed {seed} ({result.kind}): {len(result.events)} events in {told}, all in {lived}")
     _say(f"trace {result.trace}, {dict(sorted(result.counts.items()))}")
     if result.violations:
-        _tell(result)
+        _tell(world, result)
     return 1 if result.violations else 0
 
 

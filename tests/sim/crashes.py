@@ -17,7 +17,8 @@ from tests.sim.finish import finish
 from tests.sim.history import Written
 from tests.sim.members import Member
 from tests.sim.network import Air, Refusal, Silence
-from tests.sim.runs import Plan, Result, Run, simulated
+from tests.sim.plans import Plan
+from tests.sim.runs import Result, Run, simulated
 from tests.sim.stores import Weather
 from tests.sim.world import Broker, World
 from tidelog.compaction.collect import collect, plan

@@ -4,10 +4,10 @@ Two guards are not here, because a seed seldom meets the moment: the old mark of
 is used up, and a recovery takes it from one file. tests/storage/write/test_set_aside.py has both.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from tests.sim.faults import Panic
+from tests.sim.plans import Plan
 from tidelog.storage.core.errors import CommitUnknown, LogError, SetAside, Unavailable
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.write.hot_log import HotLog
@@ -69,10 +69,18 @@ def _later_marks_pass() -> Patches:
     return [(Writer, "_take", take)]
 
 
-MUTATIONS: tuple[tuple[str, Callable[[], Patches], tuple[str, ...], int], ...] = (
+def _raises(plan: Plan) -> bool:
+    return plan.weather.raises > 0
+
+
+def _refuses(plan: Plan) -> bool:
+    return plan.weather.refused_part != b""
+
+
+MUTATIONS: tuple[tuple[Any, ...], ...] = (
     ("a state that is half applied is served", _half_applied_is_served, ("brokers",), 40),
     ("an exception after the PUT is a refusal", _unforeseen_is_refused, ("brokers",), 40),
-    ("frames that failed are refused", _failed_frames_are_refused, ("disks",), 100),
-    ("a request that the store refuses is dropped", _refused_is_dropped, ("disks",), 40),
-    ("marks pass a request that is refused", _later_marks_pass, ("disks",), 40),
+    ("frames that failed are refused", _failed_frames_are_refused, ("disks",), 100, _raises),
+    ("a request that the store refuses is dropped", _refused_is_dropped, ("disks",), 40, _refuses),
+    ("marks pass a request that is refused", _later_marks_pass, ("disks",), 100, _refuses),
 )

@@ -13,8 +13,10 @@ from tests.sim.members import Member, Worker, ask_for
 from tests.sim.network import Air, Refusal, Silence
 from tests.sim.stores import Weather, files_at
 from tests.sim.world import Broker, World
+from tidelog.compaction.garbage import Grace
 from tidelog.compaction.scrub import scrub
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.log import LogSettings
 
 if TYPE_CHECKING:
     from tests.sim.runs import Run
@@ -149,13 +151,23 @@ def scan(world: World) -> None:
 
 
 async def _final(run: "Run") -> None:
-    """A broker that knows nothing reads everything; and all know the same."""
     world = run.world
-    fresh = world.start(99, run.plan.settings._replace(is_sealing=False))
+    fresh = await read_back(world, run.plan.settings)
+    if fresh is None:
+        return
+    for group in sorted({client.group for client in run.clients if isinstance(client, Member)}):
+        _ = await ask_for(Client(world, "last", run.plan.load), group, fresh)
+    await scrub_all(world, run.plan.grace)
+
+
+async def read_back(world: World, settings: LogSettings) -> Broker | None:
+    """A broker that knows nothing reads everything; and all know the same. The broker, if it
+    starts."""
+    fresh = world.start(99, settings._replace(is_sealing=False))
     while not fresh.is_ready:
         await asyncio.sleep(0.2)
         if fresh.process.is_dead:
-            return
+            return None
     for broker in world.ready():
         newest = world.truth.seq
         try:
@@ -169,11 +181,14 @@ async def _final(run: "Run") -> None:
     for topic in world.truth.topics.values():
         for number in range(len(topic.partitions)):
             await _read_all(world, fresh, topic.name, number)
-    for group in sorted({client.group for client in run.clients if isinstance(client, Member)}):
-        _ = await ask_for(Client(world, "last", run.plan.load), group, fresh)
+    return fresh
+
+
+async def scrub_all(world: World, grace: Grace) -> None:
+    """Nothing that the cluster names is damaged or gone."""
     try:
         cluster = await world.cluster()
-        report = await scrub(cluster, None, run.plan.grace)
+        report = await scrub(cluster, None, grace)
         if damage := [each for each in report.findings if each.is_damage]:
             world.bug(f"scrub finds {damage}")
     except LogError as error:

@@ -12,12 +12,13 @@ from tests.sim.clients import TOPIC, Producer, Reader, Witness
 from tests.sim.finish import finish
 from tests.sim.history import Written
 from tests.sim.network import Refusal, Silence
-from tests.sim.runs import Plan, Result, Run, plan_of, simulated
+from tests.sim.plans import Plan, plan_of
+from tests.sim.runs import Result, Run, simulated
 from tests.sim.stores import Commit, files_at
 from tests.sim.world import World
 from tidelog.compaction.repair import repair
 from tidelog.storage.core import levels
-from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.errors import LogError, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 
 OTHER = "u"
@@ -32,7 +33,8 @@ class ForeignRun(Run):
     def __init__(self, seed: int, plan: Plan, world: World) -> None:
         super().__init__(seed, plan, world)
         self._files = 0
-        world.has_foreign_hands = True
+        world.has_damage = True
+        world.expects = lambda error: world.has_damage and isinstance(error, TableInDoubt)
 
     async def main(self) -> None:
         world, plan = self.world, self.plan
@@ -68,7 +70,7 @@ class ForeignRun(Run):
         await self._repair()
         for carer in self.carers:  # its scrub may have begun before the repair
             carer.kill()
-        world.has_foreign_hands = False
+        world.has_damage = False
         await finish(self)
 
     def _touch(self, what: str) -> None:

@@ -270,12 +270,21 @@ class Deletion(_Event, frozen=True):
     topic: str
 
 
+class GivenUp(_Event, frozen=True):
+    """A repair gave up records [offset, end_offset): a reader may pass over them."""
+
+    topic: str
+    partition: int
+    offset: int
+    end_offset: int
+
+
 Yes: TypeAlias = (
     Acked | Fetched | OutOfRange | Looked | Scanned | Polled | Committed | Sought | Told
 )
 Invocation: TypeAlias = Append | Fetch | Look | Scan | Poll | Commit | Seek | Ask
 Outcome: TypeAlias = Yes | Refused | Unknown
-Event: TypeAlias = Invocation | Outcome | Topic | Owns | Final | Drained | Deletion
+Event: TypeAlias = Invocation | Outcome | Topic | Owns | Final | Drained | Deletion | GivenUp
 
 INVOCATIONS = (Append, Fetch, Look, Scan, Poll, Commit, Seek, Ask)
 

@@ -15,6 +15,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import math
 import selectors
 import sys
 import warnings
@@ -85,6 +86,11 @@ def current() -> str:
     """The name of the process that runs now; empty for the world."""
     process = _process.get(None)
     return "" if process is None else process.name
+
+
+def current_process() -> Process | None:
+    """The process that runs now; None for the world."""
+    return _process.get(None)
 
 
 @contextlib.contextmanager
@@ -222,6 +228,17 @@ class Loop(asyncio.SelectorEventLoop):
 
     def truncate(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)  # type: ignore[attr-defined]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs before time passes, but for the caller."""
+        return not self._ready  # type: ignore[attr-defined]
+
+    @property
+    def next_s(self) -> float:
+        """When the next timer is due; infinity if there is none."""
+        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        return min((timer.when() for timer in timers if not timer.cancelled()), default=math.inf)
 
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(loop=self)

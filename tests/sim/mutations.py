@@ -22,15 +22,19 @@ import tidelog.storage.tables.manifest
 import tidelog.storage.write.writer
 from tests.sim import (
     backup_mutations,
+    clock_mutations,
+    damage_mutations,
     doubt_mutations,
     failures,
     level_mutations,
     wal_mutations,
 )
 from tests.sim.backups import simulate_backups
-from tests.sim.clock_mutations import OF_CLOCKS
+from tests.sim.clones import simulate_clones
+from tests.sim.damage import simulate_damage
 from tests.sim.foreign import simulate_foreign
-from tests.sim.runs import KINDS, Result, simulate
+from tests.sim.plans import KINDS, Plan, plan_of
+from tests.sim.runs import Result, simulate
 from tests.sim.stores import Commit, MemoryDelta
 from tidelog.compaction.newest_per_key import Latest
 from tidelog.compaction.session import MaintenanceSession
@@ -59,8 +63,10 @@ BACKUPS = ("backups",)
 WORLDS: dict[tuple[str, ...], Callable[[int], Result]] = {
     FOREIGN: simulate_foreign,
     BACKUPS: simulate_backups,
+    damage_mutations.DAMAGE: simulate_damage,
+    damage_mutations.CLONES: simulate_clones,
 }
-"""Worlds of tests/sim/foreign.py and tests/sim/backups.py, which have seeds of their own."""
+"""Worlds of tests/sim/foreign.py, backups.py, damage.py and clones.py: they have own seeds."""
 
 Patch = tuple[Any, str, Any]
 Made = Callable[[], list[Patch]]
@@ -73,11 +79,14 @@ class Mutation(NamedTuple):
     patches: Made
     kinds: tuple[str, ...]
     seeds_max: int
+    has_its_faults: Callable[[Plan], bool] = lambda plan: True
+    """Whether a world of these kinds has the faults that the guard is for; others are skipped."""
 
     def seeds(self) -> Iterator[int]:
         if self.kinds in WORLDS:
             return itertools.count()
-        return (seed for seed in itertools.count() if KINDS[seed % len(KINDS)] in self.kinds)
+        of_kind = (seed for seed in itertools.count() if KINDS[seed % len(KINDS)] in self.kinds)
+        return (seed for seed in of_kind if self.has_its_faults(plan_of(seed)))
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -188,14 +197,14 @@ def _no_transactions() -> list[Patch]:
 def _sealed_before_the_table() -> list[Patch]:
     real = Sealer._add
 
-    async def add(self: Sealer, topic: Any, table: Any, files: Any, ends: Any, at_s: float) -> None:
+    async def add(self: Sealer, topic: Any, table: Any, files: Any, ends: Any, at: Any) -> None:
         actions: list[Any] = [
             Sealed(topic.topic_id, int(app_id.removeprefix("seal-")), end)
             for app_id, end in ends.items()
         ]
         request = AppendRequest((), 0, actions=actions)
         await self.writer.append(request, Acks.ALL)
-        await real(self, topic, table, files, ends, at_s)
+        await real(self, topic, table, files, ends, at)
 
     return [(Sealer, "_add", add)]
 
@@ -364,7 +373,7 @@ MUTATIONS = (
     Mutation("hot marks are forgotten", _no_hot_marks, ("disks",), 20),
     Mutation("acks=1 before the disk has it", _promise_before_the_disk, ("disks",), 60),
     *itertools.starmap(Mutation, level_mutations.MUTATIONS),
-    *itertools.starmap(Mutation, OF_CLOCKS),
+    *itertools.starmap(Mutation, clock_mutations.MUTATIONS),
     Mutation("the Delta transaction is no lock", _no_transactions, ("tables",), 30),
     Mutation("sealed in the WAL before the table", _sealed_before_the_table, ("tables",), 30),
     Mutation("a segment that misses its last record", _seal_a_record_too_many, ("tables",), 5),
@@ -393,4 +402,5 @@ MUTATIONS = (
     Mutation("checkpoints forget seeks", _checkpoints_forget_seeks, ("groups",), 60),
     *itertools.starmap(Mutation, failures.MUTATIONS),
     *itertools.starmap(Mutation, backup_mutations.MUTATIONS),
+    *itertools.starmap(Mutation, damage_mutations.MUTATIONS),
 )

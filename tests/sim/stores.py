@@ -116,6 +116,8 @@ class Way:
         self.seen_ms = 0
         self.on_put: Callable[[], None] | None = None
         """Called when the next entry is half sent; if the process stops there, so does the PUT."""
+        self.on_upload: Callable[[], None] | None = None
+        """Called when the next upload is sent; it arrives also if the process stops there."""
         self._draws = draws
         self._note = note
         self._world = world
@@ -203,6 +205,10 @@ class Way:
             self.on_put()
             self.on_put = None
             _ = asyncio.get_running_loop().call_later(self._s(), arrive)
+        elif self.on_upload is not None and verb == "create" and key.startswith(keys.DATA):
+            self.on_upload()
+            self.on_upload = None
+            _ = self._world.later(self._s(), arrive)
         elif self._draws.random() < 0.3:
             # Not all of it has left the machine: it goes on, or is lost, with who sends it.
             _ = asyncio.get_running_loop().call_later(self._s(), arrive)
@@ -239,6 +245,8 @@ class Tables:
     weather: Callable[[], Weather]
     note: Callable[[str], None]
     opened: int = field(default=0)
+    damaged: set[tuple[str, int]] = field(default_factory=set)
+    """Prefix and version of commits that no reader can decode."""
 
     def at(self, uri: str, name: str, clock: object) -> "MemoryDelta":
         self.opened += 1
@@ -311,6 +319,9 @@ class MemoryDelta:
     def refresh(self, options: object) -> None:
         if self._tables.fails():
             raise Unavailable(f"table {self._prefix} cannot be read: 503")
+        unread = range(self.version + 1, len(self._commits))
+        if any((self._prefix, version) in self._tables.damaged for version in unread):
+            raise Unavailable(f"table {self._prefix} cannot be read: invalid JSON")
         if self._commits:
             self.table = len(self._commits) - 1
 

@@ -28,8 +28,8 @@ def started(*arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def ended(process: "subprocess.Popen[str]") -> str:
-    told, _ = process.communicate(timeout=110)
+def ended(process: "subprocess.Popen[str]", timeout_s: float = 110) -> str:
+    told, _ = process.communicate(timeout=timeout_s)
     assert process.returncode == 0, told
     return told
 

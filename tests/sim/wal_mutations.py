@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-import tidelog.compaction.garbage
-import tidelog.storage.state.elapsed
 from tests.sim.stores import Bucket
 from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.core import entry as entries
@@ -15,7 +13,6 @@ from tidelog.storage.core import keys
 from tidelog.storage.core.entry import Draft, Entry
 from tidelog.storage.io.object_store import Created
 from tidelog.storage.wal.entry_put import EntryPut
-from tidelog.storage.wal.freshness import Freshness
 from tidelog.storage.wal.view import Committed, WalView
 
 Patch = tuple[Any, str, Any]
@@ -109,21 +106,6 @@ def _no_view_is_void() -> list[Patch]:
     return [(WalView, "_is_void", lambda self: False)]
 
 
-def _store_time_ages_no_view() -> list[Patch]:
-    def age_s(self: Freshness, since: Any) -> float:
-        return self._clock.boot_s() - since.boot_s
-
-    return [(Freshness, "age_s", age_s)]
-
-
-def _own_retention() -> list[Patch]:
-    return [(tidelog.compaction.garbage.Grace, "obeying", lambda self, bounds: self)]
-
-
-def _any_step() -> list[Patch]:
-    return [(tidelog.storage.state.elapsed, "STEP_MS_MAX", 2**60)]
-
-
 def _no_look_after_the_put() -> list[Patch]:
     async def is_in_chain(self: EntryPut, seq: int, entry_hash: bytes) -> bool:
         return True
@@ -159,9 +141,6 @@ MUTATIONS: tuple[tuple[str, Callable[[], list[Patch]], tuple[str, ...], int], ..
     ("acked before the PUT", _ack_before_the_put, ("brokers",), 5),
     ("announced to peers before the PUT", _tell_before_the_put, ("brokers",), 40),
     ("no view is too old", _no_view_is_void, ("sleepers",), 60),
-    ("the store's time does not age a view", _store_time_ages_no_view, ("sleepers",), 60),
-    ("a collector obeys its own retention", _own_retention, ("sleepers",), 30),
-    ("elapsed time takes any step", _any_step, ("brokers",), 60),
     ("a suspended writer does not look after its PUT", _no_look_after_the_put, ("sleepers",), 80),
     ("reads do not ask the WAL", _no_refresh, ("brokers",), 5),
     ("a store that overwrites", _overwriting_store, ("brokers",), 5),

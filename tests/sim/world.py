@@ -31,16 +31,16 @@ from tests.sim import faults, machine
 from tests.sim.history import Event, Recorder, to_line
 from tests.sim.machine import Process
 from tests.sim.network import Air, Fate, Refusal, Silence
+from tests.sim.peers import Peers
 from tests.sim.stores import Bucket, Tables, Way, Weather
 from tests.support.clock import ManualClock
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
+from tidelog.storage.cluster.announcer import PeerTransport
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import keys
-from tidelog.storage.core.errors import Corrupt, LogError, StoreUnfit, TableInDoubt, Unavailable
+from tidelog.storage.core.errors import Corrupt, Fenced, LogError, StoreUnfit, Unavailable
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.log import LogSettings
 from tidelog.storage.state.cluster_state import ClusterState
@@ -111,8 +111,10 @@ class World:
         self.processes: list[Process] = []
         self.bugs: list[str] = []
         self.counts: dict[str, int] = {}
-        self.has_foreign_hands = False
-        """Whether other engines commit to tables, so that reads may find one in doubt."""
+        self.has_damage = False
+        """Whether a scrub may find damage now."""
+        self.expects: Callable[[LogError], bool] = lambda error: False
+        """Whether the damage that an error names is of this world."""
         self.tables = Tables(self.bucket, self.draws, lambda: self.weather, self.note)
         self.trace = hashlib.blake2b(digest_size=8)
         self.lines: list[str] | None = None
@@ -211,6 +213,10 @@ class World:
             self.bug(f"{name} failed: {error!r}")
             logging.getLogger("tidelog.sim").exception("%s failed", name)
 
+    def peers(self, broker: Broker) -> PeerTransport:
+        """The broker's way to the others."""
+        return Peers(self)
+
     def way_of(self) -> Way:
         return Way(self.bucket, self.draws, lambda: self.weather, self.note, self)
 
@@ -226,22 +232,24 @@ class World:
         broker = Broker(name, self.process(name), clock, self.way_of(), f"http://{name}", home)
         self.brokers[broker.address] = broker
         self.note(f"start {name}")
-        broker.process.spawn(self._serve(broker, settings or self.settings))
+        broker.process.spawn(self.serve(broker, self._open(broker, settings or self.settings)))
         return broker
 
-    async def _serve(self, broker: Broker, settings: LogSettings) -> None:
-        peers = Peers(self)
+    async def _open(self, broker: Broker, settings: LogSettings) -> LogBroker:
+        return await LogBroker.open(
+            broker.way,
+            settings,
+            clock=broker.clock,
+            name=broker.name,
+            cluster_id=CLUSTER_ID,
+            hot_dir=broker.home,
+            peers=self.peers(broker),
+        )
+
+    async def serve(self, broker: Broker, opening: Coroutine[Any, Any, LogBroker]) -> None:
+        """The life of a broker, as `service.server.serve` has it."""
         try:
-            log = await LogBroker.open(
-                broker.way,
-                settings,
-                clock=broker.clock,
-                name=broker.name,
-                cluster_id=CLUSTER_ID,
-                hot_dir=broker.home,
-                peers=peers,
-            )
-            broker.log = log
+            broker.log = log = await opening
             await log.join(broker.address)
         except Unavailable as error:  # its supervisor starts it again
             self.note(f"{broker.name} does not start: {error}")
@@ -249,8 +257,12 @@ class World:
             self.on_exit(broker)
             return
         except (LogError, StoreUnfit) as error:
-            self.bug(f"{broker.name} does not start: {error!r}")
+            self.note(f"{broker.name} does not start: {error}")
             self.kill(broker)
+            if self.expects(error):
+                self.on_exit(broker)
+            else:
+                self.bug(f"{broker.name} does not start: {error!r}")
             return
         broker.is_ready = True
         self.note(f"{broker.name} is ready")
@@ -258,6 +270,12 @@ class World:
             await log.run_until_failed()
         except asyncio.CancelledError:
             pass  # its tasks: it closes
+        except Fenced as error:
+            self.note(f"{broker.name} is fenced: {error}")
+            self.count("fenced")
+            if not self.expects(error):
+                self.bug(f"{broker.name} is fenced: {error}")
+            self.end(broker)
         except Exception as error:
             self.bug(f"{broker.name} has crashed: {error!r}")
             logging.getLogger("tidelog.sim").exception("%s has crashed", broker.name)
@@ -365,7 +383,7 @@ class World:
         try:
             result = await call(broker)
         except Corrupt as error:
-            if not (self.has_foreign_hands and isinstance(error, TableInDoubt)):
+            if not self.expects(error):
                 self.bug(f"{broker.name} finds damage: {error}")
             result = error
         except (LogError, Refusal, Silence) as error:
@@ -457,30 +475,3 @@ def _give(answer: "asyncio.Future[Any]", result: object) -> None:
         answer.exception()  # its asker may be dead
     else:
         answer.set_result(result)
-
-
-class Peers:
-    """One broker's way to the others."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    async def forward(self, peer: Member, message: bytes) -> bytes:
-        async def take(broker: Broker) -> bytes:
-            return await broker.log.peer_api.on_forward(message)
-
-        return await self._ask(peer, take)
-
-    async def announce(self, peer: Member, message: bytes) -> None:
-        async def told(broker: Broker) -> None:
-            broker.log.peer_api.on_announcements(message)
-
-        await self._ask(peer, told)
-
-    async def _ask(self, peer: Member, call: Callable[[Broker], Awaitable[T]]) -> T:
-        try:
-            return await self._world.ask(peer.address, call, is_repeatable=True)
-        except Refusal as error:
-            raise ForwardRefused(str(error)) from error
-        except (Silence, Corrupt) as error:
-            raise ForwardOutcomeUnknown(str(error)) from error

@@ -27,6 +27,9 @@ __all__ = ["Broker", "BrokerFailed"]
 CLI_S = 240.0
 WAIT_S_MAX = 240.0
 
+Tuning = Mapping[str, Mapping[str, float]]
+"""Values of the log that are no settings: see tests/support/tuned_cli.py."""
+
 
 class Broker(BrokerProcess):
     """A broker on a store in `folder` (or on any other), with settings by field name.
@@ -40,7 +43,7 @@ class Broker(BrokerProcess):
         folder: Path,
         store: str | None = None,
         *,
-        tuning: Mapping[str, Mapping[str, float]] | None = None,
+        tuning: Tuning | None = None,
         **settings: object,
     ) -> None:
         self._tuning = tuning
@@ -51,9 +54,7 @@ class Broker(BrokerProcess):
 
     @property
     def program(self) -> Sequence[str]:
-        if not self._tuning:
-            return super().program
-        return ("-P", tuned_cli.__file__, json.dumps(self._tuning))
+        return _program(self._tuning)
 
     def cli(
         self, *arguments: str, stdin: str | bytes = b"", status: int | None = 0
@@ -80,15 +81,25 @@ class Broker(BrokerProcess):
         return end
 
 
+def _program(tuning: Tuning | None) -> Sequence[str]:
+    if not tuning:
+        return ("-m", "tidelog.service.cli.main")
+    return ("-P", tuned_cli.__file__, json.dumps(tuning))
+
+
 def tidelog(
-    *arguments: str, stdin: str | bytes = b"", status: int | None = 0, **variables: str
+    *arguments: str,
+    stdin: str | bytes = b"",
+    status: int | None = 0,
+    tuning: Tuning | None = None,
+    **variables: str,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `tidelog` to its end; asserts its exit status unless that is None.
+    """Run `tidelog` to its end; assert its exit status unless that is None. `tuning`: see Broker.
 
     Whatever went wrong, stderr is one line and no traceback.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "tidelog.service.cli.main", *arguments],
+        [sys.executable, *_program(tuning), *arguments],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
         timeout=CLI_S,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import Broker, error_line, json_of, tidelog
+from tests.support.broker import Broker, Tuning, error_line, json_of, tidelog
 from tests.support.ports import free_port
 from tidelog.service.cli.results import EXIT_STATUSES
 from tidelog.service.settings import Settings
@@ -215,8 +215,10 @@ def last_line(done: subprocess.CompletedProcess[bytes]) -> str:
     return last
 
 
-def serve(*arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
-    done = tidelog("serve", "--port", "0", *arguments, status=None, **variables)
+def serve(
+    *arguments: str, tuning: Tuning | None = None, **variables: str
+) -> subprocess.CompletedProcess[bytes]:
+    done = tidelog("serve", "--port", "0", *arguments, status=None, tuning=tuning, **variables)
     assert done.returncode not in {0, None}
     return done
 
@@ -240,7 +242,8 @@ def test_serve_on_a_url_that_is_no_store(url: str) -> None:
 def test_serve_on_a_store_that_does_not_answer_is_status_3() -> None:
     credentials = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
     endpoint = f"http://127.0.0.1:{free_port()}"
-    done = serve("s3://bucket/prefix", "--s3-endpoint", endpoint, **credentials)
+    soon = {"service": {"start_retry_s": 2.0}}
+    done = serve("s3://bucket/prefix", "--s3-endpoint", endpoint, tuning=soon, **credentials)
     assert done.returncode == 3
     assert "s3://bucket/prefix" in last_line(done)
 

@@ -82,6 +82,7 @@ def test_a_key_file_without_a_key(
     file = tmp_path / "alice.key"
     if content is not None:
         file.write_bytes(content)
+        file.chmod(0o600)
     said = tidelog("--key-file", str(file), "status")
     assert said == (2, "", f"key: {why.format(file)}")
 
@@ -89,6 +90,7 @@ def test_a_key_file_without_a_key(
 @pytest.mark.parametrize("content", ["two\nlines", "schlüssel"])
 def test_a_key_that_no_header_can_have(tidelog: Command, tmp_path: Path, content: str) -> None:
     (tmp_path / "key").write_text(content)
+    (tmp_path / "key").chmod(0o600)
     said = tidelog("--key-file", str(tmp_path / "key"), "status")
     assert said.status == 2
     assert said.line.startswith("key: has a character that no key has")

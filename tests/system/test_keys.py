@@ -42,6 +42,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("keys")
     key_file = folder / "admin.key"
     key_file.write_text(f"{ADMIN_KEY}\n")
+    key_file.chmod(0o600)
     store = (folder / "store").as_uri()
     with ExitStack() as stack:
         brokers = [
@@ -127,6 +128,7 @@ def test_without_a_key_a_command_says_what_is_missing(pair: Pair) -> None:
     assert "TIDELOG_KEY" in error_line(done)
     file = pair.one.folder / "key"
     file.write_text(ADMIN_KEY)
+    file.chmod(0o600)
     at = {"TIDELOG_URL": pair.one.base_url}
     listed = tidelog("--key-file", str(file), "topics", "list", "--json", **at)
     assert [each["name"] for each in json_of(listed)] == ["t"]

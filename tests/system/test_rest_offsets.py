@@ -194,7 +194,7 @@ def test_positions_refused(world: World, what: str, body: Any, status: int, code
         ({"X_Forwarded_Host": "lb", "X_Forwarded_Prefix": "/rest"}, "http://lb/rest"),
         ({"Forwarded": "for=1.2.3.4;host=lb.example;proto=https"}, "https://lb.example"),
         ({"Forwarded": 'host="lb.example:99";proto=http, host=inner'}, "http://lb.example:99"),
-        ({"Host": "kafka.example:80"}, "http://kafka.example"),
+        ({"Host": "kafka.internal:80"}, "http://kafka.internal"),
     ],
 )
 def test_base_uri_is_the_balancers(world: World, headers: dict[str, str], base: str) -> None:

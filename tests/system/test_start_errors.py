@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 
 from tests.support import tuned_cli
@@ -24,8 +25,10 @@ from tests.support.ports import free_port
 from tests.support.records import creating
 from tests.support.seaweed import ACCESS_KEY, SECRET_KEY, Seaweed
 from tests.system.client import Client
+from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.log import LogSettings
 from tidelog.storage.wal.view import WalView
 
 FAILED = 1
@@ -366,3 +369,44 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 sys.argv[0] = "tidelog"
 sys.exit(main())
 """
+
+
+# -- stores that may not be served
+
+
+def with_key(folder: Path) -> None:
+    """A cluster with one key, and the cluster's secret."""
+
+    async def make() -> None:
+        store = FolderStore(folder)
+        broker = await LogBroker.open(store, LogSettings(is_sealing=False), clock=SystemClock())
+        await broker.create_key("User:alice")
+        await broker.secret()
+        await broker.close()
+        await store.close()
+
+    asyncio.run(make())
+
+
+def test_a_cluster_with_keys_without_security(tmp_path: Path) -> None:
+    with_key(tmp_path / "store")
+    said = refusal(tmp_path / "store")
+    assert said.startswith(f"the cluster in {(tmp_path / 'store').as_uri()} has keys or ACLs, but ")
+    with Broker(tmp_path, security_off_with_keys=True) as broker:
+        broker.create_topic("t")
+        assert httpx.get(f"{broker.base_url}/topics").json() == ["t"]
+
+
+def test_a_secret_that_others_can_read(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with_key(store)
+    secret = store / "secret.json"
+    secret.chmod(0o644)
+    said = refusal(store, "--security", "keys")
+    assert said == f"other users can read or change {secret} (mode 0644): chmod 0600 {secret}"
+    secret.chmod(0o600)
+    key = tmp_path / "key"
+    key.write_text("k" * 30)
+    key.chmod(0o644)
+    said = refusal(store, "--security", "keys", "--admin-key", f"@{key}", status=WRONG_USAGE)
+    assert f"chmod 0600 {key}" in said

@@ -12,7 +12,7 @@ from tests.support.logs import append, kill, opened, read_values
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.entry import Commit
-from tidelog.storage.core.errors import LogError, StoreRefused
+from tidelog.storage.core.errors import LogError, StoreRefused, Unavailable
 from tidelog.storage.core.model import Acks, Part
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import Created
@@ -66,6 +66,39 @@ def test_requests_behind_a_refused_one_are_committed_and_it_follows(tmp_path: Pa
         assert await read_values(again) == ["1", "2", "3", "odd"]
         assert again.state.hot_logs == {}
         await again.close()
+
+    run(main)
+
+
+def test_no_request_passes_an_acknowledged_one_of_its_partition(tmp_path: Path) -> None:
+    """A flush fails for a moment. Requests that come after it, with acks=all, stand back behind
+    what is acknowledged, or are refused; those of other partitions go on."""
+
+    async def main() -> None:
+        inner = Particular()
+        inner.refuses = b""
+        log = await opened(inner, hot_dir=tmp_path)
+        await log.create_topic("t", 2, {})
+        inner.refuses = b"first"
+        await append(log, "first", acks=Acks.LOCAL)
+        while not log.writer.refused:  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.01)
+        later = asyncio.create_task(append(log, "second"))
+        await asyncio.sleep(0.0)
+        inner.refuses = b""
+        await append(log, "other", partition=1)
+        await later
+        assert await read_values(log) == ["first", "second"]
+        inner.refuses = b"third"
+        await append(log, "third", acks=Acks.LOCAL)
+        while not log.writer.refused:  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.01)
+        with pytest.raises(Unavailable, match=r"behind acknowledged requests.*is not taken"):
+            await append(log, "fourth")
+        inner.refuses = b""
+        await asyncio.sleep(set_aside.PAUSE_MAX_S + 1.0)
+        assert await read_values(log) == ["first", "second", "third"]
+        await log.close()
 
     run(main)
 

@@ -1,0 +1,53 @@
+"""Bodies of requests in JSON: every unknown or misspelt field is refused.
+
+A body that is taken without one of its fields does something else than its sender wants: a commit
+without `offsets` commits all that was read. So there are two base classes, and each body derives
+from one: StrictBody where msgspec decodes, StrictModel where FastAPI does. Pure.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from tidelog.service.formats.json_in import BadBody, InvalidBody, one_line
+
+Body = TypeVar("Body")
+
+
+class StrictBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A body, or an object in it, that msgspec decodes."""
+
+
+class StrictModel(BaseModel):
+    """A body, or an object in it, that FastAPI decodes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a boolean is no number")
+    return value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_no_boolean)]
+"""A number of a StrictModel, also as a string: pydantic takes `true` for 1."""
+
+
+def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """Decode a body. Raises InvalidBody if it is empty or has another form than the decoder's type,
+    BadBody if it is no JSON."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidBody(unrecognized(one_line(str(error)))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not body.strip():
+            raise InvalidBody("the body is empty") from error
+        raise BadBody(f"the body is not JSON: {one_line(str(error))}") from error
+
+
+def unrecognized(message: str) -> str:
+    """Return msgspec's message with the words that the proxies have for an unknown field."""
+    return message.replace("Object contains unknown field", "Unrecognized field:")

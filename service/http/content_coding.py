@@ -1,0 +1,142 @@
+"""Content-Encoding of bodies and answers: gzip and zstd.
+
+A body is unpacked in a thread, and never further than its limit: a bomb is refused with 413 at the
+limit. Answers are packed if they are large and the client accepts it. Answers of hot routes are
+packed only if the client refuses others (`identity;q=0`): most clients' libraries send
+`Accept-Encoding: gzip` unasked, and packing takes more CPU than all the rest of a fetch.
+"""
+
+import asyncio
+import zlib
+from functools import lru_cache
+
+import pyarrow as pa
+
+from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
+
+ACCEPTED = "gzip, zstd"
+PACKED_BYTES_MIN = 16 * 1024
+"""Of an answer: a smaller one is few packets either way."""
+GZIP_MEMBERS_MAX = 16
+"""Of one body: each costs a copy of what follows it."""
+_GZIP_BITS = 31
+_GZIP_LEVEL = 1
+_CODINGS = {b"gzip": b"gzip", b"x-gzip": b"gzip", b"zstd": b"zstd"}
+_IDENTITY = (b"", b"identity")
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """The body has a Content-Encoding that no route accepts."""
+
+    status = 415
+    code = 415
+    headers = {"Accept-Encoding": ACCEPTED}  # noqa: RUF012 never changed
+
+
+class BadEncoding(InvalidRequest):
+    """The body does not have the form that its Content-Encoding declares."""
+
+    status = 400
+    code = 400
+
+
+class BodyTooLarge(RecordTooLarge):
+    """The body is over its limit. The connection ends: what is left of the body is not read."""
+
+    headers = {"Connection": "close"}  # noqa: RUF012 never changed
+
+    def __init__(self, size: int, bytes_max: int) -> None:
+        super().__init__(f"request body of {size} bytes or more is over the limit of {bytes_max}")
+
+
+def coding_of_body(header: bytes) -> bytes:
+    """Return the coding of a body with this Content-Encoding, empty for none. Raises
+    UnsupportedEncoding."""
+    name = header.strip().lower()
+    if name in _IDENTITY:
+        return b""
+    if name not in _CODINGS:
+        shown = header.decode("latin-1")[:100]
+        raise UnsupportedEncoding(f"Content-Encoding {shown!r} is not supported: {ACCEPTED}")
+    return _CODINGS[name]
+
+
+async def unpacked(body: bytes, coding: bytes, bytes_max: int) -> bytes:
+    """Return the content of a body. Raises BodyTooLarge, BadEncoding."""
+    return await asyncio.to_thread(_UNPACK[coding], body, bytes_max)
+
+
+def _gunzip(body: bytes, bytes_max: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while body:
+        if len(parts) == GZIP_MEMBERS_MAX:
+            raise BadEncoding(f"the gzip body has more than {GZIP_MEMBERS_MAX} members")
+        member = zlib.decompressobj(_GZIP_BITS)
+        try:
+            parts.append(member.decompress(body, bytes_max - size + 1))
+        except zlib.error as error:
+            raise BadEncoding(f"the body is not gzip: {error}") from error
+        size += len(parts[-1])
+        if size > bytes_max:
+            raise BodyTooLarge(size, bytes_max)
+        if not member.eof:
+            raise BadEncoding("the gzip body ends early")
+        body = member.unused_data
+    return b"".join(parts)
+
+
+def _unpack_zstd(body: bytes, bytes_max: int) -> bytes:
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
+            content: bytes = stream.read(bytes_max + 1)
+    except OSError as error:
+        raise BadEncoding(f"the body is not zstd: {error}") from error
+    if len(content) > bytes_max:
+        raise BodyTooLarge(len(content), bytes_max)
+    return content
+
+
+_UNPACK = {b"gzip": _gunzip, b"zstd": _unpack_zstd}
+
+
+@lru_cache(maxsize=256)
+def coding_of_answer(accept_encoding: bytes, *, is_hot: bool) -> bytes:
+    """Return the coding of a large answer to a client with this Accept-Encoding, empty for none."""
+    qualities: dict[bytes, float] = {}
+    for part in accept_encoding.lower().split(b","):
+        name, _, parameter = part.partition(b";")
+        qualities[name.strip()] = _quality(parameter)
+    others = qualities.get(b"*", 0.0)
+    if is_hot and qualities.get(b"identity", qualities.get(b"*", 1.0)) > 0:
+        return b""
+    zstd, gzip = (qualities.get(name, others) for name in (b"zstd", b"gzip"))
+    if not max(zstd, gzip) > 0:
+        return b""
+    return b"zstd" if zstd >= gzip else b"gzip"
+
+
+def _quality(parameter: bytes) -> float:
+    name, _, number = parameter.partition(b"=")
+    try:
+        return float(number) if name.strip() == b"q" else 1.0
+    except ValueError:
+        return 1.0
+
+
+async def packed(body: bytes, coding: bytes) -> bytes:
+    return await asyncio.to_thread(_gzip if coding == b"gzip" else _pack_zstd, body)
+
+
+def headers_of(coding: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"content-encoding", coding), (b"vary", b"accept-encoding"))
+
+
+def _gzip(body: bytes) -> bytes:
+    packer = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_BITS)
+    return packer.compress(body) + packer.flush()
+
+
+def _pack_zstd(body: bytes) -> bytes:
+    found: bytes = pa.Codec("zstd", compression_level=1).compress(body, asbytes=True)
+    return found

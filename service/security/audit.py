@@ -1,0 +1,180 @@
+"""The audit log: refusals, logins and changes, one JSON line each, in a file or the broker's log.
+
+A line has `time`, `event`, `broker`, `principal` (empty: not known), `client` (the address that
+connects), `forwarded_for` (what a proxy, or the client, says of it), `request`, `status`, and
+`reason` of a refusal or `detail` of a change. Events: `unauthenticated`, `denied`, `wrong_host`;
+`login`, `logout`, `change` (also of unknown outcome: a status of 5xx); `left_out`. No secret is in
+it. Requests for records and of consumer instances are in it only if they are refused.
+
+Any client can cause refusals, so these are bounded by LINES_PER_S; `left_out` has the count of the
+others. Changes need a right, and are never left out. The file is opened for each line: it may be
+renamed at any time (logrotate). **On a crash** after a change and before its line, the line is
+missing: the change is in the WAL.
+"""
+
+import asyncio
+import datetime as dt
+import json
+import logging
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from tidelog.service.http.call import Receive, Scope, Send
+from tidelog.service.security.caller import rights_of
+from tidelog.service.security.quotas import Bucket
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.trust_settings import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.observer import PRINCIPAL
+
+log = logging.getLogger("tidelog.audit")
+access_log = logging.getLogger("tidelog.access")
+
+LINES_PER_S = 20.0
+LEFT_OUT_S = 10.0
+"""A count of what was left out is at most this old."""
+CHARS_MAX = 500
+"""Of a field: clients choose paths (I10)."""
+FILE_MODE = 0o600
+REFUSALS = {401: "unauthenticated", 403: "denied", 421: "wrong_host"}
+SESSION_EVENTS = {"/tidelog/v1/login": "login", "/tidelog/v1/logout": "logout"}
+
+_details: ContextVar[list[str] | None] = ContextVar("details", default=None)
+"""The change that this request makes, in words."""
+
+Fields = dict[str, Any]
+
+
+def note(message: str, *values: object) -> None:
+    """Log a change of keys, ACLs or quotas, and add it to the audit line of the request."""
+    access_log.info(message, *values)
+    details = _details.get()
+    if details is not None:
+        details.append(message % values)
+
+
+def open_audit(settings: Settings, broker: Broker, counters: HttpCounters) -> "Audit | None":
+    """Return the audit log of the settings, None if it is off. Raises LogError if the file cannot
+    be written."""
+    where = settings.audit_log
+    if where == AUDIT_AUTO:
+        where = AUDIT_STDERR if settings.security == "keys" else AUDIT_OFF
+    if where in (AUDIT_OFF, ""):
+        return None
+    if where == AUDIT_STDERR:
+        log.setLevel(logging.INFO)  # also if `log_level` is higher
+        return Audit(broker, counters, _log_event)
+    try:
+        _append(where, b"")
+    except OSError as error:
+        raise LogError(f"audit_log {where} cannot be written: {error.strerror}") from error
+    return Audit(broker, counters, lambda event: _append(where, f"{_text(event)}\n".encode()))
+
+
+class Audit:
+    """One per broker, on its event loop. `write` blocks: a few lines a second."""
+
+    def __init__(
+        self, broker: Broker, counters: HttpCounters, write: Callable[[Fields], None]
+    ) -> None:
+        self._clock = broker.clock
+        self._broker = broker.name
+        self._counters = counters
+        self._write = write
+        self._refusals = Bucket(LINES_PER_S, broker.clock.boot_s())
+        self._left_out = 0
+
+    def refused(self, error: BaseException, scope: Scope) -> None:
+        """Write a refusal; other errors of requests are no events."""
+        status = getattr(error, "status", None)
+        if not isinstance(error, LogError) or status not in REFUSALS:
+            return
+        self._counters.audited[REFUSALS[status]] += 1
+        if self._refusals.throttle_s(self._clock.boot_s()) > 0:
+            self._counters.audit_lost["flood"] += 1
+            if not self._left_out:
+                asyncio.get_running_loop().call_later(LEFT_OUT_S, self._report_left_out)
+            self._left_out += 1
+            return
+        self._refusals.charge(1.0)
+        self._event(REFUSALS[status], scope, {"status": status, "reason": _cut(str(error))})
+
+    async def change(
+        self,
+        app: Callable[[Scope, Receive, Send], Any],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Serve a request that may change the cluster, and write what it changed."""
+        status, details = 0, list[str]()
+        _details.set(details)
+
+        async def watched(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        await app(scope, receive, watched)
+        if 400 <= status < 500:
+            return
+        event = SESSION_EVENTS.get(scope["path"], "change")
+        self._counters.audited[event] += 1
+        more: Fields = {"status": status, "detail": _cut("; ".join(details))}
+        if event != "change":  # a login has no caller before it
+            more["principal"] = PRINCIPAL.get()
+        self._event(event, scope, more)
+
+    def _report_left_out(self) -> None:
+        left_out, self._left_out = self._left_out, 0
+        self._put({**self._head("left_out"), "left_out": left_out})
+
+    def _event(self, event: str, scope: Scope, more: Fields) -> None:
+        headers = dict(scope["headers"])
+        rights, client = rights_of(scope), scope.get("client")
+        query = scope["query_string"].decode("latin-1")
+        path = f"{scope['path']}?{query}" if query else scope["path"]
+        who = {
+            "principal": rights.principal,
+            "client": rights.host or (client[0] if client else ""),
+            "forwarded_for": _cut(headers.get(b"x-forwarded-for", b"").decode("latin-1")),
+            "request": _cut(f"{scope['method']} {path}"),
+        }
+        self._put({**self._head(event), **who, **more})
+
+    def _head(self, event: str) -> Fields:
+        at = dt.datetime.fromtimestamp(self._clock.now_ms() / 1000, dt.UTC)
+        time = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return {"time": time, "event": event, "broker": self._broker}
+
+    def _put(self, event: Fields) -> None:
+        try:
+            self._write({name: value for name, value in event.items() if value != ""})
+        except OSError as error:
+            self._counters.audit_lost["write"] += 1
+            log.error("the audit log cannot be written: %s", error.strerror)
+
+
+def _log_event(event: Fields) -> None:
+    log.info("%s", _text(event), extra={"audit": event})
+
+
+def _append(path: str, line: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        os.write(fd, line)
+    finally:
+        os.close(fd)
+
+
+def _text(event: Fields) -> str:
+    return json.dumps(event)  # ASCII alone, also of a client's lone surrogates
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CHARS_MAX else f"{text[:CHARS_MAX]}..."

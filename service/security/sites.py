@@ -1,0 +1,139 @@
+"""Host and Origin: the names under which a broker answers, and the sites whose pages may use it.
+
+A browser sends requests for the page of any site. Three kinds of pages are kept out, before the
+route is served:
+
+- A page of another site, or of another port of this host (`Sec-Fetch-Site`; where a browser does
+  not send it, plain http under a name, `Origin` against `Host`), has no request with effects
+  served: 403. Reads need no rule: no answer permits such a page to read it (CORS).
+- A page whose own name was bound to the broker's address (DNS rebinding) is of the same origin.
+  Its name gives it away: 421. With `security=keys` such a page has no key and no cookie of the
+  broker, and each name is served, unless `allowed_hosts` says otherwise.
+- A page's body without a Content-Type would pass for JSON without asking for permission: 415.
+
+Names that only a private network can resolve are allowed: a stranger cannot register them. Clients
+without `Origin` and `Sec-Fetch-Site`, under a name that was used before, cost three lookups.
+"""
+
+import socket
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from tidelog.service.http.call import Scope, UnsupportedMediaType
+from tidelog.service.http.errors import CrossSite
+from tidelog.service.http.urls import client_url, split_host
+from tidelog.service.settings import Settings
+from tidelog.service.trust_settings import ANY_HOST, hosts_of
+from tidelog.storage.core.errors import LogError
+
+KNOWN_MAX = 1_000
+"""Remembered values of `Host`; one more clears them (I10)."""
+PRIVATE_SUFFIXES = (".localhost", ".internal", ".svc", ".cluster.local", ".home.arpa")
+OWN_SITES = (b"same-origin", b"none")
+WEB_PORTS = (80, 443, None)
+
+
+class WrongHost(LogError):
+    """The request is for a name that is not this broker's."""
+
+    status = 421
+    code = 42101
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"this broker does not answer under the name {host!r}: if clients shall use it, add it "
+            "to the setting allowed_hosts"
+        )
+
+
+class Sites:
+    """The policy of one broker. Owned by one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        entries = hosts_of(settings.allowed_hosts)
+        self._is_any = ANY_HOST in entries or (settings.security == "keys" and not entries)
+        self._authorities = frozenset(entries)
+        names = [entry.partition(":")[0] for entry in entries]
+        self._suffixes = (*PRIVATE_SUFFIXES, *(name[1:] for name in names if name[0] == "*"))
+        self._names = frozenset([*names, *_own_names(settings)])
+        self.known: set[bytes | None] = {None}
+        """Values of `Host` that are allowed. A request without one is of no browser."""
+
+    def refusal(
+        self, scope: Scope, headers: Mapping[bytes, bytes], *, has_effects: bool
+    ) -> LogError | None:
+        """Return why a request with these headers is not served."""
+        if has_effects and self._is_foreign(scope, headers):
+            return CrossSite()
+        host = headers.get(b"host")
+        if host not in self.known:
+            text = host.decode("latin-1") if host else ""
+            if not self._answers_under(text):
+                return WrongHost(text[:253])
+            if len(self.known) >= KNOWN_MAX:
+                self.known = {None}
+            self.known.add(host)
+        if has_effects and _is_of_page(headers) and _has_untyped_body(headers):
+            return UnsupportedMediaType("HTTP 415 Unsupported Media Type: send a Content-Type")
+        return None
+
+    def _is_foreign(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+        site = headers.get(b"sec-fetch-site")
+        if site is not None:
+            return site.strip().lower() not in OWN_SITES
+        origin = headers.get(b"origin")
+        return origin is not None and not self._is_own(scope, origin.decode("latin-1").lower())
+
+    def _is_own(self, scope: Scope, origin: str) -> bool:
+        """Whether the page has this broker's address as the client sees it. The scheme does not
+        count: a proxy may end TLS without a word of it."""
+        scheme, _, authority = origin.partition("://")
+        found = split_host(authority)
+        if scheme not in ("http", "https") or found is None:
+            return False
+        own = client_url(scope)
+        if (found[0], _port(found[1])) == (own.host.lower(), _port(own.port)):
+            return True
+        return authority in self._authorities
+
+    def _answers_under(self, host: str) -> bool:
+        if self._is_any or not host:
+            return True
+        found = split_host(host)
+        if found is None:
+            return False
+        name = found[0].lower().removesuffix(".")
+        last_label = name.rpartition(".")[2]
+        return (
+            "." not in name  # an IPv6 address, or a name without a dot
+            or name[0] == "["
+            or last_label.isdigit()  # an IPv4 address, in any of its forms
+            or name in self._names
+            or name.endswith(self._suffixes)
+        )
+
+
+def _own_names(settings: Settings) -> Iterable[str]:
+    machine = socket.gethostname().lower()
+    advertised = (settings.peer_address, settings.advertised_url)
+    return (
+        machine,
+        f"{machine}.local",
+        settings.host.lower(),
+        settings.peer_host.lower(),
+        *(urlsplit(url).hostname or "" for url in advertised),
+    )
+
+
+def _is_of_page(headers: Mapping[bytes, bytes]) -> bool:
+    return b"origin" in headers or b"sec-fetch-site" in headers
+
+
+def _has_untyped_body(headers: Mapping[bytes, bytes]) -> bool:
+    if headers.get(b"content-type"):
+        return False
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+
+def _port(port: int | None) -> int | None:
+    return None if port in WEB_PORTS else port

@@ -1,0 +1,42 @@
+"""A setting as a field of a dataclass: default, documentation, and the check of its value."""
+
+import dataclasses
+from typing import Any
+
+from tidelog.storage.core.errors import LogError
+
+
+class BadSettings(LogError):
+    """The settings cannot be used; the message names the setting and the reason."""
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    words: str = "",
+    is_secret: bool = False,
+) -> Any:
+    checks = {"doc": doc, "low": low, "high": high, "words": words.split(), "is_secret": is_secret}
+    return dataclasses.field(default=default, metadata=checks, repr=not is_secret)
+
+
+def check(field: "dataclasses.Field[Any]", value: Any) -> None:
+    """Raise BadSettings if the value is out of the field's range."""
+    low, high, words = (field.metadata[key] for key in ("low", "high", "words"))
+    if low is not None and value < low:
+        raise BadSettings(f"{field.name}: {value} is below {low}")
+    if high is not None and value > high:
+        raise BadSettings(f"{field.name}: {value} is above {high}")
+    if words and value not in words:
+        raise BadSettings(f"{field.name}: {value!r} is none of {', '.join(words)}")
+
+
+def whole_number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        unit = next((f" of {unit}" for unit in ("ms", "bytes") if unit in name), "")
+        raise BadSettings(f"{name}: {text!r} is not a whole number{unit}") from None

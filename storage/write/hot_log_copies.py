@@ -1,0 +1,223 @@
+"""Which requests of a crashed process's hot log are in the WAL, if a copy of the process ran.
+
+A mark of a hot log is taken once by `apply`. A cloned machine and a restored snapshot continue the
+log with the same id: two requests then have one mark, and `apply` takes only the first. A restored
+disk also brings back requests whose marks are retired. The id of a request's commit is drawn when
+the request enters the log, so it tells which of them the WAL has.
+
+A recovery reads the WAL back to the entries that decide: without a copy, the last two of the log.
+**On a crash** at any moment nothing has changed: the files are as they were.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import NamedTuple
+
+from tidelog.storage.core import levels
+from tidelog.storage.core.actions import RetireHotLog
+from tidelog.storage.core.entry import Commit, Draft, DraftId, Entry, HotMark, shares
+from tidelog.storage.core.errors import Corrupt, NotFound
+from tidelog.storage.wal.view import WalView
+from tidelog.storage.wal.wal_objects import WalObjects
+from tidelog.storage.write.hot_log_file import Recovered
+from tidelog.storage.write.hot_segment import AppendRequest
+
+READS_AT_ONCE = 16
+ENTRIES_MAX = 20_000
+"""Entries that one recovery reads back at most: over S3 they take some ten seconds."""
+
+
+CLAIM = 1 << 62
+"""A mark from here on is a claim: CLAIM + 1 + the highest mark that was committed before it."""
+
+
+async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
+    """Claim the logs of these files, and return the files without the requests that are committed.
+    The others have marks of a log of their own. Requests that are set aside stay as they are.
+
+    At level 1 all files are returned as they are: version 0.1, which may be the next to recover
+    them, takes a claim for the mark of their last request, and would delete them.
+
+    Raises LogError. **On a crash**: a claim is left, which the next recovery finds.
+    """
+    if wal.state.level == levels.FIRST:
+        return list(files)
+    search = _Search(files)
+    if search.logs:
+        await wal.commit_next(lambda: search.claims(wal))
+        await search.run(wal)
+    return [file if file.is_kept else search.left_of(file) for file in files]
+
+
+class _Taken(NamedTuple):
+    """A commit, and the number in its entry of the forwarded draft that has it; -1: none has."""
+
+    share: int
+    origin_id: str
+    number: int
+    mark: HotMark | None
+    commit_id: bytes
+    is_empty: bool
+    retired: tuple[str, ...] = ()
+
+
+class _Search:
+    """The commits of the logs of these files, from the newest entry of the WAL backwards.
+
+    A log is decided by its two newest entries, if all marks of the newest are of this process and
+    higher than those of the other. Else a copy has used its marks, and all entries are read.
+    """
+
+    def __init__(self, files: Sequence[Recovered]) -> None:
+        self._requests: dict[str, dict[int, AppendRequest]] = {}
+        for file in files:
+            if file.requests and not file.is_kept:
+                marks = self._requests.setdefault(file.log_id, {})
+                marks |= {each.hot.seq: each for each in file.requests if each.hot is not None}
+        self.logs = frozenset(self._requests)
+        self._before: dict[str, int] = {}
+        """The highest mark of each log before it was claimed."""
+        self._open = set(self.logs)
+        self._shared: set[str] = set()
+        self._own_from: dict[str, int] = {}
+        self._entries: list[list[_Taken]] = []
+        self._committed: set[bytes] = set()
+        self._used_up: set[HotMark] = set()
+        self._lowest: dict[str, int] = {}
+
+    def claims(self, wal: WalView) -> Draft | None:
+        """Return the commits that use up all marks of the logs: from then on no copy commits with
+        them. Called with all entries applied that come before the claims."""
+        made: list[Commit] = []
+        for log_id in sorted(self.logs):
+            newest = wal.state.hot_logs.get(log_id, -1)
+            self._before[log_id] = newest - CLAIM - 1 if newest >= CLAIM else newest
+            if newest < CLAIM:
+                made.append(Commit(wal.clock.new_id(), [], hot=HotMark(log_id, CLAIM + 1 + newest)))
+        return Draft(made, [], []) if made else None
+
+    async def run(self, wal: WalView) -> None:
+        for log_id, newest in self._before.items():
+            if 0 <= newest < min(self._requests[log_id]):
+                self._open.discard(log_id)  # the file of that request is deleted
+        if self._open:
+            async for entry in _backwards(wal.objects, wal.state.seq):
+                self._see(list(self._taken(entry)))
+                if not self._open:
+                    break
+        self._fold()
+
+    def _taken(self, entry: Entry) -> Iterator[_Taken]:
+        drafts = {
+            at: (share, origin)
+            for share, (origin, commits) in enumerate(shares(entry))
+            for at in commits
+        }
+        for at, commit in enumerate(entry.commits):
+            share, origin = drafts.get(at, (-1, DraftId("", -1, 0)))
+            mark = commit.hot
+            retired = tuple(
+                action.log_id for action in commit.actions if isinstance(action, RetireHotLog)
+            )
+            if origin.origin_id or mark or retired:
+                is_empty = not commit.actions
+                of = origin.origin_id, origin.number
+                yield _Taken(share, *of, mark, commit.commit_id, is_empty, retired)
+
+    def _see(self, taken: list[_Taken]) -> None:
+        self._entries.append(taken)
+        marks: dict[str, list[_Taken]] = {}
+        for each in taken:
+            if each.mark is not None and not each.is_empty and each.mark.log_id in self.logs:
+                marks.setdefault(each.mark.log_id, []).append(each)
+        for log_id in self._open & marks.keys():
+            seqs = [each.mark.seq for each in marks[log_id] if each.mark is not None]
+            own_from = self._own_from.get(log_id)
+            if own_from is None and all(self._is_own(each) for each in marks[log_id]):
+                self._own_from[log_id] = min(seqs)
+            elif own_from is not None and max(seqs) < own_from and log_id not in self._shared:
+                self._open.discard(log_id)
+            else:
+                self._shared.add(log_id)
+
+    def _is_own(self, taken: _Taken) -> bool:
+        assert taken.mark is not None, "only marks are compared"
+        requests = self._requests[taken.mark.log_id]
+        if taken.mark.seq < min(requests):
+            return True  # the file of that request is deleted
+        request = requests.get(taken.mark.seq)
+        return request is not None and request.commit_id == taken.commit_id
+
+    def _fold(self) -> None:
+        """Find what `apply` has accepted, in the order of the WAL."""
+        marks: dict[str, int] = {}
+        drafts: dict[str, int] = {}
+        for entry in reversed(self._entries):
+            repeated: dict[int, bool] = {-1: False}
+            for each in entry:
+                if each.share not in repeated:
+                    repeated[each.share] = each.number <= drafts.get(each.origin_id, -1)
+                    drafts[each.origin_id] = max(each.number, drafts.get(each.origin_id, -1))
+                if repeated[each.share]:
+                    continue
+                for log_id in each.retired:
+                    marks.pop(log_id, None)
+                if each.mark is None or each.mark.seq <= marks.get(each.mark.log_id, -1):
+                    continue
+                log_id, seq = each.mark.log_id, each.mark.seq
+                marks[log_id] = seq
+                if seq >= CLAIM:
+                    continue
+                self._lowest[log_id] = min(seq, self._lowest.get(log_id, seq))
+                self._committed.add(each.commit_id)
+                if each.is_empty:
+                    self._used_up.add(each.mark)
+
+    def left_of(self, file: Recovered) -> Recovered:
+        """Return the file without requests that are committed."""
+        if not file.requests:
+            return file
+        # Requests below the marks that were found, or of which none was found, are committed.
+        lowest = self._lowest.get(file.log_id, self._before[file.log_id] + 1)
+        left = [
+            request
+            for request in file.requests
+            if request.commit_id not in self._committed
+            and request.hot is not None
+            and request.hot not in self._used_up
+            and request.hot.seq >= lowest
+        ]
+        # Again the same after a crash, and another one for a file with other requests.
+        ids = b"".join(request.commit_id for request in file.requests)
+        log_id = hashlib.blake2b(ids, digest_size=16).hexdigest()
+        for request in left:
+            assert request.hot is not None, "those without a mark are left out above"
+            request.hot = HotMark(log_id, request.hot.seq)
+        return file._replace(log_id=log_id, requests=left)
+
+
+async def _backwards(objects: WalObjects, newest: int) -> AsyncIterator[Entry]:
+    """Yield the entries up to `newest`, the newest first, to the first that is collected."""
+
+    async def read(seq: int) -> Entry | None:
+        try:
+            return (await objects.read(seq)).entry
+        except Corrupt:
+            return None
+
+    last = max(newest - ENTRIES_MAX, 0)
+    width = 1
+    while newest > last:
+        first = max(newest - width, last)
+        found = await asyncio.gather(
+            *(read(seq) for seq in range(newest, first, -1)), return_exceptions=True
+        )
+        for each in found:
+            if isinstance(each, NotFound):
+                return
+            if isinstance(each, BaseException):
+                raise each
+            if each is not None:
+                yield each
+        newest, width = first, min(width * 4, READS_AT_ONCE)

@@ -1,0 +1,113 @@
+"""`make explore`: every choice of a small world within a bound, or one run again.
+
+make explore                                        the worlds of WORLDS, over all cores
+make explore ARGS="--world small --both 1"          the search of the tests
+make explore ARGS="--preemptions 1 --both 3"        other bounds
+make explore ARGS="--world small --replay 0,1,2"    the run with these choices
+make explore ARGS=--mutations                       the deliberate faults: schedules of each
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from tests.explore import mutations
+from tests.explore.choices import Bound
+from tests.explore.run import play
+from tests.explore.script import SCRIPTS, Script
+from tests.explore.search import Failure, search
+from tests.sim import machine
+
+WORLDS = {"commit": 3, "three": 2, "large": 2}
+"""Worlds of `make explore`, and how many preemptions and faults a schedule has there together."""
+SHOWN = 6
+"""Violations of one run."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    if options.mutations:
+        return mutations.main(options.jobs, options.at_most)
+    worlds = WORLDS if options.world is None else {options.world: WORLDS.get(options.world, 2)}
+    if options.replay is not None:
+        script = SCRIPTS[options.world or next(iter(WORLDS))]
+        given = [int(number) for number in options.replay.split(",") if number]
+        bound = Bound(
+            options.preemptions,
+            options.faults,
+            options.both or options.preemptions + options.faults,
+        )
+        return _again(script, bound, given, options.acts or len(script.acts))
+    failures = 0
+    for name, both in worlds.items():
+        bound = Bound(options.preemptions, options.faults, options.both or both)
+        failures += _search(SCRIPTS[name], bound, options.jobs)
+    return 1 if failures else 0
+
+
+def _search(script: Script, bound: Bound, jobs: int) -> int:
+    _say(
+        f"world {script.name}: {script.brokers} brokers, {script.partitions} partitions; at most "
+        f"{bound.preemptions} preemptions and {bound.faults} faults a schedule, "
+        f"{bound.both} together"
+    )
+    found = search(script, bound, jobs=jobs, say=_say)
+    for failure in found.failures:
+        _say(told(script, bound, failure))
+    _say(
+        f"{found.choices} choices, {found.schedules} schedules, {sum(found.states)} states "
+        f"{list(found.states)}, {found.cut} cut, {found.recoveries} recoveries, "
+        f"{len(found.failures)} violations, {found.seconds:.0f} s, {found.cpu_s:.0f} s of one core"
+    )
+    return len(found.failures)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="make explore",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--world", choices=sorted(SCRIPTS), help="one alone")
+    parser.add_argument("--preemptions", type=int, default=2, help="of one schedule, at most")
+    parser.add_argument("--faults", type=int, default=2, help="of one schedule, at most")
+    parser.add_argument("--both", type=int, default=0, help="of both together; 0: WORLDS")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--replay", help="play these choices again, and print what happens")
+    parser.add_argument("--acts", type=int, default=0, help="of the replay; 0: all")
+    parser.add_argument("--mutations", action="store_true", help="the deliberate faults instead")
+    parser.add_argument("--at-most", type=int, default=10**9, help="those found so soon")
+    return parser
+
+
+def _again(script: Script, bound: Bound, given: list[int], acts: int) -> int:
+    lines: list[str] = []
+    with machine.quietly():
+        run = play(script, given, acts, bound, recovers=True, lines=lines)
+    with machine.quietly():
+        again = play(script, given, acts, bound, recovers=True)
+    _say("\n".join(lines))
+    for at, (number, name) in enumerate(zip(run.taken, run.names, strict=True)):
+        if number:
+            _say(f"choice {at}: {number} of {run.counts[at]}, {name}")
+    for kind, text in run.violations:
+        _say(f"{kind}: {text}")
+    is_same = (again.trace, again.taken) == (run.trace, run.taken)
+    _say(f"trace {run.trace}{'' if is_same else f', {again.trace} the second time'}")
+    return 1 if run.violations or not is_same else 0
+
+
+def told(script: Script, bound: Bound, failure: Failure) -> str:
+    """Return the violations, and the command that shows them again."""
+    given = ",".join(map(str, failure.given[: failure.last + 1])) or "0"
+    lines = [f"{kind}: {text[:400]}" for kind, text in failure.violations[:SHOWN]]
+    again = (
+        f"--world {script.name} --preemptions {bound.preemptions} --faults {bound.faults} --both "
+        f"{bound.both} "
+        f"--acts {failure.acts} --replay {given}"
+    )
+    return "\n  ".join([f'VIOLATION, again with: make explore ARGS="{again}"', *lines])
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

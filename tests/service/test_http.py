@@ -1,0 +1,367 @@
+"""HTTP as clients expect it, on every route: HEAD, OPTIONS, CORS, compression, request ids, Accept,
+strict bodies, links."""
+
+import gzip
+import json
+import logging
+import re
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from tests.service.conftest import (
+    JSON,
+    V2,
+    Broker,
+    append,
+    assert_refused,
+    broker_on,
+    listening,
+    stored,
+)
+from tests.service.instances import created, subscribed
+from tidelog.service.http.accept import is_served
+from tidelog.service.http.content_coding import coding_of_answer
+from tidelog.service.routes import topics
+from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
+from tidelog.storage.io.memory import MemoryStore
+
+PATH = "/topics/t/partitions/0/records"
+ORIGIN = "https://app.example.com"
+BODY = b'{"records":[{"value":1}]}'
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    store = MemoryStore()
+    async with broker_on(
+        store, request_bytes_max=2 * MIB, cors_origins=f"{ORIGIN};http://b"
+    ) as one:
+        await one.log.create_topic("t", 1, {})
+        yield one
+    await store.close()
+
+
+def zstd(body: bytes) -> bytes:
+    packed: bytes = pa.compress(body, codec="zstd", asbytes=True)
+    return packed
+
+
+def filled(broker: Broker, path: str) -> str:
+    """The path of a route with the names of what exists."""
+    cluster = broker.log.identity.cluster_id
+    for name, text in (("cluster_id", cluster), ("topic_name", "t"), ("partition_id", "0")):
+        path = path.replace(f"{{{name}}}", text)
+    return re.sub(r"\{[^}]*\}", "x", path)
+
+
+# -- HEAD and OPTIONS
+
+
+async def test_every_path_names_its_methods(broker: Broker) -> None:
+    methods: dict[str, set[str]] = {}
+    for route in (*HOT_ROUTES, *APP_ROUTES):
+        methods.setdefault(route.paths[0], set()).add(route.method)
+    for path, own in methods.items():
+        answer = await broker.http.options(filled(broker, path))
+        assert (answer.status_code, answer.content) == (204, b""), path
+        allowed = set(answer.headers["allow"].split(", "))
+        assert allowed >= own | {"OPTIONS"}, path
+        assert ("HEAD" in allowed) is ("GET" in allowed), path
+    assert (await broker.http.options("/nowhere")).status_code == 404
+
+
+async def test_head_reads_no_record_of_an_instance(broker: Broker) -> None:
+    await append(broker.log, b"0", b"1")
+    instance = await subscribed(broker)
+    answer = await instance("HEAD", "/records", accept=JSON)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert await instance.read() == [0, 1]
+
+
+async def test_head_of_a_follower_ends(broker: Broker) -> None:
+    answer = await broker.http.head(PATH, headers={"accept": "text/event-stream"})
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"] == "text/event-stream"
+
+
+async def test_head_and_get_over_a_socket(broker: Broker) -> None:
+    await append(broker.log, b"1")
+    async with listening(broker.app) as port, httpx.AsyncClient(trust_env=False) as http:
+        for path in ("/topics", PATH, "/nowhere"):
+            url = f"http://127.0.0.1:{port}{path}"
+            head, got = await http.head(url), await http.get(url)
+            assert head.status_code == got.status_code
+            assert head.headers["content-length"] == got.headers["content-length"]
+            assert head.content == b""
+
+
+# -- compression
+
+
+@pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
+@pytest.mark.parametrize("path", ["/topics/t", "/topics/t/partitions/0"])
+async def test_a_packed_body_is_taken(broker: Broker, path: str, coding: str, pack: Any) -> None:
+    headers = {"content-type": JSON, "content-encoding": coding}
+    answer = await broker.http.post(path, content=pack(BODY), headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert [row["value"] for row in await stored(broker.log)] == [b"1"]
+
+
+@pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
+async def test_a_packed_stream_of_records_is_taken(broker: Broker, coding: str, pack: Any) -> None:
+    path = f"/v3/clusters/{broker.log.identity.cluster_id}/topics/t/records"
+    records = b'{"value":{"type":"JSON","data":1}}{"value":{"type":"JSON","data":2}}'
+    answer = await broker.http.post(
+        path, content=pack(records), headers={"content-encoding": coding}
+    )
+    assert [json.loads(line)["error_code"] for line in answer.text.splitlines()] == [200, 200]
+    assert [row["value"] for row in await stored(broker.log)] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("path", ["/topics/t", "/consumers/g", "/admin/topics"])
+@pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
+async def test_a_bomb_is_too_large(broker: Broker, path: str, coding: str, pack: Any) -> None:
+    body = pack(b" " * (64 * MIB))
+    assert len(body) < MIB
+    headers = {"content-type": "application/json", "content-encoding": coding}
+    answer = await broker.http.post(path, content=body, headers=headers)
+    assert (answer.status_code, answer.json()["error_code"]) == (413, 413)
+    assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status"),
+    [
+        ("br", BODY, 415),
+        ("gzip, gzip", gzip.compress(gzip.compress(BODY, mtime=0), mtime=0), 415),
+        ("gzip", BODY, 400),
+        ("zstd", BODY, 400),
+        ("gzip", gzip.compress(BODY, mtime=0)[:-9], 400),
+        ("zstd", zstd(BODY)[:-3], 400),
+        ("gzip", gzip.compress(b"", mtime=0) * 17, 400),
+        ("identity", BODY, 200),
+        ("X-GZIP", gzip.compress(BODY[:9], mtime=0) + gzip.compress(BODY[9:]), 200),
+        ("zstd", zstd(BODY[:9]) + zstd(BODY[9:]), 200),
+    ],
+)
+async def test_another_coding_is_refused_as_one(
+    broker: Broker, coding: str, body: bytes, status: int
+) -> None:
+    headers = {"content-type": JSON, "content-encoding": coding}
+    answer = await broker.http.post("/topics/t", content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert len(await stored(broker.log)) == (status == 200)
+    if status == 415:
+        assert answer.headers["accept-encoding"] == "gzip, zstd"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "of_app", "of_hot"),
+    [
+        (b"gzip, deflate, br", b"gzip", b""),
+        (b"gzip, zstd", b"zstd", b""),
+        (b"gzip;q=1.0, zstd;q=0.5", b"gzip", b""),
+        (b"zstd, identity;q=0", b"zstd", b"zstd"),
+        (b"gzip, *;q=0", b"gzip", b"gzip"),
+        (b"*", b"zstd", b""),
+        (b"br, identity;q=0", b"", b""),
+        (b"gzip;q=0", b"", b""),
+        (b"gzip;q=x,,;", b"gzip", b""),
+        (b"", b"", b""),
+    ],
+)
+def test_what_a_client_accepts(accepted: bytes, of_app: bytes, of_hot: bytes) -> None:
+    assert coding_of_answer(accepted, is_hot=False) == of_app
+    assert coding_of_answer(accepted, is_hot=True) == of_hot
+
+
+async def test_large_answers_are_packed_for_clients_that_accept_it(broker: Broker) -> None:
+    plain = await broker.http.get("/openapi.json", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    packed = await broker.http.get("/openapi.json", headers={"accept-encoding": "gzip"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < len(plain.content) / 4
+    assert packed.json() == plain.json()
+    await append(broker.log, b'"%s"' % (b"v" * 50_000))
+    for accepted, coding in (("gzip", None), ("gzip, identity;q=0", "gzip")):
+        headers = {"accept": JSON, "accept-encoding": accepted}
+        answer = await broker.http.get(PATH, headers=headers)
+        assert answer.headers.get("content-encoding") == coding
+        assert len(answer.json()[0]["value"]) == 50_000
+    headers = {"accept": JSON, "accept-encoding": "zstd, identity;q=0"}
+    async with broker.http.stream("GET", PATH, headers=headers) as answer:
+        assert answer.headers["content-encoding"] == "zstd"
+        body = b"".join([part async for part in answer.aiter_raw()])
+    content = pa.CompressedInputStream(pa.BufferReader(body), "zstd").read()
+    assert len(json.loads(content)[0]["value"]) == 50_000
+
+
+def test_a_gzip_answer_is_gzip() -> None:
+    from tidelog.service.http.content_coding import _gzip
+
+    assert zlib.decompress(_gzip(BODY), 31) == BODY
+
+
+# -- CORS
+
+
+async def test_a_page_of_an_allowed_origin_may_read_and_write(broker: Broker) -> None:
+    asked = {"origin": ORIGIN, "access-control-request-method": "POST"}
+    answer = await broker.http.options("/topics/t", headers=asked)
+    assert answer.status_code == 204
+    assert answer.headers["access-control-allow-origin"] == ORIGIN
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    allowed = answer.headers["access-control-allow-headers"].lower()
+    assert "authorization" in allowed
+    assert "tidelog-console" not in allowed, "the proof of the own origin"
+    headers = {"origin": ORIGIN, "sec-fetch-site": "cross-site", "content-type": JSON}
+    answer = await broker.http.post("/topics/t", content=BODY, headers=headers)
+    assert answer.status_code == 200
+    for path in ("/topics", "/topics/none", PATH):
+        answer = await broker.http.get(path, headers={"origin": ORIGIN})
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        assert "access-control-allow-credentials" not in answer.headers
+
+
+async def test_a_page_of_another_origin_may_not(broker: Broker) -> None:
+    for origin in ("https://evil.example.com", f"{ORIGIN}.evil.com", "null", ORIGIN.upper()):
+        asked = {"origin": origin, "access-control-request-method": "POST"}
+        answer = await broker.http.options("/topics/t", headers=asked)
+        assert "access-control-allow-origin" not in answer.headers
+        headers = {"origin": origin, "sec-fetch-site": "cross-site", "content-type": JSON}
+        answer = await broker.http.post("/topics/t", content=BODY, headers=headers)
+        assert answer.status_code == 403
+    assert await stored(broker.log) == []
+
+
+async def test_without_the_setting_no_origin_is_allowed() -> None:
+    async with broker_on(MemoryStore()) as broker:
+        answer = await broker.http.get("/topics", headers={"origin": ORIGIN})
+        assert "access-control-allow-origin" not in answer.headers
+
+
+# -- request ids
+
+
+@pytest.mark.parametrize(
+    "path", ["/topics", PATH, "/topics/none", "/topics/none/partitions/0/records"]
+)
+async def test_the_id_of_a_request_is_returned(broker: Broker, path: str) -> None:
+    answer = await broker.http.get(path, headers={"x-request-id": "a-b/c.1"})
+    assert answer.headers["x-request-id"] == "a-b/c.1"
+    assert answer.headers.get_list("x-request-id") == ["a-b/c.1"]
+
+
+@pytest.mark.parametrize("path", ["/topics/none", "/topics/none/partitions/0/records"])
+@pytest.mark.parametrize("given", [{}, {"x-request-id": "a b"}, {"x-request-id": "x" * 129}])
+async def test_an_error_always_has_an_id(broker: Broker, path: str, given: dict[str, str]) -> None:
+    answers = [await broker.http.get(path, headers=given) for _ in range(2)]
+    ids = {answer.headers["x-request-id"] for answer in answers}
+    assert len(ids) == 2
+    assert not ids & set(given.values())
+
+
+async def test_the_log_names_the_request(
+    broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "_partitions", None)  # a bug
+    with caplog.at_level(logging.ERROR):
+        answer = await broker.http.get("/topics/t/partitions", headers={"x-request-id": "r-17"})
+    assert answer.status_code == 500
+    assert "r-17" in caplog.text
+
+
+# -- Accept
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_one"),
+    [
+        (b"*/*", True),
+        (b"application/vnd.kafka.v2+json, application/json", True),
+        (b"text/html, */*;q=0.8", True),
+        (b"application/vnd.apache.arrow.stream", True),
+        (b"application/xml", False),
+        (b"garbage", False),
+        (b"*/*;q=0", False),
+        (b"application/json;q=0.0, text/html", False),
+    ],
+)
+def test_the_types_of_an_accept(accept: bytes, is_one: bool) -> None:
+    assert is_served(accept) is is_one
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/topics/t", BODY),
+        ("POST", "/admin/topics", b'{"topic_name":"u"}'),
+        ("POST", "/consumers/g", b'{"name":"i"}'),
+    ],
+)
+async def test_a_change_whose_answer_is_not_wanted_changes_nothing(
+    broker: Broker, method: str, path: str, body: bytes
+) -> None:
+    headers = {"accept": "application/xml", "content-type": "application/json"}
+    answer = await broker.http.request(method, path, content=body, headers=headers)
+    assert_refused(answer, 406, 40601)
+    assert "u" not in broker.log.state.topics
+    assert await stored(broker.log) == []
+    assert broker.log.state.members.get("g") is None
+
+
+# -- bodies
+
+
+async def test_no_route_takes_an_unknown_field(broker: Broker) -> None:
+    instance = await created(broker)
+    checked = 0
+    for route in HOT_ROUTES:
+        if route.doc.body is None or not route.doc.body.example:
+            continue
+        path = filled(broker, route.paths[0])
+        if "instances" in path:
+            path = instance.path + route.path.partition("{instance}")[2]
+        body = json.dumps({**route.doc.body.example, "misspelt": 1})
+        kind = JSON if path.startswith("/topics") else V2
+        answer = await broker.http.request(
+            route.method, path, content=body, headers={"content-type": kind}
+        )
+        reports = [json.loads(line) for line in answer.text.splitlines()]
+        assert reports[0]["error_code"] in (400, 422), (route.path, answer.text)
+        assert "misspelt" in reports[0]["message"], (route.path, answer.text)
+        checked += 1
+    assert checked >= 10
+
+
+async def test_every_body_of_fastapi_refuses_unknown_fields(broker: Broker) -> None:
+    document = (await broker.http.get("/openapi.json")).json()
+    schemas = document["components"]["schemas"]
+    bodies = 0
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            content = operation.get("requestBody", {}).get("content", {})
+            reference = content.get("application/json", {}).get("schema", {}).get("$ref")
+            if reference is not None:
+                bodies += 1
+                schema = schemas[reference.rpartition("/")[2]]
+                assert schema["additionalProperties"] is False, path
+    assert bodies >= 8
+
+
+# -- links
+
+
+async def test_links_begin_with_the_advertised_url() -> None:
+    async with broker_on(MemoryStore(), advertised_url="https://log.example.com:8443/a/") as broker:
+        answer = await broker.http.post("/consumers/g", json={"name": "i"})
+        expected = "https://log.example.com:8443/a/consumers/g/instances/i"
+        assert answer.json()["base_uri"] == expected
+        clusters = (await broker.http.get("/v3/clusters")).json()
+        assert clusters["metadata"]["self"] == "https://log.example.com:8443/a/v3/clusters"

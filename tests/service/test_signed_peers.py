@@ -1,0 +1,183 @@
+"""The peer port where security is on: messages of brokers are taken, others only at level 1."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
+
+import httpx
+import msgspec
+import pytest
+
+from tests.service.conftest import QUIET, V2
+from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of
+from tidelog.service.peers import client
+from tidelog.service.peers.client import ANNOUNCE, GROUP_REQUEST, HAND_OVER, METRICS, HttpPeers
+from tidelog.service.peers.forwarding import Forwarder, GroupPeers, _Request, _Response
+from tidelog.service.peers.listener import PeerApp, PeerListener
+from tidelog.service.security.authenticator import ADMIN, ADMIN_ID, Security, topic_filter
+from tidelog.service.security.signatures import HEADER, Signatures
+from tidelog.service.server.app import build_app
+from tidelog.service.server.router import Router
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker
+from tidelog.storage.cluster.messages import ForwardRefused
+from tidelog.storage.core import levels
+from tidelog.storage.core.actions import DeleteKey
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
+
+ALICE = "User:alice"
+BODY = b'{"name": "i", "format": "json"}'
+TYPE = [(b"content-type", V2.encode())]
+
+
+class Process(NamedTuple):
+    """A broker with security and its listener for peers, in this process."""
+
+    log: Broker
+    peers: HttpPeers
+    app: Router
+
+
+@asynccontextmanager
+async def process(store: MemoryStore, name: str) -> AsyncIterator[Process]:
+    settings, counters, peers = Settings(store="memory://", **SETTINGS), HttpCounters(), HttpPeers()
+    log = await Broker.open(
+        store, QUIET, clock=SystemClock(), name=name, peers=peers,
+        may_describe=topic_filter(settings),
+    )  # fmt: skip
+    secret = await log.secret()
+    security = Security(log, settings, secret, counters)
+    peers.signatures = Signatures(
+        secret, log.members().me.id, log.clock.now_ms, lambda: log.state.level
+    )
+    forwarder = Forwarder(GroupPeers(log.members, peers))
+    inner = build_app(log, http=counters, security=security)
+    app = Router(inner, log, settings, counters, log.groups, forwarder, security)
+    peer_app = PeerApp(log, app.forwarded, {METRICS: lambda: b"metrics"}, peers.signatures)
+    listener = PeerListener(peer_app, "127.0.0.1", 0)
+    await log.join(await listener.start(""))
+    try:
+        yield Process(log, peers, app)
+    finally:
+        await log.close()
+        await listener.close()
+        await peers.close()
+
+
+@pytest.fixture
+async def pair(store: MemoryStore) -> AsyncIterator[list[Process]]:
+    async with AsyncExitStack() as stack:
+        pair = [await stack.enter_async_context(process(store, name)) for name in "ab"]
+        for each in pair:
+            await each.log.membership.look()
+        yield pair
+
+
+def forwarded(principal: str, key_id: str, group: str = "g") -> bytes:
+    return msgspec.msgpack.encode(
+        _Request(
+            "POST", f"/consumers/{group}", b"", TYPE, "http", ("b", 1), BODY,
+            (principal, "10.0.0.1"), (key_id, "", 0),
+        )
+    )  # fmt: skip
+
+
+def status(answer: bytes) -> int:
+    return msgspec.msgpack.decode(answer, type=_Response).status
+
+
+async def unsigned(to: Process, path: str, message: bytes, **more: str) -> httpx.Response:
+    """A message of a process that knows the token alone."""
+    me = to.log.members().me
+    headers = {"authorization": f"Bearer {me.token}", **more}
+    async with httpx.AsyncClient(base_url=me.address, trust_env=False) as http:
+        return await http.post(path, content=message, headers=headers)
+
+
+async def test_brokers_take_each_others_messages(pair: list[Process]) -> None:
+    a, b = pair
+    await a.log.create_topic("t", 1, {})
+    to = b.log.members().me
+    assert await a.peers.post(to, METRICS, b"") == b"metrics"
+    assert status(await a.peers.post(to, GROUP_REQUEST, forwarded(ADMIN, ADMIN_ID))) == 200
+
+
+async def test_the_token_alone_is_not_enough(pair: list[Process]) -> None:
+    a, b = pair
+    message = forwarded(ADMIN, ADMIN_ID)
+    for path in (HAND_OVER, ANNOUNCE, METRICS, client.GROUP_CONFIRM):
+        assert (await unsigned(b, path, message)).status_code == 401
+    assert status((await unsigned(b, GROUP_REQUEST, message)).content) == 401
+    assert "g" not in b.log.state.members
+    # Signed, but for another broker, for another route, or another message.
+    signatures = a.peers.signatures
+    assert signatures is not None
+    me = b.log.members().me.id
+    for header in (
+        signatures.sign(a.log.members().me.id, GROUP_REQUEST, message),
+        signatures.sign(me, METRICS, message),
+        signatures.sign(me, GROUP_REQUEST, forwarded(ALICE, ADMIN_ID)),
+    ):
+        answer = await unsigned(b, GROUP_REQUEST, message, **{HEADER: header})
+        assert status(answer.content) == 401
+    header = signatures.sign(me, GROUP_REQUEST, message)
+    for expected in (200, 401):  # and once only
+        answer = await unsigned(b, GROUP_REQUEST, message, **{HEADER: header})
+        assert status(answer.content) == expected
+
+
+async def test_a_draft_without_a_signature_is_refused_and_committed_by_its_sender(
+    pair: list[Process],
+) -> None:
+    """As a broker that switches security on sees those that do not have it yet."""
+    a, b = pair
+    a.peers.signatures = None
+    with pytest.raises(ForwardRefused, match="401"):
+        await a.peers.post(b.log.members().me, HAND_OVER, b"draft")
+    await a.log.create_topic("t", 1, {})
+    await b.log.wal.refresh()
+    assert "t" in b.log.state.topics
+
+
+async def test_brokers_of_version_0_1_are_peers_at_level_1(
+    pair: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They send neither a signature nor a key's id, and ignore both."""
+    b = pair[1]
+    await allow(b.log, ALICE, "ALL", "GROUP", "g")
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(forwarded(ALICE, ""))[:-1])
+    assert status((await unsigned(b, GROUP_REQUEST, old)).content) == 401
+    monkeypatch.setattr(b.log.state, "level", levels.FIRST)
+    assert status((await unsigned(b, GROUP_REQUEST, old)).content) == 200
+    assert (await unsigned(b, METRICS, b"")).content == b"metrics"
+
+
+@pytest.mark.parametrize(
+    ("principal", "key_id"),
+    [(ALICE, ""), (ALICE, "0" * 16), (ALICE, ADMIN_ID), ("User:bob", "alice"), (ADMIN, "alice")],
+)
+async def test_a_broker_looks_the_key_up_itself(
+    pair: list[Process], principal: str, key_id: str
+) -> None:
+    """Even a message that is signed names no principal without its key."""
+    a, b = pair
+    await key_of(a.log, ALICE)
+    (own,) = a.log.state.access.keys
+    await b.log.wal.refresh()
+    message = forwarded(principal, own if key_id == "alice" else key_id)
+    assert status(await a.peers.post(b.log.members().me, GROUP_REQUEST, message)) == 401
+
+
+async def test_a_forwarded_request_ends_with_its_key(pair: list[Process]) -> None:
+    a, b = pair
+    await key_of(a.log, ALICE)
+    await allow(a.log, ALICE, "ALL", "GROUP", "g")
+    (own,) = a.log.state.access.keys
+    to, message = b.log.members().me, forwarded(ALICE, own)
+    assert status(await a.peers.post(to, GROUP_REQUEST, message)) == 200  # b refreshes its view
+    await a.log.change_access(DeleteKey(own))
+    await b.log.wal.refresh()
+    assert status(await a.peers.post(to, GROUP_REQUEST, message)) == 401
+    assert ADMIN_KEY.encode() not in message

@@ -1,0 +1,470 @@
+"""Objects of the store are damaged while brokers and maintenance work: entries, their copies,
+chunks, uploads, checkpoints, segments, commits of tables, strays in `wal/`.
+
+The property: one damaged thing costs itself (DESIGN 8). Brokers stay, commit, and serve all other
+records; an error names the damaged object and no more offsets than it has; nothing wrong is served;
+each duty goes on; a scrub names all damage; nothing that is named is deleted. After the procedures
+of deploy/README.md ("An object is damaged") the log is whole, but for the records given up.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import TypeVar
+
+from tests.sim import history, machine
+from tests.sim.clients import TOPIC, Producer, Reader, Witness, reads_of
+from tests.sim.damage_deeds import DEEDS, Damaged, Objects, Range, version_of
+from tests.sim.finish import finish
+from tests.sim.history import Read, Written
+from tests.sim.network import Air, Refusal, Silence
+from tests.sim.plans import Plan, plan_of
+from tests.sim.runs import Result, Run, simulated
+from tests.sim.stores import Weather, files_at
+from tests.sim.world import Broker, World
+from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.compact import compact
+from tidelog.compaction.garbage import live_objects
+from tidelog.compaction.repair_wal import delete_strays, lost_records, strays
+from tidelog.compaction.retention import retain
+from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.core import keys, levels
+from tidelog.storage.core.errors import (
+    Corrupt,
+    DamagedRecords,
+    LogError,
+    StoreUnfit,
+    TableInDoubt,
+    Unavailable,
+)
+
+T = TypeVar("T")
+
+OTHER = "u"
+KINDS = (1, 2)  # worlds whose times are short, and of tables: seed % 5
+DEEDS_MAX = 12
+CALM_S = 60.0
+OUTAGE_S = 4.0
+"""Mean time until an operator restores what no broker can work without."""
+
+COSTLESS = frozenset({"header", "copy", "checkpoint", "far stray"})
+"""Damage that no reader may notice."""
+OUTAGES = frozenset({"emptied", "near stray"})
+"""Damage that the WAL cannot be read through: an operator restores or deletes the object."""
+
+
+class Follower(Reader):
+    """A reader that passes over damage as its error says."""
+
+    jump: int | None = None
+
+    async def ask(
+        self, op: int, broker: Broker, call: Callable[[Broker], Awaitable[T]]
+    ) -> T | None:
+        async def noting(broker: Broker) -> T:
+            try:
+                return await call(broker)
+            except DamagedRecords as error:
+                self.jump = error.end_offset
+                raise
+            except Corrupt as error:
+                segment = keys.parse_segment("/".join(error.key.split("/")[-2:]))
+                self.jump = None if segment is None else segment.end_offset
+                raise
+
+        return await super().ask(op, broker, noting)
+
+    async def run(self) -> None:
+        life = 0
+        while not self.is_over:
+            life += 1
+            await self._follow(f"{self.name}.{life}")
+
+    async def _follow(self, stream: str) -> None:
+        """Follow until damage, then return; the next life begins behind it."""
+        number = self.world.draws.randrange(self.load.partitions)
+        offset = max(self.jump or 0, 0)
+        self.jump = None
+        with contextlib.suppress(LogError):  # out of range
+            while not self.is_over and self.jump is None:
+                await self.pause()
+                after = await self.fetch(number, offset, stream)
+                offset = offset if after is None else after
+
+
+class DamageRun(Run):
+    """A world in which objects of one topic and of the WAL are damaged now and then."""
+
+    def __init__(self, seed: int, plan: Plan, world: World) -> None:
+        super().__init__(seed, plan, world)
+        self._count = 0
+        self.objects = Objects(world)
+        self.damaged, self.ever = self.objects.now, self.objects.ever
+        self._given_up: set[Range] = set()
+        world.has_damage = True
+        world.expects = self._expects
+        self._fold, world.bucket.on_created = world.bucket.on_created, self._created
+        self._remove, world.bucket.remove = world.bucket.remove, self._removed  # type: ignore[assignment, method-assign]
+
+    # -- what must hold at every moment
+
+    def _expects(self, error: LogError) -> bool:
+        """Whether the error names damage that was done, and no records that it does not cost."""
+        ever = self.ever
+        if isinstance(error, TableInDoubt):
+            return any(each.what == "commit" for each in ever.values())
+        if isinstance(error, StoreUnfit) or not isinstance(error, Corrupt):
+            return False
+        if "is missing, but later entries exist" in error.why or "not an entry" in error.why:
+            return any(each.what == "near stray" for each in ever.values())
+        found = ever.get(error.key)
+        if found is None or found.what in COSTLESS:
+            return False
+        if not isinstance(error, DamagedRecords):
+            return True
+        where = (error.topic, error.partition)
+        return any(
+            each[:2] == where
+            and each.offset <= error.offset
+            and error.end_offset <= each.end_offset
+            for each in found.ranges
+        )
+
+    def _created(self, key: str, body: bytes) -> None:
+        """Note what a repair gives up: only records of damaged chunks."""
+        self._fold(key, body)
+        for topic, number, held in self.world.truth.partitions():
+            for run in held.tail:
+                lost = Range(topic.name, number, run.base_offset, run.end_offset)
+                if not run.is_lost or lost in self._given_up:
+                    continue
+                self._given_up.add(lost)
+                self.world.record(history.GivenUp(self.world.now_s, *lost))
+                if not any(_has(each.ranges, lost) for each in self.ever.values()):
+                    self.world.bug(f"a repair gave up {lost}, which is whole")
+
+    def _removed(self, gone: Iterable[str]) -> None:
+        """I9: nothing that a reader may name is deleted."""
+        gone = list(gone)
+        truth, bucket = self.world.truth, self.world.bucket
+        named = set(live_objects(truth)) | {keys.wal(truth.seq)}
+        for topic in truth.topics.values():
+            commits = bucket.tables.get(topic.prefix, [])
+            files = files_at(commits, len(commits) - 1)
+            named |= {f"{topic.prefix}/{file.path}" for file in files}
+        if taken := named.intersection(gone):
+            self.world.bug(f"I9: {sorted(taken)} are deleted, and named")
+        self._remove(gone)
+        for key in gone:
+            self.damaged.pop(key, None)
+
+    # -- the run
+
+    async def main(self) -> None:
+        world, plan = self.world, self.plan
+        for slot in range(plan.brokers):
+            world.start(slot, self._settings())
+        await self._make_topic()
+        await world.ask(
+            world.ready()[0].address,
+            lambda broker: broker.log.create_topic(OTHER, 1, {"segment.ms": "700"}),
+        )
+        world.record(history.Topic(world.now_s, OTHER, 1))
+        for broker in world.ready():
+            await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+        world.weather, world.air = plan.weather, plan.air
+        for number in range(plan.producers):
+            self._client(Producer(world, f"p{number}", plan.load))
+        for number in range(plan.readers):
+            self._client(Follower(world, f"r{number}", plan.load))
+        self._client(Witness(world, "w", plan.load))
+        for _ in range(plan.carers):
+            self._care()
+        while world.now_s < plan.run_s:
+            await asyncio.sleep(self.draws.expovariate(1 / plan.trouble_s))
+            if len(self.ever) < DEEDS_MAX and self.draws.random() < 0.6:
+                self._damage_one()
+            elif self.draws.random() < 0.15:
+                _ = world.spawn("operator", self._give_up())
+            else:
+                self._trouble(self.draws.choice(plan.troubles))
+            await self._write_other()
+            world.check_states()
+        self.is_over = True  # no more troubles
+        try:
+            await self._all_others_go_on()
+            await self._repair()
+        except LogError as error:
+            world.bug(f"a command fails beside damage: {error!r}")
+            for process in world.processes:
+                process.kill()
+            return
+        for carer in self.carers:  # its scrub may have begun before the repair
+            carer.kill()
+        world.has_damage = False
+        await finish(self)
+
+    async def _write_other(self) -> None:
+        self._count += 1
+        producer = Producer(self.world, f"o{self._count}", self.plan.load)
+        await producer.once([Written(OTHER, f"other/{self._count}", 0)])
+
+    # -- what is damaged
+
+    def _damage_one(self) -> None:
+        """Damage an object in the first way of these of which there is one without damage."""
+        for what in self.draws.sample(tuple(DEEDS), len(DEEDS)):
+            if (found := DEEDS[what](self.objects)) is not None:
+                self._damage(what, found)
+                return
+
+    def _damage(self, what: str, found: Damaged) -> None:
+        self.damaged[found.key] = self.ever[found.key] = found
+        self.world.count(f"damaged {what}")
+        self.world.note(f"damage {what} {found.key} {found.ranges}")
+        if what in OUTAGES:
+            delay_s = self.draws.expovariate(1 / OUTAGE_S)
+            _ = self.world.later(delay_s, self._restore, found)
+
+    def _restore(self, found: Damaged) -> None:
+        """As an operator does with a copy of the object, or without one: a stray is deleted."""
+        bucket = self.world.bucket
+        if self.damaged.pop(found.key, None) is None:
+            return  # collected since
+        self.world.note(f"restore {found.key}")
+        if found.what == "commit":
+            prefix, version = version_of(found.key)
+            self.world.tables.damaged.discard((prefix, version))
+        if found.before is None:
+            bucket._objects.pop(found.key, None)
+        elif found.key in bucket._objects:
+            bucket.write(found.key, found.before)
+
+    # -- before any repair
+
+    async def _all_others_go_on(self) -> None:
+        """Nothing else fails any more: all that is not damaged must come right beside damage."""
+        world = self.world
+        world.weather, world.air, world.full = Weather(), Air(), 0.0
+        for process in world.processes:
+            if process.is_stopped and not process.is_dead:
+                process.go_on()
+        for found in list(self.damaged.values()):
+            if found.what in OUTAGES:
+                self._restore(found)
+        for slot in range(self.plan.brokers):
+            self._start(slot)
+        until_s = world.now_s + CALM_S
+        for broker in await self._all_ready(until_s):
+            for topic in (OTHER, TOPIC):
+                await self._accepts(broker, topic, until_s)
+        await self._until_sealed(until_s + CALM_S)
+        await self._duties()
+        fresh = world.start(98, self.plan.settings._replace(is_sealing=False))
+        while not fresh.is_ready and not fresh.process.is_dead:  # noqa: ASYNC110 - polling is free
+            await asyncio.sleep(0.2)
+        for held, number, _ in list(world.truth.partitions()):
+            await self._read(fresh, held.name, number)
+        world.kill(fresh)
+        await self._scrub()
+
+    async def _all_ready(self, until_s: float) -> list[Broker]:
+        world = self.world
+        while len(world.ready()) < self.plan.brokers:
+            await asyncio.sleep(0.2)
+            if world.now_s > until_s:
+                world.bug(f"only {[each.name for each in world.ready()]} run beside damage")
+                break
+        return world.ready()
+
+    async def _accepts(self, broker: Broker, topic: str, until_s: float) -> None:
+        world = self.world
+        producer = Producer(world, f"beside{broker.name}", self.plan.load)
+        while world.now_s < until_s:
+            self._count += 1
+            record = Written(topic, f"beside/{self._count}", 0, "beside")
+            if await producer.once([record], broker=broker):
+                return
+            await asyncio.sleep(0.5)
+        world.bug(f"{broker.name} takes no record of {topic} beside damage")
+
+    async def _until_sealed(self, until_s: float) -> None:
+        """Each partition is sealed to its end or to damage, if its table can be read."""
+        world = self.world
+        left = self._unsealed()
+        while left and world.now_s < until_s:
+            await asyncio.sleep(0.5)
+            for name in {name for name, _ in left}:
+                if world.ready():
+                    with contextlib.suppress(LogError, Silence, Refusal):
+                        await world.ask(world.ready()[0].address, partial(_seal, name))
+            left = self._unsealed()
+        if left:
+            world.bug(f"{left} are not sealed beside damage")
+
+    def _unsealed(self) -> list[tuple[str, int]]:
+        found = []
+        for topic, number, held in self.world.truth.partitions():
+            if any(each.what == "commit" for each in self.damaged.values()) and topic.name == TOPIC:
+                continue
+            run = held.tail[0] if held.tail else None
+            if run is None or all(each.is_lost for each in held.tail):
+                continue
+            at = Range(topic.name, number, run.base_offset, run.end_offset)
+            if not run.is_lost and not any(_has(each.ranges, at) for each in self.damaged.values()):
+                found.append((topic.name, number))
+        return found
+
+    async def _duties(self) -> None:
+        """Each duty goes on for whatever is whole; in the end nothing of it raises."""
+        cluster = await self.world.cluster()
+        for duty in (
+            lambda: retain(cluster, None, is_dry=False),
+            lambda: compact(cluster, None, is_dry=False),
+            lambda: _collect(cluster, self.plan),
+        ):
+            try:
+                await duty()
+            except Unavailable as error:  # it lost a race against a broker
+                self.world.note(f"duty: {error}")
+            except LogError as error:
+                self.world.bug(f"a duty fails beside damage: {error!r}")
+        if OTHER in cluster.skipped:
+            self.world.bug(f"duties skip the other topic: {cluster.skipped[OTHER]}")
+        await cluster.close()
+
+    async def _read(self, fresh: Broker, topic: str, number: int) -> None:
+        """All that is whole can be read."""
+        world = self.world
+        held = world.truth.topic(topic).partitions[number]
+        offset = held.log_start_offset
+        while offset < held.high_watermark:
+            op = world.recorder.next_op()
+            world.record(
+                history.Fetch(world.now_s, op, "beside", topic, number, offset, fresh.name)
+            )
+            try:
+                fetched = await fresh.log.fetch(topic, number, offset, bytes_max=1 << 20)
+            except LogError as error:
+                beyond = self._costs(topic, number, offset, held.sealed_end)
+                world.record(history.Refused(world.now_s, op, str(error)))
+                if not self._expects(error) or beyond is None:
+                    world.bug(f"{topic}-{number} at {offset} beside damage: {error!r}")
+                    return
+                offset = beyond
+                continue
+            reads: list[Read] = reads_of(fetched)
+            start, end = fetched.log_start_offset, fetched.high_watermark
+            world.record(history.Fetched(world.now_s, op, reads, fetched.next_offset, start, end))
+            if fetched.next_offset == offset:
+                return
+            offset = fetched.next_offset
+
+    def _costs(self, topic: str, number: int, offset: int, sealed_end: int) -> int | None:
+        """The end of the damage at this offset; None if there is none."""
+        for found in self.damaged.values():
+            if found.what == "commit" and topic == TOPIC and offset < sealed_end:
+                return sealed_end
+            for each in found.ranges:
+                if each[:2] == (topic, number) and each.offset <= offset < each.end_offset:
+                    return each.end_offset
+        return None
+
+    async def _scrub(self) -> None:
+        """A scrub names each damaged object that is left, and reports no other damage."""
+        world = self.world
+        cluster = await MaintenanceSession.open(world.way_of(), world.clock(), report_damage=False)
+        report = await scrub(cluster, None, self.plan.grace)
+        await cluster.close()
+        named = {each.where for each in report.findings}
+        for key, found in self.damaged.items():
+            is_named = key in named or (found.what == "commit" and TOPIC in named)
+            if not is_named and self._is_of_log(found):
+                world.bug(f"a scrub does not name {found.what} {key}: {report.findings}")
+        for each in report.findings:
+            of_topic = each.where == TOPIC or each.where.startswith(f"{TOPIC}-")
+            is_ours = each.where in self.ever or (of_topic and "commit" in self.objects.kinds())
+            if each.is_damage and not is_ours:
+                world.bug(f"a scrub finds damage that was not done: {each}")
+
+    def _is_of_log(self, found: Damaged) -> bool:
+        """Whether anything of the log has the damaged object."""
+        truth, bucket = self.world.truth, self.world.bucket
+        if found.what == "upload":
+            return found.key in live_objects(truth)
+        if found.what == "segment":
+            if "commit" in self.objects.kinds():
+                return False  # the table cannot be read
+            topic = truth.topic(TOPIC)
+            commits = bucket.tables[topic.prefix]
+            return any(
+                found.key == f"{topic.prefix}/{file.path}"
+                for file in files_at(commits, len(commits) - 1)
+            )
+        return True
+
+    # -- repair
+
+    async def _give_up(self) -> None:
+        """`tidelog repair --lost`, beside all others."""
+        world = self.world
+        try:
+            cluster = await world.cluster()
+            await lost_records(cluster, None, is_dry=False)
+            await cluster.close()
+        except LogError as error:
+            world.note(f"repair --lost: {error}")
+
+    async def _repair(self) -> None:
+        """Restore objects of which there are copies, give up other records, delete strays."""
+        world = self.world
+        for found in list(self.damaged.values()):
+            if found.what == "far stray":
+                continue
+            if not found.ranges or found.what == "segment" or self.draws.random() < 0.5:
+                self._restore(found)
+        cluster = await world.cluster()
+        given_up = await lost_records(cluster, None, is_dry=False)
+        await delete_strays(cluster, await strays(cluster))
+        await cluster.close()
+        world.counts["given up"] = world.counts.get("given up", 0) + len(given_up)
+        left = [found for found in self.damaged.values() if found.what == "far stray"]
+        if left:
+            world.bug(f"{left} are strays, and stay")
+        for found in list(self.damaged.values()):  # in entries whose other chunks are whole
+            self._restore(found)
+
+
+async def _seal(name: str, broker: Broker) -> None:
+    await broker.log.seal(name)
+
+
+async def _collect(cluster: MaintenanceSession, plan_: Plan) -> None:
+    await collect(cluster, await plan(cluster, plan_.grace))
+
+
+def _has(ranges: Iterable[Range], inner: Range) -> bool:
+    return any(
+        each[:2] == inner[:2]
+        and each.offset <= inner.offset
+        and inner.end_offset <= each.end_offset
+        for each in ranges
+    )
+
+
+def plan_of_damage(seed: int) -> Plan:
+    plan_ = plan_of(seed // 2 * 5 + KINDS[seed % 2])
+    return plan_._replace(
+        level=levels.NEWEST,
+        trouble_s=min(plan_.trouble_s, 1.5),
+        troubles=tuple(each for each in plan_.troubles if each not in {"upgrade", "bounds"}),
+        weather=plan_.weather._replace(raises=0.0, refused_part=b""),
+    )
+
+
+def simulate_damage(seed: int, lines: list[str] | None = None) -> Result:
+    """A run with damaged objects."""
+    with machine.quietly():
+        return simulated(seed, plan_of_damage(seed), DamageRun, lines)

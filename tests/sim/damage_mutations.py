@@ -1,0 +1,125 @@
+"""Deliberate faults in the guards against damage and against copies of a process (DESIGN 8 and 11),
+for tests/sim/mutations.py."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tidelog.storage.core.errors
+import tidelog.storage.wal.wal_objects
+from tidelog.compaction import scrub_wal
+from tidelog.storage.cluster.sequencer import Sequencer
+from tidelog.storage.core import keys
+from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.wal.copy_fence import CopyFence
+from tidelog.storage.wal.wal_objects import WalObjects
+from tidelog.storage.write import hot_log_copies
+from tidelog.storage.write.hot_log import HotLog
+from tidelog.storage.write.sealer import Sealer
+
+Patches = list[tuple[Any, str, Any]]
+
+# -- damage
+
+
+def no_copy_of_the_header() -> Patches:
+    async def whole(self: WalObjects, seq: int, damage: Corrupt) -> Any:
+        raise damage
+
+    return [(WalObjects, "_read_whole", whole)]
+
+
+def no_checkpoint_before() -> Patches:
+    real = WalObjects.newest_checkpoint
+
+    async def newest(self: WalObjects, cluster: Any) -> Any:
+        found = [info.key async for info in self.store.list(keys.CHECKPOINTS)]
+        if found:
+            body = await self.store.get(found[-1])
+            tidelog.storage.wal.wal_objects.decode_checkpoint(
+                body, found[-1], cluster.cluster_id, cluster.bounds
+            )
+        return await real(self, cluster)
+
+    return [(WalObjects, "newest_checkpoint", newest)]
+
+
+def no_strays() -> Patches:
+    async def none(self: WalObjects, numbers: Sequence[int]) -> list[int]:
+        return []
+
+    return [(WalObjects, "strays", none)]
+
+
+def damage_stops_all_seals() -> Patches:
+    real = Sealer._partition
+
+    async def partition(
+        self: Sealer, topic: Any, table: Any, number: int, base: int, seal: Any
+    ) -> None:
+        try:
+            await real(self, topic, table, number, base, seal)
+        except Corrupt as error:
+            raise tidelog.storage.core.errors.Unavailable(str(error)) from error
+
+    return [(Sealer, "_partition", partition)]
+
+
+def scrub_skips_copies() -> Patches:
+    real = scrub_wal._verify
+
+    def verify(
+        seq: int, body: bytes, previous: Any, verified: Any, damaged: Any, found: Any
+    ) -> Any:
+        return real(seq, body, previous, verified, damaged, [])
+
+    return [(scrub_wal, "_verify", verify)]
+
+
+# -- copies of a process
+
+
+def no_fence() -> Patches:
+    return [(CopyFence, "check_writer", lambda self, decoded: None)]
+
+
+def no_fence_after_a_reload() -> Patches:
+    return [
+        (CopyFence, "check_loaded", lambda self, state: None),
+        (HotLog, "has_copy", lambda self, marks, *, is_reset: False),
+    ]
+
+
+def a_fenced_broker_forwards() -> Patches:
+    real = Sequencer._commit_through
+
+    async def through(self: Sequencer, target: Any, draft: Any) -> Any:
+        fence: Any = self.wal.copy_fence
+        fence.check_fence = lambda: None
+        try:
+            return await real(self, target, draft)
+        finally:
+            del fence.check_fence
+
+    return [(Sequencer, "_commit_through", through)]
+
+
+def used_marks_are_committed() -> Patches:
+    async def settled(wal: Any, files: Sequence[Any]) -> list[Any]:
+        return list(files)
+
+    return [(hot_log_copies, "settled", settled)]
+
+
+DAMAGE = ("damage",)
+CLONES = ("clones",)
+MUTATIONS = (
+    ("copies of headers are not read", no_copy_of_the_header, DAMAGE, 20),
+    ("a damaged checkpoint is not passed over", no_checkpoint_before, DAMAGE, 20),
+    ("strays are entries", no_strays, DAMAGE, 20),
+    ("damage in a partition stops the seals of others", damage_stops_all_seals, DAMAGE, 59),
+    ("a scrub looks at one copy of a header", scrub_skips_copies, DAMAGE, 20),
+    ("a copy does not fence", no_fence, CLONES, 20),
+    ("a copy does not fence a view that was loaded", no_fence_after_a_reload, CLONES, 59),
+    ("a fenced broker forwards drafts", a_fenced_broker_forwards, CLONES, 59),
+    ("a recovery takes marks of a copy for its own", used_marks_are_committed, CLONES, 59),
+)

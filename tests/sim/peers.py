@@ -1,0 +1,41 @@
+"""A simulated broker's way to the others: messages that the network of the world delivers."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from tests.sim.network import Refusal, Silence
+from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
+from tidelog.storage.core.errors import Corrupt
+
+if TYPE_CHECKING:
+    from tests.sim.world import Broker, World
+
+T = TypeVar("T")
+
+
+class Peers:
+    """One broker's way to the others."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    async def forward(self, peer: Member, message: bytes) -> bytes:
+        async def take(broker: "Broker") -> bytes:
+            return await broker.log.peer_api.on_forward(message)
+
+        return await self._ask(peer, take)
+
+    async def announce(self, peer: Member, message: bytes) -> None:
+        async def told(broker: "Broker") -> None:
+            broker.log.peer_api.on_announcements(message)
+
+        await self._ask(peer, told)
+
+    async def _ask(self, peer: Member, call: "Callable[[Broker], Awaitable[T]]") -> T:
+        try:
+            return await self._world.ask(peer.address, call, is_repeatable=True)
+        except Refusal as error:
+            raise ForwardRefused(str(error)) from error
+        except (Silence, Corrupt) as error:
+            raise ForwardOutcomeUnknown(str(error)) from error

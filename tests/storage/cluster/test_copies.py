@@ -1,0 +1,40 @@
+"""A copy of a broker whose drafts the sequencer commits (DESIGN 11): the copy forwards nothing."""
+
+import pytest
+
+from tests.findings.test_d1_cloned_machine import three_brokers
+from tests.support.cluster import Cluster
+from tests.support.logs import append
+from tests.support.vloop import run
+from tidelog.storage.core.errors import CommitUnknown, Fenced
+
+
+def test_i1_a_fenced_broker_forwards_no_draft() -> None:
+    """Its number may be taken: `apply` would pass over the draft, and the records would be lost."""
+
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            one, two = await three_brokers(cluster)
+            await append(one, "before")
+            end = one.state.partition("t", 0).high_watermark
+            one.wal.copy_fence.fence(one.state.seq)
+            with pytest.raises(CommitUnknown, match="a copy of the process runs"):
+                await append(one, "X")
+            assert (await two.offsets("t", 0)).high_watermark == end
+
+    run(main)
+
+
+def test_a_view_that_passed_over_drafts_of_a_copy_is_fenced() -> None:
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            one, _ = await three_brokers(cluster)
+            for value in ("before", "after"):
+                await append(one, value)
+            one.sequencer._number -= 1  # a snapshot of before the second draft
+            one.wal._freshness.expire()
+            await one.wal.ensure_view()
+            with pytest.raises(Fenced):
+                one.wal.copy_fence.check_fence()
+
+    run(main)

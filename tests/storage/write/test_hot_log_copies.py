@@ -1,0 +1,160 @@
+"""Hot logs that two machines have: a clone and its original, a restored disk (DESIGN 11)."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.findings.brokers import loop_clock, served, way
+from tests.support.hotlogs import CLUSTER_ID, names
+from tests.support.vloop import run
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.entry import Commit, Draft, HotMark
+from tidelog.storage.core.errors import CommitUnknown, Fenced
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import LogSettings
+from tidelog.storage.write.hot_log import HotLog
+from tidelog.storage.write.hot_log_copies import CLAIM
+from tidelog.storage.write.hot_segment import AppendRequest, part_rows
+
+LOG_ID = "f" * 32
+SETTINGS = LogSettings(is_sealing=False, poll_interval_s=1e6)
+
+
+async def opened(store: MemoryStore, number: int, home: Path | None) -> Broker:
+    return await Broker.open(
+        way(store),
+        SETTINGS,
+        clock=loop_clock(number),
+        name=f"b{number}",
+        cluster_id=CLUSTER_ID,
+        hot_dir=home,
+    )
+
+
+async def held(store: MemoryStore) -> list[str]:
+    log = await opened(store, 99, None)
+    try:
+        return list((await served(log)).values())
+    finally:
+        await log.close()
+
+
+async def crashed(home: Path, log: Broker, *values: str, first: int = 0) -> None:
+    """Leave the hot log of a process that acknowledged one request for each value, and crashed."""
+    await asyncio.to_thread(home.mkdir)
+    topic = log.state.topic("t")
+    requests: list[AppendRequest] = []
+    hot_log = HotLog(home, CLUSTER_ID, LOG_ID, requests.append, lambda *_: None)
+    hot_log._next = first
+    for value in values:
+        rows = Rows([1], [None], [value.encode()])
+        commit_id = value.encode().ljust(16, b".")
+        await hot_log.append(
+            AppendRequest(
+                [part_rows(topic, 0, rows)],
+                10,
+                topic_id=topic.topic_id,
+                commit_id=commit_id,
+            )
+        )
+    await hot_log.close(is_drained=False)
+
+
+async def recovered(store: MemoryStore, number: int, home: Path) -> None:
+    log = await opened(store, number, home)
+    assert not names(home, f"{LOG_ID}*")
+    await log.close()
+
+
+@pytest.mark.parametrize("order", ["one", "two"])
+def test_i1_requests_with_one_mark_on_two_disks_are_all_committed(
+    tmp_path: Path, order: str
+) -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        log = await opened(store, 1, None)
+        await log.create_topic("t", 1, {})
+        one, two = tmp_path / "one", tmp_path / "two"
+        await crashed(one, log, "shared", "X", "Y")
+        await crashed(two, log, "shared", "Z")
+        await log.close()
+        first, second = (one, two) if order == "one" else (two, one)
+        await recovered(store, 2, first)
+        await recovered(store, 3, second)
+        assert sorted(await held(store)) == ["X", "Y", "Z", "shared"]
+
+    run(main)
+
+
+def test_i1_a_recovery_after_a_crash_commits_nothing_twice(tmp_path: Path) -> None:
+    """A disk is restored whose requests were committed, and its log retired."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        log = await opened(store, 1, None)
+        await log.create_topic("t", 1, {})
+        await crashed(tmp_path / "one", log, "X", "Y")
+        shutil.copytree(tmp_path / "one", tmp_path / "restored")
+        await log.close()
+        await recovered(store, 2, tmp_path / "one")
+        await recovered(store, 3, tmp_path / "restored")
+        assert await held(store) == ["X", "Y"]
+
+    run(main)
+
+
+def test_a_request_whose_mark_was_committed_by_its_own_process_is_left_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        log = await opened(store, 1, None)
+        await log.create_topic("t", 1, {})
+        await crashed(tmp_path / "one", log, "X", "Y")
+        commit = Commit(b"X".ljust(16, b"."), [], hot=HotMark(LOG_ID, 0))
+        await log.wal.commit(Draft([commit], [], []))
+        await log.close()
+        await recovered(store, 2, tmp_path / "one")
+        assert await held(store) == ["Y"]
+
+    run(main)
+
+
+def test_a_claim_of_a_recovery_fences_a_live_copy(tmp_path: Path) -> None:
+    """Its marks would count as committed; its requests stay on its disk."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        live = await opened(store, 1, tmp_path / "live")
+        other = await opened(store, 2, None)
+        await live.create_topic("t", 1, {})
+        assert live.writer.hot_log is not None
+        mark = HotMark(live.writer.hot_log.log_id, CLAIM)
+        await other.wal.commit(Draft([Commit(other.clock.new_id(), [], hot=mark)], [], []))
+        await live.wal.refresh()
+        with pytest.raises(Fenced):
+            live.wal.copy_fence.check_fence()
+        await live.release()
+        await other.close()
+
+    run(main)
+
+
+def test_an_expired_view_that_passed_over_entries_of_a_copy_is_fenced(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        live = await opened(store, 1, tmp_path)
+        await live.create_topic("t", 1, {})
+        copy = await opened(store, 2, None)
+        copy.wal.writer = live.wal.writer
+        await asyncio.sleep(1)
+        await copy.create_topic("u", 1, {})
+        await copy.wal.checkpoint()
+        live.wal._freshness.expire()
+        with pytest.raises(CommitUnknown, match="a copy of the process runs"):
+            await live.create_topic("v", 1, {})
+        await live.release()
+        await copy.release()
+
+    run(main)
