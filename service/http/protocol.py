@@ -49,8 +49,6 @@ LINGER_S = 0.5
 and the client would not get the answer."""
 HEALTH = frozenset({"/healthy", "/ready", "/startup", "/_health", "/status/ready"})
 """Routes that connections above the bound get, too."""
-BODILESS = frozenset({"GET", "HEAD"})
-"""A body of these is dropped: no route reads it."""
 
 
 class HeadWithBody:
@@ -346,7 +344,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         cycle = self.cycle
-        if self._is_ended or cycle.response_complete or cycle.scope["method"] in BODILESS:
+        if self._is_ended or cycle.response_complete or cycle.scope["method"] == "HEAD":
             return
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:

@@ -26,6 +26,7 @@ from tidelog.service.http.call import (
     partition_number,
     types_of_formats,
 )
+from tidelog.service.http.errors import check_printable
 from tidelog.service.http.route import (
     V2,
     Answer,
@@ -178,6 +179,7 @@ class Produce:
         try:
             return self._log.state.topic(name)
         except UnknownTopic:
+            check_printable("topic_name", name)
             await self._log.refresh()
         if name not in self._log.state.topics and self._settings.auto_create_topics:
             await check_creation(rights, name)

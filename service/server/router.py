@@ -111,6 +111,8 @@ class Target(NamedTuple):
     """None: the FastAPI application serves it."""
     positions: tuple[int, ...]
     """Of the path's parameters, among its segments."""
+    names: tuple[str, ...]
+    """Of these parameters, as errors have them."""
     name_at: int | None
     """The position of the name that the route's permission is about; None: the cluster."""
 
@@ -347,11 +349,9 @@ def _refusal_of_path(
         if node is None or not node.methods or method == "OPTIONS":
             return None
         return HTTPException(405, headers={"Allow": ", ".join(node.allowed)})
-    path = target.route.paths[0].split("/")
-    names = [each.strip("{}").removesuffix(":path") for each in path if each[:1] == "{"]
     try:
-        for name, at in zip(names, target.positions, strict=True):
-            check_printable(NAMES_IN_ERRORS.get(name, name), segments[at])
+        for name, at in zip(target.names, target.positions, strict=True):
+            check_printable(name, segments[at])
     except InvalidParameter as error:
         return error
     return None
@@ -414,10 +414,12 @@ def _paths(
         for path in route.paths:
             segments = [*filter(None, path.split("/"))]
             positions = tuple(at for at, each in enumerate(segments) if each[0] == "{")
+            names = (segments[at].strip("{}").removesuffix(":path") for at in positions)
+            shown = tuple(NAMES_IN_ERRORS.get(name, name) for name in names)
             name_at = None
             if isinstance(route.access, Permission) and route.access.parameter:
                 name_at = segments.index(f"{{{route.access.parameter}}}")
-            yield segments, Target(route, serve, positions, name_at)
+            yield segments, Target(route, serve, positions, shown, name_at)
 
 
 def _is_parameter(segment: str) -> bool:

@@ -113,7 +113,7 @@ async def test_r2_no_delete_or_put_ignores_a_parameter(broker: Broker) -> None:
     assert len(routes) >= 8
     names = {"cluster_id": broker.log.wal.cluster.cluster_id, "topic_name": "t"}
     names |= {"name": "retention.ms", "principal": "User:alice", "key_id": "k"}
-    names |= {"consumer_group_id": "g"}
+    names |= {"consumer_group_id": "g", "broker_id": "1"}
     before = broker.log.state.encode()
     for method, path in routes:
         where = path.format(**names)

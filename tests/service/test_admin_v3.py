@@ -451,7 +451,7 @@ types = st.sampled_from(
 
 @examples(60, is_fixture_shared=True)
 @given(
-    st.lists(st.tuples(bodies | st.binary(max_size=40), types), min_size=13, max_size=13),
+    st.lists(st.tuples(bodies | st.binary(max_size=40), types), min_size=ROUTES_WITH_BODIES, max_size=ROUTES_WITH_BODIES),
     st.sampled_from(["segment.ms", "no.such"]),
 )
 async def test_no_body_is_answered_with_500(

