@@ -47,6 +47,10 @@ def own_retention() -> list[Patch]:
     return [(garbage.Grace, "obeying", lambda self, bounds: self)]
 
 
+def _has_jumps(plan: Plan) -> bool:
+    return "days" in plan.troubles
+
+
 def _is_hasty(plan: Plan) -> bool:
     return plan.is_hasty and "lowered" not in plan.troubles
 
@@ -61,7 +65,7 @@ def _stops_after_uploads(plan: Plan) -> bool:
 
 MUTATIONS: tuple[tuple[Any, ...], ...] = (
     ("the store's time does not age a view", store_time_ages_no_view, ("sleepers",), 150),
-    ("elapsed time takes any step", any_step, ("brokers",), 60),
+    ("elapsed time takes any step", any_step, ("brokers",), 60, _has_jumps),
     (
         "uploads are named without a limit of time",
         uploads_are_named_for_ever,
