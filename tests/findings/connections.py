@@ -41,7 +41,7 @@ class Transport(asyncio.Transport):
         return self.is_closed
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """What stands in for the connection's protocol drops all: nothing is to be kept."""
+        """The connection drops what comes from here on: nothing is to be kept."""
 
     def close(self) -> None:
         self.is_closed = True
