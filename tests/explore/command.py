@@ -53,7 +53,7 @@ def _search(script: Script, bound: Bound, jobs: int) -> int:
     )
     found = search(script, bound, jobs=jobs, say=_say)
     for failure in found.failures:
-        _say(told(script, bound, failure))
+        _say(report(script, bound, failure))
     _say(
         f"{found.choices} choices, {found.schedules} schedules, {sum(found.states)} states "
         f"{list(found.states)}, {found.cut} cut, {found.recoveries} recoveries, "
@@ -97,7 +97,7 @@ def _again(script: Script, bound: Bound, given: list[int], acts: int) -> int:
     return 1 if run.violations or not is_same else 0
 
 
-def told(script: Script, bound: Bound, failure: Failure) -> str:
+def report(script: Script, bound: Bound, failure: Failure) -> str:
     """Return the violations, and the command that shows them again."""
     given = ",".join(map(str, failure.given[: failure.last + 1])) or "0"
     lines = [f"{kind}: {text[:400]}" for kind, text in failure.violations[:SHOWN]]

@@ -57,7 +57,7 @@ class _Names:
 def digest(cast: Cast) -> bytes:
     names = _Names()
     world = cast.world
-    told = [
+    answers = [
         names.text(str({**msgspec.json.decode(to_line(event)), "at": 0}))
         for event in world.recorder.events
     ]
@@ -76,7 +76,7 @@ def digest(cast: Cast) -> bytes:
         (request.name, names.plain(_decoded(request.body)) if request.body else "")
         for request in cast.stage.held
     ]
-    whole = repr((told, objects, brokers, dead, held, cast.ends, len(world.bugs)))
+    whole = repr((answers, objects, brokers, dead, held, cast.ends, len(world.bugs)))
     return hashlib.blake2b(whole.encode(), digest_size=16).digest()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.explore.choices import Bound, Choices, Diverged, Option
-from tests.explore.command import told
+from tests.explore.command import report
 from tests.explore.run import play
 from tests.explore.script import SCRIPTS
 from tests.explore.search import search
@@ -95,7 +95,7 @@ def test_a_violation_is_printed_with_choices_that_lead_to_it() -> None:
     script, bound = SCRIPTS["commit"], Bound(1, 1, 1)
     with mutation.applied():
         (failure,) = search(script, bound, schedules_max=200).failures
-        said = told(script, bound, failure)
+        said = report(script, bound, failure)
         given = [int(number) for number in said.split("--replay ")[1].split('"')[0].split(",")]
         assert given[-1]
         with machine.quietly():

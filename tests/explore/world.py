@@ -259,10 +259,10 @@ class _ExploredPeers:
         return await self._send("forward", peer, take, (NOT_DONE, ANSWER_LOST, LATE, KILLED_AFTER))
 
     async def announce(self, peer: Member, message: bytes) -> None:
-        async def told(broker: Broker) -> None:
+        async def take_announcement(broker: Broker) -> None:
             broker.log.peer_api.on_announcements(message)
 
-        await self._send("announce", peer, told, (NOT_DONE,))
+        await self._send("announce", peer, take_announcement, (NOT_DONE,))
 
     async def _send(
         self, verb: str, peer: Member, call: Callable[[Broker], Any], fates: tuple[str, ...]

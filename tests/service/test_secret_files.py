@@ -93,7 +93,7 @@ async def test_keys_or_acls_are_served_without_security_only_if_told() -> None:
         off = Settings(store="memory://")
         with pytest.raises(LogError, match="has keys or ACLs, but security is off"):
             await _security(off, broker.log, HttpCounters())
-        told = Settings(store="memory://", security_off_with_keys=True)
-        assert await _security(told, broker.log, HttpCounters()) is None
+        allowing = Settings(store="memory://", security_off_with_keys=True)
+        assert await _security(allowing, broker.log, HttpCounters()) is None
     with pytest.raises(BadSettings, match="security_off_with_keys"):
         Settings(store="memory://", security_off_with_keys=True, **SETTINGS)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tidelog.compaction.backups.backup
 from tests.sim import history, machine
-from tests.sim.clients import TOPIC, Producer
+from tests.sim.clients import TOPIC
 from tests.sim.crashes import CrashRun, Scenario
 from tests.sim.crashes import plan_of as crash_plan
 from tests.sim.history import Place
@@ -200,12 +200,7 @@ class BackupRun(Run):
 
     async def main(self) -> None:
         world, plan = self.world, self.plan
-        for slot in range(plan.brokers):
-            world.start(slot, self._settings())
-        await self._make_topic()
-        world.weather, world.air = plan.weather, plan.air
-        for number in range(plan.producers):
-            self._client(Producer(world, f"p{number}", plan.load))
+        await self._begin()
         for _ in range(plan.carers):
             self._care()
         ending = asyncio.get_running_loop().create_task(self._back_up())

@@ -124,12 +124,7 @@ class CloneRun(Run):
 
     async def main(self) -> None:
         world, plan = self.world, self.plan
-        for slot in range(plan.brokers):
-            world.start(slot, self._settings())
-        await self._make_topic()
-        world.weather, world.air = plan.weather, plan.air
-        for number in range(plan.producers):
-            self._client(Producer(world, f"p{number}", plan.load))
+        await self._begin()
         for number in range(plan.readers):
             self._client(Reader(world, f"r{number}", plan.load))
         self._client(Witness(world, "w", plan.load))

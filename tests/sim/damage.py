@@ -164,19 +164,7 @@ class DamageRun(Run):
 
     async def main(self) -> None:
         world, plan = self.world, self.plan
-        for slot in range(plan.brokers):
-            world.start(slot, self._settings())
-        await self._make_topic()
-        await world.ask(
-            world.ready()[0].address,
-            lambda broker: broker.log.create_topic(OTHER, 1, {"segment.ms": "700"}),
-        )
-        world.record(history.Topic(world.now_s, OTHER, 1))
-        for broker in world.ready():
-            await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
-        world.weather, world.air = plan.weather, plan.air
-        for number in range(plan.producers):
-            self._client(Producer(world, f"p{number}", plan.load))
+        await self._begin(OTHER)
         for number in range(plan.readers):
             self._client(Follower(world, f"r{number}", plan.load))
         self._client(Witness(world, "w", plan.load))

@@ -7,7 +7,6 @@ and after a repair the log is whole. The hands do not delete objects: no log sur
 import asyncio
 import contextlib
 
-from tests.sim import history
 from tests.sim.clients import TOPIC, Producer, Reader, Witness
 from tests.sim.finish import finish
 from tests.sim.history import Written
@@ -38,21 +37,7 @@ class ForeignRun(Run):
 
     async def main(self) -> None:
         world, plan = self.world, self.plan
-        if plan.level != levels.NEWEST:
-            world.found()
-        for slot in range(plan.brokers):
-            world.start(slot, self._settings())
-        await self._make_topic()
-        await world.ask(
-            world.ready()[0].address,
-            lambda broker: broker.log.create_topic(OTHER, 1, {"segment.ms": "700"}),
-        )
-        world.record(history.Topic(world.now_s, OTHER, 1))
-        for broker in world.ready():
-            await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
-        world.weather, world.air = plan.weather, plan.air
-        for number in range(plan.producers):
-            self._client(Producer(world, f"p{number}", plan.load))
+        await self._begin(OTHER)
         self._client(Reader(world, "r", plan.load))
         self._client(Witness(world, "w", plan.load))
         for _ in range(plan.carers):

@@ -27,10 +27,10 @@ class Peers:
         return await self._ask(peer, take)
 
     async def announce(self, peer: Member, message: bytes) -> None:
-        async def told(broker: "Broker") -> None:
+        async def take_announcement(broker: "Broker") -> None:
             broker.log.peer_api.on_announcements(message)
 
-        await self._ask(peer, told)
+        await self._ask(peer, take_announcement)
 
     async def _ask(self, peer: Member, call: "Callable[[Broker], Awaitable[T]]") -> T:
         try:

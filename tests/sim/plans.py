@@ -22,7 +22,7 @@ from tidelog.storage.write.sealer import SealerSettings
 from tidelog.storage.write.writer import WriterSettings
 
 SKEW_MS_MAX = 1_000_000
-"""A broker that is an hour ahead makes all forget idempotency keys an hour sooner."""
+"""A clock that is an hour ahead ends idempotency keys an hour sooner, on all brokers."""
 
 FEATURES = ("static", "seeks", "workers", "garden")
 """Of worlds of groups: members that come again in their own place; that read again what they have
@@ -33,7 +33,7 @@ FIRST_LEVEL = 0.25
 
 WRONG_CLOCKS = 0.5
 """How many worlds have clocks that jump by days, and guests whose boot time misses a pause. Those
-of level 1 have no jumps: it forgets by the greatest time of any clock."""
+of level 1 have no jumps: there, all ages are by the greatest time of any clock."""
 YEAR_MS = 365 * 86_400_000
 
 HASTY, HASTY_SLEEPERS = 0.3, 0.5

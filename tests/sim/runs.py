@@ -62,14 +62,7 @@ class Run:
 
     async def main(self) -> None:
         world, plan = self.world, self.plan
-        if plan.level != levels.NEWEST:
-            world.found()
-        for slot in range(plan.brokers):
-            world.start(slot, self._settings())
-        await self._make_topic()
-        world.weather, world.air = plan.weather, plan.air
-        for number in range(plan.producers):
-            self._client(Producer(world, f"p{number}", plan.load))
+        await self._begin()
         for number in range(plan.readers):
             self._client(Reader(world, f"r{number}", plan.load))
         self._client(Witness(world, "w", plan.load))
@@ -85,6 +78,26 @@ class Run:
                 scan(world)
         self.is_over = True
         await finish(self)
+
+    async def _begin(self, other_topic: str = "") -> None:
+        """Start the brokers, make the topics, then let the faults and the producers begin."""
+        world, plan = self.world, self.plan
+        if plan.level != levels.NEWEST:
+            world.found()
+        for slot in range(plan.brokers):
+            world.start(slot, self._settings())
+        await self._make_topic()
+        if other_topic:
+            await world.ask(
+                world.ready()[0].address,
+                lambda broker: broker.log.create_topic(other_topic, 1, {"segment.ms": "700"}),
+            )
+            world.record(history.Topic(world.now_s, other_topic, 1))
+            for broker in world.ready():
+                await world.ask(broker.address, lambda broker: broker.log.wal.refresh())
+        world.weather, world.air = plan.weather, plan.air
+        for number in range(plan.producers):
+            self._client(Producer(world, f"p{number}", plan.load))
 
     def _groups(self) -> None:
         world, load, features = self.world, self.plan.load, self.plan.features
