@@ -26,9 +26,9 @@ from tidelog.storage.core.errors import LogError
 
 HEAD = b"HTTP/1.1 "
 JOINED_BYTES_MAX = 64 * 1024
+"""A larger body is not copied for it."""
 LINGER_S = 2.0
 """How long a connection stays after an answer that came before the end of its request's body."""
-"""A larger body is not copied for it."""
 NOT_HTTP = "Invalid HTTP request received."
 _PASSIVE = socket.AI_PASSIVE
 _REASONS = {
@@ -67,8 +67,9 @@ class HeadWithBody:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close; while a body comes, after LINGER_S, and drop the body: to close at once would
-        reset the connection, and the client would not get its answer."""
+        """Close. While a body comes, end the answers at once, drop the body, and close after
+        LINGER_S: to close at once would reset the connection, and the client would not get its
+        answer."""
         self._flush()
         cycle: Any = self._protocol.cycle
         if cycle is None or not cycle.more_body or self.is_closing():
@@ -77,6 +78,8 @@ class HeadWithBody:
         self._is_ending = True
         self._transport.set_protocol(_Dropping(self._protocol))
         self._transport.resume_reading()
+        if self._transport.can_write_eof():  # TLS has no such end
+            self._transport.write_eof()
         self._loop.call_later(LINGER_S, self._transport.close)
 
     def is_closing(self) -> bool:

@@ -30,6 +30,7 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.written = bytearray()
         self.is_closed = False
+        self.is_ended = False
 
     def write(self, data: Any) -> None:
         self.written += data
@@ -42,6 +43,12 @@ class Transport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """The connection drops what comes from here on: nothing is to be kept."""
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.is_ended = True
 
     def close(self) -> None:
         self.is_closed = True
@@ -82,7 +89,8 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        return self.transport.is_closed
+        """The client sees that no answer comes any more."""
+        return self.transport.is_ended or self.transport.is_closed
 
     def stop_reading(self) -> None:
         """The client takes no more: the buffers on the way to it are full."""

@@ -77,3 +77,22 @@ async def test_a_client_that_goes_in_the_middle_is_no_error() -> None:
         assert (await reader.read(1000)).endswith(b"xxxx")
         writer.close()
         await writer.wait_closed()
+
+
+async def test_an_answer_before_the_end_of_a_body_arrives_and_is_the_last() -> None:
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"2"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async with listening(refuse) as port:  # type: ignore[arg-type]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
+        for _ in range(64):  # the client sends on, and reads afterwards
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+        async with asyncio.timeout(240):
+            answer = await reader.read()  # ends: the client sees that nothing comes any more
+        assert answer.startswith(b"HTTP/1.1 413") and answer.endswith(b"\r\n\r\nno")
+        writer.close()
+        await writer.wait_closed()
