@@ -20,6 +20,7 @@ from tidelog.storage.io.s3_options import S3Options
 load_profile()
 
 STORES = ("memory", "folder", "moto", pytest.param("seaweed", marks=pytest.mark.seaweed))
+ID_BYTES_MAX = 24
 _prefixes = itertools.count()
 
 
@@ -31,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--api-examples", type=int, default=10, help="requests to each operation of the API"
     )
     parser.addoption("--torture-seed", type=int, help="what is done to them; drawn unless given")
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long bytes are not shown: a test has the same name in each worker, also where the bytes
+    have the time in them, as gzip's have."""
+    return argname if isinstance(val, bytes) and len(val) > ID_BYTES_MAX else None
 
 
 @pytest.fixture(scope="session")

@@ -139,14 +139,14 @@ async def test_a_bomb_is_too_large(broker: Broker, path: str, coding: str, pack:
     ("coding", "body", "status"),
     [
         ("br", BODY, 415),
-        ("gzip, gzip", gzip.compress(gzip.compress(BODY, mtime=0), mtime=0), 415),
+        ("gzip, gzip", gzip.compress(gzip.compress(BODY)), 415),
         ("gzip", BODY, 400),
         ("zstd", BODY, 400),
-        ("gzip", gzip.compress(BODY, mtime=0)[:-9], 400),
+        ("gzip", gzip.compress(BODY)[:-9], 400),
         ("zstd", zstd(BODY)[:-3], 400),
-        ("gzip", gzip.compress(b"", mtime=0) * 17, 400),
+        ("gzip", gzip.compress(b"") * 17, 400),
         ("identity", BODY, 200),
-        ("X-GZIP", gzip.compress(BODY[:9], mtime=0) + gzip.compress(BODY[9:]), 200),
+        ("X-GZIP", gzip.compress(BODY[:9]) + gzip.compress(BODY[9:]), 200),
         ("zstd", zstd(BODY[:9]) + zstd(BODY[9:]), 200),
     ],
 )
