@@ -4,10 +4,12 @@ Pure.
 Only keys and offsets go through the aggregation, never a value (DESIGN 12.5). Memory grows with the
 number of distinct keys, not with the length of the log. `add` collects new rows until they have as
 many bytes as the known rows. The known rows are the result of the last grouping: one row for each
-key. Then it groups both together. So all groupings together have at most about twice as many rows
-as the log. If the keys do not fit in memory, the caller either divides them into shares and reads
-the log once for each share, or calls `take_ranks`, which returns the result so far as a table of
-RANKS and empties the aggregation, and continues.
+key. Then `add` groups the known and the new rows together. So all groupings together have at most
+about twice as many rows as the log.
+
+If the keys do not fit in memory, the caller has two ways. It divides the keys into shares, and
+reads the log once for each share. Or it calls `take_ranks` and continues: this returns the result
+so far as a table of RANKS, and empties the aggregation.
 
 To group a million keys takes ten times as long per key as to group 20,000, which fit in the
 processor's cache. So a hash first divides the records of each block into buckets, on any number of

@@ -5,8 +5,9 @@ each offset of [log_start_offset, high_watermark) once (I2, I7). Every byte must
 manifest's statistics must be correct. An object that nothing names is a finding, but no damage.
 
 A scrub may run beside brokers and other maintenance. A table ahead of `sealed_end` is no finding if
-it has the records of the tail; one ahead of the high watermark is from another moment. An object
-that is collected meanwhile was not named. The scrub writes one object, to read the store's clock.
+it has the records of the tail. A table ahead of the high watermark is a finding: it and the WAL are
+from different moments. If collection deletes an object meanwhile, this is no finding: no table
+names the object. The scrub writes one object, to read the store's clock.
 """
 
 import asyncio
@@ -118,7 +119,7 @@ class _Scrub:
         self._report = report
         self._settled_ms = settled_ms
         self._is_quick = is_quick
-        self._ahead: dict[str, Partition] = {}  # of segments beyond the sealed end, by path
+        self._ahead: dict[str, Partition] = {}  # key: path of a segment beyond the sealed end
         # StoreRanges does not map files: a damaged disk then gives an error, not a signal.
         self._ranges = StoreRanges(cluster.store, on_read=count)
         self._reader = SegmentReader(self._ranges, footer_bytes=0)
@@ -180,8 +181,8 @@ class _Scrub:
             ):
                 self._find(Kind.TABLE, where, what)
             files += index
-            # By the newest state, which is newer than the table: what it calls sealed may have been
-            # rewritten since.
+            # The newest state is newer than the table. So segments beyond its sealed end were not
+            # rewritten, and must have the records of the tail.
             now = current.partitions[number]
             self._ahead.update(
                 {file.path: now for file in index if file.end_offset > now.sealed_end}
@@ -202,7 +203,7 @@ class _Scrub:
         await together(*checks)
 
     async def _doubt(self, topic: Topic) -> None:
-        """Report a table that is in doubt, unless the WAL ends before its end: it is damaged."""
+        """Report a table in doubt. If the WAL is damaged, do not: the scrub has reported that."""
         try:
             await self._cluster.checked_table(topic)
         except TableInDoubt as error:

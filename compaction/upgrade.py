@@ -3,9 +3,8 @@
 The level is raised when every live broker knows the new one. storage.state.cluster_bounds says when
 a change of the bounds comes into effect.
 
-**On a crash**: the level is raised, or the bounds are changed, or they are not; run the command
-again. A broker of an older version that starts after the check stops at the entry that raised the
-level, and says why.
+**On a crash**: the command may have made its change or not; run it again. If a broker of an older
+version starts after the check, it stops at the entry that raised the level, and says why.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ class BoundState(NamedTuple):
 
 
 class LevelChange(NamedTuple):
-    """The cluster's level before, and the one after it; equal if there is nothing to raise."""
+    """The cluster's level before and after the upgrade; equal if there is nothing to raise."""
 
     before: int
     after: int
@@ -50,9 +49,9 @@ async def upgrade(
     level: int = levels.NEWEST,
     settings: MembershipSettings,
 ) -> LevelChange:
-    """Raise the cluster to `level`, the newest that this version knows. Raises Unavailable, with
-    their names, if live brokers do not know it. `settings` are the brokers': by these a broker
-    without a heartbeat counts as dead."""
+    """Raise the cluster to `level`, the newest that this version knows. If live brokers do not know
+    it, raises Unavailable with their names. `settings` are those of the brokers; they say when a
+    broker without a heartbeat counts as dead."""
     await cluster.refresh()
     before = cluster.state.level
     if before >= level:
@@ -69,7 +68,7 @@ async def upgrade(
 
 
 async def raise_level(wal: WalView, level: int) -> None:
-    """Raise the level of the WAL, by an entry for each step, whatever brokers know."""
+    """Raise the level of the WAL, by an entry for each step. Does not check the brokers."""
 
     def next_step() -> Draft | None:
         is_below = wal.state.level < level
@@ -83,7 +82,7 @@ async def live_brokers(
     cluster: MaintenanceSession, settings: MembershipSettings, level: int = levels.NEWEST + 1
 ) -> list[str]:
     """Return the names of live brokers that do not know the level; by default, of all live ones. A
-    broker that was killed left its object: only the time without a heartbeat shows it."""
+    killed broker leaves its object: only the time without a heartbeat shows that it is dead."""
     tracker = LivenessTracker(settings)
     clock, store = cluster.clock, cluster.store
     until_s = clock.boot_s() + settings.member_timeout_s

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tidelog.compaction.session import MaintenanceSession
 
 KEYS_PART = 4
-"""Divisor of `compact_memory_bytes`. A pass has in memory the known keys, the new keys and their
-union, which is as large as both: four parts."""
+"""Divisor of `compact_memory_bytes`. A pass has the known keys, the new keys and their union in
+memory. Each of the first two is one part; the union is as large as both, so it is two parts."""
 
 
 class EngineName(StrEnum):

@@ -71,7 +71,7 @@ _decode_value = msgspec.json.Decoder(Raw).decode
 
 
 def json_parser(embedded: str, *, is_values: bool) -> Parser:
-    """Return a parser of JSON objects with records or, with `is_values`, of JSON values."""
+    """Return a parser of lines. A line is a record as JSON; with `is_values`, any JSON value."""
     return Parser(embedded, _json_value if is_values else _json_record(_KEYS[embedded]))
 
 

@@ -1,8 +1,8 @@
 """Bodies of requests in JSON: every unknown or misspelt field is refused.
 
-A body that is taken without one of its fields does something else than its sender wants: a commit
-without `offsets` commits all that was read. So there are two base classes, and each body derives
-from one: StrictBody where msgspec decodes, StrictModel where FastAPI does. Pure.
+If a broker ignored a misspelt field, it would do something that the sender does not want. Example:
+a commit without `offsets` commits all that was read. So there are two base classes, and each body
+derives from one: StrictBody where msgspec decodes, StrictModel where FastAPI does. Pure.
 """
 
 from typing import Annotated, Any, TypeVar
@@ -32,7 +32,8 @@ def _no_boolean(value: Any) -> Any:
 
 
 WholeNumber = Annotated[int, BeforeValidator(_no_boolean)]
-"""A number of a StrictModel, also as a string: pydantic takes `true` for 1."""
+"""A whole number in a StrictModel, or a string of one. A boolean is refused: pydantic takes `true`
+for 1."""
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:

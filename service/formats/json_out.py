@@ -1,7 +1,7 @@
 """Encoding of answers: records as JSON arrays, NDJSON, server-sent events; and produce reports.
 
 Arrow joins whole columns at once: 100 to 200 ns a record, no Python object. A join takes at least
-~50 us, so few records are encoded one by one, to the same bytes. Pure.
+~50 us. So records of a small batch are encoded one by one, to the same bytes. Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,9 +68,9 @@ def encode_records(
 
     Only records with headers have `headers`, their values in base64 in every format. Batches have
     RECORD_SCHEMA. `is_json`: for each batch, whether its keys and values are known to be JSON text;
-    format json checks the other batches. `extra`, with one batch only: for each record the text of
-    more fields, as `,"name":1`, or an empty one. Raises Undecodable if a key or value does not
-    decode: service.formats.undecodable encodes such pages.
+    format json checks the other batches. `extra` has a text for each record of the only batch: more
+    fields, as `,"name":1`, or an empty text. Raises Undecodable if a key or value does not decode:
+    service.formats.undecodable encodes such pages.
     """
     fixed = _fixed(_FRAMES[framing], topic, partition, fmt)
     pieces: list[bytes | memoryview] = [
@@ -168,7 +168,7 @@ _UNICODE_BREAKS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\x
 
 
 def _without_unicode_breaks(body: bytes) -> bytes:
-    """Escape the characters that Python's splitlines, and so some clients, treat as line breaks.
+    """Escape characters that Python's splitlines treats as line breaks: some clients use it.
 
     In JSON these occur only inside of strings, and never after a lone backslash.
     """

@@ -169,7 +169,7 @@ def _record(topic: str, number: int, encoded: EncodedRecord, now_ms: int) -> V3R
 
 
 def _check_group(group: GroupOffsets) -> None:
-    """Raise InvalidBody; give each offset its metadata."""
+    """Check a group; give offsets without metadata an empty text. Raises InvalidBody."""
     _refuse(check_group_id(group.consumer_group_id))
     if not group.offsets:
         raise InvalidBody(f"consumer group {group.consumer_group_id!r} has no offsets")

@@ -137,8 +137,8 @@ async def list_group_offsets(
 ) -> GroupOffsetList:
     """The committed offsets of a group in topics that the caller may describe.
 
-    404 if the group has no committed offset. An offset is deleted with its topic, or when, for a
-    week, no client has committed it and the group has had no members.
+    404 if the group has no committed offset. An offset is deleted with its topic. If no client
+    commits an offset for a week, and the group has no members for that week, it is deleted too.
     """
     committed = log.committed_offsets(consumer_group_id)
     if not committed:

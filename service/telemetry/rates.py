@@ -26,7 +26,7 @@ STEP_S = 5
 STEPS = 360
 """Half an hour of steps."""
 RATE_STEPS = 3
-"""Number of the last steps of which a current rate is the average."""
+"""A current rate is the average of the last RATE_STEPS steps."""
 LAGS_MAX = 500
 """Bound of the (group, topic) pairs with a lag history."""
 
@@ -125,7 +125,7 @@ class RateSampler:
         *,
         ack_labels: Collection[str],
     ) -> None:
-        """`ack_labels`: of the routes whose latency is that of an acknowledgment."""
+        """`ack_labels` are the labels of the routes whose latency is the ack latency."""
         self._ack_labels = ack_labels
         self._log = broker
         self._http = http

@@ -45,7 +45,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class MembershipSettings(NamedTuple):
-    """Values, which the service reads from its settings."""
+    """Interval and timeouts of heartbeats; the service reads them from its settings."""
 
     heartbeat_interval_s: float = 5.0
     member_timeout_s: float = 15.0

@@ -33,8 +33,8 @@ HEADER_BYTES_MAX = 64 * 1024 * 1024
 
 
 def draft_header_bytes_max() -> int:
-    """Return the bound of `Draft.header_bytes`. Half: numbers of chunks, and positions, take more
-    bytes in an entry of several drafts."""
+    """Return the bound of `Draft.header_bytes`. It is half of the header's bound: in an entry of
+    several drafts, the numbers and positions of chunks take more bytes."""
     return HEADER_BYTES_MAX // 2
 
 
@@ -86,7 +86,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkno
 
     `origins` are the forwarded drafts: their commits come first, in order; the writer's own follow.
     `store_ms` is the newest time of the store's clock that the writer knows, 0 if none; level 1
-    does not store it. An entry whose `level` is one above the cluster's raises it.
+    does not store it. If `level` is one above the cluster's level, the entry raises that level.
     """
 
     level: int
@@ -110,9 +110,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkno
 
 class Draft(NamedTuple):
     """The content that a broker proposes for the next entry. The positions of `chunks` count from
-    the first body; `origins` has the same meaning as in Entry. `level`: the cluster's next level,
-    to which the entry raises it; 0: the entry has the cluster's level. `header_bytes` is a bound of
-    its bytes in the header; 0 for a few actions."""
+    the first body; `origins` has the same meaning as in Entry. If the entry raises the cluster's
+    level, `level` is the next level; else it is 0. `header_bytes` is a bound of the draft's bytes
+    in the header; 0 if the draft has only a few actions."""
 
     commits: list[Commit]
     chunks: list[Chunk]
@@ -144,15 +144,15 @@ def encode_header(entry: Entry) -> tuple[bytes, bytes]:
 
 def copy_of(entry: Entry, header: bytes) -> list[Part]:
     """Return what follows the chunks: from level 2 on, a copy of `header`, the bytes before them.
-    One damaged header would end the chain for all readers."""
+    Without the copy, one damaged header would end the chain for all readers."""
     if entry.level == levels.FIRST:
         return []
     return [header, _END.pack(len(header), COPY_MAGIC)]
 
 
 def copy_in(body: Part) -> bytes | None:
-    """Return the copy of the bytes before the chunks at the end of a whole object, unverified; None
-    if the object has no such end."""
+    """Return the copy of the bytes before the chunks. `body` is a whole object, and the copy is at
+    its end. Does not verify the copy. Returns None if the object has no copy."""
     at = len(body) - _END.size
     if at < 0:
         return None
@@ -210,7 +210,7 @@ def shares(entry: Entry) -> Iterator[tuple[DraftId, range]]:
 
 
 def _first_level(entry: Entry) -> list[object]:
-    """Return the elements of level 1: without a principal, a store time and empty origins."""
+    """Return the elements of level 1: no principal, no store time; `origins` only if not empty."""
     if _has_second_level_action(entry):
         raise InvalidRequest("level 1 of the format has no such action: run `tidelog upgrade`")
     commits = [(it.commit_id, it.actions, it.key, it.hot) for it in entry.commits]

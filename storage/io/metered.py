@@ -43,7 +43,7 @@ class MeteredStore:
         self.observer = None if observer is NO_OBSERVER else observer
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute that only some stores have: a table's URI, its options, tables."""
+        """Return an attribute that only some stores have, such as `table_uri` or `tables`."""
         return getattr(self.inner, name)
 
     @property
@@ -81,8 +81,8 @@ class MeteredStore:
             await self.inner.put(key, parts)
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """List; counts one request for each page of S3's size. The latency of a listing is the time
-        in which its caller waits for the store, not the time in which the caller works."""
+        """List objects; count one request for each PAGE of them. The latency of a listing is the
+        time in which its caller waits for the store, not the time in which the caller works."""
         now_s = self.boot_s
         seen = 0
         timed = _Timed(self, "list")

@@ -1,7 +1,7 @@
 """A cache of each partition's newest records, in few large pieces.
 
-Reads of a thousand one-record chunks would be 24 times slower than of one batch of a thousand
-(DESIGN 12). So adjacent pieces are merged on arrival; each record is copied O(log n) times.
+To read a thousand chunks of one record takes 24 times as long as to read one batch of a thousand
+records (DESIGN 12). So adjacent pieces are merged on arrival; each record is copied O(log n) times.
 Byte-bounded (I10): the oldest pieces are evicted first; reads of evicted records go to the store.
 Holds committed records only (I3).
 """
@@ -16,9 +16,10 @@ from tidelog.storage.core import chunk as chunks
 MERGE_ROWS_MAX = 1024
 MERGE_BYTES_MAX = 128 * 1024
 MEASURE_ROWS_MIN = 64
-"""Smaller pieces are not measured: this takes as long as to merge them."""
+"""Pieces of fewer rows are not measured: to measure a piece takes as long as to merge it."""
 PIECE_OVERHEAD = 512
-"""Memory of an Arrow batch in addition to its data; it counts, so that tiny pieces are bounded."""
+"""Memory of an Arrow batch in addition to its data. `bytes` includes it, which bounds the number of
+tiny pieces."""
 
 
 class CachedBatch(NamedTuple):
@@ -113,7 +114,8 @@ class TailCache:
         batch = chunks.concat([left.batch, right.batch])
         nbytes = left.nbytes + right.nbytes - PIECE_OVERHEAD
         if batch.num_rows >= MEASURE_ROWS_MIN:
-            nbytes = batch.nbytes + PIECE_OVERHEAD  # estimates of small chunks are mostly padding
+            # The callers' estimates for small chunks count mostly padding.
+            nbytes = batch.nbytes + PIECE_OVERHEAD
         self.bytes += nbytes - left.nbytes - right.nbytes
         is_json = left.is_json and right.is_json
         merged = CachedBatch(left.base_offset, batch, is_json, nbytes, left.born)

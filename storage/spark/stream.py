@@ -5,7 +5,7 @@ change. **On a crash**: Spark repeats the batch with the same rows. A sink that 
 number, or is idempotent, gets each row once. Offsets are Kafka's JSON: {"topic":{"0":5}}.
 
 The reader exists as long as the query, in one Python process of the driver, and follows the WAL
-there. For the tasks, Spark pickles it before it has opened a store.
+there. Spark pickles the reader for the tasks, before the reader has opened a store.
 """
 
 import logging

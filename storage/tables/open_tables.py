@@ -1,7 +1,7 @@
 """The open manifests of a broker, one for each topic that it has read or sealed.
 
 I10: a deleted topic's manifest is dropped, so memory does not grow with created and deleted topics.
-`doubts` are the tables that this broker found in doubt and not whole since, by topic id.
+`doubts` has the tables that were in doubt at this broker's last check of them, by topic id.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class OpenTables:
         held = self._open.get(topic.topic_id)
         if held is None:
             held = _OpenTable(open_table(self._store, topic.prefix, topic.name))
-            if self._is_known(topic.topic_id):  # `forget` has passed for a deleted topic
+            if self._is_known(topic.topic_id):  # `forget` already ran for a deleted topic
                 self._open[topic.topic_id] = held
         if age_max_s < math.inf:
             now_s = asyncio.get_running_loop().time()

@@ -3,7 +3,7 @@
 A cloned machine and a restored snapshot continue with the name, the ids and the memory of the
 process. The hash of an entry shows who wrote it: this process knows the hashes of its own PUTs.
 A view that is loaded again passes over entries that a checkpoint covers. The state then has the
-time of the last entry by this name, which must be that of an own PUT.
+time of the last entry by this name. One of the process's own PUTs must have the same time.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ class CopyFence:
             del self._puts[next(iter(self._puts))]
 
     def check_writer(self, decoded: Decoded) -> None:
-        """Fence this process if the entry has its name and another wrote it. An own entry comes
-        here too, after a reload, or where its outcome was unknown."""
+        """Fence this process if another process wrote the entry under the name of this one. An own
+        entry comes here too, after a reload, or where its outcome was unknown."""
         seq = decoded.entry.seq
         if decoded.entry.writer != self.writer or decoded.hash in self._puts:
             return
@@ -46,15 +46,14 @@ class CopyFence:
             self.fence(seq)
 
     def check_loaded(self, state: ClusterState) -> None:
-        """Fence this process if the state, which was loaded again, has an entry of a copy of it.
+        """Fence this process if the loaded state has an entry that a copy of this process wrote.
         At level 1 the state does not have the times of writers."""
         at_ms = state.elapsed.last_ms(self.writer)
         if at_ms is not None and all(at_ms != own_ms for _, own_ms in self._puts.values()):
             self.fence(state.seq)
 
     def fence(self, seq: int) -> None:
-        """Let no commit of this process begin any more: entry `seq`, or one before it, is of a copy
-        of it."""
+        """Stop new commits of this process: a copy of it wrote entry `seq`, or one before it."""
         if self._fence is None:
             self._fence = Fenced(self.writer, seq)
             log.error("%s", self._fence)

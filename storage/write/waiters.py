@@ -52,7 +52,8 @@ class Waiters:
         return self._keyed.get(key)
 
     async def outcome_of(self, first: UnderWay) -> list[AppendedRange]:
-        """Wait for the first request of a key; in the hot log it has no time limit of its own."""
+        """Wait for the first request of a key, for the answer timeout at most. A request in the hot
+        log has no time limit of its own."""
         try:
             async with asyncio.timeout(self._answer_timeout_s):
                 return await asyncio.shield(first.waiter)
@@ -62,7 +63,7 @@ class Waiters:
             ) from None
 
     def limit(self, waiter: Waiter, deadline_s: float) -> None:
-        # Waiters, not requests: those would keep their records in memory until then.
+        # Keep the waiter: the request would keep its records in memory until the deadline.
         self._deadlines.append((deadline_s, waiter))
 
     def limit_all(self, last_s: float) -> None:
@@ -104,7 +105,7 @@ class Waiters:
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, or for so long."""
+    """Wait until the event is set, for `seconds` at most."""
     try:
         async with asyncio.timeout(None if seconds == math.inf else seconds):
             await event.wait()
