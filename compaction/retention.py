@@ -1,4 +1,4 @@
-"""Retention and delete-records: move log starts, and remove the segments below from the table.
+"""Retention and delete-records: move log starts; remove from the table the segments below them.
 
 First, an action in the WAL moves `log_start_offset`: from then on a reader below it gets
 OffsetOutOfRange with the valid range. Then one commit of the table removes the segments that lie
@@ -49,8 +49,9 @@ async def retain(
     """Apply retention to the topics (all if None); a dry run only reports.
 
     A topic whose table is damaged or in doubt is left as it is (`cluster.skipped`). Raises
-    UnknownTopic. Raises after the other topics: Unavailable, CommitUnknown: run again;
-    ManifestConflict if other runs committed first in each of TRIES tries: their result counts.
+    UnknownTopic. When the other topics are done, raises Unavailable or CommitUnknown: run again.
+    Then it also raises ManifestConflict if other runs committed first in each of TRIES tries: their
+    result counts.
     """
     await cluster.refresh()
     now_ms = await cluster.store_now_ms()
@@ -140,7 +141,7 @@ async def _cut(
 
 
 async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[int]) -> None:
-    """Remove the segments below the log starts from the table. The state has the new log starts:
+    """Remove from the table the segments below the log starts. The state has the new log starts:
     `WalView.commit` returns after its entry is applied."""
     for attempt in range(1, TRIES + 1):
         current = cluster.state.topic_of_id(topic.topic_id)

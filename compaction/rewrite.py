@@ -1,11 +1,13 @@
-"""Copy the rows of segments into one segment: every merge and compaction, in process and on Spark.
+"""Copy the rows of segments into one segment.
+
+Every merge and compaction does this, in process and on Spark.
 
 A `Rewrite` is a plain value with everything that a task needs; the Spark engine sends it to an
 executor as MessagePack. `rewrite` runs it against a store, on the caller's event loop. Kept rows
-are copied in order, with equal offsets. The output's name has the whole range of its inputs, so no
+keep their order and their offsets. The output's name has the whole range of its inputs, so no
 hole is left between segments. Memory: the encoded output and pieces of inputs.
 
-**On a crash**: an object that no version names remains for collection.
+**On a crash**: an object is left that no version names; collection deletes it.
 """
 
 import asyncio
@@ -57,7 +59,7 @@ T = TypeVar("T")
 class Rewrite(NamedTuple):
     """Work of one task. `inputs` are neighbours in offset order. `kept` are the offsets to keep,
     ascending int64, None for all; `rows` is their number. `cleaned` are the past compactions that
-    the output records, None for those of the inputs. `level` is that of the cluster."""
+    the output's footer lists; None: those that the inputs list. `level` is that of the cluster."""
 
     prefix: str
     inputs: Sequence[SegmentFile]
@@ -102,8 +104,8 @@ async def pump(
     on_rows: Callable[[int], None],
     is_needed: Callable[[segments.RowGroup], bool] = lambda _: True,
 ) -> None:
-    """Run all needed row groups through threads: DECODERS of them decode the next blocks, one
-    consumes the results in order. Raises Unavailable if a segment is gone."""
+    """Decode all needed row groups in DECODERS threads; consume the results in order in one thread.
+    Raises Unavailable if a segment is gone."""
     reader = SegmentReader(source_of(store))
 
     def start(piece: SegmentRange) -> "asyncio.Task[FetchedGroups]":

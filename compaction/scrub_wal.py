@@ -1,10 +1,10 @@
 """Scrub of the WAL: verify every kept entry and checkpoint, byte for byte.
 
 Apply the entries again, from the oldest state after which none is missing. Verify every entry's
-hash, header and chunks; every checkpoint on the way must equal the applied state (I4). Of entries
-before that state only chunks may still be read: a damaged header there is no damage. A missing
-entry is damage, unless two verified checkpoints are above it: then collection may have deleted it.
-A checkpoint that disappears during the scrub was collected. The scrub only reads.
+hash, header and chunks; every checkpoint on the way must equal the applied state (I4). Readers
+need only the chunks of entries before that state, so a damaged header of such an entry is not
+damage. A missing entry is damage, unless two verified checkpoints are above it: then collection may
+have deleted it. A checkpoint that disappears during the scrub was collected. The scrub only reads.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ async def scrub_wal(
             _compare(state, checkpoints, findings)
     tails = () if state is None else state.partitions()
     named = {(run.object_key, run.position) for *_, held in tails for run in held.tail}
-    findings += [  # the records of the others are sealed, or given up
+    findings += [  # if no tail names a chunk, its records are sealed or given up
         Finding(Kind.WAL, key, f"checksum of the chunk at {at} differs", (key, at) in named)
         for key, at in damaged
     ]
@@ -190,7 +190,7 @@ def _fold(
 def _verify_alone(
     seq: int, body: bytes, verified: set[Place], damaged: list[Place]
 ) -> list[Finding]:
-    """Do what `_verify` does for an entry that no reader applies any more."""
+    """Verify an entry that no reader applies any more: its findings are not damage."""
     found: list[Finding] = []
     try:
         _verify(seq, body, None, verified, damaged, found)
@@ -208,8 +208,8 @@ def _verify(
     findings: list[Finding],
 ) -> Decoded:
     """Verify every byte of one entry; note its verified and its damaged chunks. One damaged copy of
-    the header is a finding. Raises Corrupt if both are damaged, or if it follows another entry than
-    `previous`."""
+    the header is a finding. Raises Corrupt if both copies are damaged, or if the entry before it is
+    not `previous`."""
     key = keys.wal(seq)
     copy = entries.copy_in(body)
     try:

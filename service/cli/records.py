@@ -19,9 +19,9 @@ RetryOption = Annotated[
         "--retry-s",
         min=0,
         metavar="SECONDS",
-        help="how long to retry if the broker cannot be reached or answers 429, 502, 503, 504; "
-        "if it is given, also before the first answer (default: "
-        f"{RETRY_FOR_S:.0f} after the first answer, before it 0: a wrong URL fails at once)",
+        help="how long to retry if the broker cannot be reached or answers 429, 502, 503, 504 "
+        f"(default: {RETRY_FOR_S:.0f} after the first answer, 0 before it: a wrong URL fails at "
+        "once; a given value is for both)",
     ),
 ]
 
@@ -93,7 +93,7 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
         typer.Option(metavar="TEXT", help="with text: separator of key and value"),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="of records without a partition")
+        int | None, typer.Option("--partition", "-p", min=0, help="for records without a partition")
     ] = None,
     acks: Annotated[
         AcksName,
@@ -209,8 +209,8 @@ def consume(  # noqa: PLR0913 - as above
     on_error: Annotated[
         OnErrorName,
         typer.Option(
-            help="at a record that does not decode in the format: stop before it, and fail when "
-            "the other partitions are printed; skip it; raw: print its bytes in base64"
+            help="if a record does not decode in the format: stop: end its partition before it, "
+            "print the other partitions, then fail; skip: omit it; raw: print its bytes in base64"
         ),
     ] = OnErrorName.STOP,
     fetch_bytes: Annotated[int, typer.Option(min=1, help="approximate bytes of a request")] = 1024

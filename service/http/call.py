@@ -30,7 +30,7 @@ ARROW = b"application/vnd.apache.arrow.stream"
 NDJSON = b"application/x-ndjson"
 EVENT_STREAM = b"text/event-stream"
 UNSTORED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-"""Headers of answers to other methods than POST, whose answers no browser stores or runs."""
+"""Headers of an answer, unless the method is POST: no browser stores or runs an answer to it."""
 EMBEDDED = ("json", "binary", "text")
 """Formats of keys and values inside JSON."""
 SCHEMA_FORMATS = ("avro", "jsonschema", "protobuf")
@@ -109,9 +109,9 @@ class HttpRequest:
     async def body(self, bytes_max: int) -> bytes:
         """Read the whole body.
 
-        Unpack it if it has a Content-Encoding. Raises BodyTooLarge without reading, or unpacking,
-        more than the bound (I10); UnsupportedEncoding, BadEncoding. Raises IncompleteBody: half an
-        Arrow stream would decode as a shorter stream.
+        Unpack it if it has a Content-Encoding. Raises BodyTooLarge before it reads or unpacks more
+        than the bound (I10). Raises UnsupportedEncoding and BadEncoding. Raises IncompleteBody if
+        the client disconnects: half an Arrow stream would decode as a shorter stream.
         """
         coding = b""
         if b"content-encoding" in self.headers:
@@ -191,7 +191,7 @@ def check_length(declared: bytes, bytes_max: int) -> None:
 
 
 def received_again(body: bytes, then: Receive) -> Receive:
-    """Return a `receive` that gives a body, which was read already, once more."""
+    """Return a `receive` that first gives the body that was read already, then calls `then`."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> MutableMapping[str, Any]:

@@ -1,11 +1,17 @@
 """The listener for other brokers (peers), on a port of its own.
 
-It has six routes: a forwarded draft; announced entries; requests of consumer instances for groups
-that this broker coordinates; confirmations that the answers to them arrived; this broker's metrics,
-for another worker of its port; its rates, for a broker that shows the whole cluster. A peer
-authenticates with the token in this broker's liveness object, which a process that can read the
-bucket knows, and with a signature (service.security.signatures). Without security there is no
-signature: a process with the token can act as a broker. Bodies are bounded (I10). The status
+It has six routes:
+
+- a forwarded draft;
+- announced entries;
+- requests of consumer instances for groups that this broker coordinates;
+- confirmations that the answers to such requests arrived;
+- this broker's metrics, for another worker of its port;
+- this broker's rates, for a broker that shows the whole cluster.
+
+A peer authenticates with a signature (service.security.signatures) and with the token in this
+broker's liveness object. A process that can read the bucket knows the token. Without security there
+is no signature: a process with the token can act as a broker. Bodies are bounded (I10). The status
 gives the outcome of a draft: 200, it is in the chain; 504 and 500, unknown; every other status,
 this broker did not and will not commit it.
 """
@@ -82,7 +88,7 @@ class PeerApp:
             message = await self._message(scope, receive, send)
             is_trusted = self._is_trusted(scope, message)
             if not is_trusted and scope["path"] != GROUP_REQUEST:
-                raise _Refused(401, "the message is not signed, for another broker, or repeated")
+                raise _Refused(401, "the message is unsigned, for another broker, or repeated")
             body = await self._do(scope["path"], message, is_trusted=is_trusted)
         except _Refused as error:
             status, body = error.status, str(error).encode()

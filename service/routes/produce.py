@@ -1,4 +1,4 @@
-"""Produce: from a request's body to columns, from columns to the parts of partitions, to the log.
+"""Produce: decode a request's body, choose each record's partition, append the records to the log.
 
 A request is checked as a whole before the log gets any part of it: a request with an error has
 written nothing (I6). The response has the order of the request.
@@ -61,7 +61,7 @@ from tidelog.storage.state.cluster_state import Topic
 
 KEY_LENGTH_MAX = 255
 UNPACKED_FACTOR_MAX = 4
-"""An Arrow body may unpack to so many times the limit of a body (I10)."""
+"""Bound of an unpacked Arrow body: this many times the limit of a body (I10)."""
 ACKS = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LOCAL, "0": Acks.NONE}
 PRODUCE_FORMATS: dict[bytes, str] = {
     b"": "binary",
@@ -78,7 +78,7 @@ ACCEPTED = (
     "application/vnd.kafka.json.v2+json (keys and values as JSON), the same with .text or .binary "
     f"(base64) for .json, or {ARROW.decode()}"
 )
-"""The types that a refusal names, JSON's first: it is the one that most first requests mean."""
+"""A refusal names these types, JSON's first: most clients mean JSON in their first request."""
 
 
 class OffsetReport(msgspec.Struct):
@@ -107,7 +107,7 @@ class RangeReport(msgspec.Struct):
 
 
 class ArrowReport(msgspec.Struct):
-    """The response to a request of columns: one range a partition."""
+    """The response to an Arrow request: one range per partition."""
 
     partitions: list[RangeReport]
 
@@ -174,8 +174,8 @@ class Produce:
         )
 
     async def topic(self, name: str, rights: CallerRights = ALL_RIGHTS) -> Topic:
-        """Return the topic. Refresh the view before an answer that it does not exist, and create it
-        if `auto_create_topics` is on. Raises Forbidden if the caller may not create it."""
+        """Return the topic. If it is not in the view, refresh the view. If it does not exist and
+        `auto_create_topics` is on, create it. Raises Forbidden if the caller may not create it."""
         try:
             return self._log.state.topic(name)
         except UnknownTopic:
@@ -236,7 +236,7 @@ class Produce:
         number: int | None,
         key: IdempotencyKey | None,
     ) -> RecordPartitions:
-        """Return the records' partitions in a topic of so many partitions. Raises
+        """Return the records' partitions in a topic with `count` partitions. Raises
         UnknownPartition."""
         sticky = self.sticky
         if key is not None:
@@ -254,18 +254,18 @@ class Produce:
         number: int | None,
         key: IdempotencyKey,
     ) -> RecordPartitions:
-        """Return `places`, or those of the first request with this key: if the topic has got more
-        partitions since then, the appended ranges are of that time."""
+        """Return the partitions that the first request with this key got. They differ from `places`
+        if the topic has got more partitions since then."""
         known = self._log.state.idempotency_record(key.key)
         if known is None or known.claim.partitions == key.partitions:
             return places
-        assert isinstance(known.claim.partitions, int), "its fingerprint is of another route"
+        assert isinstance(known.claim.partitions, int), "one topic has one count"
         return self.place_among(topic.name, known.claim.partitions, produced, number, key)
 
 
 def check_records(rows: Rows | pa.RecordBatch, config: TopicConfig) -> None:
-    """Raise RecordTooLarge; InvalidRequest for the first record without a key if the topic is
-    compacted: no record would ever replace it."""
+    """Raise RecordTooLarge if a record is too large. If the topic is compacted, raise
+    InvalidRequest for the first record without a key: no record would ever replace it."""
     check_sizes(rows, config.max_message_bytes)
     if "compact" in config.cleanup_policy:
         if isinstance(rows, Rows):
@@ -330,7 +330,7 @@ def fingerprint(target: str, body: bytes) -> bytes:
 
 
 def _ranges(places: RecordPartitions, placements: list[AppendedRange] | None, count: int) -> bytes:
-    """Return the response to columns: one range a partition instead of one line a record."""
+    """Return the response to an Arrow request: one range per partition, not one line per record."""
     ranges: list[tuple[int, int | None, int]] = (
         [(partition, None, rows) for partition, rows in tally(places, count)]
         if placements is None
@@ -345,7 +345,7 @@ class _Record(msgspec.Struct):
 
 
 class _Schemas(msgspec.Struct):
-    """The fields of a body with schemas that decide on the error."""
+    """The fields of a body with schemas; they decide on the error."""
 
     key_schema: msgspec.Raw = msgspec.Raw()
     key_schema_id: msgspec.Raw = msgspec.Raw()
@@ -364,7 +364,7 @@ class _Schemas(msgspec.Struct):
 
 
 def schema_error(body: bytes) -> LogError:
-    """Return the proxies' error for a body of a format that needs a schema registry."""
+    """Return the error of Kafka's REST proxies for a body that needs a schema registry."""
     try:
         schemas = msgspec.json.decode(body, type=_Schemas)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -447,8 +447,8 @@ ROUTES = (
         _DOC._replace(
             summary="Produce records",
             text="The partition of a record is its `partition`, else it follows from its key "
-            "(murmur2). Else the broker chooses: about 16 KiB of a request's records go to one "
-            "partition, the next ones to the next.",
+            "(murmur2). Else the broker chooses: after about 16 KiB of a request's records, it "
+            "takes the next partition.",
         ),
         is_ack=True,
     ),

@@ -1,9 +1,10 @@
 """Signatures of messages between brokers, with the cluster's secret.
 
-The token of a liveness object alone proves that its sender can read `brokers/`. A signature proves
-the cluster's secret, too, and that the message is for this process, is this one, was sent lately
-and only once. It covers the path, the ids of receiver and sender, a number, the time and the whole
-message: a principal in it is what a broker authenticated.
+The token of a liveness object alone proves that its sender can read `brokers/`. A signature also
+proves that the sender has the cluster's secret. It proves that the message is unchanged, is for
+this process, and was sent lately and only once. It covers the path, the ids of receiver and sender,
+a number, the time and the whole message. So if the message names a principal, a broker
+authenticated it.
 
 Times are the store's (storage.wal.store_time), which all brokers share. Numbers of a sender may
 arrive out of order, because requests go over several connections. A receiver knows the last ones of
@@ -27,7 +28,7 @@ WINDOW_MS = 60_000
 """Greatest age of a message, and greatest lead of its sender's clock."""
 NUMBERS_KEPT = 4096
 SENDERS_MAX = 10_000
-"""Brokers of a cluster within two windows (I10). One more, and all are refused for that time."""
+"""Senders that a broker remembers for two windows (I10). At the bound, it refuses new ones."""
 _PARTS = 5
 _DIGITS_MAX = 18
 

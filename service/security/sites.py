@@ -3,16 +3,18 @@
 A browser sends requests for the page of any site. Three kinds of pages are kept out, before the
 route is served:
 
-- A page of another site, or of another port of this host (`Sec-Fetch-Site`; where a browser does
-  not send it, plain http under a name, `Origin` against `Host`), has no request with effects
-  served: 403. Reads need no rule: no answer permits such a page to read it (CORS).
+- A page of another site, or of another port of this host: its requests with effects get 403.
+  `Sec-Fetch-Site` shows such a page. A browser omits this header for plain http under a name: then
+  `Origin` is compared with `Host`. Reads need no rule: no answer permits such a page to read it
+  (CORS).
 - A page whose own name was bound to the broker's address (DNS rebinding) is of the same origin.
-  Its name gives it away: 421. With `security=keys` such a page has no key and no cookie of the
-  broker, and each name is served, unless `allowed_hosts` says otherwise.
-- A page's body without a Content-Type would pass for JSON without asking for permission: 415.
+  `Host` has that name, which is not the broker's: 421. With `security=keys` such a page has no key
+  and no cookie of the broker. So each name is served if `allowed_hosts` is empty.
+- A page's body without a Content-Type: a browser sends it without a CORS preflight, and the broker
+  would take it for JSON. It gets 415.
 
-Names that only a private network can resolve are allowed: a stranger cannot register them. Clients
-without `Origin` and `Sec-Fetch-Site`, under a name that was used before, cost three lookups.
+Names that only a private network can resolve are allowed: a stranger cannot register them. A
+request without `Origin` and `Sec-Fetch-Site` costs three lookups if its name was used before.
 """
 
 import socket
@@ -86,7 +88,7 @@ class Sites:
 
     def _is_own(self, scope: Scope, origin: str) -> bool:
         """Whether the page has this broker's address as the client sees it. The scheme does not
-        count: a proxy may end TLS without a word of it."""
+        count: a proxy may end TLS without a header that says so."""
         scheme, _, authority = origin.partition("://")
         found = split_host(authority)
         if scheme not in ("http", "https") or found is None:

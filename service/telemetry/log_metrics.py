@@ -24,7 +24,7 @@ from tidelog.storage.core.histogram import Histogram
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 
 SERIES_MAX = 2000
-"""Bound of partitions, and of topics, with series of their own. A scrape of so many blocks the
+"""Bound of partitions, and of topics, with series of their own. At the bound, a scrape blocks the
 event loop for ~25 ms."""
 
 
@@ -212,7 +212,8 @@ def _gauges(broker: Broker, stats: BrokerStats) -> tuple[Series, ...]:
         ),
         (
             "set_aside",
-            "requests acknowledged with acks=1 that the store refuses: on this broker's disk alone",
+            "requests acknowledged with acks=1 that the store refuses: only this broker's disk has "
+            "them",
             stats.set_aside,
         ),
         ("live_brokers", "live brokers, including this one", 1 + len(members.peers)),

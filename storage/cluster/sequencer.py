@@ -1,10 +1,10 @@
-"""Commits by one broker for all; any broker commits by itself if that one does not answer.
+"""One broker, the sequencer, commits for all. If it does not answer, any broker commits alone.
 
 The sequencer is the first in rank of the live brokers (cluster.liveness). The other brokers forward
 their drafts to it. Drafts that wait while its last PUT is in flight become one entry. Correctness
 does not depend on it (DESIGN 6): after a refusal or a timeout, a broker commits by itself at once.
-Two sequencers at a time do no harm, nor does a draft that both of them have: a broker that makes an
-entry has read the whole chain before it and omits drafts that are there, and `apply` checks again
+Two sequencers at a time do no harm, even if both have the same draft. A broker that makes an entry
+has read the whole chain before it and omits drafts that are in it. `apply` checks again
 (state.forwarded_drafts).
 
 **On a crash**: a forwarded draft is with the sequencer and with its own broker; if one crashes, the
@@ -114,10 +114,11 @@ class _ForwardedDraft:
         if self.done.done():
             return None
         if self.is_void and self.is_in_doubt:
-            # The view skipped entries. The draft may be in one, and its mark dropped since.
+            # The view skipped entries. One may have the draft, and the state may have dropped its
+            # mark since.
             raise CommitUnknown("the process was suspended: the draft's outcome is unknown")
         if self.wal.state.elapsed_ms > not_after_ms(self.draft):
-            # Definite for all brokers: it is in no entry so far, and must not be in a later one.
+            # All brokers agree: the draft is in no entry so far, and no later entry may have it.
             self.is_in_doubt = False
             raise Unavailable(TOO_OLD)
         return self.draft
@@ -193,9 +194,9 @@ class Sequencer:
 
     async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
         draft = await self._upload_if_large(draft)
-        # A copy may have used the next number: `apply` would pass over this draft.
+        # If a copy of this process used the next number, `apply` would skip this draft.
         self.wal.copy_fence.check_fence()
-        # Used even if the draft fails: two drafts never have the same number.
+        # A draft that fails uses its number, too: two drafts never have the same one.
         self._number += 1
         origin = DraftId(self.membership.me.id, self._number, len(draft.commits))
         done = asyncio.get_running_loop().create_future()
@@ -209,8 +210,8 @@ class Sequencer:
             self._own = None
 
     async def _upload_if_large(self, draft: Draft) -> Draft:
-        """Return the draft as it is committed. **On a crash**: an object is left that no entry
-        names; collection deletes it.
+        """Return the draft; if it is large, upload its chunks and return one that refers to them.
+        **On a crash**: an object is left that no entry names; collection deletes it.
 
         A suspended process or a late message does no harm. Collection deletes the upload only after
         an entry whose elapsed time is past the upload's end. A broker that makes an entry has
@@ -417,9 +418,9 @@ class Sequencer:
     def _answer_forwarded(
         self, entry: Entry, origin: DraftId, commits: range, applied: Applied
     ) -> None:
-        """Answer the forwarded draft with this number. If the entry has other commits under it, or
-        a number that was not used yet, a copy of this process forwarded them. This process's own
-        draft of that number changes nothing then, in any entry."""
+        """Answer this broker's forwarded draft that has the number of `origin`. If that number has
+        other commits in the entry, or was not used yet, a copy of this process forwarded them. This
+        process's own draft of that number changes nothing then, in any entry."""
         own = self._own
         if own is not None and origin.number == own.number:
             if own.done.done():
@@ -435,7 +436,7 @@ class Sequencer:
 
     def on_reset(self) -> None:
         """Handle a reload of the view: peers' waiting drafts may be in the skipped entries. If the
-        state has a draft of this broker that it did not forward, a copy of it did."""
+        state has a draft number that this process did not use, a copy of this process used it."""
         state, own = self.wal.state, self._own
         unused = 1 if own is not None and not own.is_in_doubt else 0
         if state.origins.number(self.membership.me.id) > self._number - unused:

@@ -17,7 +17,8 @@ RESOURCE_TYPES = (TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID)
 LITERAL, PREFIXED = "LITERAL", "PREFIXED"
 PATTERN_TYPES = (LITERAL, PREFIXED)
 ANY, MATCH = "ANY", "MATCH"
-"""Values in filters. ANY: every value. MATCH, a pattern type: bindings that cover the name."""
+"""Values in filters. ANY selects every value. MATCH, a pattern type, selects bindings that
+cover the name."""
 
 READ, WRITE, CREATE, DELETE, ALTER = "READ", "WRITE", "CREATE", "DELETE", "ALTER"
 DESCRIBE, ALL = "DESCRIBE", "ALL"
@@ -47,7 +48,7 @@ PERMISSIONS = (ALLOW, DENY)
 WILDCARD = "*"
 EVERYBODY = "User:*"
 DEFAULT = "<default>"
-"""A name in place of a principal: its quotas apply to each principal without that quota."""
+"""A name in place of a principal. If a principal lacks a quota, that quota of DEFAULT applies."""
 CLUSTER_NAME = "kafka-cluster"
 """The only resource of type CLUSTER."""
 TEXT_BYTES_MAX = 255
@@ -57,11 +58,12 @@ _IMPLYING = {
     DESCRIBE: frozenset({DESCRIBE, READ, WRITE, DELETE, ALTER, ALL}),
     DESCRIBE_CONFIGS: frozenset({DESCRIBE_CONFIGS, ALTER_CONFIGS, ALL}),
 }
-"""By operation: the operations whose ALLOW also allows it. Of DENY, only ALL denies others too."""
+"""ALLOW of an operation in the set also allows the key. DENY is different: only DENY of ALL also
+denies other operations."""
 
 
 class Acl(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """One binding: allows or denies a principal, from a host, an operation on resources."""
+    """One binding: it allows or denies an operation on resources to a principal from a host."""
 
     resource_type: str
     resource_name: str

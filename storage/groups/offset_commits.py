@@ -1,9 +1,9 @@
 """Group commit of offsets: the offset commits of many members become one commit of the log.
 
-Commits that arrive in one turn of the event loop go together. If very many members commit, those
-within `PAUSE_S` do: a flush costs a broker as much CPU as ten offsets, and each PUT costs money. A
-commit of the log applies whole or is refused. So if it is refused, each member's commit is sent
-again alone: a member's mistake does not stop the others.
+Commits that arrive in one turn of the event loop go together. If very many members commit, all
+commits within `PAUSE_S` go together: a flush costs a broker as much CPU as ten offsets, and each
+PUT costs money. A commit of the log applies whole or is refused. So if it is refused, each member's
+commit is sent again alone: a member's mistake does not stop the others.
 
 **On a crash**: a client without an answer commits again; repeating sets the same offsets.
 """
@@ -31,12 +31,12 @@ PAUSE_S = 0.02
 along."""
 BUSY_MEMBERS = 50
 WINDOW_S = 0.1
-"""Commits wait only if so many different members commit in one window. A few members that commit
-after each record are as fast as the store."""
+"""Commits wait only if BUSY_MEMBERS different members commit in one window. With fewer members, a
+commit takes no longer than the store."""
 TOGETHER_MAX = 5_000
 """Offsets in one commit of the log: about 0.5 MiB of an entry's header (I10)."""
 AT_ONCE = 100
-"""Commits made before the event loop may run other tasks."""
+"""After this many commits, the event loop may run other tasks."""
 
 
 class _WaitingCommit(NamedTuple):
@@ -70,7 +70,7 @@ class OffsetCommits:
         )
         if self._log.state.committed_offsets.check(action) is None:
             done = self._add(action)
-        else:  # alone: it would hold up other members
+        else:  # the log would refuse it: sent alone, it does not delay other members
             done = asyncio.ensure_future(self._log.submit(action))
 
         def look(done: "asyncio.Future[None]") -> None:
@@ -89,7 +89,8 @@ class OffsetCommits:
     async def commit_delivered(
         self, groups: Sequence[tuple[ConsumerGroup, CoordinatedGroup]], most: int | None = None
     ) -> None:
-        """Auto-commit delivered offsets of members of these groups: of `most` members, in turn."""
+        """Auto-commit delivered offsets of members of these groups. At most `most` members commit;
+        the next call begins with the member after them."""
         due = [
             MemberSession(group, member, instance, led.term)
             for group, led in groups

@@ -15,8 +15,8 @@ from tidelog.storage.core.model import TopicIdPartition
 @dataclass(slots=True)
 class Position:
     """Offsets of one partition. `next` is the next offset to read. `delivered` is the end of the
-    records that the instance certainly received. `committed` is `delivered` at the last commit: a
-    lower or higher offset that the instance itself commits stays until more is delivered."""
+    records that the instance certainly received. `committed` is `delivered` at the last commit. If
+    the instance itself commits a lower or higher offset, that stays until more is delivered."""
 
     next: int
     delivered: int
@@ -28,7 +28,7 @@ class Positions:
 
     def __init__(self) -> None:
         self.is_due = False
-        """If False, `due` is empty. A flag, because thousands of instances are checked a second."""
+        """If False, `due` is empty. A flag: thousands of instances are checked per second."""
         self._held: dict[TopicIdPartition, Position] = {}
 
     def __contains__(self, where: TopicIdPartition) -> bool:

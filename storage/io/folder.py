@@ -7,11 +7,12 @@ whole object. A key cannot be an object and a directory at once; in S3 it can.
 - before the link, nothing is left: the kernel frees an unnamed file. If the file system has no
   unnamed files, a temporary file stays in `.tmp/`. The first open an hour or more later removes it.
 - after the link and before the directory's fsync, the whole object is left. Only a loss of power
-  can remove it. Its writer sent no answer yet; the other brokers of the machine lost power too.
+  can remove it. No process relies on it then: its writer sent no answer yet, and the other brokers
+  of the machine lost power too.
 
 Rejected: O_EXCL on the final name (a loser reads half an object); a single fsync, after the link
 (160 instead of 290 us, but a loss of power leaves named, empty WAL entries); a cache of directory
-descriptors (it saves 4 us; a descriptor number that the kernel reuses links into a wrong folder).
+descriptors (it saves 4 us; if the kernel reuses a number, the link goes into a wrong folder).
 """
 
 import asyncio
@@ -34,13 +35,13 @@ Ts = TypeVarTuple("Ts")
 
 _TEMPORARY = ".tmp"
 _THREADS = 8  # a create waits for the disk, not for a core; the disk merges concurrent syncs
-_LIST_BATCH = 512  # one stat each: a millisecond of a thread between two yields
+_LIST_BATCH = 512  # with one stat each, a batch takes a thread about a millisecond
 _DIRECTORIES_MAX = 4096  # known durable directories; a full set is cleared and filled again
 _STALE_NS = 3600 * 10**9
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600  # a reader of the folder can act as a broker
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_QUIETLY = contextlib.suppress(OSError)  # a close after a sync; a removal that the sweep repeats
+_QUIETLY = contextlib.suppress(OSError)  # for a close after a sync, or a removal (swept later)
 _UNNAMED = getattr(os, "O_TMPFILE", 0)  # only Linux has it
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}  # no object has the key
 _sync_data = getattr(os, "fdatasync", os.fsync)
@@ -181,7 +182,7 @@ class FolderStore:
                 end = size if length is None else min(start + length, size)
                 chunks = []
                 while start < end and (chunk := os.pread(file.fileno(), end - start, start)):
-                    chunks.append(chunk)  # one, below 2 GiB
+                    chunks.append(chunk)  # one read gives all below 2 GiB
                     start += len(chunk)
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         except OSError as error:
@@ -255,8 +256,9 @@ class FolderStore:
         raise AssertionError("itertools.count does not end")
 
     def _sync(self, directory: str, directory_fd: int) -> bool:
-        """Return whether the directory is durable. If not, reads there first need an fsync that
-        succeeds: else a writer that reads its own bytes back would take them for committed."""
+        """Return whether the directory is durable. If it is not, the next read in it must first
+        repeat the fsync with success: else a writer that reads its own bytes back would take them
+        for committed."""
         try:
             os.fsync(directory_fd)
         except OSError:
@@ -283,7 +285,8 @@ class FolderStore:
         return _UNNAMED != 0
 
     def _try_link(self, directory_fd: int, source: str) -> int:
-        """Test a link. Return the file's modification time, ns: by the same clock as the others."""
+        """Test a link. Return the file's modification time in ns. It is comparable with those of
+        other files, because the same clock sets them."""
         status = os.stat(source)
         name = f"{self._temporary}/inode-{status.st_ino}"  # used by this file or by no file
         os.link(source, name, src_dir_fd=directory_fd)

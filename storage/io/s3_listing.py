@@ -2,7 +2,7 @@
 
 SeaweedFS lists `a/b` before `a-b`; a listing that starts after `a-b` omits `a/b`. So this module
 lists each directory by itself. A subdirectory waits until its name *with the slash* is next.
-The cost is one request a directory; a flat prefix such as `wal/` needs no more than elsewhere.
+The cost is one request per directory. A flat prefix such as `wal/` costs no more than in S3.
 """
 
 import heapq
@@ -21,7 +21,8 @@ Pages: TypeAlias = Callable[
 async def in_byte_order(
     pages: Pages, prefix: str, start_after: str, *, directory: str = ""
 ) -> AsyncIterator[ObjectInfo]:
-    """Yield objects as `ObjectStore.list` does. Holds a page a level and waiting directories."""
+    """Yield objects as `ObjectStore.list` does. Holds one page per directory level, and the
+    directories that wait."""
     directory = directory or prefix[: prefix.rfind("/") + 1]
     if start_after > directory and not start_after.startswith(directory):
         return

@@ -190,8 +190,8 @@ def parquet_by_sizes(
 
 
 def _between(frame: DataFrame, slices: Sequence[SegmentRange]) -> DataFrame:
-    """Filter the frame to the slices' records. With the bounds over all partitions, Spark
-    omits row groups by the statistics in Parquet."""
+    """Filter the frame to the slices' records. The first filter has the bounds over all partitions:
+    Spark compares them with Parquet's statistics and omits row groups."""
     count = max(one.partition for one in slices) + 1
     starts, ends = [OFFSET_MAX] * count, [0] * count
     for one in slices:

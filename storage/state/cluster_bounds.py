@@ -1,16 +1,16 @@
 """The bounds in effect, and those that come into effect later.
 
-`SetBounds` changes them. One process may not have seen the change yet while another obeys it. So
-`apply` lowers what others rely on only when no process can rely on it any more:
+`SetBounds` changes them. One process may not have seen the change yet while another obeys it. So,
+if processes rely on a bound, `apply` lowers it only when none can rely on the old value any more:
 
 - The view age is a limit of each process for itself, so its change is in effect at once. A raise
-  counts for a view that has applied it: collection by the old retention deletes only what a
-  checkpoint before the change covers, which such a view does not need.
+  counts for a view that has applied it. Such a view does not need what collection by the old
+  retention deletes: a checkpoint before the change covers that.
 - A raised WAL retention or file grace is in effect at once.
-- A lowered one is in effect when the old one has passed since the change, by the elapsed time:
-  views that have not seen the change have expired (the retention is at least four view ages), and
-  readers that rely on the old one have ended. One entry may add `STEP_MS_MAX` to the elapsed time
-  in an instant, so that is waited for in addition.
+- A lowered one is in effect when the old value has passed since the change, by the elapsed time.
+  Then views that have not seen the change have expired (the retention is at least four view ages),
+  and readers that rely on the old value have ended. One entry may add `STEP_MS_MAX` to the elapsed
+  time in an instant, so `apply` waits that much longer.
 
 Pure: a part of the cluster state, the same on every broker (I4).
 """
@@ -24,12 +24,12 @@ from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 
 WAITING = ("wal_retention_ms", "file_grace_ms")
-"""Bounds on which processes rely that may not have seen the change yet."""
+"""Processes that have not seen the change yet may rely on these bounds."""
 
 
 class BoundsCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """`now` and `set_to` in the order of `Bounds`; `due_ms` of each of `WAITING`: the elapsed time
-    at which the value of `set_to` comes into effect, 0 if it is."""
+    """`now` and `set_to` are in the order of `Bounds`, `due_ms` in that of `WAITING`. `due_ms` is
+    the elapsed time at which the value of `set_to` comes into effect, 0 if it is in effect."""
 
     is_test: bool
     now: tuple[int, int, int]
@@ -38,20 +38,20 @@ class BoundsCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
 
 
 class ClusterBounds:
-    """Owned by the cluster state. `first` are those of `cluster.json`; a cluster that began with
-    bounds below the least is for tests, and may be given such again."""
+    """Owned by the cluster state. `first` are the bounds in `cluster.json`. If they are below the
+    least, the cluster is for tests, and may get bounds below the least again."""
 
     def __init__(self, first: Bounds) -> None:
         self.now = first
         """In effect. Every process obeys these."""
         self.set_to = first
-        """As they were set last; `now` has not yet what is lowered and waits."""
+        """As they were set last. If a lowered bound waits, `now` still has its old value."""
         self.is_test = first.is_test
         self._due_ms: dict[str, int] = {}
 
     @property
     def due_ms(self) -> dict[str, int]:
-        """Return the names of bounds that wait, and the elapsed time for which each waits."""
+        """Return the bounds that wait, each with the elapsed time at which it is in effect."""
         return dict(self._due_ms)
 
     def check(self, action: SetBounds) -> InvalidRequest | None:
@@ -66,8 +66,8 @@ class ClusterBounds:
             if values[name] < held_ms:
                 values[name] = held_ms
                 waiting[name] = elapsed_ms + held_ms + STEP_MS_MAX
-        # A bound that waits already begins its wait again: since its first change another may have
-        # relied on what was in effect.
+        # A new change begins the wait of a bound again: after the first change, a process may have
+        # begun to rely on the value in effect.
         self.now, self._due_ms = Bounds(**values), waiting
 
     def settle(self, elapsed_ms: int) -> None:
