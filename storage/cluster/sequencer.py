@@ -108,6 +108,9 @@ class _ForwardedDraft:
     wal: WalView
     done: "asyncio.Future[list[Outcome]]"
     is_in_doubt: bool = False
+    """The peer may commit it, or has committed it."""
+    is_in_own_put: bool = False
+    """This process may have committed it in an entry of its own."""
     is_void: bool = False
 
     def next_draft(self) -> Draft | None:
@@ -121,6 +124,7 @@ class _ForwardedDraft:
             # All brokers agree: the draft is in no entry so far, and no later entry may have it.
             self.is_in_doubt = False
             raise Unavailable(TOO_OLD)
+        self.is_in_own_put = True
         return self.draft
 
 
@@ -438,8 +442,8 @@ class Sequencer:
         """Handle a reload of the view: peers' waiting drafts may be in the skipped entries. If the
         state has a draft number that this process did not use, a copy of this process used it."""
         state, own = self.wal.state, self._own
-        unused = 1 if own is not None and not own.is_in_doubt else 0
-        if state.origins.number(self.membership.me.id) > self._number - unused:
+        is_unused = own is not None and not (own.is_in_doubt or own.is_in_own_put)
+        if state.origins.number(self.membership.me.id) > self._number - is_unused:
             self.wal.copy_fence.fence(state.seq)
         unknown = ForwardOutcomeUnknown("the sequencer's view of the WAL had expired")
         foreign = [waiting for waiting in self._queue if waiting.origin is not None]

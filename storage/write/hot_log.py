@@ -221,8 +221,10 @@ class HotLog:
     async def keep(self, request: AppendRequest, log_id: str) -> Recovered:
         """Copy the request durably to a new file: a log `log_id` with this request alone, as number
         0. The name of the file begins with the id of the request's first log, so that one process
-        recovers both logs. Raises OSError."""
+        recovers both logs. A second call with the same id makes no second file. Raises OSError."""
         assert request.hot is not None, "only acknowledged requests are kept"
+        if self._leaving is not None and self._leaving.log_id == log_id:
+            return self._leaving
         path = self.directory / f"{request.hot.log_id}{KEPT}{log_id}.hot"
         body = prefix(self.cluster_id, log_id) + frames(0, [_payload(request, self._level())])
         loop = asyncio.get_running_loop()

@@ -72,6 +72,10 @@ class SetAsideRequests:
         self._kept_next_s = 0.0
         self._leaving: Recovered | None = None
         """The new file of the first request, until its old mark is used up."""
+        self._new_log_id = ""
+        """The log of that file, as soon as the file may exist. From then on the request is not
+        flushed with its old mark, and each attempt makes the same file: else a recovery would find
+        the request in the new file, and commit it a second time."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -112,7 +116,7 @@ class SetAsideRequests:
     async def _retry_first(self) -> bool:
         group = self._waiting[: self._group]
         group = group[: self._flusher.fitting(group)]
-        if self._leaving is None:
+        if not self._new_log_id:
             if await self._flusher.flush(group):  # else the flusher calls `failed`
                 self._drop(len(group))
                 return True
@@ -132,6 +136,7 @@ class SetAsideRequests:
 
     def _drop(self, count: int) -> None:
         del self._waiting[:count]
+        self._new_log_id = ""
         self._group = max(2 * count, 1)
         self._failures, self._pause_s, self._next_s = 0, PAUSE_S, 0.0
 
@@ -148,13 +153,15 @@ class SetAsideRequests:
         This process does not commit it from there before its old mark is used up: until then, a
         recovery of the old file alone would commit it again.
         """
-        if self._leaving is None:
+        if not self._new_log_id:
             # This entry decides an earlier attempt with an unknown outcome: it takes its number.
             await self._commit(Commit(self._clock.new_id(), []))
             if self._wal.state.hot_logs.get(mark.log_id, -1) >= mark.seq:
                 self._flusher.answer(request, [], None)
                 return
-            self._leaving = await hot_log.keep(request, self._clock.new_id().hex())
+            self._new_log_id = self._clock.new_id().hex()
+        if self._leaving is None:
+            self._leaving = await hot_log.keep(request, self._new_log_id)
         await self._commit(Commit(self._clock.new_id(), [], hot=mark))
         kept, self._leaving = self._leaving, None
         hot_log.set_aside(kept)

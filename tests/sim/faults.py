@@ -22,6 +22,9 @@ class Panic(BaseException):
     """A panic of a Rust library comes to Python as such an exception."""
 
 
+KINDS = (RuntimeError, MemoryError, OSError, Panic)
+INJECTED = "injected into "
+
 CALLS: tuple[tuple[type, str, float], ...] = (
     (ClosedSegment, "encode", 1.0),
     (ClosedSegment, "answers", 1.0),
@@ -58,8 +61,7 @@ def _fragile(
         if not raises or not machine.current().startswith("b") or draws.random() >= raises:
             return real(*given, **named)
         count("raised")
-        kind = draws.choice([RuntimeError, MemoryError, OSError, Panic])
-        error = kind(f"injected into {name}")
+        error = draws.choice(KINDS)(INJECTED + name)
         if draws.random() < 0.5:
             raise error
         result = real(*given, **named)

@@ -264,6 +264,13 @@ class World:
             else:
                 self.bug(f"{broker.name} does not start: {error!r}")
             return
+        except faults.KINDS as error:  # the process ends with it; its supervisor starts another
+            if not str(error).startswith(faults.INJECTED):
+                raise
+            self.note(f"{broker.name} does not start: {error!r}")
+            self.kill(broker)
+            self.on_exit(broker)
+            return
         broker.is_ready = True
         self.note(f"{broker.name} is ready")
         try:

@@ -1,12 +1,15 @@
 """A copy of a broker whose drafts the sequencer commits (DESIGN 11): the copy forwards nothing."""
 
+from typing import Any
+
 import pytest
 
 from tests.findings.test_d1_cloned_machine import three_brokers
 from tests.support.cluster import Cluster
-from tests.support.logs import append
+from tests.support.logs import append, read_values
 from tests.support.vloop import run
 from tidelog.storage.core.errors import CommitUnknown, Fenced
+from tidelog.storage.state.cluster_state import ClusterState
 
 
 def test_i1_a_fenced_broker_forwards_no_draft() -> None:
@@ -36,5 +39,35 @@ def test_a_view_that_passed_over_drafts_of_a_copy_is_fenced() -> None:
             await one.wal.ensure_view()
             with pytest.raises(Fenced):
                 one.wal.copy_fence.check_fence()
+
+    run(main)
+
+
+def test_a_draft_that_this_process_commits_after_a_refusal_is_no_copys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sequencer refuses the draft, so its broker commits it. The entry is in the WAL, but
+    `apply` fails: the view is loaded again, with a draft number that this process has used."""
+    real = ClusterState._append
+    errors = [MemoryError("a bug")]
+
+    def fails_once(self: ClusterState, *given: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(self, *given)
+
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            one, two = await three_brokers(cluster)
+            await append(one, "before")
+            for other in cluster.logs:
+                other.sequencer._is_closing = other is not one
+            monkeypatch.setattr(ClusterState, "_append", fails_once)
+            with pytest.raises(CommitUnknown):
+                await append(one, "X")
+            assert not errors
+            one.wal.copy_fence.check_fence()
+            await append(one, "after")
+            assert await read_values(two) == ["before", "X", "after"]
 
     run(main)

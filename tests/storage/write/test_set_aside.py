@@ -17,6 +17,7 @@ from tidelog.storage.core.model import Acks, Part
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import Created
 from tidelog.storage.write import set_aside
+from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import KEPT
 from tidelog.storage.write.set_aside import SetAsideRequests
 
@@ -118,6 +119,46 @@ def test_a_store_that_refuses_everything_sets_nothing_aside(tmp_path: Path) -> N
         await asyncio.sleep(set_aside.PAUSE_MAX_S + 1.0)
         assert await read_values(log) == list("12345")
         await log.close()
+        assert names(tmp_path) == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", ["keep", "_make"])
+@pytest.mark.parametrize("error", [MemoryError("a bug"), OSError("no space")], ids=["bug", "disk"])
+def test_an_error_after_the_new_file_leaves_one_file_and_one_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
+) -> None:
+    real = getattr(HotLog, name)
+    failures = [error, error]
+
+    async def kept_and_failed(self: HotLog, *given: object) -> object:
+        result = await real(self, *given)
+        if failures:
+            raise failures.pop()
+        return result
+
+    def made_and_failed(self: HotLog, path: Path, body: bytes) -> object:
+        if KEPT in path.name and failures and isinstance(error, OSError):
+            raise failures.pop()  # `_make` removes what it made before it raises
+        result = real(self, path, body)
+        if KEPT in path.name and failures:
+            raise failures.pop()
+        return result
+
+    async def main() -> None:
+        inner = Particular()
+        monkeypatch.setattr(HotLog, name, kept_and_failed if name == "keep" else made_and_failed)
+        log = await with_one_aside(inner, tmp_path)
+        assert not failures
+        assert await read_values(log) == ["1", "2", "3"]
+        assert len(kept(tmp_path)) == log.set_aside == 1
+        inner.refuses = b""
+        await log.close()
+        again = await opened(inner, hot_dir=tmp_path)
+        await asyncio.sleep(set_aside.KEPT_RETRY_S + 5.0)
+        assert await read_values(again) == ["1", "2", "3", "odd"]
+        await again.close()
         assert names(tmp_path) == []
 
     run(main)
