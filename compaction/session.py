@@ -55,7 +55,7 @@ class MaintenanceSession:
     """A session on one cluster, owned by one event loop for one command or maintenance round."""
 
     def __init__(self, wal: WalView, *, is_shared: bool, is_reading: bool = False) -> None:
-        """Only `open` and `of_broker` call this. If the view is shared, `close` leaves it open."""
+        """Use `open` or `of_broker` instead. If the view is shared, `close` leaves it open."""
         self.store = wal.store
         self.clock = wal.clock
         self.wal = wal
