@@ -1,6 +1,6 @@
 """Maintenance of stored data: retention, merging, key compaction, collection, verification.
 
-Imports storage only. The command line (service/cli/maintenance.py) and brokers
+This package imports only storage. The command line (service/cli/maintenance.py) and brokers
 (service/server/maintenance.py) run it.
 
 plan            what retention, merging and compaction would do to a partition; pure
@@ -14,7 +14,7 @@ spark_engine    the executor of rewrites: Spark tasks
 compact         merges small segments, keeps the newest record per key
 collect         deletes objects that nothing names
 repair          restores or adopts tables in doubt
-upgrade         the level of the format, raised when every live broker knows it; bounds
+upgrade         raises the level of the format when every live broker knows it; sets bounds
 backups         copies of a running cluster, and new clusters from them
 repair_wal      drops entries behind damage, gives up lost records, deletes strays
 scrub_checks    conditions that hold for a partition and for a segment; pure

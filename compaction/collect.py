@@ -1,16 +1,16 @@
 """Collection: list the store, find the objects that nothing can name any more, and delete them.
 
-compaction/garbage.py has the rules. A run lists the objects of a topic before it reads the table
-(and the WAL, if it does not know the topic): so it sees a commit that named a listed object
-meanwhile. Last it reads the WAL to its end: while a hold is in force, nothing is garbage. A hold
-that is taken later is of a backup that reads the tables and the WAL later: what a plan lists is not
-in them any more.
+compaction/garbage.py has the rules. A run lists the objects of a topic before it reads the topic's
+table. If the run does not know the topic, it also reads the WAL after the listing. So the run sees
+a commit that named a listed object meanwhile. At the end, the run reads the WAL to its end, because
+nothing is garbage while a hold is in force. A backup that takes its hold later also reads the
+tables and the WAL later. Then they do not name the objects of the plan any more.
 
-A run lists all of `wal/` each time and does not go on from the number up to which the last run
-deleted: a suspended process may have created a deleted number again.
+A run lists all of `wal/` each time. It does not start at the number up to which the last run
+deleted, because a suspended process may have created a deleted number again.
 
-**On a crash**: nothing needs repair, the next run lists again. Deletes are in batches; the first
-one that fails ends the run, and the rest stays garbage for the next run.
+**On a crash**: nothing needs repair, because the next run lists again. Deletes are in batches. The
+first batch that fails ends the run, and the rest stays garbage for the next run.
 """
 
 import logging
@@ -34,9 +34,9 @@ log = logging.getLogger("tidelog.collect")
 BATCH = 1000
 """Keys in one delete request; S3 accepts no more."""
 OBJECTS_MAX = 1_000_000
-"""In one run (I10): each takes about 200 bytes of memory. The next run finds the rest."""
+"""Objects in one plan (I10). Each takes about 200 bytes of memory. The next run finds the rest."""
 CHECKPOINTS_PER_GRACE = 4
-"""A run writes a checkpoint unless the newest is younger than this part of the grace."""
+"""A run writes a checkpoint if the newest one is at least as old as the grace divided by this."""
 
 
 class CollectionPlan(NamedTuple):
@@ -44,7 +44,7 @@ class CollectionPlan(NamedTuple):
 
     `kept_from` is the number of the checkpoint from which the WAL is kept, 0 if there is none yet.
     `waiting` is the size of the unnamed objects whose grace has not passed, in bytes. `holds` are
-    those in force: then there is no garbage.
+    the holds in force. If there is one, the plan has no garbage.
     """
 
     garbage: Sequence[Garbage]
@@ -67,15 +67,16 @@ class CollectionPlan(NamedTuple):
 async def plan(
     cluster: MaintenanceSession, grace: Grace, *, takes_unknown: bool = False
 ) -> CollectionPlan:
-    """List the whole store. Raises Unavailable; Corrupt if the WAL is damaged. A topic whose table
-    is damaged, in doubt or cannot be read has no garbage in the plan (`cluster.skipped`).
+    """List the whole store. Raises Unavailable; Corrupt if the WAL is damaged. If the table of a
+    topic is damaged, in doubt or not readable, the plan has no garbage of this topic, and
+    `cluster.skipped` names the topic.
 
-    Writes a checkpoint if the newest is old: only what a checkpoint records can become garbage.
+    Writes a checkpoint if the newest is old: an entry is garbage only after a checkpoint covers it.
     `takes_unknown` adds folders of topics of which the cluster has no record. An upload that ended
     after its topic was deleted leaves such a folder. But if a cluster lost its WAL and was created
-    again, all its data is in such folders: so only an operator may request this.
+    again, all its data is in such folders, so only an operator may request this.
     """
-    # The time first: a bound that is raised after the refresh is of no concern to what is older.
+    # Read the time first. A bound that is raised after the refresh concerns only newer objects.
     now_ms = await cluster.store_now_ms()
     await cluster.refresh()
     grace = grace.obeying(cluster.state.bounds.now)
@@ -95,7 +96,7 @@ async def plan(
     waiting = max(search.unnamed - sum(each.size for each in search.found), 0)
     search.take(garbage.of_probes(await _listed(cluster, keys.PROBE), search.now_ms, grace))
     kept_from = 0 if base is None else base.seq
-    if holds := await _holds(cluster):  # after the tables were read: see above
+    if holds := await _holds(cluster):  # after the tables were read (see the top)
         return CollectionPlan((), (), kept_from, search.now_ms, search.unnamed, holds)
     return CollectionPlan(search.found, emptied, kept_from, search.now_ms, waiting)
 
@@ -105,10 +106,10 @@ async def collect(
     planned: CollectionPlan,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Delete what was planned, at any time after the plan; return the number of deleted objects.
+    """Delete the objects of a plan, at any later time. Return the number of deleted objects.
 
-    Raises Unavailable: the objects that `on_progress` counted are deleted; the next run deletes
-    the rest.
+    Raises Unavailable. Then the objects that `on_progress` counted are deleted, and the next run
+    deletes the rest.
     """
     done = 0
     while done < len(planned.garbage):
@@ -134,8 +135,8 @@ async def _holds(cluster: MaintenanceSession) -> list[Hold]:
 
 
 async def kept_base(cluster: MaintenanceSession) -> ClusterState | None:
-    """Return the checkpoint from which on everything is kept, as a run of collection that begins
-    now would; None if all of the WAL is. Raises Unavailable."""
+    """Return the checkpoint after which a collection that begins now keeps all entries. If the
+    collection keeps the whole WAL, return None. Raises Unavailable."""
     grace = Grace(wal_ms=cluster.wal.cluster.bounds.wal_retention_ms)
     checkpoints = [info async for info in cluster.store.list(keys.CHECKPOINTS)]
     return await _base(cluster, checkpoints, await cluster.store_now_ms(), grace)
@@ -144,8 +145,8 @@ async def kept_base(cluster: MaintenanceSession) -> ClusterState | None:
 async def _base(
     cluster: MaintenanceSession, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
 ) -> ClusterState | None:
-    """Return the newest checkpoint that verifies, is as old as the grace, and has a newer one that
-    verifies."""
+    """Return the newest checkpoint that verifies, is at least as old as the grace, and has a newer
+    checkpoint that verifies. If there is none, return None."""
     is_newer_verified = False
     for info in reversed(checkpoints):
         if keys.seq_of(info.key) is None:
@@ -175,7 +176,7 @@ async def _checkpoint(
     ]
     seq, modified_ms = max(known, default=(0, 0))
     if cluster.state.seq > seq and now_ms - modified_ms >= grace.wal_ms // CHECKPOINTS_PER_GRACE:
-        # Whatever the outcome: a later run looks whether the checkpoint can be read.
+        # The outcome does not matter: a later run checks whether the checkpoint can be read.
         await cluster.wal.checkpoint()
 
 
@@ -227,15 +228,15 @@ class _Search:
                 self.take(garbage.of_unknown(infos, self.now_ms, self._grace), infos)
 
     async def _table(self, topic: Topic, infos: Sequence[ObjectInfo]) -> None:
-        """Take the files that neither the newest version names nor one younger than the grace. A
-        table in doubt names nothing reliably: no file of its topic is garbage."""
+        """Take the files that neither the newest version nor a version younger than the grace
+        names. A table in doubt is not reliable, so no file of its topic is garbage."""
         removals: list[Removal] = []
         try:
             table = await self._cluster.checked_table(topic)
             named = await table.paths()
             unnamed = list(garbage.unnamed(infos, topic.prefix, named))
             if any(self.now_ms - info.modified_ms >= self._grace.table_ms for info in unnamed):
-                # Only if needed: this reads every commit of a day.
+                # Only if needed, because this reads every commit of a day.
                 removals = await table.removed_since(self.now_ms - self._grace.unnamed_ms + 1)
         except LogError as error:
             self._cluster.skip(topic, error)

@@ -1,11 +1,11 @@
 """Merging of small segments, and key compaction: plan, let an engine write, commit.
 
-Both plan on segments of the table, write new segments beside them, and commit one replacement under
-the partition's maintenance lock. If the lock changed and the table still names all planned inputs,
-the run commits again: so a retention that removed other segments wastes no work. If an input is
-gone, the run deletes its uploads and reports the loss; the next run continues. **On a crash**:
-before the commit, new segments that no version names remain for collection; after it, the result
-is complete.
+Both make a plan from the segments of the table, write new segments, and commit one replacement
+under the partition's maintenance lock. If the lock changed and the table still names all planned
+inputs, the run commits again. So a retention that removed other segments wastes no work. If an
+input is gone, the run deletes its uploads and reports that another run was first; the next run
+continues. **On a crash** before the commit, new segments that no version names remain for
+collection. After the commit, the result is complete.
 
 Merges are committed in small groups, as the engine finishes them. A compaction commits a whole
 partition at once: no version of the table may lack a tombstone and still have the records that it
@@ -45,13 +45,13 @@ from tidelog.storage.tables.segment import Cleaned
 log = logging.getLogger("tidelog.compact")
 
 UPLOAD_AGE_MAX_S = 6 * 3600.0
-"""From the start of the uploads to the commit: a fourth of the grace after which collection deletes
-files that no version names."""
+"""Longest time from the start of the uploads to the commit. It is a fourth of the grace after which
+collection deletes files that no version names."""
 COMMIT_TRIES = 5
-"""Tries of one commit, while other runs change the maintenance lock and leave its inputs."""
+"""Tries of one commit, if other runs change the maintenance lock but not the inputs."""
 HISTORY_MAX = 1000
-"""Compactions that a segment records (I10): those within `delete.retention.ms`, and the last one
-before."""
+"""Most compactions that a segment records (I10): the compactions within `delete.retention.ms`, and
+the last one before them."""
 
 MERGE = "merge"
 COMPACT = "compact"
@@ -59,10 +59,10 @@ SKIP = "skip"
 
 
 class Compacted(NamedTuple):
-    """Result of one merge or compaction. The `_after` fields are -1 if nothing was written: after a
-    dry run, or if the result is lost or damaged. `is_lost`: another run committed first, and its
-    result counts. `is_damaged`: `why` names the damaged object, and the run leaves the partition as
-    it is."""
+    """Result of one merge or compaction. The `_after` fields are -1 after a dry run, and if the
+    result is lost or damaged. If `is_lost`, another run committed first, and the result of that run
+    counts. If `is_damaged`, `why` names the damaged object, and the run leaves the partition as it
+    is."""
 
     topic: str
     partition: int
@@ -79,8 +79,8 @@ class Compacted(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A partition in the version of the table on which a run plans. `lock` is the version of its
-    maintenance transaction."""
+    """A partition in the table version from which a run makes its plan. `lock` is the version of
+    the partition's maintenance transaction."""
 
     topic: Topic
     number: int
@@ -102,8 +102,8 @@ async def compact(
 ) -> list[Compacted]:
     """Merge and compact the topics (all if None). `is_forced` ignores the dirty ratio.
 
-    Damage in one partition is reported and does not stop the others. Raises UnknownTopic;
-    Unavailable, CommitUnknown: run again; Corrupt if the WAL is damaged.
+    Damage in one partition is reported and does not stop the others. Raises UnknownTopic; Corrupt
+    if the WAL is damaged. After Unavailable or CommitUnknown, run again.
     """
     await cluster.refresh()
     now_ms = await cluster.store_now_ms()
@@ -143,7 +143,8 @@ class _Run:
     is_forced: bool
 
     async def check(self, topic: Topic) -> None:
-        """Raise TableInDoubt: a rewrite would make a loss look like a compaction."""
+        """Raise TableInDoubt if the topic's table is in doubt, because a rewrite would make a loss
+        look like a compaction."""
         self.cluster.skipped.pop(topic.name, None)
         await self.cluster.checked_table(topic)
 
@@ -220,7 +221,7 @@ class _Run:
         return [_becomes(planned, [*added, *(file for file in files if file.path not in written)])]
 
     async def _history(self, work: _Work) -> Sequence[Cleaned]:
-        """Return the past compactions, from the segment at the end of the last one."""
+        """Return the past compactions, which the segment at the end of the last one records."""
         file = work.segments.at_or_after(max(work.clean_end - 1, 0))
         if work.clean_end == 0 or file is None:
             return ()
@@ -230,8 +231,8 @@ class _Run:
         return footer.cleaned
 
     def _expires(self, history: Sequence[Cleaned], config: TopicConfig) -> int:
-        """Return the offset below which compaction removes tombstones: `delete.retention.ms` have
-        passed since their first compaction. Until then a reader that began earlier finds them."""
+        """Return the offset below which compaction removes tombstones. Their first compaction was
+        `delete.retention.ms` ago or earlier. Until then, a reader that began earlier finds them."""
         ends = [each.end_offset for each in history if self._is_expired(each, config)]
         return max(ends, default=0)
 
@@ -253,8 +254,8 @@ class _Run:
         kept: np.ndarray,
         history: Sequence[Cleaned],
     ) -> list[Rewrite]:
-        """Plan the segments to write: those that lose rows or are too small, and always the last,
-        which stores the history."""
+        """Plan the segments to write: segments that lose rows or are too small, and always the last
+        segment, which stores the history."""
         starts = [file.base_offset for file in files]
         at = np.searchsorted(kept, [*starts, files[-1].end_offset]).tolist()
         stays = [after - before for before, after in itertools.pairwise(at)]
@@ -287,8 +288,8 @@ class _Run:
         *,
         data_change: bool,
     ) -> list[SegmentFile] | None:
-        """Write the segments and commit them to the table; None if another run committed first.
-        `basis` are the segments on which this was planned. The commit has `transactions` too."""
+        """Write the segments and commit them to the table. If another run committed first, return
+        None. `basis` are the segments of the plan. The commit also contains `transactions`."""
         store, clock = self.cluster.store, self.cluster.clock
         where = f"{work.topic.name}-{work.number}"
         started_s = clock.boot_s()
@@ -319,9 +320,9 @@ class _Run:
     async def _check_there(
         self, work: _Work, removed: Sequence[SegmentFile], added: Sequence[SegmentFile], lock: int
     ) -> None:
-        """Check that the added files exist: collection may have deleted them while the process was
-        suspended. If so, restore the inputs: their grace began only at the commit. `lock` is the
-        version of the maintenance lock for this."""
+        """Check that the added files exist, because collection may have deleted them while the
+        process was suspended. If a file is gone, put the inputs back into the table: their grace
+        began only at the commit. `lock` is the version of the maintenance lock for this change."""
         try:
             for file in added:
                 await self.cluster.store.get_range(f"{work.topic.prefix}/{file.path}", 0, 1)

@@ -1,7 +1,7 @@
 """Engines of merges and compactions: this process, or Spark (compaction/spark_engine.py).
 
-An engine reads segments and writes segments. compaction/compact.py plans before it and commits
-after it. So engines differ only in speed.
+An engine reads segments and writes segments. compaction/compact.py plans before the engine runs,
+and commits after it. So engines differ only in speed.
 
 **On a crash**: segments that no version names remain for collection.
 """
@@ -22,12 +22,12 @@ from tidelog.storage.read.segment_reader import FetchedGroups
 OnRows = Callable[[int], None]
 
 KEYS_BYTES_MAX = 256 * 1024 * 1024
-"""Of keys and offsets held at once; to group new rows with them takes about four times as much."""
+"""Memory for keys and offsets. Grouping new rows with them takes about four times as much."""
 MORE_SHARES = 4
-"""Times as many shares after TooManyKeys."""
+"""Factor by which the number of shares grows after TooManyKeys."""
 SHARES_MAX = 256
-"""The memory of so many shares is not bounded: if the keys of one still do not fit, a client chose
-them by their murmur2."""
+"""From this number of shares on, memory is not bounded. If the keys of one share still do not fit,
+a client chose the keys by their murmur2."""
 
 
 class KeyScan(NamedTuple):

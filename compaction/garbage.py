@@ -4,16 +4,16 @@ The only question is whether anything can still name an object (I9). All ages ar
 clock. First a durable record says that nothing names the object; then its grace begins; a run
 after the grace deletes it. The record is
 
-- of entries and `data/`: a checkpoint whose tails no longer name their chunks (FORMAT rule 7)
-- of files of a table: the commit that removed them; if no version ever named the file, its age,
-  which no setting makes shorter than `UNNAMED_MS_MIN`
-- of all objects of a deleted topic: the topic's record in `ClusterState.deleted`
+- for entries and `data/`: a checkpoint whose tails no longer name their chunks (FORMAT rule 7)
+- for files of a table: the commit that removed them. If no version ever named the file, its age
+  takes the place of the record. No setting makes this age shorter than `UNNAMED_MS_MIN`
+- for all objects of a deleted topic: the topic's record in `ClusterState.deleted`
 
 `base` is the newest checkpoint that verifies, is at least as old as the grace, and has a newer one
-that verifies. Everything after it is kept. An object that the tails of the base do not name was not
-named after the base either.
+that verifies. Everything after the base is kept. If the tails of the base do not name an older
+object, nothing after the base names it either.
 
-Garbage stays garbage: so any process may delete what a plan lists, at any later time.
+Garbage stays garbage, so any process may delete the objects of a plan at any later time.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -28,30 +28,30 @@ from tidelog.storage.tables.manifest import Removal
 TOPIC_ID_CHARS = 32
 MANIFEST = "_delta_log/"
 UNNAMED_MS_MIN = 86_400_000
-"""A file that no version has named yet stays for so long (FORMAT rule 8). A process that uploads a
-file commits it within a fourth of that time. All processes rely on the bound, so it is no
-setting."""
+"""Least time for which a file stays that no version has named (FORMAT rule 8). A process that
+uploads a file commits it within a fourth of this time. All processes rely on this bound, so it is
+not a setting."""
 
 
 class Grace(NamedTuple):
     """Milliseconds for which objects stay after the record that nothing names them. A process may
-    choose longer ones than the cluster's bounds: see `obeying`."""
+    choose longer times than the cluster's bounds (see `obeying`)."""
 
     wal_ms: int = 0
     """For entries, `data/` and checkpoints: several times the view age (DESIGN 5)."""
     table_ms: int = 0
-    """For files that a commit removed from a table: longer than the longest job that reads them.
-    Shorter than the seven days for which Delta keeps its log."""
+    """For files that a commit removed from a table. It must be longer than the longest job that
+    reads the files, and shorter than the seven days for which Delta keeps its log."""
 
     def obeying(self, bounds: Bounds) -> "Grace":
-        """Return the grace that a cluster with these bounds allows: no process shortens them."""
+        """Return this grace, lengthened where it is shorter than the bounds of the cluster."""
         return Grace(
             max(self.wal_ms, bounds.wal_retention_ms), max(self.table_ms, bounds.file_grace_ms)
         )
 
     @property
     def unnamed_ms(self) -> int:
-        """For files that no version has named: a commit may still name them."""
+        """For files that no version has named, because a commit may still name them."""
         return max(self.table_ms, UNNAMED_MS_MIN)
 
 
@@ -81,8 +81,9 @@ def of_wal(
     now_ms: int,
     grace: Grace,
 ) -> Iterator[Garbage]:
-    """Find entries that the base covers, also those that a suspended process created again after
-    collection. The newest listed is never garbage: a loader finds the end of the WAL by it."""
+    """Find entries that the base covers, also entries that a suspended process created again after
+    collection. The newest listed entry is never garbage, because a loader finds the end of the WAL
+    by it."""
     covered = (info for info in _up_to(base.seq, infos[:-1]) if info.key not in live)
     return _old(covered, "sealed", now_ms, grace.wal_ms)
 
@@ -101,9 +102,9 @@ def of_data(
     now_ms: int,
     grace: Grace,
 ) -> Iterator[Garbage]:
-    """Find flushed objects that no tail names, if the time in the name is before the base's time.
-    The base covers each entry that may be the first to name such an object (FORMAT rule 8). If the
-    PUT of such an entry is still under way, the entry is not in the chain: its number is taken."""
+    """Find flushed objects that no tail names, if the time in the name is before the base's elapsed
+    time. The base covers each entry that may be the first to name such an object (FORMAT rule 8).
+    If the PUT of such an entry is still under way, it fails, because its number is taken."""
 
     def is_over(info: ObjectInfo) -> bool:
         not_after_ms = keys.data_not_after_ms(info.key)
@@ -127,7 +128,8 @@ def of_table(
 
     A file is garbage `table_ms` after a commit removed it, if no later commit can name it again. A
     rewrite that took too long names its inputs again if collection deleted its output before the
-    commit. If the output is listed and younger than `UNNAMED_MS_MIN`, no collection deleted it.
+    commit. If the output is listed and younger than `UNNAMED_MS_MIN`, no collection deleted it, so
+    the removal is final.
     """
     modified_ms = {info.key.removeprefix(f"{prefix}/"): info.modified_ms for info in infos}
 
@@ -180,7 +182,7 @@ def of_probes(infos: Iterable[ObjectInfo], now_ms: int, grace: Grace) -> Iterato
 
 
 def topic_of(key: str) -> tuple[str, str] | None:
-    """Return prefix and topic id of a key under `topics/`; None for a foreign key."""
+    """Return prefix and topic id of a key under `topics/`. If the key is foreign, return None."""
     folder, slash, _ = key.removeprefix(keys.TOPICS).partition("/")
     name, dash, topic_id = folder.rpartition("-")
     is_id = len(topic_id) == TOPIC_ID_CHARS and not set(topic_id) - set("0123456789abcdef")

@@ -1,7 +1,7 @@
 """Plans of retention, merging and compaction for a partition: segments in, plans out. Pure.
 
-As in Kafka, retention removes only whole segments, the oldest first, up to the first one that must
-stay; never the tail. A plan over 100,000 segments takes a few passes over arrays.
+As in Kafka, retention removes only whole segments, the oldest first, up to the first segment that
+must stay. It never removes the tail. A plan over 100,000 segments takes a few passes over arrays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ from tidelog.storage.tables.manifest import SegmentColumns
 UNLIMITED = -1
 
 MERGE_FILES_MIN = 4
-"""Small neighbours that do not fill a segment are merged only if there are so many: with fewer, the
-same records would be rewritten again and again for little gain."""
+"""Least number of small neighbours in a merge that does not fill a segment. With fewer neighbours,
+the same records would be rewritten again and again for little gain."""
 SMALL_PART = 2
 """A segment below the target divided by this is small."""
 
@@ -32,10 +32,10 @@ class Cut(NamedTuple):
 def retention(
     columns: SegmentColumns, partition: Partition, config: TopicConfig, now_ms: int
 ) -> Cut | None:
-    """Return where retention would move the log start; None if nothing is to do.
+    """Return where retention would move the log start. If it would not move it, return None.
 
-    A segment goes if its newest record (`SegmentColumns.newest_ms`) is older than `retention.ms`,
-    or if the segments and the tail after it still hold `retention.bytes`.
+    Retention removes a segment if the segment's newest record (`SegmentColumns.newest_ms`) is older
+    than `retention.ms`, or if the segments and the tail after it still hold `retention.bytes`.
     """
     if "delete" not in config.cleanup_policy:
         return None
@@ -70,8 +70,8 @@ def _leading(is_wanted: np.ndarray) -> int:
 def merges(
     columns: SegmentColumns, partition: Partition, target_bytes: int, clean_end: int
 ) -> Iterator[range]:
-    """Yield ranges of positions: the small neighbouring segments of a range become one. No merge
-    crosses `clean_end`, so rows are missing only below it."""
+    """Yield ranges of positions. The small neighbouring segments of a range become one segment. No
+    merge crosses `clean_end`, so rows are missing only below it."""
     bounds = [partition.log_start_offset, min(clean_end, partition.sealed_end)]
     first, clean, last = np.searchsorted(
         columns.end_offset, [*bounds, partition.sealed_end], side="right"
@@ -98,7 +98,7 @@ def _merges(columns: SegmentColumns, first: int, last: int, target_bytes: int) -
 
 def _worth(sizes: np.ndarray, start: int, end: int) -> Iterator[range]:
     """Yield the longest range [x, end) that has at least twice the size of its largest segment, if
-    any. Smaller merges would rewrite the same records with every few that follow them."""
+    any. With smaller merges, every few new records would cause a rewrite of the same records."""
     while end - start >= MERGE_FILES_MIN:
         largest = start + int(np.argmax(sizes[start:end]))
         if int(sizes[largest]) * 2 <= int(sizes[start:end].sum()):
@@ -108,8 +108,8 @@ def _worth(sizes: np.ndarray, start: int, end: int) -> Iterator[range]:
 
 
 class Cleanable(NamedTuple):
-    """Positions [first, last) of the segments that key compaction may process. Those from `dirty`
-    on were never compacted."""
+    """Positions [first, last) of the segments that key compaction may process. The segments from
+    `dirty` on were never compacted."""
 
     first: int
     dirty: int
@@ -146,11 +146,11 @@ def cleanable(
 def groups(
     sizes: Sequence[int], rows: Sequence[int], kept: Sequence[int], target_bytes: int
 ) -> list[tuple[range, bool]]:
-    """Group neighbouring segments; each group becomes one segment. The bool says whether to write
-    it: a group of one segment that loses no row stays as it is.
+    """Group neighbouring segments. Each group becomes one segment. The bool says whether to write
+    this segment, because a group of one segment that loses no row stays as it is.
 
-    The size of a group is estimated: a segment that keeps half of its rows counts with half of its
-    size. Each group keeps at least one record, so there is no hole between the ranges of segments.
+    The size of a group is an estimate: a segment that keeps half of its rows counts with half of
+    its size. Each group keeps at least one record, so the ranges have no hole between them.
     """
     found: list[tuple[range, bool]] = []
     start, size, count = 0, 0, 0

@@ -1,14 +1,16 @@
 """Repair of tables in doubt (DESIGN 8): propose a way for each, and do it on request.
 
-- *restore*: the files that the log's own commits made, without those of other programs and without
-  seals of another WAL. Nothing that was acked is lost. It needs the objects, which a table in doubt
-  keeps; another program's VACUUM may have deleted them.
-- *adopt*: the rows as the other program left them, written again as segments. Offsets without a row
-  are lost for good and are named; readers then pass over them as after a key compaction.
+- *restore*: the table gets the files that the log's own commits made, without files of other
+  programs and without seals of another WAL. No acknowledged record is lost. A restore needs the
+  objects of these files. A table in doubt keeps them, but another program's VACUUM may have deleted
+  them.
+- *adopt*: the rows that the other program left are written again as segments. Offsets without a row
+  are lost for good, and the report names them. Readers pass over them as after a key compaction.
 
-Each is one commit of the table under the maintenance locks of its partitions. **On a crash** before
-it: uploads that no version names remain for collection. After it: the table is whole. A sealer or a
-rewrite that commits meanwhile makes it a ManifestConflict: run again.
+Each way is one commit of the table under the maintenance locks of its partitions. **On a crash**
+before the commit, uploads that no version names remain for collection. After the commit, the table
+is whole. If a sealer or a rewrite commits meanwhile, the repair raises ManifestConflict: run it
+again.
 """
 
 import io
@@ -51,8 +53,8 @@ NONE = "none"
 
 
 class Repair(NamedTuple):
-    """One topic: why its table is in doubt, and what a repair does, or why it cannot. `lost` are
-    offsets, by partition, whose records are nowhere any more."""
+    """The repair of one topic: why its table is in doubt, and what the repair does, or why there is
+    none. `lost` has the partition, offset and end offset of records that no longer exist."""
 
     topic: str
     version: int
@@ -66,7 +68,7 @@ class Repair(NamedTuple):
 
 
 _Piece: TypeAlias = SegmentFile | pa.Table
-"""A segment that is there, or rows of files that are no segments."""
+"""A segment in the table, or rows of files that are not segments."""
 
 
 class _Change(NamedTuple):
@@ -89,7 +91,7 @@ async def repair(
     """Repair the tables in doubt of these topics (all if None), or only propose it. `way` chooses
     between restore and adopt; None takes restore if it is possible.
 
-    Raises UnknownTopic; Unavailable, CommitUnknown, ManifestConflict: run again.
+    Raises UnknownTopic. After Unavailable, CommitUnknown or ManifestConflict, run again.
     """
     await cluster.refresh()
     found: list[Repair] = []
@@ -102,8 +104,8 @@ async def repair(
 
 
 async def undo_rearrangement(cluster: MaintenanceSession, topic: Topic) -> bool:
-    """Restore a table in which another program only arranged rows in other files, as OPTIMIZE does
-    and says so in its commits. Return whether it did. Raises as `repair`."""
+    """Restore a table if another program only moved rows to other files, as OPTIMIZE does, and its
+    commits say so. Return whether the table was restored. Raises the errors of `repair`."""
     table = await cluster.table(topic)
     newest = await table.newest()
     foreign = [each for each in await table.commits(HISTORY_MAX) if each.is_foreign]
@@ -158,7 +160,7 @@ async def _repair(
 
 
 async def _doubt(cluster: MaintenanceSession, topic: Topic) -> str | None:
-    """Return why the topic's table is in doubt, also by what only a seal would notice."""
+    """Return why the topic's table is in doubt. Find also the faults that only a seal notices."""
     try:
         table = await cluster.checked_table(topic)
     except TableInDoubt as error:
@@ -190,12 +192,12 @@ async def _commit(table: Table, change: _Change) -> None:
 async def differs(
     store: ObjectStore, prefix: str, partition: Partition, file: SegmentFile
 ) -> str | None:
-    """Return how a segment differs from the tail at the same offsets; None if it does not, or if
-    its object is gone. Raises Corrupt.
+    """Return how a segment differs from the tail at the same offsets. If it does not differ, or if
+    its object is gone, return None. Raises Corrupt.
 
-    A sealer that crashed between its two commits leaves a table beyond the sealed end. So does a
-    copy or a restore of the table from a later moment than the WAL: then the records differ, and a
-    seal would replace acknowledged ones.
+    A sealer that crashed between its two commits leaves a table beyond the sealed end. A copy or a
+    restore of the table from a later moment than the WAL does so too. But then the records differ,
+    and a seal would replace acknowledged records.
     """
     ranges = StoreRanges(store)
     reader = SegmentReader(ranges)
@@ -227,7 +229,7 @@ async def differs(
 
 
 async def _strange(cluster: MaintenanceSession, topic: Topic, table: Table) -> set[int]:
-    """Return the partitions whose segments beyond the sealed end are not of this WAL."""
+    """Return the partitions whose segments beyond the sealed end are not from this WAL."""
     newest = await table.newest()
     await cluster.refresh()  # a state older than the table would call seals of this WAL strange
     current = cluster.state.topic_of_id(topic.topic_id)
@@ -264,7 +266,7 @@ async def _restored(
     newest: ManifestVersion,
     ahead: set[int],
 ) -> "_Change | str":
-    """Return the change to the files of the log's own commits, or why that cannot be."""
+    """Return the change that restores the files of the log's own commits, or why there is none."""
     partitions = topic.partitions
 
     def is_foreign(commit: TableCommit) -> bool:
@@ -283,7 +285,7 @@ async def _restored(
     if ahead or not is_whole(newest):
         target = await confirmed(table, newest, is_whole, is_foreign)
     if target is None:
-        return "no version that the log confirmed can be found in the table's log"
+        return "no whole version of the table can be made from the log's own commits"
     wanted = {file.path: file for file in target.files()}
     listed = {info.key async for info in cluster.store.list(f"{topic.prefix}/")}
     gone = [path for path in sorted(wanted) if f"{topic.prefix}/{path}" not in listed]
@@ -316,7 +318,8 @@ def _is_whole(
 
 
 class _Adoption:
-    """Segments of all rows that the newest version has, in files of any program."""
+    """The adoption of one table: segments with all rows of its newest version, from files of any
+    program."""
 
     def __init__(self, cluster: MaintenanceSession, topic: Topic, newest: ManifestVersion) -> None:
         self._cluster = cluster
@@ -381,7 +384,7 @@ class _Adoption:
     async def _write(
         self, number: int, base: int, end: int, piece: _Piece, *, is_dry: bool
     ) -> SegmentFile:
-        """Upload the piece as a segment whose name has [base, end)."""
+        """Upload the piece as a segment with [base, end) in its name, unless `is_dry`."""
         path = keys.segment(number, base, end, self._cluster.clock.new_id().hex())
         key = f"{self._topic.prefix}/{path}"
         if isinstance(piece, SegmentFile):
@@ -409,8 +412,8 @@ def _end(piece: _Piece) -> int:
 
 
 def _runs(rows: pa.Table, own: Sequence[SegmentFile]) -> "Iterator[tuple[int, pa.Table]]":
-    """Split rows, sorted by offset, where a segment lies between them. Raises ValueError if an
-    offset is there twice."""
+    """Split rows, which are sorted by offset, where a segment lies between them. Raises ValueError
+    if an offset occurs twice."""
     offsets = rows.column("offset").to_numpy()
     if (offsets[1:] <= offsets[:-1]).any():
         raise ValueError("an offset is in two files")
@@ -426,7 +429,8 @@ def _runs(rows: pa.Table, own: Sequence[SegmentFile]) -> "Iterator[tuple[int, pa
 
 
 def _holes(piece: _Piece, base: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of [base, end) that a piece has not. A segment has what its name says."""
+    """Yield the ranges of [base, end) that a piece does not have. A segment has the range in its
+    name."""
     if isinstance(piece, SegmentFile):
         spans = [(piece.base_offset, piece.end_offset)]
     else:
@@ -446,7 +450,7 @@ async def _pass_over(
     lost: Sequence[tuple[int, int, int]],
     newest: ManifestVersion,
 ) -> None:
-    """Move the log start over a partition that has no file any more."""
+    """Move the log start of each partition without a file past the partition's lost records."""
     spans = newest.spans()
     await cluster.commit(
         [

@@ -1,16 +1,17 @@
 """Repair of the WAL: entries that cannot be read, strays, and damaged records of tails.
 
-- *drop*: no reader can apply an entry behind one that is damaged or missing. All entries from there
-  on are given up, and the WAL continues after a checkpoint of the state before them. A copy of the
-  objects (a backup) is better: it loses nothing.
-- *lost records*: a damaged chunk costs its own records. The WAL names their offsets, readers and
-  seals pass over them.
-- *strays*: objects in `wal/` that are no entries and far beyond the chain.
+- *drop*: no reader can apply an entry behind a damaged or missing entry. A drop gives up all
+  entries from the damage on. The WAL continues after a checkpoint of the state before the damage.
+  A copy of the objects (a backup) is better, because it loses nothing.
+- *lost records*: a damaged chunk loses only its own records. The WAL names their offsets, and
+  readers and seals pass over them.
+- *strays*: objects in `wal/` that are no entries and are far beyond the chain.
 
-A drop overwrites and deletes nothing. First it takes each number up to a new one: a broker that was
-suspended, and has a state from after the damage, finds the next number taken by an entry that does
-not follow, and stops. Then the checkpoint at that number becomes the beginning.
-**On a crash** before the checkpoint: the WAL is as damaged as it was; run the command again.
+A drop overwrites and deletes nothing. First it creates an empty entry at each free number, up to a
+number that is higher than all others. A suspended broker may have a state from after the damage. It
+then finds its next number taken by an entry that does not follow, and stops. Last, the drop writes
+a checkpoint at the highest number, and the WAL begins there.
+**On a crash** before the checkpoint, the WAL is as damaged as before. Run the command again.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from tidelog.storage.wal.entry_put import EntryPut
 from tidelog.storage.wal.freshness import Freshness
 
 READS = 2
-"""A chunk is damaged if so many reads of it say so."""
+"""Number of reads of a chunk. If all of them fail, the chunk is damaged."""
 READS_AT_ONCE = 16
 
 
@@ -48,8 +49,9 @@ class LostRange(NamedTuple):
 
 
 class WalDamage(NamedTuple):
-    """Why the entries after `readable_to` cannot be applied, and what they have as far as their
-    headers say: `lost` are at most these records, `unread` entries whose content is not known."""
+    """Damage of the WAL: why the entries after `readable_to` cannot be applied. `lost` are the most
+    records that these entries can contain, by their headers. `unread` are the numbers of entries
+    whose content is not known."""
 
     readable_to: int
     newest: int
@@ -72,7 +74,7 @@ async def strays(cluster: MaintenanceSession) -> list[ObjectInfo]:
 
 
 async def delete_strays(cluster: MaintenanceSession, found: Sequence[ObjectInfo]) -> None:
-    """Delete the strays; they are no entries, so nothing names them. Raises Unavailable."""
+    """Delete the strays. Nothing names them, because they are no entries. Raises Unavailable."""
     await cluster.store.delete([info.key for info in found])
 
 
@@ -80,8 +82,8 @@ async def delete_strays(cluster: MaintenanceSession, found: Sequence[ObjectInfo]
 
 
 async def damage_of(cluster: MaintenanceSession) -> WalDamage | None:
-    """Return where the WAL is damaged; None if it can be read to its end. Raises NewerLevel,
-    StoreUnfit, Unavailable."""
+    """Return where the WAL is damaged. If it can be read to its end, return None. Raises
+    NewerLevel, StoreUnfit, Unavailable."""
     found = await _damage(cluster)
     return None if found is None else found[0]
 
@@ -89,9 +91,9 @@ async def damage_of(cluster: MaintenanceSession) -> WalDamage | None:
 async def drop_after(
     cluster: MaintenanceSession, number: int, settings: MembershipSettings
 ) -> WalDamage:
-    """Give up all entries after `number`, which must be the last that can be read; return what they
-    were. Raises InvalidRequest if it is another one; Unavailable if brokers are live by
-    `settings`, or an entry appears meanwhile."""
+    """Give up all entries after `number`, the last entry that can be read. Return the damage.
+    Raises InvalidRequest if `number` is another entry. Raises Unavailable if brokers are live by
+    `settings`, or if an entry appears meanwhile."""
     live = await live_brokers(cluster, settings)
     if live:
         raise Unavailable(f"brokers are live: stop them first: {', '.join(live)}")
@@ -107,7 +109,7 @@ async def drop_after(
     last = max([*numbers, *await _checkpoint_numbers(cluster)]) + 1
     previous = state.hash
     for seq in range(damage.readable_to + 1, last):
-        if seq not in numbers:  # else a process with a newer state could commit at it
+        if seq not in numbers:  # a process with a newer state could commit there
             await _take(cluster, state, seq, cluster.clock.new_id() + cluster.clock.new_id())
     state.hash = await _take(cluster, state, last, previous)
     state.seq = last
@@ -144,7 +146,7 @@ async def _damage(
     left = left[: len(left) - len(beyond)]
     if not left:
         return None
-    # Entries after a checkpoint are collected only if there is a newer one: no damage then.
+    # Collection deletes entries after a checkpoint only if a newer one exists: no damage then.
     if (await objects.newest_checkpoint(cluster.wal.cluster)).seq != began_at:
         return await _damage(cluster)
     lost: dict[tuple[str, int], LostRange] = {}
@@ -186,7 +188,7 @@ async def _checkpoint_numbers(cluster: MaintenanceSession) -> list[int]:
 async def _take(
     cluster: MaintenanceSession, state: ClusterState, seq: int, previous: bytes
 ) -> bytes:
-    """Create an empty entry at the number; return its hash."""
+    """Create an empty entry at the number, and return the entry's hash."""
     wal, now_ms = cluster.wal, cluster.clock.now_ms()
     entry = Entry(
         level=state.level,
@@ -215,10 +217,10 @@ async def _take(
 async def lost_records(
     cluster: MaintenanceSession, names: Sequence[str] | None, *, is_dry: bool
 ) -> list[LostRange]:
-    """Read the tails of these topics (all if None); return the ranges that cannot be read. Unless
-    `is_dry`, give them up: readers and seals then pass over them.
+    """Read the tails of these topics (all if None), and return the ranges that cannot be read.
+    Unless `is_dry`, give these ranges up, so that readers and seals pass over them.
 
-    Raises UnknownTopic, Unavailable; InvalidRequest if the cluster's level has no such action.
+    Raises UnknownTopic, Unavailable; InvalidRequest if the cluster's level has no action for this.
     """
     await cluster.refresh()
     turns = asyncio.Semaphore(READS_AT_ONCE)
@@ -242,7 +244,7 @@ async def lost_records(
     if actions and not is_dry:
         if cluster.state.level == levels.FIRST:
             raise InvalidRequest(
-                "records are given up at level 2 of the format: run tidelog upgrade"
+                "giving up records needs level 2 of the format: run `tidelog upgrade` first"
             )
         await cluster.commit(actions)
     return sorted(found)

@@ -33,7 +33,7 @@ class Kind:
 
 class Finding(NamedTuple):
     """A violation in an object or a partition, which `where` names. Damage is a violation that a
-    reader notices, now or later; a finding that is no damage is garbage or a foreign file."""
+    reader notices, now or later. Any other finding is garbage or a foreign file."""
 
     kind: str
     where: str
@@ -67,8 +67,8 @@ def ranges(
 ) -> Iterator[str]:
     """Check that the segments hold [log_start_offset, sealed_end), each offset once (I7).
     `sealed_to` is the end of the table's seals; compaction removed rows only below `clean_end`.
-    A seal leaves out lost records, of segments that begin below `lost_end`, and damaged ones below
-    the log start."""
+    A seal leaves out lost records, so segments that begin below `lost_end` may have fewer rows. It
+    also leaves out damaged records below the log start."""
     start, end = columns.base_offset, columns.end_offset
     if sealed_to < partition.sealed_end:
         yield f"the WAL is sealed to {partition.sealed_end}, the table only to {sealed_to}"

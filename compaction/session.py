@@ -1,8 +1,8 @@
 """A session of maintenance on a cluster: the WAL, the tables and the store's clock.
 
-It commits to the WAL through `WalView.commit`, as a broker does. It plans nothing:
-compaction/plan.py and compaction/garbage.py do. **On a crash**: it holds no state of its own; the
-next run continues.
+It commits to the WAL through `WalView.commit`, as a broker does. The plans come from
+compaction/plan.py and compaction/garbage.py. **On a crash**: a session has no state of its own, so
+the next run continues.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from tidelog.storage.wal.wal_objects import WalObjects, WalSettings, decode_chec
 log = logging.getLogger("tidelog.care")
 
 ACTIONS_MAX = 1000
-"""Of one commit: an entry's header is bounded (I10)."""
+"""Actions in one commit, because an entry's header is bounded (I10)."""
 
 _NEVER = sys.maxsize
 _NO_CHECKPOINTS = WalSettings(checkpoint_entries=_NEVER, checkpoint_entries_max=_NEVER)
@@ -42,7 +42,7 @@ _NO_CHECKPOINTS = WalSettings(checkpoint_entries=_NEVER, checkpoint_entries_max=
 
 
 def topics_of(state: ClusterState, names: Sequence[str] | None) -> list[Topic]:
-    """Return the named topics, or all in order of names; raises UnknownTopic."""
+    """Return the named topics, or all topics in order of names. Raises UnknownTopic."""
     return [state.topic(name) for name in (sorted(state.topics) if names is None else names)]
 
 
@@ -55,7 +55,7 @@ class MaintenanceSession:
     """A session on one cluster, owned by one event loop for one command or maintenance round."""
 
     def __init__(self, wal: WalView, *, is_shared: bool, is_reading: bool = False) -> None:
-        """For `open` and `of_broker`. If the view is shared, `close` leaves it open."""
+        """Use `open` or `of_broker` instead. If the view is shared, `close` leaves it open."""
         self.store = wal.store
         self.clock = wal.clock
         self.wal = wal
@@ -67,8 +67,8 @@ class MaintenanceSession:
 
     @classmethod
     def of_broker(cls, broker: Log) -> "MaintenanceSession":
-        """Return a session on the broker's own view, on its event loop: nothing is loaded again.
-        Tables are the session's own: otherwise the broker would keep all of them open."""
+        """Return a session on the broker's view and event loop, so nothing is loaded again. The
+        session opens tables of its own. Otherwise the broker would keep all of them open."""
         return cls(broker.wal, is_shared=True)
 
     @classmethod
@@ -81,9 +81,9 @@ class MaintenanceSession:
         is_reading: bool = False,
     ) -> "MaintenanceSession":
         """Open an existing cluster. Raises StoreUnfit if there is none, Corrupt, Unavailable.
-        Without `report_damage`, the first use of the state raises Corrupt: so a scrub can begin,
-        and report all damage. A session with `is_reading` writes nothing: it is for scrubs and dry
-        runs, and knows the store's time only by this machine's clock."""
+        Without `report_damage`, this raises no Corrupt if the WAL is damaged, so that a scrub can
+        begin and report all damage. A session with `is_reading` writes nothing. It is for scrubs
+        and dry runs, and takes the store's time from this machine's clock."""
         writer = f"care-{clock.new_id().hex()}"
         objects = WalObjects(store, clock)
         cluster = await objects.open_cluster(None, is_creating=False)
@@ -105,8 +105,8 @@ class MaintenanceSession:
 
     async def commit(self, actions: Sequence[AnyAction]) -> None:
         """Commit all actions, at most ACTIONS_MAX in one commit. Raises the refusal of an action,
-        but not UnknownTopic: a topic that was deleted meanwhile needs no maintenance. To find such
-        a topic, each action of a refused commit is committed by itself."""
+        but not UnknownTopic, because a topic that was deleted meanwhile needs no maintenance. If
+        one topic of a commit was deleted, each action of the commit is committed by itself."""
         for first in range(0, len(actions), ACTIONS_MAX):
             some = list(actions[first : first + ACTIONS_MAX])
             (outcome,) = await self.wal.commit(Draft([Commit(self.clock.new_id(), some)], [], []))
@@ -126,8 +126,8 @@ class MaintenanceSession:
         return table
 
     async def checked_table(self, topic: Topic) -> Table:
-        """Return the topic's table at its newest version. Raises TableInDoubt if that is not what
-        the log put there; Corrupt, Unavailable."""
+        """Return the topic's table at its newest version. Raises TableInDoubt if this version is
+        not what the log put there; Corrupt, Unavailable."""
         table = await self.table(topic)
         await check(table, lambda: self.state.topic_of_id(topic.topic_id), self.refresh)
         return table
@@ -135,8 +135,8 @@ class MaintenanceSession:
     async def for_each(
         self, topics: Sequence[Topic], work: Callable[[Topic], Awaitable[None]]
     ) -> None:
-        """Do the work for each topic, whatever fails for others. A topic that is damaged or in
-        doubt is in `skipped`; the first other error is raised after the last topic."""
+        """Do the work for each topic, even if it fails for another topic. Add topics that are
+        damaged or in doubt to `skipped`. After the last topic, raise the first other error."""
         failed: LogError | None = None
         for topic in topics:
             try:
@@ -151,7 +151,7 @@ class MaintenanceSession:
 
     def skip(self, topic: Topic, error: LogError) -> None:
         """Note that the topic is left as it is."""
-        if not isinstance(error, TableInDoubt):  # a broker logs that once, a command shows it
+        if not isinstance(error, TableInDoubt):  # a broker logs a doubt once, a command shows it
             log.error("topic %s is left as it is: %s", topic.name, error)
         self.skipped[topic.name] = error
 
@@ -165,7 +165,8 @@ class MaintenanceSession:
         return state
 
     async def store_now_ms(self) -> int:
-        """Return the time of the store's clock: all ages of objects are by this clock."""
+        """Return the time of the store's clock, because it stamps the objects. If the session only
+        reads, return the time of this machine's clock."""
         if self._is_reading:
             return self.clock.now_ms()
         key = f"{keys.PROBE}{self.clock.new_id().hex()}/now"

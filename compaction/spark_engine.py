@@ -3,15 +3,15 @@
 The driver plans and commits. Executors read and write segments, but no table and no WAL. They run
 the same code as the in-process engine, so both engines give the same rows. Each task runs `Latest`
 on a part of the log, and Spark reduces the results by key; a write task runs one `Rewrite`. Values
-never pass through Spark. This code reads the store, not the JVM: so no jar is needed, and every
-byte is verified.
+never pass through Spark. This code, and not the JVM, reads the store, so no jar is needed, and
+every byte is verified.
 
 An executor needs this package (set PYSPARK_PYTHON) and access to the store. Memory of a task: the
 keys of its part, up to `keys_bytes_max`, or one encoded segment. Memory of the driver: about 24
 bytes for each record that key compaction keeps.
 
-**On a crash** of an executor: Spark starts its task again, which uploads under a new name. Of the
-driver: segments that no version names remain for collection.
+**On a crash** of an executor, Spark starts the task again, and the task uploads under a new name.
+After a crash of the driver, segments that no version names remain for collection.
 """
 
 import asyncio
@@ -40,13 +40,14 @@ from tidelog.storage.read.plan import SegmentRange, Split
 from tidelog.storage.read.splits import read_split
 
 SPARK_PARTITIONS_MAX = 8
-"""Partitions at once: executors work on one while the driver plans or commits another."""
+"""Partitions at once. Executors work on one partition while the driver plans or commits another."""
 MERGES_MAX = 256
-"""Merges in one commit: all are lost if another run commits first."""
+"""Merges in one commit. If another run commits first, all of them are lost."""
 PART_BYTES_MIN = 8 * 1024 * 1024
 PART_BYTES_MAX = 256 * 1024 * 1024
-"""Size of the segments that one task reads for the newest records: one task for each core within
-these bounds. More parts of a log share more keys, and a task costs tens of milliseconds."""
+"""Bounds of the bytes that one task reads to find the newest records. Within these bounds, each
+core gets one task. With more parts, more keys are in several parts, and a task costs tens of
+milliseconds."""
 
 _RANKS = "key binary, alone bigint, rank bigint"
 _WRITTEN: dict[str, pa.DataType] = {
@@ -68,8 +69,8 @@ class _Part(msgspec.Struct, array_like=True):
 
 
 class SparkEngine:
-    """Engine on the caller's session. `url` and `s3` are the store's as executors reach it.
-    Concurrent calls are allowed: each is a Spark job of its own."""
+    """Engine on the caller's Spark session. `url` and `s3` say how executors reach the store.
+    Concurrent calls are allowed, because each call is a Spark job of its own."""
 
     name = "spark"
     partitions_max = SPARK_PARTITIONS_MAX
@@ -124,7 +125,8 @@ class SparkEngine:
     def _on_executors(
         self, work: Sequence[Any], run: Callable[[Batches], Batches], schema: str
     ) -> Any:
-        """Return a DataFrame of the results of `run` on rows (number, work), one row a task."""
+        """Return a DataFrame of the results of `run`. It runs on rows (number, work), and each row
+        is one task."""
         count = len(work)
         numbers = pa.array(range(count), pa.int32())
         encoded = [pa.array([_encode(each)], pa.binary()) for each in work]
@@ -167,7 +169,7 @@ def _ranks(batches: Batches, url: str, s3: S3Options | None) -> Batches:
 
 
 def _rewrite(batches: Batches, url: str, s3: S3Options | None) -> Batches:
-    """Write and upload segments of tasks. Damage is returned: a retry would not repair it."""
+    """Write and upload segments of tasks. Yield damage as a row, because no retry repairs it."""
     keep_freed_columns()
     for number, task in _decoded(batches, Rewrite):
         file, damage = b"", None
@@ -188,7 +190,7 @@ async def _written(task: Rewrite, url: str, s3: S3Options | None) -> SegmentFile
         await store.close()
 
 
-# -- between the two
+# -- between the driver and the executors
 
 
 def _encode(work: Any) -> bytes:
@@ -213,7 +215,7 @@ async def _in_thread(call: Callable[[Any], Any], work: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return the line with the cause: the last one, if Python raised it on an executor."""
+    """Return the line with the cause: the last exception of Python, or else the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if _is_raised(line)]
     return (raised or lines or [type(error).__name__])[-1 if raised else 0]

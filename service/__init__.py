@@ -3,11 +3,10 @@
 Packages, lower ones first; import-linter checks that a package imports only lower ones
 (pyproject.toml).
 
-    settings   every setting with unit, default and reason; alone reads the environment
+    settings   every setting with unit, default and reason; no other module reads the environment
     trust_settings  settings of trust: names, audit log
-    setting_fields  a setting as a field of a dataclass
     secret_files  secrets in files
-    setting_fields  a setting as a field: default, documentation, check
+    setting_fields  a setting as a field of a dataclass: default, documentation, check
     http       requests, responses, errors, URLs, the HTTP/1.1 protocol
     formats    request and response bodies to and from columns
     telemetry  metrics and rates

@@ -1,20 +1,22 @@
 """Backup of a running cluster into another store (DESIGN 8).
 
-1. A hold: from its entry on, collection deletes nothing. A task renews it.
-2. The newest version of each table is read, then the hold is renewed by entry M, the moment of the
-   backup. A table read before M has no row that the WAL lacks at M. A topic that was sealed in
-   between takes the oldest later version that has all rows below its sealed end at M: that commit
-   was made before the seal's entry, so it has nothing from after M either.
-3. The log of each table up to that version is copied, first of all: Delta's own cleanup is no
-   collection, and obeys no hold.
-4. The WAL from the base of collection on, what its tails name, and the files of the tables.
-5. The manifest, then the release of the hold.
+1. Take a hold. From the hold's entry on, collection deletes nothing. A task renews the hold.
+2. Read the newest version of each table, then renew the hold. The entry of this renewal is M, the
+   moment of the backup. A table that was read before M has no row that the WAL lacks at M. If a
+   topic was sealed between this read and M, take the oldest later version that has all rows below
+   the sealed end at M. The sealer committed this version before the entry of its seal, so the
+   version has no row from after M either.
+3. For each table, copy its log up to that version, then its files. The log is first because Delta's
+   own cleanup of the log obeys no hold.
+4. Copy the WAL from the base of collection on, and the objects in `data/` that the tails of the
+   base and the copied entries name.
+5. Write the manifest, then release the hold.
 
-Which objects are copied does not depend on the hold: it only keeps them until they are. An object
-that is gone nevertheless ends the backup with an error.
+The hold does not decide which objects are copied. It only keeps these objects until they are
+copied. If an object that the backup needs is gone nevertheless, the backup ends with an error.
 
-**On a crash** at any await: no manifest, so no backup; the hold expires. The next backup into the
-place uses the objects that were copied.
+**On a crash** before the manifest is written, there is no backup, and the hold expires. The next
+backup into the place uses the objects that were copied.
 """
 
 import asyncio
@@ -72,17 +74,17 @@ log = logging.getLogger("tidelog.backup")
 
 HOLD_MS = 900_000
 RENEWALS = 5
-"""In the duration of a hold: so a store may be away for twelve minutes."""
+"""Renewals in the duration of a hold. The store may be away for twelve minutes."""
 RELEASE_S = 30.0
 TRIES = 3
 OVERWRITTEN = "/_delta_log/_last_checkpoint"
-"""The one object of a table that engines overwrite; they list the log if it is not there."""
+"""The only object of a table that engines overwrite. If it is missing, they list the log."""
 
 Progress = Callable[[int], None]
 
 
 class BackedUp(NamedTuple):
-    """A complete backup: its manifest, and how much of it this run had to copy."""
+    """A complete backup: its manifest, and the number and bytes of objects that this run copied."""
 
     manifest: BackupManifest
     copied_objects: int
@@ -90,7 +92,7 @@ class BackedUp(NamedTuple):
 
     @property
     def doubts(self) -> list[str]:
-        """Return what is wrong with tables, which were copied as they are."""
+        """Return why tables are in doubt or damaged; these tables were copied as they are."""
         return [f"{each.prefix}: {each.doubt}" for each in self.manifest.tables if each.doubt]
 
 
@@ -101,12 +103,13 @@ async def backup(
     is_verified: bool = False,
     on_bytes: Progress = lambda _: None,
 ) -> BackedUp:
-    """Copy the cluster into the place, beside the backups that are there; `is_verified`: read all
-    of the copy again.
+    """Copy the cluster into the place, beside the backups that are there. If `is_verified`, read
+    the whole copy again.
 
     A table that is damaged or in doubt is copied as it is, and named in the result. Raises
-    InvalidRequest if the cluster's level has no holds, there are too many, this one expired, or the
-    place belongs to another history; StoreUnfit if the place is a cluster; Corrupt; Unavailable.
+    InvalidRequest if the cluster's level has no holds, if there are too many holds, if this hold
+    expired, or if the place belongs to another history. Raises StoreUnfit if the place is a
+    cluster; Corrupt; Unavailable.
     """
     await cluster.refresh()
     if cluster.state.level == levels.FIRST:
@@ -135,7 +138,7 @@ async def _holding(
             try:
                 await cluster.commit([RenewHold(hold_id, HOLD_MS)])
             except InvalidRequest:
-                raise  # it has expired
+                raise  # the hold has expired
             except LogError as error:
                 log.warning("the hold of the backup was not renewed, retrying: %s", error)
 
@@ -154,14 +157,14 @@ async def _holding(
     try:
         yield while_held
     finally:
-        with contextlib.suppress(LogError, TimeoutError):  # it expires
+        with contextlib.suppress(LogError, TimeoutError):  # then the hold expires
             async with asyncio.timeout(RELEASE_S):
                 await cluster.commit([ReleaseHold(hold_id)])
 
 
 @dataclass
 class _Copy:
-    """One run."""
+    """One run of a backup, and what it has copied so far."""
 
     cluster: MaintenanceSession
     place: ObjectStore
@@ -170,8 +173,8 @@ class _Copy:
     copied_objects: int = 0
     copied_bytes: int = 0
     objects: dict[str, BackupObject] = field(default_factory=dict)
-    """Of this backup, by key."""
-    _known: dict[str, BackupObject] = field(default_factory=dict)  # of the backup before
+    """The objects of this backup, by key."""
+    _known: dict[str, BackupObject] = field(default_factory=dict)  # of the previous backup
     _there: dict[str, int] = field(default_factory=dict)  # sizes of the objects in the place
 
     async def run(self, *, is_verified: bool) -> BackedUp:
@@ -180,14 +183,14 @@ class _Copy:
             try:
                 before = (await read_manifest(place, earlier[-1])).objects
             except Corrupt as error:
-                before = []  # then all objects are read, and compared with those in the place
-                log.error("the backup before this one is damaged: %s", error)
+                before = []  # so this run reads all objects, and compares them with the place
+                log.error("the previous backup is damaged: %s", error)
             self._known = {each.key: each for each in before}
         start = len(OBJECTS)
         self._there = {info.key[start:]: info.size async for info in place.list(OBJECTS)}
         base = await kept_base(cluster)
         loaded = await self._load_tables()
-        await cluster.commit([RenewHold(self.hold_id, HOLD_MS)])  # it is the newest entry
+        await cluster.commit([RenewHold(self.hold_id, HOLD_MS)])  # its entry is the moment M
         moment = cluster.state.encode()
         state = ClusterState.decode(moment, keys.CHECKPOINTS, cluster.wal.cluster.bounds)
         since_ms = 0 if base is None else base.time_ms
@@ -204,7 +207,7 @@ class _Copy:
         return BackedUp(manifest, self.copied_objects, self.copied_bytes)
 
     async def _load_tables(self) -> dict[str, ManifestVersion]:
-        """Return the newest version of each table, by topic id; not of a table that is damaged."""
+        """Return the newest version of each table, by topic id. Leave out damaged tables."""
         found: dict[str, ManifestVersion] = {}
         for topic in list(self.cluster.state.topics.values()):
             if is_sealed(topic):
@@ -222,8 +225,8 @@ class _Copy:
         moment: bytes,
         tables: list[BackupTable],
     ) -> BackupManifest:
-        """Copy the WAL after `base` up to `state`, whose encoded form is `moment`; return the
-        manifest. Raises Corrupt if the entries do not make that state."""
+        """Copy the WAL after `base` up to `state`, and return the manifest. `moment` is the encoded
+        state. Raises Corrupt if the entries do not lead to this state."""
         cluster, store = self.cluster, self.cluster.store
         identity = cluster.wal.cluster
         applied = empty_state(identity)
@@ -237,7 +240,7 @@ class _Copy:
         wanted |= {key for key in named if key.startswith(keys.WAL)}
         infos = [info async for info in store.list(keys.WAL) if info.key in wanted]
         if gone := wanted - {info.key for info in infos}:
-            raise Corrupt(min(gone), "is gone: it was deleted while it was to be copied")
+            raise Corrupt(min(gone), "is gone: it was deleted before it was copied")
         times: list[int] = []
         for some in batches(infos):
             for info, body in zip(some, await self._take(some), strict=True):
@@ -249,11 +252,11 @@ class _Copy:
                 named |= {chunk.data for chunk in decoded.entry.chunks if chunk.data}
                 times.append(decoded.entry.time_ms)
         if applied.encode() != moment:
-            raise Corrupt(keys.wal(state.seq), "the entries do not make the state of the brokers")
+            raise Corrupt(keys.wal(state.seq), "the entries do not give the state of the brokers")
         data = {key for key in named if key.startswith(keys.DATA)}
         await self._take_all([info async for info in store.list(keys.DATA) if info.key in data])
         if gone := data - self.objects.keys():
-            raise Corrupt(min(gone), "is gone: it was deleted while it was to be copied")
+            raise Corrupt(min(gone), "is gone: it was deleted before it was copied")
         return BackupManifest(
             FORM,
             identity,
@@ -271,8 +274,8 @@ class _Copy:
     async def _table(
         self, topic: Topic, loaded: ManifestVersion | None, since_ms: int
     ) -> BackupTable:
-        """Copy a table at the moment of `topic`, and its files that are there from versions since
-        `since_ms`. A table that is damaged or in doubt is copied as it is."""
+        """Copy a table at the moment of `topic`. Copy also the files of its versions since
+        `since_ms` that still exist. A table that is damaged or in doubt is copied as it is."""
         listed = self.cluster.store.list(f"{topic.prefix}/")
         infos = [info async for info in listed]
         try:
@@ -280,7 +283,7 @@ class _Copy:
             infos, oldest, removed = await self._log(topic.prefix, infos, version, since_ms)
             paths = {f"{topic.prefix}/{path}" for path in version.paths()}
             if gone := paths - {info.key for info in infos}:
-                raise Corrupt(min(gone), "is named by the table, and is gone")
+                raise Corrupt(min(gone), "is gone, but the table names it")
         except Corrupt as error:
             log.error("topic %s is copied as it is: %s", topic.name, error)
             lasting = [info for info in infos if not info.key.endswith(OVERWRITTEN)]
@@ -292,8 +295,8 @@ class _Copy:
         return BackupTable(topic.prefix, version.version, oldest)
 
     async def _version(self, topic: Topic, loaded: ManifestVersion | None) -> ManifestVersion:
-        """Return the oldest version, from the loaded one on, that is whole at the moment. Raises
-        Corrupt if none is."""
+        """Return the oldest version, from the loaded version on, that is whole at the moment M.
+        Raises Corrupt if no version is whole."""
         sealed_ends = [partition.sealed_end for partition in topic.partitions]
         why = "it has no version"
         if loaded is not None:
@@ -315,8 +318,8 @@ class _Copy:
     async def _log(
         self, prefix: str, infos: list[ObjectInfo], version: ManifestVersion, since_ms: int
     ) -> tuple[list[ObjectInfo], int, set[str]]:
-        """Do `_log_of`. Delta's cleanup obeys no hold: if it deleted a file, it left a checkpoint
-        that makes the file needless, so list the topic again. Return the listing too."""
+        """Call `_log_of`, and return the listing too. Delta's cleanup obeys no hold. If it deleted
+        a file, it left a checkpoint that replaces the file, so list the topic again."""
         for _ in range(TRIES):
             try:
                 return infos, *await self._log_of(infos, version, since_ms)
@@ -327,9 +330,9 @@ class _Copy:
     async def _log_of(
         self, infos: Sequence[ObjectInfo], version: ManifestVersion, since_ms: int
     ) -> tuple[int, set[str]]:
-        """Copy the log up to the version. Return the oldest version that it reaches since
-        `since_ms`, and the paths that were removed after that. Raises NotFound if a file is gone,
-        Corrupt if the copy does not give the version."""
+        """Copy the log up to the version. Return the version that was current at `since_ms`, or the
+        oldest later one that the log still has, and the paths that were removed after it. Raises
+        NotFound if a file is gone, Corrupt if the copied log does not give the version."""
         commits = {
             number: info
             for info in infos
@@ -367,7 +370,8 @@ class _Copy:
     # -- objects
 
     async def _take_all(self, infos: Iterable[ObjectInfo], *, is_optional: bool = False) -> None:
-        """Copy objects, those that the place has only by name and size if they are unique."""
+        """Copy objects. Do not read an object with a unique key if the previous backup and the
+        place have it with the same size."""
         for some in batches(list(infos)):
             await together(*(self._copied(info, is_optional=is_optional) for info in some))
 
@@ -387,7 +391,7 @@ class _Copy:
                 raise Corrupt(info.key, "is gone: it was deleted before it was copied") from None
 
     async def _take(self, infos: Sequence[ObjectInfo]) -> list[bytes]:
-        """Copy objects, and return them. Raises NotFound."""
+        """Copy objects, and return their bytes. Raises NotFound."""
         return await together(*map(self._one, infos))
 
     async def _one(self, info: ObjectInfo) -> bytes:

@@ -1,8 +1,8 @@
 """A backup place: a store with copied objects, and a manifest for each backup.
 
-`objects/<key>` has the bytes of a cluster's object `key`; `backups/...` are the manifests. A
-manifest names each object of its backup with size and checksum, and is written last: a backup
-without its manifest does not exist. Several backups share objects (FORMAT 9).
+`objects/<key>` has the bytes of a cluster's object `key`. `backups/...` are the manifests. A
+manifest names each object of its backup with size and checksum. The manifest is written last, so a
+backup without its manifest does not exist. Several backups share objects (FORMAT 9).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MAGIC = b"TIDEBAK1"
 FORM = 1
 BATCH_OBJECTS = 16
 BATCH_BYTES = 256 * 1024 * 1024
-"""Objects that are copied at once (I10); a larger object is copied alone."""
+"""Size of the objects that are copied at once (I10). A larger object is copied alone."""
 RETRY_S = 0.1
 RETRY_MAX_S = 5.0
 
@@ -43,8 +43,8 @@ class BackupObject(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class BackupTable(msgspec.Struct, array_like=True, frozen=True):
     """The table of a topic: its version at the moment of the backup, and the oldest version to
-    which its copied log reaches back. `doubt`: why the table is not what the log put there, if so;
-    then all of the topic's objects are in the backup as they are."""
+    which its copied log reaches back. If the table is not what the log put there, `doubt` says why,
+    and all of the topic's objects are in the backup as they are."""
 
     prefix: str
     version: int
@@ -54,8 +54,8 @@ class BackupTable(msgspec.Struct, array_like=True, frozen=True):
 
 class BackupManifest(msgspec.Struct, array_like=True, frozen=True):
     """A backup of the cluster after entry `seq`, whose hash is `hash`. The copied WAL begins after
-    the checkpoint `base`, 0 if it begins at 1: `from_ms` and `to_ms` are the times of its first and
-    last entry."""
+    the checkpoint `base`, or at entry 1 if `base` is 0. `from_ms` is the time of its first entry,
+    `to_ms` the latest time of its entries."""
 
     form: int
     cluster: ClusterIdentity
@@ -123,27 +123,29 @@ async def read_manifest(place: ObjectStore, name: BackupName) -> BackupManifest:
 
 
 async def read_object(place: ObjectStore, wanted: BackupObject) -> bytes:
-    """Read and verify an object of a backup. Raises Corrupt, also if it is gone; Unavailable."""
+    """Read and verify an object of a backup. Raises Corrupt, also if the object is gone;
+    Unavailable."""
     key = f"{OBJECTS}{wanted.key}"
     try:
         body = await place.get(key)
     except NotFound:
-        raise Corrupt(key, "is in the manifest of the backup, and not in the place") from None
+        raise Corrupt(key, "is in the manifest of the backup, but not in the place") from None
     if len(body) != wanted.size or crc32c(body) != wanted.crc32c:
         raise Corrupt(key, "is not the object that the backup's manifest names")
     return body
 
 
 async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> bool:
-    """Create an object, and return when it is durable: whether this call created it. Raises
-    InvalidRequest if another object has the key. **On a crash**: the whole object, or nothing."""
+    """Create an object. When it is durable, return whether this call created it. Raises
+    InvalidRequest if another object has the key. **On a crash**, the store has the whole object or
+    nothing."""
     body, pause_s = b"".join(parts), RETRY_S
     while (outcome := await store.create(key, [body])) is not Created.DONE:
         try:
             if await store.get(key) != body:
                 raise InvalidRequest(
-                    f"{store.url} has another object {key}: it is of another history of the "
-                    "cluster, or in use; take an empty place"
+                    f"{store.url} has another object {key}: it belongs to another history of the "
+                    "cluster, or is in use; take an empty place"
                 )
         except NotFound:
             await asyncio.sleep(pause_s)
@@ -154,8 +156,8 @@ async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> boo
 
 
 def is_unique(key: str) -> bool:
-    """Return whether the key has an id that is drawn at random: no two objects have it. All other
-    keys are numbers, which two histories of a cluster may both have."""
+    """Return whether the key contains a random id, so that no two objects have the same key. Other
+    keys contain only numbers, and two histories of a cluster may have the same numbers."""
     path = key.partition("/partition=")
     return key.startswith(keys.DATA) or keys.parse_segment(f"partition={path[2]}") is not None
 
@@ -175,8 +177,8 @@ def batches(infos: Iterable[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
 
 
 def log_version(key: str, kind: str = "") -> int | None:
-    """Return the version of a file of a Delta log, of this kind if one is given: `json` for a
-    commit, `checkpoint.parquet`; None for any other object."""
+    """Return the version of a file of a Delta log. If the object is not such a file, or if its kind
+    is not the given `kind` (`json` for a commit, or `checkpoint.parquet`), return None."""
     found = _LOG_FILE.search(key)
     return int(found[1]) if found is not None and kind in ("", found[2]) else None
 

@@ -1,14 +1,14 @@
 """Restore of a backup into an empty store: a new cluster, as the old one was after some entry.
 
-The copied WAL is applied up to that entry. The new cluster gets a checkpoint of that state, the
-entry itself, the objects that its tails name, and its tables. Each object is verified.
+The restore applies the copied WAL up to that entry. The new cluster gets a checkpoint of the state,
+the entry itself, the objects that its tails name, and its tables. Each object is verified.
 
-It is another cluster: it has an id of its own, unless an operator gives the old one. A broker with
-a hot log (acks=1) of the old cluster keeps the file for that one: committed into both, its records
-would be deleted from the disk before the old cluster has them.
+The new cluster has an id of its own, unless an operator gives the old id. So a broker with a hot
+log (acks=1) of the old cluster keeps this file for the old cluster. Otherwise it would commit the
+records into the new cluster, and delete the file before the old cluster has them.
 
-**On a crash**: `cluster.json` is written last, and an entry first. Without the one and with the
-other no broker starts: empty the store and run the command again.
+**On a crash**: an entry is written first, and `cluster.json` last. No broker starts on a store with
+an entry and without `cluster.json`. Empty the store and run the command again.
 """
 
 import datetime as dt
@@ -49,8 +49,8 @@ Progress = Callable[[int], None]
 
 
 class Restored(NamedTuple):
-    """A new cluster: its id, the newest entry that it has and the time of that, what was copied,
-    and what is wrong with tables that were copied as they are."""
+    """A new cluster: its id, the number and time of its newest entry, the number and bytes of
+    copied objects, and why tables that were copied as they are were in doubt or damaged."""
 
     cluster_id: str
     seq: int
@@ -69,10 +69,12 @@ async def restore(
     cluster_id: str | None = None,
     on_bytes: Progress = lambda _: None,
 ) -> Restored:
-    """Make a cluster in the empty `target` from the newest backup in the place: of its moment, or
-    after the last entry before the first one that is later than `at_ms`. `cluster_id` None: a new
-    id. Raises StoreUnfit if the target is not empty or the place has no backup, InvalidRequest if
-    no backup has that time, Corrupt if one is damaged, Unavailable."""
+    """Make a cluster in the empty `target` from a backup in the place. If `at_ms` is None, restore
+    the moment of the newest backup. Otherwise use the oldest backup that has this time, and stop
+    before its first entry that is later. If `cluster_id` is None, the cluster gets a new id.
+
+    Raises StoreUnfit if the target is not empty or the place has no backup, InvalidRequest if no
+    backup has that time, Corrupt if the backup is damaged, Unavailable."""
     async for info in target.list(""):
         raise StoreUnfit(f"{target.url} has {info.key}: restore into an empty folder or prefix")
     manifest = await read_manifest(place, _chosen(place, await backups_in(place), at_ms))
@@ -89,7 +91,7 @@ def _chosen(place: ObjectStore, names: list[BackupName], at_ms: int | None) -> B
     if not able:
         known = ", ".join(f"{_time(name.from_ms)} to {_time(name.to_ms)}" for name in names[-10:])
         raise InvalidRequest(
-            f"no backup in {place.url} has the time {_time(at_ms)}; the newest have {known}"
+            f"no backup in {place.url} has the time {_time(at_ms)}; the newest backups have {known}"
         )
     return able[0]
 
@@ -117,7 +119,7 @@ class _Restore:
         state = await self._state(at_ms)
         time_ms, newest = state.time_ms, keys.wal(state.seq)
         chosen = [await self._table(topic) for topic in state.topics.values() if is_sealed(topic)]
-        # Before all else, so that no broker takes a part of a restore for an empty store.
+        # The entry is first, so that no broker mistakes a part of a restore for an empty store.
         if not await self._copy_one(self._object(newest)):
             raise StoreUnfit(f"{self._target.url} is not empty: another restore runs there")
         await self._copy(self._object(key) for key in live_objects(state) - {newest})
@@ -136,7 +138,8 @@ class _Restore:
         return Restored(cluster_id, state.seq, time_ms, self._count, self._size, doubts)
 
     async def _state(self, at_ms: int | None) -> ClusterState:
-        """Return the state after the last entry before the first that is later than `at_ms`."""
+        """Return the state before the first entry that is later than `at_ms`. If `at_ms` is None,
+        return the state at the moment of the backup."""
         manifest = self._manifest
         identity = manifest.cluster
         state = empty_state(identity)
@@ -159,8 +162,8 @@ class _Restore:
         return state
 
     async def _table(self, topic: Topic) -> tuple[BackupTable, list[BackupObject]]:
-        """Return a topic's table at the version to restore, and its objects: the newest version
-        that has just the sealed records, else one that is a seal ahead."""
+        """Return a topic's table at the version to restore, and its objects. This is the newest
+        version that has only the sealed records, or else the newest one that is a seal ahead."""
         tables = {each.prefix: each for each in self._manifest.tables}
         table = tables.get(topic.prefix)
         if table is None:
@@ -229,14 +232,14 @@ class _Restore:
         try:
             return self._named[key]
         except KeyError:
-            raise Corrupt(key, "is not in the backup, which needs it") from None
+            raise Corrupt(key, "is not in the backup, but the backup needs it") from None
 
     async def _copy(self, some: Iterable[BackupObject]) -> None:
         for infos in batches(ObjectInfo(each.key, each.size, 0) for each in list(some)):
             await together(*(self._copy_one(self._named[info.key]) for info in infos))
 
     async def _copy_one(self, wanted: BackupObject) -> bool:
-        """Return whether this call created the object."""
+        """Copy and verify one object. Return whether this call created it."""
         body = await read_object(self._place, wanted)
         is_new = await store_once(self._target, wanted.key, [body])
         self._count += 1

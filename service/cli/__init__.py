@@ -12,7 +12,7 @@ records        options of produce and consume
 lines          input lines to records
 produce        batches in flight, with retries
 consume        records of partitions
-maintenance    retain, compact, collect, scrub, maintain
+maintenance    retain, delete-records, compact, collect, scrub, maintain
 repair         repair, upgrade, bounds, backup, restore
 engines        the engine of a compaction
 replay         history to files, with Spark

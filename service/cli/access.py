@@ -210,7 +210,7 @@ def remove_acls(  # noqa: PLR0913 - as above
 ) -> None:
     """Remove the ACLs of a principal, a resource, or both.
 
-    The name of the resource must be exactly that of the ACL.
+    The name of the resource must be exactly the name in the ACL.
     """
     resource = _resource(topic, group, cluster, transactional_id)
     if principal is None and resource is None:
@@ -273,7 +273,7 @@ def list_quotas(
 ) -> None:
     """List quotas.
 
-    <default> is the quota of principals without their own.
+    <default> is the quota of principals without a quota of their own.
     """
     listed = request(ctx, server, "GET", QUOTAS)
     columns = ("principal", "producer_byte_rate", "consumer_byte_rate")

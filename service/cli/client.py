@@ -1,9 +1,9 @@
 """HTTP client of the commands: it repeats requests, and gives each failure an exit status.
 
 A request is repeated for up to `retry_s` if the broker cannot be reached or answers 429, 502, 503
-or 504. The pause before an attempt doubles up to 5 s, times a random 0.5 to 1; it is at least
-`Retry-After`. A caller sets `retry_s` > 0 only for requests that are safe to repeat: reads, and
-produce requests with an Idempotency-Key.
+or 504. The pause before an attempt doubles from 0.1 s up to 5 s, and is multiplied by a random
+number from 0.5 to 1. It is at least `Retry-After`. A caller sets `retry_s` > 0 only for requests
+that are safe to repeat: reads, and produce requests with an Idempotency-Key.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ Result = TypeVar("Result")
 RETRIED = frozenset({429, 502, 503, 504})
 UNREACHABLE = frozenset({502, 503, 504})
 NO_ROUTE = "HTTP 404 Not Found"
-"""The message of a broker about a path that no route has."""
+"""The message of a broker if no route has the path."""
 SECURITY_IS_OFF = "SecurityDisabledException:"
-"""The beginning of Kafka's message, for clients of other proxies."""
+"""The beginning of a broker's message, which is Kafka's text so that other clients know it."""
 SERVER_CONNECT_S = 5.0
 RESPONSE_S = 60.0
 """Timeout of a response: twice the default `produce_timeout_ms` of a broker."""
@@ -128,7 +128,8 @@ class Client:
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     async def get_json(self, path: str, **request: Any) -> Any:
-        """Return the JSON of a successful response. Raises CommandError, also if it is not JSON."""
+        """Return the JSON of a successful response. Raises CommandError, also if the response is
+        not JSON."""
         return self.json_of(await self.get(path, **request))
 
     def json_of(self, answer: httpx.Response) -> Any:
@@ -198,7 +199,7 @@ def _refused(answer: httpx.Response) -> CommandError:
 
 
 def _why(error: httpx.RequestError) -> str:
-    """Return the reason: httpx's own text has the words of its layers, or none."""
+    """Return the reason in plain words, because httpx's text names its own layers or is empty."""
     causes = list(_causes(error))
     for cause in causes:
         match cause:
@@ -225,7 +226,7 @@ def _why(error: httpx.RequestError) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and what led to it. anyio groups the errors of several addresses."""
+    """Yield the error and its causes. anyio groups the errors of several addresses."""
     while error is not None:
         yield error
         if isinstance(error, BaseExceptionGroup):

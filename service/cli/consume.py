@@ -1,7 +1,7 @@
 """Print the records of partitions, each from a start offset to an end offset.
 
-Reads are stateless: a failed request is repeated from the same offset. The broker sends NDJSON; a
-line is decoded only if the output is not the whole line.
+Reads are stateless, so a failed request is repeated from the same offset. The broker sends NDJSON.
+The command decodes a line only to print parts of it, or to find the end of the range.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ POLL_MS = 20_000
 
 
 class ConsumeOptions(NamedTuple):
-    """Options of the command line; `until` None means no end. With --group, only `start` of the
-    positions applies."""
+    """Options of the command line. If `until` is None, there is no end. With --group, `start`
+    applies, but `until` does not."""
 
     partitions: Sequence[int]
     start: Position
@@ -51,7 +51,8 @@ class UndecodableRecord(CommandError):
 
 
 class Line(msgspec.Struct):
-    """The fields of a record that are printed; with `raw`, bytes that do not decode in base64."""
+    """The printed fields of a record. With `--on-error raw`, a key or value that does not decode is
+    in the field with base64."""
 
     offset: int
     key: Raw
@@ -64,7 +65,7 @@ _decode = msgspec.json.Decoder(Line).decode
 
 
 class _Range(NamedTuple):
-    """Range of offsets of one partition to print; `end` None follows the partition."""
+    """Range of offsets of one partition to print. If `end` is None, it has no end."""
 
     partition: int
     start: int
@@ -77,7 +78,7 @@ async def consume(client: Client, topic: str, options: ConsumeOptions) -> None:
         numbers = options.partitions or range(await client.partitions(topic))
         consumer = Consumer(client, topic, options)
         ranges = await together(*(consumer.resolve(number) for number in dict.fromkeys(numbers)))
-        # Retry only after the broker has answered once: a wrong URL fails at once.
+        # Retry only after the broker has answered once, so that a wrong URL fails immediately.
         client.retry_s = math.inf if options.follow else options.retry_s
         consumer.warn_beyond(ranges)
         await consumer.run(ranges)
@@ -92,7 +93,7 @@ class Consumer:
         self._path = f"/topics/{quoted(topic)}/partitions"
         self._topic = topic
         self._ends: dict[int, int] = {}
-        """End offsets of partitions whose start is beyond them."""
+        """End offsets of the partitions that end before the start of their range."""
         self._printed = 0
         self._skipped = Skipped()
         self._failure: UndecodableRecord | None = None
@@ -131,8 +132,8 @@ class Consumer:
         return start, min(end, high)
 
     def warn_beyond(self, ranges: Sequence[_Range]) -> None:
-        """Say where the topic ends, if it ends before the start of every range. With --follow, the
-        broker's refusal says it."""
+        """Warn where the partitions end, if all of them end before the start of their range. With
+        --follow, the broker's refusal says so."""
         if ranges and len(self._ends) == len(ranges) and not self._options.follow:
             ends = [f"partition {number} at {end}" for number, end in sorted(self._ends.items())]
             more = ", ..." if len(ends) > ENDS_SHOWN else ""
@@ -147,8 +148,8 @@ class Consumer:
         return found
 
     async def run(self, ranges: Sequence[_Range]) -> None:
-        """Print all ranges, or until `count_max` records are printed. A partition that stops at a
-        record that does not decode fails the command after the others are printed to their end."""
+        """Print all ranges, but at most `count_max` records. A partition stops at a record that
+        does not decode. Then the command prints the other partitions to their end, and fails."""
         total = sum(max((each.end or 0) - each.start, 0) for each in ranges)
         is_wanted = not self._options.follow and not sys.stdout.isatty()
         self._progress = SlowProgress("consuming", total, is_wanted=is_wanted)
@@ -232,7 +233,7 @@ class Skipped:
         self._first = ""
 
     def add(self, answer: httpx.Response) -> int:
-        """Return the number of records that this answer has skipped."""
+        """Return the number of records that the broker skipped for this answer."""
         count = int(answer.headers.get("tidelog-skipped", "0"))
         if count:
             self._first = self._first or answer.headers["tidelog-first-skipped"]
@@ -240,7 +241,7 @@ class Skipped:
         return count
 
     def show(self) -> None:
-        """Name the number and the first record on stderr, if there is any."""
+        """If records were skipped, print their number and the first one on stderr."""
         if self._count:
             warn(f"skipped records that do not decode: {self._count}, first {self._first}")
 
@@ -248,8 +249,8 @@ class Skipped:
 async def read_records(
     client: Client, path: str, options: ConsumeOptions, **request: Any
 ) -> httpx.Response:
-    """Request records. Raises CommandError; UndecodableRecord, which names other formats, if the
-    broker cannot convert the next record to the format of the output."""
+    """Request records. If the broker cannot convert the next record to the format of the output,
+    raise UndecodableRecord, which names other formats. Raises CommandError."""
     try:
         return await client.get(path, **request)
     except Refused as refused:

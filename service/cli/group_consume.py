@@ -1,9 +1,9 @@
 """`tidelog consume --group`: print the records of a topic as a member of a consumer group.
 
-The command commits exactly the printed records: the group reads no printed record again, but it
-reads again what the command fetched and did not print. At the end the command deletes its instance,
-so that other members continue at once. If the instance expires, because the reader of the pipe
-blocks for longer than the session timeout, the command creates another one.
+The command commits exactly the printed records. So the group reads no printed record again, but it
+reads again the records that the command fetched and did not print. At the end the command deletes
+its instance, so that other members continue at once. If the reader of the pipe blocks for longer
+than the session timeout, the instance expires, and the command creates another instance.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ async def consume_as_member(
 ) -> None:
     """Print the records of this member's partitions. Raises CommandError."""
     async with client:
-        # A subscription to a missing topic would wait for the topic: fail here.
+        # A subscription to a missing topic would wait for the topic, so fail here.
         _ = await client.partitions(topic)
         client.retry_s = math.inf if options.follow else options.retry_s
         printed = 0
@@ -95,7 +95,8 @@ class _Member:
             pass  # the instance expires
 
     async def run(self, printed: int) -> int:
-        """Print until `count_max` or the end; return the number of records printed in all."""
+        """Print records until `count_max` or the end. Return the number printed in all, with the
+        records that were printed before."""
         count_max = self._options.count_max
         while count_max is None or printed < count_max:
             records, skipped = await self._read()
@@ -110,7 +111,7 @@ class _Member:
         return printed
 
     async def _read(self) -> tuple[list[Raw], int]:
-        """Return the next records, and how many were skipped."""
+        """Return the next records, and the number of skipped records."""
         wait_ms = FOLLOW_MS if self._options.follow else WAIT_MS
         params = {"timeout": wait_ms, "max_bytes": self._options.fetch_bytes}
         path = f"{self._path}/records"
@@ -135,5 +136,5 @@ class _Member:
 
 
 def _on_one_line(record: bytes) -> bytes:
-    """Remove line breaks between the tokens of a record's JSON; a producer may have sent some."""
+    """Remove line breaks that a producer may have sent between the tokens of a record's JSON."""
     return msgspec.json.format(record, indent=-1) if b"\n" in record or b"\r" in record else record

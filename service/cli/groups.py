@@ -180,7 +180,7 @@ def delete_group(
 
 
 def _group(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a group in the words of this command."""
+    """Return a group with the field names of this command."""
     return {
         "group": data["consumer_group_id"],
         "state": data["state"],

@@ -2,8 +2,8 @@
 
 To start fast, a command imports HTTP, Arrow, uvicorn or Spark only when it runs. A command that
 fails raises CommandError; `main` prints its message as one line and returns the exit status.
-Clients need no extra of the distribution. Other commands need the extra `server`; if it is not
-installed, the error names it.
+Client commands need no extra of the distribution. Other commands need the extra `server`. If it is
+not installed, the error names it.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ EPILOG = f"\b\nExit status:\n{_STATUSES}"
 
 
 class _Root(TyperGroup):
-    """The commands; one that needs an extra of the distribution names it."""
+    """The commands of `tidelog`. If a command needs a missing extra, its error names the extra."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -136,8 +136,8 @@ def _wrong_usage(error: Any) -> int:
 
 
 def _plain(error: Any) -> str:
-    """Return a usage error's message. pydantic, which newer versions of typer ask, begins its texts
-    with `Value error,` or with `Input` instead of the value."""
+    """Return a usage error's message, without the words of pydantic. Newer versions of typer use
+    pydantic, whose texts begin with `Value error,`, or with `Input` instead of the value."""
     message: str = error.format_message().removesuffix(".").replace(": Value error, ", ": ")
     if (validation := getattr(error.__cause__, "errors", None)) is not None:
         message = message.replace(": Input should", f": {validation()[0]['input']!r} should")

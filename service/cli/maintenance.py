@@ -73,9 +73,9 @@ GraceOption = Annotated[
     typer.Option(
         "--file-grace-ms",
         min=0,
-        help="longer time between removal of a file from its table and its deletion than the "
-        "cluster's (tidelog bounds). A file that no commit references yet is kept for at least a "
-        "day",
+        help="time between removal of a file from its table and deletion of the file, at least "
+        "the cluster's time (tidelog bounds), which is the default. A file that no commit "
+        "references yet is kept for at least a day",
     ),
 ]
 
@@ -86,7 +86,7 @@ class Done(NamedTuple):
     fields: dict[str, Any]
     show: Callable[[], None]
     is_failed: bool = False
-    """A part failed, the other parts are done: the exit status is 1."""
+    """A part failed and the other parts are done, so the exit status is 1."""
 
 
 def retain(
@@ -175,7 +175,7 @@ def collect(
 ) -> None:
     """Delete objects that are no longer referenced.
 
-    Also a dry run writes a checkpoint: later runs can then delete older WAL entries.
+    A dry run also writes a checkpoint, so that later runs can delete older WAL entries.
     """
 
     def work(cluster: "MaintenanceSession", progress: Progress) -> Work:
@@ -261,7 +261,7 @@ async def _retain(cluster: "MaintenanceSession", topics: TopicNames, *, yes: boo
 
 
 def skipped_topics(cluster: "MaintenanceSession") -> dict[str, Any]:
-    """Return the topics that a step left as they are, and why; on stderr too."""
+    """Return the topics that a step left as they are, and why. Warn about them on stderr too."""
     for error in cluster.skipped.values():
         warn(f"left as it is: {error}")
     return {"skipped": {name: str(error) for name, error in cluster.skipped.items()}}
@@ -432,14 +432,14 @@ def run_on_store(
     report_damage: bool = True,
     is_reading: bool = False,
 ) -> WorkResult:
-    """Run the work on the cluster in the store. Raises errors of the log as CommandErrors. Work
-    with `is_reading` writes nothing: the store may be read-only."""
+    """Run the work on the cluster in the store. Raises errors of the log as CommandError. Work with
+    `is_reading` writes nothing, so the store may be read-only."""
     settings = settings_of(store, warn)
 
     async def session() -> WorkResult:
         from tidelog.service.server.maintenance import check_cluster, opened_cluster
 
-        # A writing store creates folders: check first that there is a cluster.
+        # To open a store for writing creates folders, so check first that there is a cluster.
         await check_cluster(settings)
         async with opened_cluster(
             settings, report_damage=report_damage, is_reading=is_reading
