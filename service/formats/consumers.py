@@ -210,8 +210,8 @@ def decode_partitions(body: bytes) -> list[TopicPartition]:
 def decode_commit(body: bytes, dialect: str) -> OffsetCommit:
     """Decode a commit of offsets. Clients of Confluent and Karapace send the last offset that was
     read. Clients of Strimzi and Redpanda send the next offset to read. Redpanda's field is
-    `partitions`; the field of the others is `offsets`. `dialect` tells Strimzi's clients apart,
-    since the creation of their instances has fields of its own."""
+    `partitions`; the field of the others is `offsets`. `dialect` shows Strimzi's clients,
+    because the creation of their instances has fields that only Strimzi has."""
     request = decode_body(body if body.strip() else b"{}", _COMMIT)
     is_strimzi = dialect == STRIMZI
     if request.partitions is not None:

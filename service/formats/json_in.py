@@ -5,7 +5,8 @@ value, and this module joins the texts and computes the Arrow offsets. A text th
 is a valid JSON value (RFC 8259: escapes, surrogate pairs, control characters), so an answer may
 contain it unchanged. msgspec does not check UTF-8, so this module does. A number stays text.
 Pure: bytes in, columns out. It raises only RecordTooLarge and the errors below. The letters name
-the proxies whose source has the same error: C (Confluent), K (Karapace), S (Strimzi).
+the proxies whose source has the same error: C (Confluent), K (Karapace), S (Strimzi). `S 400` is
+the same error with Strimzi's status.
 
     no body, `null`, `records` missing, null or empty          InvalidBody 422  (all)
     unknown keys in the body or a record                       InvalidBody 422  (K; S 400)
@@ -46,7 +47,7 @@ ROWS_MAX = 64
 """Up to ROWS_MAX records stay lists (chunk.Rows), because building columns costs ~40 us."""
 
 PRODUCE_BODY_BYTES_MAX = 1 << 30
-"""A column's 32-bit offsets suffice for a body of this size (I10). The settings allow far less."""
+"""A column's 32-bit offsets suffice for a body of this size (I10). Settings bound bodies lower."""
 
 JSON_OBJECTS_MAX = 2_000_000
 """Bound of the objects in a body (I10). Even a short record or header may take 200 bytes."""
@@ -56,7 +57,7 @@ TIMESTAMP_MS_MAX = 253_402_300_799_999
 
 QUOTED_MAX = 100
 MESSAGE_MAX = 300
-"""Bounds, in characters, of quotes in error messages: a refused value, a library's message."""
+"""Bounds, in characters, of a refused value and of a library's message in our error messages."""
 
 
 class BadBody(InvalidRequest):
@@ -107,7 +108,8 @@ _MORE: list[Any] = [
     ("headers", list[Header] | None, None),
 ]
 _SCHEMAS: list[Any] = [
-    # Confluent's clients send these fields with every format. Without schemas they have no effect.
+    # Confluent's clients send these fields with every format. The fields have no effect, because
+    # there are no schemas.
     (name, Raw, _ABSENT)
     for name in ("key_schema", "key_schema_id", "value_schema", "value_schema_id")
 ]

@@ -4,7 +4,7 @@
 refuses the second. One record with such a number would stop every reader of its page.
 `check_numbers` costs 0.2 us for a small text and 0.1 ns a byte for a large one, because a search
 comes before a real parser. The search finds an exponent of three or more digits, or hundreds of
-digits: each number beyond the range has one of these. Pure.
+digits, because each number beyond the range has one of these. Pure.
 """
 
 import re

@@ -5,7 +5,7 @@ which records its page contains:
 
     stop   the records before it. The next read begins at this record and fails.
     skip   the other records. The answer has the number of skipped records.
-    raw    all records. A key or value that does not decode is null, and its base64 is in a field.
+    raw    all records. A key or value that does not decode is null, and its base64 has a field.
 
 In format json, a key that is text but not JSON is no error. It becomes a JSON string, and the
 record's `key_format` is `text`. Most keys of Kafka's clients are such texts. Pure.

@@ -1,6 +1,6 @@
 """`X-Request-Id`: a sane id of the client is in every answer; otherwise, errors have a new id.
 
-If the client sends no id, a hot route pays only one lookup in a dict, because it makes no id.
+Hot routes make no id. If the client sends none, the header costs them one lookup in a dict.
 """
 
 import re
