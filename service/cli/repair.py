@@ -1,7 +1,6 @@
 """`tidelog repair`, `upgrade`, `bounds`, `backup` and `restore`: the work on a cluster as a whole.
 
-**On a crash**: a command may be killed at any moment; run it again. After a restore, empty the new
-store first.
+**On a crash**: run the command again. Before `restore` runs again, empty the new store.
 """
 
 import asyncio
@@ -55,8 +54,9 @@ def repair(
         RepairWay | None,
         typer.Option(
             "--way",
-            help="restore: put back what the log had there. adopt: keep the rows as the other "
-            "program left them; records that it took out are lost (default: restore if possible)",
+            help="restore: put back the files of the log's own commits. adopt: keep the rows as "
+            "the other program left them, and lose the records that it removed (default: restore "
+            "if possible)",
         ),
     ] = None,
     drop_after: Annotated[
@@ -65,29 +65,30 @@ def repair(
             "--drop-after",
             metavar="ENTRY",
             min=0,
-            help="the WAL is damaged or has a hole after this entry: continue there, and give up "
-            "all later entries. Stop all brokers first",
+            help="give up all entries after this one, because the WAL is damaged or has a hole "
+            "there. Stop all brokers first",
         ),
     ] = None,
     lost: Annotated[
         bool,
         typer.Option(
-            "--lost", help="give up records of tails that cannot be read, and nothing else"
+            "--lost", help="give up tail records that cannot be read, and repair nothing else"
         ),
     ] = False,
     strays: Annotated[
         bool,
-        typer.Option("--strays", help="delete objects in wal/ that are no entries"),
+        typer.Option("--strays", help="delete objects in wal/ that are not entries"),
     ] = False,
     yes: ApplyOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Repair what is damaged: the WAL, tails, tables in doubt (damaged, changed by another program,
-    or ahead of the WAL).
+    """Repair the WAL, tails, or tables in doubt (damaged, changed by another program, or ahead of
+    the WAL).
 
-    Without --drop-after, --lost or --strays it repairs tables: nothing is sealed into a table in
-    doubt and nothing is collected from it. A damaged WAL is shown first, since nothing else can be
-    read then. The exit status is 1 if something stays damaged.
+    Without --drop-after, --lost or --strays the command repairs tables. Until its repair,
+    nothing is sealed into a table in doubt or collected from it. If the WAL is damaged, the
+    command shows only this damage, because nothing else can be read. The exit status is 1 if
+    something stays damaged.
 
     Example: tidelog repair events --store s3://bucket/prefix --yes
     """
@@ -138,17 +139,17 @@ def _wal_done(damage: "WalDamage | None", *, is_done: bool) -> Done:
             return
         show_line(f"the WAL can be read up to entry {damage.readable_to}: {damage.why}")
         if is_done:
-            show_line(f"all entries from there to {damage.newest} were given up: start the brokers")
+            show_line(f"all later entries, up to {damage.newest}, were given up: start the brokers")
         else:
             show_line(
-                "restore the object from a copy of the store, or give up all entries from there to "
-                f"{damage.newest}: --drop-after {damage.readable_to}"
+                "restore the object from a copy of the store, or give up all later entries, up to "
+                f"{damage.newest}, with --drop-after {damage.readable_to}"
             )
         rows: list[Row] = [each[:4] for each in damage.lost]
-        table("no records are known there", LOST_COLUMNS[:4], rows)
+        table("no record of these entries is known", LOST_COLUMNS[:4], rows)
         if damage.unread:
             numbers = ", ".join(map(str, damage.unread[:UNREAD_SHOWN]))
-            show_line(f"what these entries have is not known: {numbers}")
+            show_line(f"the records of these entries are not known: {numbers}")
 
     fields = None if damage is None else damage._asdict()
     if damage is not None and fields is not None:
@@ -188,8 +189,8 @@ def upgrade(
 ) -> None:
     """Raise the level of the log's format to the newest that this version knows.
 
-    Refused while a live broker (by broker_timeout_ms) does not know the level. There is no way
-    back: older versions can neither read nor write the log afterwards.
+    The command fails while a live broker (by broker_timeout_ms) does not know the level. An upgrade
+    cannot be undone. Older versions can neither read nor write the log afterwards.
 
     Example: tidelog upgrade --store s3://bucket/prefix --yes
     """
@@ -230,8 +231,8 @@ def bounds(
 ) -> None:
     """Show or change the bounds that all brokers and commands of a cluster obey.
 
-    A lowered retention or grace is in effect when the old one and ten minutes have passed, as
-    measured by the entries of the log.
+    A lowered retention or grace takes effect when the old retention or grace and ten minutes have
+    passed. The entries of the log measure this time.
 
     Example: tidelog bounds --file-grace-ms 172800000 --store s3://bucket/prefix --yes
     """
@@ -266,18 +267,18 @@ def _lost(ranges: "Sequence[tuple[int, int, int]]") -> str:
 
 def backup(
     to: Annotated[
-        str, typer.Argument(metavar="TO", help="folder or URL of the backups, as --store")
+        str, typer.Argument(metavar="TO", help="folder or URL of the backups, like --store")
     ],
     store: StoreOption = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="read the whole copy again before it counts")
+        bool, typer.Option("--verify", help="read the whole copy again before the backup is valid")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Copy a cluster to another store, while its brokers run.
 
-    A second backup to the same place copies only what is new. Meanwhile collection deletes nothing.
-    The exit status is 1 if a table is in doubt: it is copied as it is.
+    A second backup to the same place copies only new objects. During a backup, collection deletes
+    nothing. A table in doubt is copied as it is, and the exit status is then 1.
 
     Example: tidelog backup s3://backups/events --store s3://bucket/prefix
     """
@@ -317,7 +318,7 @@ def backup(
 
 def restore(
     place: Annotated[
-        str, typer.Argument(metavar="FROM", help="folder or URL of the backups, as of `backup`")
+        str, typer.Argument(metavar="FROM", help="folder or URL of the backups, as for `backup`")
     ],
     store: Annotated[
         str, typer.Option("--store", metavar="URL", help="empty store of the new cluster")
@@ -327,7 +328,7 @@ def restore(
         typer.Option(
             "--at",
             metavar="TIME",
-            help="ISO time: restore what was committed until then (default: the newest backup)",
+            help="ISO time: restore the commits up to this time (default: the newest backup)",
         ),
     ] = None,
     cluster_id: Annotated[
@@ -335,8 +336,8 @@ def restore(
         typer.Option(
             "--cluster-id",
             metavar="ID",
-            help="id of the new cluster (default: a new one). The id of the old cluster only if "
-            "that is gone: brokers then commit its acks=1 records that are on their disks",
+            help="id of the new cluster (default: a new id). Give the old cluster's id only if the "
+            "old cluster is gone. Brokers then commit its acks=1 records that are on their disks",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -1,6 +1,7 @@
 """`tidelog replay`: write the records of a topic to files with Spark, without a broker.
 
-The command checks positions, store and topic before it starts Spark, which takes seconds.
+The command checks positions, store and topic before it starts Spark, because the start takes
+seconds.
 """
 
 import contextlib
@@ -49,7 +50,7 @@ POSITIONS = (
 StoreOption = Annotated[
     str | None,
     typer.Option(
-        "--store", metavar="URL", help="URL of the store, as of `tidelog serve` (TIDELOG_STORE)"
+        "--store", metavar="URL", help="URL of the store, as for `tidelog serve` (TIDELOG_STORE)"
     ),
 ]
 
@@ -82,7 +83,7 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
     start: Annotated[str, typer.Option("--from", metavar="POSITION", help=POSITIONS)] = "beginning",
     until: Annotated[
         str,
-        typer.Option("--until", metavar="POSITION", help="as --from: first position not written"),
+        typer.Option("--until", metavar="POSITION", help="like --from, but exclusive"),
     ] = "end",
     master: MasterOption = None,
     overwrite: Annotated[
@@ -92,7 +93,8 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
 ) -> None:
     """Write the records of a topic to files, with Spark.
 
-    Needs no broker: reads sealed records from Parquet and the current tail from the WAL.
+    The command needs no broker. It reads sealed records from Parquet and the current tail from the
+    WAL.
 
     Example: tidelog replay events --store s3://bucket/prefix --to out --as json
     """
@@ -114,7 +116,7 @@ def settings_of(
 
 
 def default_store_hint(settings: Settings) -> str:
-    """Return the end of a message about the store: nothing unless the store is the default."""
+    """Return the end of a message about the store. It is empty unless the store is the default."""
     is_default = settings.store == Settings.store
     return "; this is the default: name another with --store" if is_default else ""
 
@@ -189,7 +191,7 @@ def _spark_errors(store_hint: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _target_errors(to: str) -> Iterator[None]:
-    """Name the target, and the cause that Spark's text has below the line of the failed call."""
+    """Raise errors of Spark's JVM as CommandErrors that name the target and the root cause."""
     from py4j.protocol import Py4JJavaError
 
     try:
@@ -211,11 +213,11 @@ def root_cause(text: str) -> str:
 def spark_session(
     name: str, master: str | None, settings: Mapping[str, str] | None = None
 ) -> Iterator["SparkSession"]:
-    """Start a Spark session; stop it at the end of the block. Raises CommandError if Spark does
+    """Start a Spark session, and stop it at the end of the block. Raises CommandError if Spark does
     not start, usually because Java is missing.
 
-    Without a terminal the session prints nothing. A master set here would override that of
-    spark-submit: without `master`, the session keeps the master of spark-submit.
+    If stderr is no terminal, the session prints nothing. Without `master`, the session keeps the
+    master of spark-submit, which a master set here would override.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -254,8 +256,8 @@ def spark_session(
 
 @contextlib.contextmanager
 def _stderr_to(descriptor: int) -> Iterator[None]:
-    """Redirect stderr inside the block. A JVM that starts there keeps this stderr: its ten lines of
-    start messages, and later ones, do not reach the terminal."""
+    """Redirect stderr inside the block. A JVM that starts in the block keeps the redirected stderr,
+    so its ten lines of start messages, and its later messages, do not reach the caller's."""
     sys.stderr.flush()
     stderr = os.dup(2)
     os.dup2(descriptor, 2)
@@ -267,7 +269,7 @@ def _stderr_to(descriptor: int) -> Iterator[None]:
 
 
 def write(frame: "DataFrame", to: str, file_format: FileFormat, *, overwrite: bool) -> int:
-    """Write the records and count them in one pass; return the count."""
+    """Write the records, count them in the same pass, and return the count."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
@@ -286,7 +288,7 @@ def write(frame: "DataFrame", to: str, file_format: FileFormat, *, overwrite: bo
 
 
 def positions(topic: str, start: str, until: str) -> dict[str, str]:
-    """Return the Spark source's options for start and end."""
+    """Return the options of the Spark source for the start and the end positions."""
     options: dict[str, str] = {}
     for text, prefix, default in ((start, "starting", "beginning"), (until, "ending", "end")):
         if text == default:

@@ -14,7 +14,7 @@ from tidelog.service.cli.results import NotThere
 
 
 class _Command(TyperCommand):
-    """A command whose usage has a required argument as NAME, where typer writes {NAME}."""
+    """A command whose usage line shows a required argument as NAME instead of typer's {NAME}."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
@@ -51,10 +51,10 @@ def request(
     params: Mapping[str, str] | None = None,
     missing: str = "",
 ) -> Any:
-    """Send one request; return the JSON of the response, or None if it has no body.
+    """Send one request. Return the JSON of the response, or None if the response has no body.
 
-    `{cluster}` in `path` is the path of the cluster. A 404 raises NotThere, with the message
-    `missing` if it is given.
+    `{cluster}` in `path` stands for the path of the cluster. A 404 raises NotThere. If `missing` is
+    not empty, it is the message.
     """
     from tidelog.service.cli.client import Client, with_client
 
@@ -71,7 +71,7 @@ def request(
 
 @contextlib.contextmanager
 def missing_is(message: str) -> Iterator[None]:
-    """Raise NotThere with this message, if there is one, instead of the broker's."""
+    """Replace the broker's message in NotThere by `message`, unless `message` is empty."""
     try:
         yield
     except NotThere:
@@ -81,8 +81,8 @@ def missing_is(message: str) -> Iterator[None]:
 
 
 def no_topic(name: str) -> str:
-    """Return the message about a topic that does not exist: the broker's own on all routes but
-    those of the topic itself, where it is Kafka's."""
+    """Return the message about a topic that does not exist. The broker sends the same text, except
+    on routes of the topic itself, which send Kafka's message."""
     return f"topic {name!r} does not exist"
 
 

@@ -40,7 +40,7 @@ PIPE_COLUMNS = 1000
 
 
 class GlobalOptions(NamedTuple):
-    """Values of the options that precede the command's name: Typer's `ctx.obj`."""
+    """Values of the options that precede the command's name. Typer keeps them in `ctx.obj`."""
 
     key_file: str | None
 
@@ -70,13 +70,13 @@ class NotThere(CommandError):
 
 
 class BrokenOutput(Exception):
-    """The reader of stdout has closed the pipe (`| head`): the command ends with success."""
+    """The reader of stdout has closed the pipe (`| head`), so the command ends with success."""
 
 
 @contextlib.contextmanager
 def command_errors(store_hint: str = "") -> Iterator[None]:
-    """Raise errors of the log as CommandErrors, by exit status. `store_hint` ends the message about
-    a store that cannot be used."""
+    """Raise errors of the log as CommandErrors with the matching exit status. `store_hint` ends the
+    message about a store that cannot be used."""
     try:
         yield
     except (UnknownTopic, UnknownPartition) as error:
@@ -93,7 +93,7 @@ def write_out(octets: bytes) -> None:
         sys.stdout.buffer.write(octets)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        # Python flushes stdout again at exit: give it a target that accepts the bytes.
+        # Python flushes stdout again at exit, so stdout needs a target that accepts the bytes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise BrokenOutput from None
 
@@ -107,7 +107,7 @@ def show_line(text: str) -> None:
 
 
 def show(value: object, text: str, *, as_json: bool) -> None:
-    """Print a result: the value as JSON, or one line of text."""
+    """Print a result, either the value as JSON or one line of text."""
     if as_json:
         show_json(value)
     else:
@@ -121,7 +121,7 @@ def show_rows(
     *,
     as_json: bool,
 ) -> None:
-    """Print objects as JSON, or as a table of `rows`, by default of their values."""
+    """Print objects as JSON, or `rows` as a table. By default, `rows` are the objects' values."""
     if as_json:
         show_json(objects)
     else:
@@ -135,7 +135,8 @@ def warn(text: str) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
-    """Print a table. Columns of numbers are right-aligned; in a pipe, lines are not wrapped."""
+    """Print a table. Columns of numbers are right-aligned. In a pipe, only a line of more than
+    PIPE_COLUMNS characters is wrapped."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -161,8 +162,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
-    """Ask for confirmation, unless `--yes` is given. Raises BadUsage if stdin is no terminal,
-    CommandError after a no."""
+    """Ask for confirmation, unless `--yes` is given. Raises BadUsage if stdin is no terminal, and
+    CommandError if the answer is no."""
     import typer
 
     if yes:

@@ -36,7 +36,7 @@ ConfigOption = Annotated[
         "--config",
         "-c",
         metavar="KEY=VALUE",
-        help="config of the topic, as segment.ms=60000; repeatable",
+        help="config of the topic, for example segment.ms=60000; repeatable",
     ),
 ]
 
@@ -173,7 +173,7 @@ def alter_topic(
     async def work(client: Client) -> None:
         path = f"{await client.cluster()}/topics/{quoted(name)}"
         with missing_is(no_topic(name)):
-            # Before the configs are changed: a wrong number changes nothing.
+            # This check precedes the change of the configs, so a wrong number changes nothing.
             if partitions is not None:
                 _check_larger(name, (await client.get_json(path))["partitions_count"], partitions)
             if changes:

@@ -1,4 +1,4 @@
-"""Routes of the console that no dialect has: read-only, documented as all routes are.
+"""Read-only routes of the console that no dialect has. They are documented like all routes.
 
 For everything else, the console uses the routes of the dialects, as any client can.
 """
@@ -31,14 +31,15 @@ from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.group import DEFAULT_ASSIGNOR
 
 LAYOUT_PARTITIONS_MAX = 100
-"""Of a topic's layout in one response."""
+"""Bound of the partitions in one response with a topic's layout."""
 
 
 # -- overview
 
 
 class RatesNow(BaseModel):
-    """Per second, of the last seconds; `ack` is from a produce request to its answer."""
+    """Rates per second over the last seconds. `ack` is the time from a produce request to its
+    answer."""
 
     records_in: float
     bytes_in: float
@@ -47,7 +48,7 @@ class RatesNow(BaseModel):
     requests: float
     flushes: float
     commits: float
-    puts: float = Field(description="conditional and others")
+    puts: float = Field(description="conditional PUTs and others")
     gets: float
     lists: float
     deletes: float
@@ -57,7 +58,7 @@ class RatesNow(BaseModel):
 
 
 class BrokerNow(BaseModel):
-    """A broker that lives. `rates` is null where it did not answer."""
+    """A live broker. `rates` is null if the broker did not answer."""
 
     name: str
     number: int
@@ -76,11 +77,11 @@ class BrokerNow(BaseModel):
 
 
 class History(BaseModel):
-    """Rates of all brokers together, one a step, oldest first."""
+    """Rates of all brokers together, with one value for each step, oldest first."""
 
     step_ms: int
     at_ms: list[int] = Field(description="the end of each step")
-    series: dict[str, list[float | None]] = Field(description="by the names of Rates")
+    series: dict[str, list[float | None]] = Field(description="by the fields of RatesNow")
 
 
 class Overview(BaseModel):
@@ -97,7 +98,7 @@ class Overview(BaseModel):
     members: int
     unsealed_bytes: int
     unsealed_since_ms: int | None
-    tables_in_doubt: dict[str, str] = Field(description="by topic: why, as this broker found")
+    tables_in_doubt: dict[str, str] = Field(description="reason by topic, as this broker found it")
     brokers: list[BrokerNow]
     rates: RatesNow
     history: History | None = None
@@ -106,9 +107,9 @@ class Overview(BaseModel):
 async def get_overview(
     request: Request,
     rights: Rights,
-    history: Annotated[bool, Query(description="also of the last half hour")] = False,
+    history: Annotated[bool, Query(description="add the rates of the last half hour")] = False,
 ) -> Overview:
-    """Brokers, what they do per second, and the cluster's size."""
+    """Return the brokers, their rates per second, and the size of the cluster."""
     log = broker_log(request)
     rates: RateSampler = request.app.state.vitals
     answered = await rates.all()
@@ -179,7 +180,7 @@ def _rates_of(per_second: dict[str, float], acks: list[int]) -> RatesNow:
 
 
 def _history(steps: list[Step]) -> History:
-    """Steps that no broker lived through are gaps."""
+    """Return the steps as a history. A step without a value of any broker is a gap."""
     series: dict[str, list[float | None]] = {name: [] for name in RatesNow.model_fields}
     by_number = {step.number: step for step in steps}
     numbers = range(steps[0].number, steps[-1].number + 1) if steps else range(0)
@@ -209,7 +210,7 @@ class TopicSummary(BaseModel):
     unsealed_since_ms: int | None
     cleanup_policy: str
     retention_ms: int
-    configs: dict[str, str] = Field(description="that differ from their defaults")
+    configs: dict[str, str] = Field(description="configs that are set for the topic")
 
 
 class TopicLayout(BaseModel):
@@ -217,7 +218,7 @@ class TopicLayout(BaseModel):
     topic_id: str
     created_ms: int
     partitions_count: int
-    first_partition: int = Field(description="of those that this answer has")
+    first_partition: int = Field(description="first partition in this answer")
     partitions: list[PartitionLayout]
 
 
@@ -228,7 +229,8 @@ class ConfigDoc(BaseModel):
 
 
 async def list_topic_summaries(log: FreshLog, rights: Rights) -> list[TopicSummary]:
-    """The topics that the caller may describe. Each has its size, as far as the WAL knows it."""
+    """List the topics that the caller may describe, with their sizes as far as the WAL knows
+    them."""
     now_ms = log.clock.now_ms()
     ordered = sorted(log.state.topics.values(), key=lambda topic: topic.name)
     shown = [topic for topic in ordered if rights.may(DESCRIBE, TOPIC, topic.name)]
@@ -262,7 +264,7 @@ async def get_topic_layout(
     first: Annotated[int, Query(ge=0, description="the first partition to show")] = 0,
     count: Annotated[int, Query(ge=1, le=LAYOUT_PARTITIONS_MAX)] = LAYOUT_PARTITIONS_MAX,
 ) -> TopicLayout:
-    """Where each partition's records lie, from log start to high watermark, and in which
+    """Show where the records of each partition lie, from log start to high watermark, and in which
     segments."""
     topic = log.state.topic(topic_name)
     pictures: TopicLayouts = request.app.state.layouts
@@ -278,7 +280,7 @@ async def get_topic_layout(
 
 
 async def list_topic_configs() -> list[ConfigDoc]:
-    """Every config that a topic takes, its default and what it means."""
+    """List every config that a topic takes, with its default and its meaning."""
     return [ConfigDoc(name=name, default=key.default, doc=key.doc) for name, key in CONFIGS.items()]
 
 
@@ -292,13 +294,14 @@ class GroupSummary(BaseModel):
     generation: int
     members: int
     topics: list[str]
-    partitions: int = Field(description="with a committed offset")
+    partitions: int = Field(description="partitions with a committed offset")
     total_lag: int
     max_lag: int
 
 
 class GroupLagHistory(BaseModel):
-    """Null where the group had committed nothing of the topic yet."""
+    """Lag of a group by topic. A value is null if the group had not yet committed an offset of the
+    topic."""
 
     step_ms: int
     at_ms: list[int]
@@ -306,7 +309,7 @@ class GroupLagHistory(BaseModel):
 
 
 async def list_group_summaries(log: FreshLog, rights: Rights) -> list[GroupSummary]:
-    """Every group that may be described with its members and its lag."""
+    """List every group that the caller may describe, with its members and its lag."""
     shown = [each for each in group_ids(log) if may_describe_group(rights, each)]
     return [_group(log, group_id, rights) for group_id in shown]
 
@@ -330,7 +333,7 @@ def _group(log: Broker, group_id: str, rights: CallerRights) -> GroupSummary:
 async def get_lag_history(
     request: Request, consumer_group_id: str, rights: Rights
 ) -> GroupLagHistory:
-    """How far the group was behind in each topic over the last half hour, as this broker saw it
+    """Return the group's lag in each topic over the last half hour, as this broker measured it
     since its start."""
     rates: RateSampler = request.app.state.vitals
     past = rates.lag_history(consumer_group_id)
@@ -369,12 +372,12 @@ class MetadataPage(BaseModel):
     wal_seq: int
     state_time_ms: int
     counts: Counts
-    entries: list[WalEntry] = Field(description="the newest of the WAL, newest first")
+    entries: list[WalEntry] = Field(description="the newest entries of the WAL, newest first")
     checkpoints: list[Checkpoint] = Field(description="newest first")
 
 
 async def get_metadata(request: Request, log: FreshLog) -> MetadataPage:
-    """The end of the WAL, checkpoints, and what the state holds."""
+    """Return the newest WAL entries, the checkpoints, and counts of the objects in the state."""
     view: WalPage = request.app.state.wal_page
     entries, checkpoints = await view.entries(), await view.checkpoints()
     state = log.state

@@ -30,7 +30,7 @@ CONSOLE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked each time, answered 304
+    "Cache-Control": "no-cache",  # the browser asks each time and gets 304
     "Vary": "Accept-Encoding",
 }
 MEDIA_TYPE_BY_SUFFIX = {
@@ -66,20 +66,20 @@ _FILES = load()
 
 
 async def get_console(request: Request) -> Response:
-    """The console's page."""
-    # The redirect is relative: it works behind a proxy that strips a prefix.
+    """Serve the console's page."""
+    # A relative redirect works behind a proxy that strips a prefix.
     if not request.scope.get("raw_path", b"/ui/").endswith(b"/"):
         return RedirectResponse("ui/", 307)
     return _answer(request, _FILES["index.html"])
 
 
 async def get_reference() -> Response:
-    """The console's reference of the API."""
+    """Redirect to the console's reference of the API."""
     return RedirectResponse("ui/#/api", 307)
 
 
 async def get_file(request: Request, path: str) -> Response:
-    """One of the console's files."""
+    """Serve one of the console's files."""
     if path not in _FILES:
         raise NoSuchResource(f"The console has no file {path}.")
     return _answer(request, _FILES[path])
@@ -94,7 +94,8 @@ def _answer(request: Request, file: _ConsoleFile) -> Response:
     return Response(file.body, headers=headers)
 
 
-# The files are the same in every installation, and a browser that logs in has no key yet.
+# The routes are public, because all installations have the same files, and a browser that logs in
+# has no key yet.
 ROUTES = (
     Route("GET", "/ui", get_console, RouteAccess.PUBLIC, "console", PLAIN, HIDDEN),
     Route("GET", "/docs", get_reference, RouteAccess.PUBLIC, "console", PLAIN, HIDDEN),

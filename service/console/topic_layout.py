@@ -2,7 +2,7 @@
 merging and compaction would do. Read-only.
 
 The manifest in this broker's memory may be older than the last retention or compaction. The broker
-reloads it if a newer seal exists, else at most once in 30 s.
+reloads the manifest if a newer seal exists, and otherwise at most once in 30 s.
 """
 
 import itertools
@@ -45,9 +45,9 @@ class Compaction(BaseModel):
 
 
 class PartitionLayout(BaseModel):
-    """The layout of one partition. Offsets of [log_start, sealed_end) are in the table, those of
-    [sealed_end, high_watermark) in the WAL. Those from hot_start on are also in this broker's
-    memory."""
+    """The layout of one partition. The table has the records of [log_start, sealed_end), and the
+    WAL has the records of [sealed_end, high_watermark). Records from hot_start on are also in this
+    broker's memory."""
 
     partition_id: int
     log_start_offset: int
@@ -66,13 +66,13 @@ class PartitionLayout(BaseModel):
 
 
 class TopicLayouts:
-    """Of one broker's log."""
+    """Layouts of the topics in one broker's log."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     async def of(self, topic: Topic, numbers: range) -> list[PartitionLayout]:
-        """Return the topic's partitions of these numbers. Raises Unavailable, Corrupt."""
+        """Return the layouts of these partitions of the topic. Raises Unavailable, Corrupt."""
         return [await self._partition(topic, number) for number in numbers]
 
     async def _partition(self, topic: Topic, number: int) -> PartitionLayout:

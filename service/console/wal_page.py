@@ -1,8 +1,8 @@
 """The console's page about the WAL: the newest entries with the kinds of their actions, and the
 newest checkpoints.
 
-Reads a few objects of the store for each request, and caches entries, which never change. Of the
-cluster state it uses only the sequence number.
+Each request reads a few objects of the store. The page caches entries, because entries never
+change. It uses no part of the cluster state except the sequence number.
 """
 
 from collections import Counter, OrderedDict
@@ -41,15 +41,15 @@ class Checkpoint(BaseModel):
 
 
 class WalPage:
-    """Reads the WAL of one broker's log, and caches entries."""
+    """Reader of the WAL of one broker's log, with a cache of entries."""
 
     def __init__(self, broker: Broker) -> None:
         self._log = broker
         self._known: OrderedDict[int, WalEntry] = OrderedDict()
 
     async def entries(self) -> list[WalEntry]:
-        """Return the newest entries, newest first. One LIST, and one GET for each entry that is not
-        cached."""
+        """Return the newest entries, newest first. This takes one LIST, and one GET for each entry
+        that is not cached."""
         after = max(self._log.state.seq - ENTRIES_SHOWN, 0)
         infos = await self._log.list_entries(after)
         found = []
@@ -76,7 +76,7 @@ class WalPage:
         return self._known[seq]
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """Return the newest checkpoints, newest first. One LIST."""
+        """Return the newest checkpoints, newest first. This takes one LIST."""
         infos = await self._log.list_checkpoints()
         found = [
             Checkpoint(seq=seq, bytes=info.size, modified_ms=info.modified_ms)

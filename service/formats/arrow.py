@@ -1,10 +1,10 @@
 """Arrow IPC streams: decoding of produce requests, encoding of fetch answers; columns in and out.
 
 Input may be malicious. This module checks the columns' types before Arrow reads any column, and
-accepts only types of which it checks all buffers. It reads sizes from the messages' metadata before
-Arrow decompresses, and validates every batch in full. Before a cast that can make a column larger
-(dictionaries, views, columns of nulls) it counts the memory. A body becomes records or one of our
-errors. It never crashes the broker and never takes more than its bound of memory (I10).
+accepts a type only if it can check all buffers of the type. It reads sizes from the messages'
+metadata before Arrow decompresses, and validates every batch in full. Before a cast that can make a
+column larger (dictionaries, views, columns of nulls) it counts the memory. A body becomes records,
+InvalidBody or RecordTooLarge. It never crashes the broker or exceeds its bound of memory (I10).
 """
 
 import struct
@@ -31,10 +31,10 @@ from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 from tidelog.storage.core.partitioner import Column
 
 ROW_BYTES = 24
-"""Size of a row without content as columns: a timestamp, offsets, validity."""
+"""Bytes that a row without content takes in columns: a timestamp, offsets, validity."""
 
 MERGE_ROWS = 1000
-"""Answers merge batches that have fewer rows on average: each batch costs a reader time."""
+"""Answers merge batches with fewer rows on average, because each batch costs a reader time."""
 
 _TYPES: dict[str, Any] = {
     **{field.name: field.type for field in CHUNK_SCHEMA},
@@ -55,12 +55,12 @@ _NOT_ARROW = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, Over
 
 def decode_arrow(body: bytes, now_ms: int, *, bytes_max: int) -> Produced:
     """Decode a stream of batches with a column `value` and optional `key`, `timestamp` (any unit,
-    or int ms), `headers`, `partition` (int). It ignores `offset`, so that clients can produce what
-    they fetched. It accepts strings, dictionaries, large and view columns.
+    or int ms), `headers`, `partition` (int). `offset` is ignored, so that clients can produce the
+    records that they fetched. Strings, dictionaries, large and view columns are accepted.
 
     Missing and null timestamps become `now_ms`. Raises InvalidBody, or RecordTooLarge if decoding
     would need more than `bytes_max` of memory. The columns of a stream without compression refer to
-    the bytes of the body and keep it alive.
+    the bytes of the body, so they keep the body in memory.
     """
     budget = _DecodeBudget(bytes_max)
     try:
@@ -131,7 +131,7 @@ class _DecodeBudget:
 
 
 def _names(schema: pa.Schema) -> list[str]:
-    """Return the columns to decode; raises InvalidBody for a wrong set or type."""
+    """Return the names of the columns to decode. Raises InvalidBody for a wrong name or type."""
     names = schema.names
     if len(set(names)) < len(names):
         raise InvalidBody("two columns have the same name")
@@ -147,7 +147,7 @@ def _names(schema: pa.Schema) -> list[str]:
 def _read(
     batch: pa.RecordBatch, now_ms: int, budget: _DecodeBudget, *, is_exact: bool
 ) -> "tuple[pa.RecordBatch, Column | None]":
-    """Convert a batch to CHUNK_SCHEMA with all timestamps; return its `partition` column too."""
+    """Return the batch in CHUNK_SCHEMA with all timestamps, and its `partition` column."""
     rows = batch.num_rows
     budget.take(rows * ROW_BYTES)
     batch.validate(full=True)  # untrusted bytes
@@ -188,7 +188,7 @@ def _cast(column: Column, name: str, budget: _DecodeBudget) -> Column:
 def _timestamps(column: Column) -> Column:
     if not pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64()).cast(pa.timestamp("ms", tz="UTC"))
-    # Finer units are truncated; a coarser one may overflow, and then the cast must raise.
+    # Nanoseconds are truncated. A coarser unit may overflow, and then the cast must raise.
     return column.cast(TIMESTAMP_TYPE, safe=column.type.unit != "ns")
 
 
@@ -225,7 +225,7 @@ def _headers(column: Column, budget: _DecodeBudget) -> Column:
 
 
 def _check_headers(column: Any) -> None:
-    """Check that each header has a key; as in Kafka, its value may be null."""
+    """Check that each header has a key. As in Kafka, the value of a header may be null."""
     if column.null_count < len(column):
         flat = column.flatten()
         if flat.null_count or flat.field("key").null_count:
@@ -254,7 +254,7 @@ def _looked_up(column: Any, budget: _DecodeBudget) -> Any:
     nulls = column.indices.is_null().to_numpy(zero_copy_only=False)
     indices = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
     budget.take(int(lengths.astype(np.int64)[indices].sum()))
-    return words.take(pa.array(indices, mask=nulls))  # the index of a null may be invalid: now 0
+    return words.take(pa.array(indices, mask=nulls))  # a null's index may be invalid: now 0
 
 
 def _partitions(read: "list[tuple[pa.RecordBatch, Column | None]]") -> "Column | None":
@@ -268,8 +268,8 @@ def _partitions(read: "list[tuple[pa.RecordBatch, Column | None]]") -> "Column |
 
 
 def _check_type(name: str, kind: pa.DataType) -> None:
-    """Raise InvalidBody for a type that is not known to be safe. Check ignored columns too: Arrow
-    reads all columns."""
+    """Raise InvalidBody for a type that is not known to be safe. Ignored columns are checked too,
+    because Arrow reads all columns."""
     if name == "headers":
         is_taken, wanted = _is_pairs(kind), "a list of key and value, strings or binary"
     elif name == "timestamp":
@@ -320,9 +320,9 @@ def _is_view(kind: pa.DataType) -> bool:
 
 
 _VIEW_INTS = 4
-"""Integers of a view: length of the value, its first four bytes, buffer number, position there."""
+"""Integers of a view: length of the value, its first four bytes, buffer number, place in it."""
 _INLINE_BYTES_MAX = 12
-"""A value of at most so many bytes is in the view itself, in place of the last three integers."""
+"""A value up to this size is in the view itself, in place of the last three integers."""
 
 
 def _views(column: Any) -> Any:
@@ -337,9 +337,9 @@ def _views(column: Any) -> Any:
 
 
 def _check_views(column: Any) -> None:
-    """Raise InvalidBody unless each view of a column, and of its child columns, lies inside its
-    buffers. Arrow's validation skips the views of null values, but its casts read them: a negative
-    length there crashes the process.
+    """Raise InvalidBody unless each view of a column, and of its child columns, lies inside the
+    column's buffers. Arrow's validation skips the views of null values, but its casts read these
+    views. A negative length in such a view crashes the process.
     """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -374,8 +374,9 @@ _SPAN = struct.Struct("<qq")
 def _weigh_messages(body: bytes, budget: _DecodeBudget) -> None:
     """Take the decompressed sizes of all compressed buffers from the budget.
 
-    A buffer's first eight bytes are its decompressed size, which Arrow allocates first. If this
-    function misreads damaged metadata, Arrow's own verifier refuses the metadata afterwards.
+    A buffer's first eight bytes are its decompressed size. Arrow allocates this size before it
+    decompresses. If this function misreads damaged metadata, Arrow's own verifier refuses the
+    metadata afterwards.
     """
     for message in _messages(pa.ipc.MessageReader.open_stream(pa.py_buffer(body))):
         for size in _unpacked_sizes(message):
@@ -413,18 +414,18 @@ def _unpacked_sizes(message: pa.ipc.Message) -> Iterator[int]:
         size = _I64(body, offset)[0]
         if size < -1:
             raise InvalidBody("a buffer of the stream has a negative size")
-        if size > 0:  # -1: this one is not compressed
+        if size > 0:  # -1: this buffer is not compressed
             yield size
 
 
 class _Table(NamedTuple):
-    """A FlatBuffers table at a position of `meta`; its vtable has the positions of its fields."""
+    """A FlatBuffers table at a position of `meta`, whose vtable has the positions of its fields."""
 
     meta: memoryview
     position: int
 
     def field(self, number: int) -> int:
-        """Return the position of the field's value; 0 if it is missing."""
+        """Return the position of the field's value, or 0 if the field is missing."""
         vtable = self.position - _I32(self.meta, self.position)[0]
         slot = 4 + 2 * number
         if slot >= _U16(self.meta, vtable)[0]:

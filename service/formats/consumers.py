@@ -25,8 +25,9 @@ INVALID_CONFIG = 42204
 INVALID_CONSTRAINT = 40001
 STRIMZI = "strimzi"
 _ON_ERROR = ";on_error="
-"""Between format and `on.error` in the stored format of an instance: the stored config has no field
-for it. A broker that does not know it refuses the instance's reads as of an unknown format."""
+"""Stands between format and `on.error` in an instance's stored format, because the stored config
+has no field for `on.error`. A broker of an older version takes both for the name of an unknown
+format, and refuses the instance's reads."""
 
 
 class _Create(StrictBody, omit_defaults=True):
@@ -49,7 +50,7 @@ class _Create(StrictBody, omit_defaults=True):
 
 
 class Creation(NamedTuple):
-    """A new instance; if `name` is empty, the broker chooses one."""
+    """A request for a new instance. If `name` is empty, the broker chooses a name."""
 
     name: str
     config: MemberConfig
@@ -111,8 +112,8 @@ class Subscription(NamedTuple):
 
 
 class OffsetCommit(NamedTuple):
-    """Offsets to commit: next offsets to read and metadata. None: commit all returned records.
-    `is_silent`: the answer is 204."""
+    """Offsets to commit. `offsets` has next offsets to read with metadata. If it is None, all
+    returned records are committed. If `is_silent`, the answer is 204."""
 
     offsets: dict[TopicPartition, tuple[int, str]] | None
     is_silent: bool
@@ -126,7 +127,7 @@ class SeekPositions(NamedTuple):
 
 
 def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
-    """Decode the creation of an instance. The body may be empty: every field has a default."""
+    """Decode the creation of an instance. Every field has a default, so the body may be empty."""
     fields = decode_body(body if body.strip() else b"{}", _CREATE)
     is_strimzi = fields.enable_auto_commit is not None or fields.isolation_level is not None
     auto_commit = fields.auto_commit_enable
@@ -174,7 +175,7 @@ def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
 
 
 def format_of(config: MemberConfig) -> tuple[str, OnError]:
-    """Return the format of an instance, and what its reads do at a record that does not decode."""
+    """Return the format of an instance, and its `on.error` for records that do not decode."""
     chosen, _, on_error = config.format.partition(_ON_ERROR)
     return chosen, cast("OnError", on_error or "stop")
 
@@ -189,7 +190,8 @@ def _ms(name: str, value: int | None, default: int) -> int:
 
 
 def decode_subscription(body: bytes) -> Subscription | None:
-    """Decode a subscription; None if it has topics and a pattern, which every dialect refuses."""
+    """Decode a subscription. Return None if it has both topics and a pattern, which every dialect
+    refuses."""
     request = decode_body(body, _SUBSCRIPTION)
     if request.topics is not None and request.topic_pattern is not None:
         return None
@@ -206,9 +208,10 @@ def decode_partitions(body: bytes) -> list[TopicPartition]:
 
 
 def decode_commit(body: bytes, dialect: str) -> OffsetCommit:
-    """Decode a commit. Confluent and Karapace send the last offset read, Strimzi and Redpanda the
-    next to read. Redpanda's field is `partitions`, the others' `offsets`; the body of the
-    instance's creation shows Strimzi's."""
+    """Decode a commit of offsets. Clients of Confluent and Karapace send the last offset that was
+    read. Clients of Strimzi and Redpanda send the next offset to read. Redpanda's field is
+    `partitions`; the field of the others is `offsets`. `dialect` shows Strimzi's clients,
+    because the creation of their instances has fields that only Strimzi has."""
     request = decode_body(body if body.strip() else b"{}", _COMMIT)
     is_strimzi = dialect == STRIMZI
     if request.partitions is not None:
@@ -255,7 +258,7 @@ def encode_partitions(partitions: Sequence[TopicPartition]) -> bytes:
 def encode_subscription(
     topics: Sequence[str], partitions: Mapping[str, Sequence[int]] | None
 ) -> bytes:
-    """Encode a subscription; only Strimzi's answer has `partitions`."""
+    """Encode a subscription. Only Strimzi's answer has `partitions`."""
     answer: dict[str, Any] = {"topics": topics}
     if partitions is not None:
         answer["partitions"] = [{topic: numbers} for topic, numbers in partitions.items()]
@@ -263,7 +266,7 @@ def encode_subscription(
 
 
 def encode_offsets(offsets: Mapping[TopicPartition, tuple[int, str]]) -> bytes:
-    """Encode committed offsets; -1 if none is committed."""
+    """Encode committed offsets. -1 means that no offset is committed."""
     listed = [
         {**where._asdict(), "offset": offset, "metadata": metadata}
         for where, (offset, metadata) in offsets.items()

@@ -1,15 +1,17 @@
 """Decoding of produce requests in the v2 JSON dialects (Confluent, Karapace, Strimzi).
 
 A body of many records becomes columns without a loop over its bytes in Python. msgspec finds each
-value; this module joins the texts and computes the Arrow offsets. A text that msgspec accepts is a
-valid JSON value (RFC 8259: escapes, surrogate pairs, control characters). So an answer may contain
-it unchanged. msgspec does not check UTF-8; this module does. A number stays text.
-Pure: bytes in, columns out. It raises only these errors. Where the proxies differ, C (Confluent),
-K (Karapace) or S (Strimzi) follows an error that the proxy's source has too:
+value, and this module joins the texts and computes the Arrow offsets. A text that msgspec accepts
+is a valid JSON value (RFC 8259: escapes, surrogate pairs, control characters), so an answer may
+contain it unchanged. msgspec does not check UTF-8, so this module does. A number stays text.
+Pure: bytes in, columns out. It raises only RecordTooLarge and the errors below. The letters name
+the proxies whose source has the same error: C (Confluent), K (Karapace), S (Strimzi). `S 400` is
+the same error with Strimzi's status.
 
     no body, `null`, `records` missing, null or empty          InvalidBody 422  (all)
     unknown keys in the body or a record                       InvalidBody 422  (K; S 400)
     timestamp out of range; text format and not a string       InvalidBody 422  (S)
+    json format and a number beyond the range of a double      InvalidBody 422
     not JSON, not UTF-8, not an object                         BadBody 400      (C, K)
     `records` no array, a record no object, a wrong type       BadBody 400      (C, K, S)
     bad base64                                                 BadBody 400      (C, K; S 422)
@@ -42,20 +44,20 @@ from tidelog.storage.core.partitioner import Column
 Format: TypeAlias = Literal["json", "binary", "text"]
 
 ROWS_MAX = 64
-"""Up to this many records stay lists (chunk.Rows): building columns costs ~40 us."""
+"""Up to ROWS_MAX records stay lists (chunk.Rows), because building columns costs ~40 us."""
 
 PRODUCE_BODY_BYTES_MAX = 1 << 30
-"""The 32-bit offsets of a column suffice for so much (I10); settings bound bodies far below."""
+"""A column's 32-bit offsets suffice for a body of this size (I10). Settings bound bodies lower."""
 
 JSON_OBJECTS_MAX = 2_000_000
-"""In a body (I10): a decoded record or header takes up to 200 bytes, however short it is."""
+"""Bound of the objects in a body (I10). Even a short record or header may take 200 bytes."""
 
 TIMESTAMP_MS_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999, the end of most calendars."""
 
 QUOTED_MAX = 100
 MESSAGE_MAX = 300
-"""Bounds in characters for what our messages quote: a refused value, a library's message."""
+"""Bounds, in characters, of a refused value and of a library's message in our error messages."""
 
 
 class BadBody(InvalidRequest):
@@ -81,8 +83,9 @@ class InvalidBody(InvalidRequest):
 class Produced(NamedTuple):
     """The records of one request, with timestamps; `rows` is a batch of CHUNK_SCHEMA or Rows.
 
-    `partitions` is each record's partition or None, not checked for range; None if no record names
-    one. `is_json`: every key and value is null or JSON text in valid UTF-8.
+    `partitions` has each record's partition or None, not checked for range. If no record names a
+    partition, `partitions` is None. `is_json` means that every key and value is null or JSON text
+    in valid UTF-8.
     """
 
     rows: Rows | pa.RecordBatch
@@ -105,7 +108,8 @@ _MORE: list[Any] = [
     ("headers", list[Header] | None, None),
 ]
 _SCHEMAS: list[Any] = [
-    # Confluent's clients send these with every format. They have no effect: there are no schemas.
+    # Confluent's clients send these fields with every format. The fields have no effect, because
+    # there are no schemas.
     (name, Raw, _ABSENT)
     for name in ("key_schema", "key_schema_id", "value_schema", "value_schema_id")
 ]
@@ -127,17 +131,18 @@ _KINDS: dict[Format, tuple[Any, Any]] = {
     "text": (str | None, None),
 }
 _PLAIN = {fmt: _decoder(kind, absent, []) for fmt, (kind, absent) in _KINDS.items()}
-"""For records with only a key and a value, as in nearly all large bodies: saves three empty fields.
-These decoders fail on the first other record; then _FULL decodes the body."""
+"""Decoders of records with only a key and a value, as in nearly all large bodies. They save three
+empty fields in each record. If they fail on a record with more fields, _FULL decodes the body."""
 
 _FULL = {fmt: _decoder(kind, absent, _MORE) for fmt, (kind, absent) in _KINDS.items()}
 
 
 def decode_json(body: bytes, fmt: Format, now_ms: int) -> Produced:
-    """Decode the records of `{"records": [...]}`; those without a timestamp get `now_ms`.
+    """Decode the records of `{"records": [...]}`. Records without a timestamp get `now_ms`.
 
-    Format json keeps key and value as the JSON text that the client sent. null or missing is null;
-    `false`, `0`, `""`, `{}` are values. Raises BadBody, InvalidBody or RecordTooLarge.
+    Format json keeps key and value as the JSON text that the client sent. A key or value that is
+    missing or `null` is null, but `false`, `0`, `""` and `{}` are values. Raises BadBody,
+    InvalidBody or RecordTooLarge.
     """
     if len(body) > PRODUCE_BODY_BYTES_MAX:
         raise RecordTooLarge(
@@ -168,8 +173,8 @@ def decode_json(body: bytes, fmt: Format, now_ms: int) -> Produced:
 
 
 def check_objects(body: bytes) -> None:
-    """Raise RecordTooLarge for a body with too many objects. Objects inside of values count too:
-    only decoding could distinguish them."""
+    """Raise RecordTooLarge for a body with too many objects. Objects inside values count too,
+    because only decoding could tell them from records."""
     if len(body) > JSON_OBJECTS_MAX and body.count(b"{") > JSON_OBJECTS_MAX:
         raise RecordTooLarge(
             f"the body has more than {JSON_OBJECTS_MAX} JSON objects: send it in several requests"
@@ -177,13 +182,14 @@ def check_objects(body: bytes) -> None:
 
 
 def check_utf8(body: bytes) -> None:
-    """Raise UnicodeDecodeError: msgspec does not check the texts that it does not decode."""
+    """Raise UnicodeDecodeError if the body is not UTF-8. msgspec checks only the texts that it
+    decodes."""
     if not body.isascii():
         str(body, "utf-8")
 
 
 def _records(body: bytes, fmt: Format) -> tuple[list[Any], bool]:
-    """Return the records; True if each is known to have only a key and a value."""
+    """Return the records, and whether each is known to have only a key and a value."""
     check_utf8(body)
     if len(body) > 4096:
         try:
@@ -219,7 +225,7 @@ def _integers(name: str, numbers: list[int | str | None]) -> list[int | None]:
 
 
 def integer(name: str, number: str) -> int:
-    """Parse a number that the client sent as a string: many clients quote numbers."""
+    """Parse a number that the client sent as a string, as many clients do."""
     if not re.fullmatch(r"-?[0-9]{1,19}", number):
         raise BadBody(f"{name} is not a valid int: {_shown(number)}")
     return int(number)
@@ -230,7 +236,7 @@ def _shown(text: str) -> str:
 
 
 def one_line(message: str) -> str:
-    """Shorten a library's message, which may quote the body, for an error message of ours."""
+    """Shorten a library's message, which may quote the body, for one of our error messages."""
     return " ".join(message.split())[:MESSAGE_MAX]
 
 
@@ -252,7 +258,7 @@ def _pairs(headers: list[Header] | None) -> Headers | None:
 
 
 def octets_of_raw(raw: Raw) -> bytes | None:
-    """Return the text of a JSON value; None if it is null or missing."""
+    """Return the text of a JSON value, or None if the value is null or missing."""
     text = bytes(raw)
     return None if text == b"null" else text or None
 

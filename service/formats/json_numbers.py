@@ -1,9 +1,10 @@
-"""Numbers of JSON that most readers refuse: those beyond the range of a double.
+"""JSON numbers beyond the range of a double, which most readers refuse.
 
-`1e999999` and a number of 5,000 digits are JSON, but orjson refuses them, and so does Python's json
-the second. One such record would stop every reader of its page. `check_numbers` costs 0.2 us for a
-small text and 0.1 ns a byte for a large one: a search for what such a number must contain, ten
-digits of an exponent or hundreds of digits, comes before a real parser. Pure.
+`1e999999` and a number of 5,000 digits are valid JSON. orjson refuses both, and Python's json
+refuses the second. One record with such a number would stop every reader of its page.
+`check_numbers` costs 0.2 us for a small text and 0.1 ns a byte for a large one, because a search
+comes before a real parser. The search finds an exponent of three or more digits, or hundreds of
+digits, because each number beyond the range has one of these. Pure.
 """
 
 import re
@@ -13,16 +14,16 @@ import numpy as np
 import orjson
 
 SMALL = 2048
-"""Up to so many bytes, a regular expression is the fastest search."""
+"""Up to SMALL bytes, a regular expression is the fastest search."""
 DIGITS_MIN = 200
 """A number with an exponent below 100 and fewer digits before its point fits a double."""
 SAMPLE = 24
 DIGITS_SAMPLED = b"0" * (DIGITS_MIN // SAMPLE)
-"""Every 24th byte of 200 digits: so many digits, one after the other."""
+"""Every 24th byte of 200 digits, with 0 for each digit: at least eight in a row."""
 
 _LIKE_EXPONENT = re.compile(rb"[0-9][eE]\+?[0-9]{3}")
 _EXPONENT = re.compile(rb"(?:[\s,:\[]|\A)-?[0-9]+(?:\.[0-9]+)?[eE]\+?[0-9]{3}")
-"""A number with a large exponent, where JSON has numbers: UUIDs have `3e812` in strings."""
+"""A number with a large exponent, where JSON allows a number. `3e812` in a UUID does not match."""
 _NUMBER = re.compile(rb"(?:[\s,:\[]|\A)-?([0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]+)?)(?=[\s,\]}]|\Z)")
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _NUMBER_CHARS = b"0123456789.-"
@@ -36,13 +37,14 @@ class NumberTooLarge(ValueError):
 
 
 def check_numbers(text: bytes) -> None:
-    """Raise NumberTooLarge for a JSON text, or several, one after the other, with such a number."""
+    """Raise NumberTooLarge for a JSON text with a number beyond the range of a double. In several
+    texts, one after the other, only a number of the first text is sure to be found."""
     if _may_overflow(text) and _overflows(text):
         raise NumberTooLarge
 
 
 def _may_overflow(text: bytes) -> bool:
-    """Whether the text has what such a number must contain; strings may have it, too."""
+    """Return whether the text has the digits or exponent of such a number, if only in a string."""
     if len(text) >= DIGITS_MIN and DIGITS_SAMPLED in text[::SAMPLE].translate(_ZEROS):
         return True
     if len(text) <= SMALL:
@@ -51,7 +53,7 @@ def _may_overflow(text: bytes) -> bool:
 
 
 def _exponents(text: bytes) -> list[int]:
-    """Return where `e` follows a digit, and digits follow at a distance of 2 and 3."""
+    """Return the positions of each `e` with a digit before it and digits 2 and 3 bytes after it."""
     octets = np.frombuffer(text, np.uint8)
     is_digit = octets - ord("0") < 10
     is_exponent = (octets[1:-3] | 0x20) == ord("e")
@@ -63,7 +65,7 @@ def _exponents(text: bytes) -> list[int]:
 
 
 def _is_number(text: bytes, at: int) -> bool:
-    """Whether a JSON number has its exponent here."""
+    """Return whether the `e` at this position may begin the exponent of a JSON number."""
     start = at
     while start and text[start - 1] in _NUMBER_CHARS and at - start < DIGITS_MIN:
         start -= 1
@@ -71,7 +73,7 @@ def _is_number(text: bytes, at: int) -> bool:
 
 
 def _overflows(text: bytes) -> bool:
-    """Whether a number overflows. A string may look like one: then a parser decides."""
+    """Return whether a number overflows. A string may look like a number, so a parser decides."""
     if not any(isinf(float(found[1])) for found in _NUMBER.finditer(text)):
         return False
     try:

@@ -25,7 +25,7 @@ _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class NotDecodable(ValueError):
-    """A value of a column does not decode; `row` is that of the first one."""
+    """A value of a column does not decode. `row` is the row of the first such value."""
 
     def __init__(self, row: int, why: str) -> None:
         super().__init__(why)
@@ -33,8 +33,8 @@ class NotDecodable(ValueError):
 
 
 class Undecodable(InvalidRequest):
-    """A record cannot be encoded in the requested format. `part`: its key or its value; `hint`:
-    what a client can do. The message begins as those of the proxies (DIALECTS, errors).
+    """A record cannot be encoded in the requested format. `part` is its key or its value. `hint`
+    says how a client can read on. The message begins like the proxies' messages (DIALECTS, errors).
     """
 
     status = 422
@@ -78,7 +78,7 @@ def decimal(numbers: Any) -> Any:
 
 
 def require_json(column: Any) -> None:
-    """Check that every value is one JSON text: `1,2` or `1},{"x":2` would forge records.
+    """Check that every value is one JSON text, because `1,2` or `1},{"x":2` would forge records.
 
     Raises NotDecodable.
     """
@@ -87,7 +87,7 @@ def require_json(column: Any) -> None:
 
 
 def all_decode(fmt: Format, column: Any) -> bool:
-    """Return whether each value decodes in this format: ~0.1 us a value, if it does."""
+    """Return whether each value decodes in this format. If so, this takes ~0.1 us a value."""
     if fmt == "binary" or column.null_count == len(column):
         return True
     try:
@@ -114,7 +114,7 @@ def check(fmt: Format, octets: bytes) -> None:
 
 
 def why_not(fmt: Format, octets: bytes | None) -> str:
-    """Return why the value does not decode in this format; empty if it does."""
+    """Return why the value does not decode in this format, or an empty text if it does."""
     try:
         if octets is not None:
             check(fmt, octets)
@@ -134,7 +134,7 @@ _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 def on_one_line(column: Any) -> Any:
-    """Replace line breaks in JSON texts by spaces: JSON has line breaks only between tokens."""
+    """Replace line breaks in JSON texts by spaces. JSON has line breaks only between tokens."""
     octets = _octets(column)
     if b"\n" not in octets and b"\r" not in octets:
         return column
@@ -144,7 +144,7 @@ def on_one_line(column: Any) -> Any:
 
 
 def quoted(column: Any) -> Any:
-    """Encode texts as JSON strings, null as null; raises NotDecodable if not UTF-8."""
+    """Encode texts as JSON strings and null as null. Raises NotDecodable if a text is not UTF-8."""
     try:
         strings = column.cast(pa.string())
     except pa.ArrowInvalid:
@@ -159,8 +159,8 @@ def quoted(column: Any) -> Any:
 def base64(column: Any) -> Any:
     """Encode values as base64 strings or null, each followed by a comma.
 
-    msgspec encodes `["...","...",null,...]` in one call. The elements' lengths are known. With
-    their commas they are adjacent, as Arrow requires, so they become a column without a copy.
+    msgspec encodes `["...","...",null,...]` in one call. The elements' lengths are known. The
+    elements with their commas are adjacent, as Arrow requires, so they become a column uncopied.
     """
     rows = len(column)
     if column.null_count == rows:
@@ -172,12 +172,13 @@ def base64(column: Any) -> Any:
     bounds[0] = len("[")
     np.cumsum(lengths, out=bounds[1:])
     bounds[1:] += len("[")
-    octets = [*column.to_pylist(), None]  # with one more, a comma follows each of ours
+    octets = [*column.to_pylist(), None]  # the last null puts a comma after each value
     return _binary(bounds, pa.py_buffer(to_json(octets)))
 
 
 def headers(column: Any) -> list[Any]:
-    """Encode `,"headers":[{"key","value"},...]` for records with headers, else nothing."""
+    """Encode `,"headers":[{"key","value"},...]` for records with headers. If no record has headers,
+    return an empty list."""
     if column.null_count == len(column):
         return []
     flat = column.flatten()
@@ -194,14 +195,14 @@ def headers(column: Any) -> list[Any]:
 
 
 def _octets(column: Any) -> bytes:
-    """Return the bytes of all values, one after the other; of a slice, only its own part."""
+    """Return the bytes of all values, one after the other. A slice gives only its own values."""
     bounds = _bounds(column)
     data = column.buffers()[2]
     return data[int(bounds[0]) : int(bounds[-1])].to_pybytes() if data else b""
 
 
 def _bounds(column: Any) -> npt.NDArray[np.int32]:
-    """Return the starts of a binary column's values, and the end of the last."""
+    """Return the starts of a binary column's values, and the end of the last value."""
     offsets = np.frombuffer(memoryview(column.buffers()[1]), np.int32)
     return offsets[column.offset : column.offset + len(column) + 1]
 

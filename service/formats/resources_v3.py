@@ -1,8 +1,8 @@
 """Resources of the v3 dialect: their fields as in Confluent's OpenAPI, and a factory of them.
 
-The API shows one logical broker, number 1, that leads every partition: any process serves every
-request, so a client has nothing to choose. `replication_factor` is 1: the object store replicates,
-and does not show how.
+The API shows the broker that answers as broker 1, the leader of every partition. Any process serves
+every request, so a client does not need to choose a broker. `replication_factor` is 1, because the
+object store replicates and does not show how.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
 
 BROKER_ID = 1
-"""The logical broker. Every process is broker 1 to its clients."""
+"""Number of the logical broker. Every process is broker 1 to its clients."""
 ConfigSource: TypeAlias = Literal["DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"]
 
 
@@ -107,7 +107,7 @@ class PartitionData(_PartitionResource):
 
 
 class PartitionOffsetsData(_PartitionResource):
-    """The response has only the offsets that the request asks for."""
+    """Offsets of a partition, only those that the request asks for."""
 
     kind: Literal["KafkaPartitionWithOffsets"] = "KafkaPartitionWithOffsets"
     earliest_offset: int | None = None
@@ -165,7 +165,7 @@ class TopicConfigList(ResourceList[TopicConfigData]):
 
 
 class EmptyList(BaseModel):
-    """A list of what this service does not have: broker configs, reassignments."""
+    """An empty list, for things that this service does not have: broker configs, reassignments."""
 
     kind: str
     metadata: ListMetadata
@@ -173,8 +173,8 @@ class EmptyList(BaseModel):
 
 
 class ResourceFactory:
-    """Creates the resources of one response. `mount` is `/v3` or `/kafka/v3`, as the client
-    asked."""
+    """Factory of the resources of one response. `mount` is the one that the client used, `/v3` or
+    `/kafka/v3`."""
 
     def __init__(self, client_url: ClientUrl, mount: str, cluster_id: str) -> None:
         self.cluster_id = cluster_id
@@ -183,7 +183,7 @@ class ResourceFactory:
         self._cluster = f"{self._clusters}/{cluster_id}"
 
     def url(self, *parts: str | int) -> str:
-        """Return the URL of these parts of a path below the cluster."""
+        """Return the URL of a path below the cluster, which consists of these parts."""
         return "/".join([self._cluster, *map(str, parts)])
 
     def listed(self, *parts: str | int) -> ListMetadata:
@@ -193,7 +193,7 @@ class ResourceFactory:
         return Related(related=self.url(*parts))
 
     def create(self, kind: type[R], crn: str, at: tuple[str | int, ...], **fields: Any) -> R:
-        """Create a resource at that path; `crn` is its name after the cluster's."""
+        """Create a resource at path `at`. `crn` is the part of its name after the cluster's."""
         name = f"crn:///kafka={self.cluster_id}{crn}"
         metadata = Metadata(self_url=self.url(*at), resource_name=name)
         return kind(metadata=metadata, cluster_id=self.cluster_id, **fields)
@@ -216,12 +216,12 @@ class ResourceFactory:
         )
 
     def broker(self) -> BrokerData:
-        """The logical broker, at the address that the client uses."""
+        """Return the logical broker, at the address that the client uses."""
         port = self._client_url.port or (443 if self._client_url.proto == "https" else 80)
         return self._broker(BROKER_ID, self._client_url.host, port)
 
     def other_broker(self, member: Member) -> BrokerData:
-        """A live peer, at the address of its liveness object."""
+        """Return a live peer, at the address of its liveness object."""
         return self._broker(member.number, urlsplit(member.address).hostname or "", member.port)
 
     def _broker(self, number: int, host: str, port: int) -> BrokerData:
@@ -292,7 +292,7 @@ class ResourceFactory:
         )
 
     def config(self, topic: str, name: str, configs: dict[str, str]) -> TopicConfigData:
-        """A known config of a topic whose own settings are `configs`."""
+        """Return a known config of a topic. `configs` are the configs that the topic sets."""
         default = KNOWN[name].default
         synonyms = [ConfigSynonym(name=name, value=default, source="DEFAULT_CONFIG")]
         if name in configs:
@@ -311,6 +311,6 @@ class ResourceFactory:
         )
 
     def configs(self, topic: str, configs: dict[str, str]) -> list[TopicConfigData]:
-        """The configs with an effect, and the others that are set."""
+        """Return all configs with an effect, and those without an effect that the topic sets."""
         shown = [*CONFIGS, *sorted(configs.keys() & WITHOUT_EFFECT.keys())]
         return [self.config(topic, name, configs) for name in shown]

@@ -1,14 +1,14 @@
 """Pages with records that do not decode in the format of the answer.
 
-A record that does not decode is never the end of what can be read. `on_error` of a request says
-what its page has instead:
+A client can always read past a record that does not decode. The `on_error` of a request decides
+which records its page contains:
 
-    stop   the records before it. The page is cut there; the next read begins with it and fails.
-    skip   the other records. The answer counts what was left out.
-    raw    all records. A part that does not decode is null, and in base64 in a field of its own.
+    stop   the records before it. The next read begins at this record and fails.
+    skip   the other records. The answer has the number of skipped records.
+    raw    all records. A key or value that does not decode is null, and its base64 has a field.
 
-A key that is text and no JSON is no error in format json: it is a JSON string, and `key_format` of
-the record says so. Most keys of Kafka's clients are such texts. Pure.
+In format json, a key that is text but not JSON is no error. It becomes a JSON string, and the
+record's `key_format` is `text`. Most keys of Kafka's clients are such texts. Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,9 +33,9 @@ _TEXT_KEY = b',"key_format":"text"'
 class Page(msgspec.Struct, frozen=True, gc=False):
     """Encoded records of one partition.
 
-    `stopped` is the first record that is not in the page, because it does not decode; the page ends
-    before it. `wrong`: the number of records that do not decode, of which `first_wrong` is the
-    first offset; with `stop` 1 at most.
+    `stopped` is the error of the record before which the page ends, because that record does not
+    decode. `wrong` is the number of records that do not decode, and `first_wrong` is the offset of
+    the first of these records. With `stop`, `wrong` is at most 1.
     """
 
     topic: str
@@ -48,12 +48,13 @@ class Page(msgspec.Struct, frozen=True, gc=False):
     first_wrong: int = 0
 
     def end(self, next_offset: int) -> int:
-        """Return the offset at which the next read begins; `next_offset` if the page is whole."""
+        """Return the offset at which the next read begins. It is `next_offset` unless the page
+        stopped."""
         return next_offset if self.stopped is None else self.stopped.offset
 
     @property
     def skipped(self) -> int:
-        """The number of records that were left out for good."""
+        """Return the number of records that the page skips."""
         return self.wrong if self.on_error == "skip" else 0
 
 
@@ -67,8 +68,8 @@ def encode_page(
     framing: json_out.Framing = "array",
     on_error: OnError = "stop",
 ) -> Page:
-    """Encode records as `json_out.encode_records` does; `on_error` decides about those that do not
-    decode. A page with one of these costs 1 to 2 us more for each record."""
+    """Encode records as `json_out.encode_records` does. `on_error` decides about records that do
+    not decode. A page with such a record costs 1 to 2 us more for each of its records."""
     try:
         body = json_out.encode_records(
             batches, topic, partition, fmt, is_json=is_json, framing=framing
@@ -95,7 +96,7 @@ def check_first(
         if fmt == "json" and is_checked:
             return
         key, value = (batch.column(part)[0].as_py() for part in ("key", "value"))
-        # `text`: a key that is text and no JSON is no error.
+        # A key is checked as `text`, because a key that is text but not JSON is no error.
         if json_text.why_not("text", key) or json_text.why_not(fmt, value):
             raise _Mixed([batch.slice(0, 1)], [False], where, fmt).error()
         return
@@ -104,9 +105,9 @@ def check_first(
 def headers_of(
     pages: Iterable[Page], failure: Exception | None = None
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the headers of an answer with these pages: how many records were skipped, the first
-    of them, and the first record at which a partition has stopped. `failure` is the error of a
-    partition without a page."""
+    """Return the headers of an answer with these pages. They name the number of skipped records,
+    the first skipped record, and the first record at which a page stopped. `failure` is the error
+    of a partition without a page."""
     skipped, first_skipped = 0, ""
     stopped = failure if isinstance(failure, Undecodable) else None
     for page in pages:
@@ -124,9 +125,10 @@ def headers_of(
 
 
 class _Mixed:
-    """Records of which some may not decode, as one batch whose other records are JSON or text.
+    """One batch of records, some of which may not decode. The others are JSON or text.
 
-    `wrong` maps the number of a row that does not decode to the first part that does not.
+    `wrong` maps the number of each row that does not decode to its part (key or value) that does
+    not decode, or to `key` if both do not.
     """
 
     def __init__(
@@ -152,8 +154,8 @@ class _Mixed:
         self._decodable = pa.RecordBatch.from_arrays(columns, schema=self._batch.schema)
 
     def _part(self, part: Any, rows: list[int]) -> Any:
-        """Return the keys or values. Those of `rows` that do not decode become null or, if they are
-        keys and text, JSON strings."""
+        """Return the keys or values as a column. In `rows`, a value that does not decode becomes
+        null. Such a key becomes a JSON string if it is text, and otherwise null."""
         column = self._batch.column(part)
         if json_text.all_decode(self._fmt, column):
             return column
@@ -186,7 +188,7 @@ class _Mixed:
         return offset
 
     def page(self, framing: json_out.Framing, on_error: OnError) -> Page:
-        """Encode the records."""
+        """Encode the records, as `on_error` says."""
         batch, extra = self._decodable, pa.array(self._extra, pa.binary())
         first = min(self.wrong, default=batch.num_rows)
         stopped = None

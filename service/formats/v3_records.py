@@ -1,8 +1,8 @@
 """Decoding of Confluent's v3 records to rows: a stream of JSON objects, or one batch of records.
 
-A v3 request may stay open for a day and have any number of objects. ObjectStream splits it as its
-bytes arrive. Its time is linear in the bytes, even if they arrive in small pieces. Each object is
-then decoded, or refused, by itself. Pure.
+A v3 request may stay open for a day and have any number of objects. ObjectStream splits the request
+as its bytes arrive. This takes time linear in the number of bytes, even if they arrive in small
+pieces. Each object is then decoded or refused, independently of the others. Pure.
 """
 
 import re
@@ -34,7 +34,7 @@ ENTRIES_MAX = 10
 """Confluent's limit of a batch."""
 
 HEADERS_MAX = 10_000
-"""Bound for a record (I10): a short header also takes 100 bytes."""
+"""Bound of the headers of a record (I10), because even a short header takes 100 bytes."""
 
 DEPTH_MAX = 1000
 """Bound of nested objects; the decoder's own limit is about the same."""
@@ -53,7 +53,7 @@ class NoSchemaRegistry(InvalidRequest):
 
 
 class ShownValue(NamedTuple):
-    """A key or value in a produce report: the type that the client sent, the size in bytes."""
+    """A key or value in a produce report: the type that the client sent, and the size in bytes."""
 
     type: str
     size: int
@@ -85,7 +85,7 @@ class _Header(StrictBody):
 
 
 class EncodedRecord(StrictBody):
-    """A record in a request; the data of its key and value is not decoded yet."""
+    """A record in a request. The data of its key and value is not decoded yet."""
 
     id: str | int | None = None  # only in a batch
     partition_id: int | None = None
@@ -118,7 +118,7 @@ _octets = msgspec.json.Decoder(bytes | None).decode
 def decode_v3_record(obj: bytes, now_ms: int) -> V3Record:
     """Decode one object of a stream or entry of a batch; `now_ms` is the default timestamp.
 
-    Raises BadBody, InvalidBody or NoSchemaRegistry, with Confluent's messages where it has any.
+    Raises BadBody, InvalidBody or NoSchemaRegistry, with Confluent's message if there is one.
     """
     try:
         check_utf8(obj)
@@ -129,7 +129,7 @@ def decode_v3_record(obj: bytes, now_ms: int) -> V3Record:
 
 
 def v3_record(record: EncodedRecord, now_ms: int) -> V3Record:
-    """Decode the data of a record; raises as `decode_v3_record` does."""
+    """Decode the data of a record. Raises the errors of `decode_v3_record`."""
     if len(record.headers or ()) > HEADERS_MAX:
         raise InvalidBody(f"a record has {HEADERS_MAX} headers at most")
     key, value = _decoded(record.key), _decoded(record.value)
@@ -233,7 +233,7 @@ def milliseconds(text: str) -> int:
 
 # All bytes up to the next brace that is outside of strings, in one match.
 _TO_BRACE = re.compile(rb'(?:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+([{}])', re.DOTALL)
-# A whole string, or the part of a string up to the end of the bytes: then group 1 is empty.
+# A whole string, or the start of a string that does not end in these bytes (group 1 is then empty).
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
 _NO_SPACE = re.compile(rb"[^ \t\r\n]")
 _REST_OF_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
@@ -276,7 +276,7 @@ class ObjectStream:
         return objects
 
     def finish(self) -> None:
-        """Check the end of the request; raises BadBody if it ends inside an object."""
+        """Check the end of the request. Raises BadBody if the request ends inside an object."""
         self._raise_refused()
         if self._buffer.strip():
             raise BadBody("Bad Request: the stream ends inside an object")
@@ -304,7 +304,7 @@ class ObjectStream:
         self._check_bounds()
 
     def _begin(self) -> bool:
-        """Skip white space up to the begin of an object; False at the end of the bytes."""
+        """Skip white space before the next object. Return False at the end of the bytes."""
         found = _NO_SPACE.search(self._buffer, self._at)
         self._start = self._at = len(self._buffer) if found is None else found.start()
         if found is not None and found[0] != b"{":
@@ -312,7 +312,7 @@ class ObjectStream:
         return found is not None
 
     def _scan_tail(self) -> None:
-        """Scan bytes without a further brace; detect whether they end inside a string."""
+        """Scan bytes without a further brace, and detect whether they end inside a string."""
         while string := _STRING.search(self._buffer, self._at):
             self._at = string.end()
             if not string[1]:

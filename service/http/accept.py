@@ -1,7 +1,7 @@
 """The Accept header of requests that change something.
 
-A request whose answer cannot be served is refused with 406 before it acts. A GET with an unknown
-Accept is served all the same, as RFC 9110 allows: only the routes with several formats refuse it.
+If no answer in a requested type can be served, a request is refused with 406 before it acts. A GET
+with an unknown Accept is served, as RFC 9110 allows. Only routes with several formats refuse it.
 """
 
 from functools import lru_cache
@@ -12,8 +12,8 @@ _SERVED = frozenset({b"", b"*/*", b"application/*", JSON, ARROW, NDJSON, EVENT_S
 
 
 def check_accept(accept: bytes) -> None:
-    """Raise NotAcceptable unless some route serves one of the types. A client that reads columns or
-    lines may send its Accept with every request."""
+    """Raise NotAcceptable unless some route serves one of the types. Any route counts, because a
+    client of Arrow or NDJSON may send its Accept with every request."""
     if not is_served(accept):
         raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')[:200]}")
 

@@ -1,9 +1,9 @@
 """Content-Encoding of bodies and answers: gzip and zstd.
 
-A body is unpacked in a thread, and never further than its limit: a bomb is refused with 413 at the
-limit. Answers are packed if they are large and the client accepts it. Answers of hot routes are
-packed only if the client refuses others (`identity;q=0`): most clients' libraries send
-`Accept-Encoding: gzip` unasked, and packing takes more CPU than all the rest of a fetch.
+A body is unpacked in a thread. Unpacking stops at the body's limit, with a 413 for the request. A
+large answer is packed if the client accepts a coding. On hot routes the client must also refuse
+unpacked answers (`identity;q=0`). There, packing takes more CPU than the rest of a fetch, and most
+client libraries send `Accept-Encoding: gzip` by default.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
 ACCEPTED = "gzip, zstd"
 PACKED_BYTES_MIN = 16 * 1024
-"""Of an answer: a smaller one is few packets either way."""
+"""Minimum size of a packed answer. A smaller answer is few packets, packed or not."""
 GZIP_MEMBERS_MAX = 16
-"""Of one body: each costs a copy of what follows it."""
+"""Bound of the members of a body. Each member costs a copy of the bytes after it."""
 _GZIP_BITS = 31
 _GZIP_LEVEL = 1
 _CODINGS = {b"gzip": b"gzip", b"x-gzip": b"gzip", b"zstd": b"zstd"}
@@ -41,7 +41,7 @@ class BadEncoding(InvalidRequest):
 
 
 class BodyTooLarge(RecordTooLarge):
-    """The body is over its limit. The connection ends: what is left of the body is not read."""
+    """The body is over its limit. The connection ends, because the rest of the body is not read."""
 
     headers = {"Connection": "close"}  # noqa: RUF012 never changed
 
@@ -50,8 +50,8 @@ class BodyTooLarge(RecordTooLarge):
 
 
 def coding_of_body(header: bytes) -> bytes:
-    """Return the coding of a body with this Content-Encoding, empty for none. Raises
-    UnsupportedEncoding."""
+    """Return the coding of a body with this Content-Encoding, or an empty name for no coding.
+    Raises UnsupportedEncoding."""
     name = header.strip().lower()
     if name in _IDENTITY:
         return b""
@@ -102,7 +102,8 @@ _UNPACK = {b"gzip": _gunzip, b"zstd": _unpack_zstd}
 
 @lru_cache(maxsize=256)
 def coding_of_answer(accept_encoding: bytes, *, is_hot: bool) -> bytes:
-    """Return the coding of a large answer to a client with this Accept-Encoding, empty for none."""
+    """Return the coding of a large answer to a client with this Accept-Encoding. The name is empty
+    for no coding."""
     qualities: dict[bytes, float] = {}
     for part in accept_encoding.lower().split(b","):
         name, _, parameter = part.partition(b";")

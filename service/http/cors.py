@@ -1,7 +1,7 @@
 """CORS: pages of other origins that may use the API, by the setting `cors_origins`.
 
-Cookies are never allowed: a page of another origin sends a key of its own. So the console's session
-is of no use to such a page, and the answers need no credentials. Pure but for `exposing`.
+Cookies are never allowed, so a page of another origin sends its own key. The console's session does
+not help such a page, and no answer allows credentials. Pure, except `exposing`.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -15,21 +15,21 @@ _HEADERS = (
     b"Accept, Authorization, Content-Encoding, Content-Type, Idempotency-Key, Last-Event-ID, "
     b"X-Request-Id"
 )
-"""Those that a request may have. `Tidelog-Console` is none: it is the proof of the own origin."""
+"""Allowed headers of a request. `Tidelog-Console` is left out, because it proves the own origin."""
 
 
 class Cors:
-    """The origins that are allowed. One per broker; absent if there are none."""
+    """The allowed origins of one broker. A broker without allowed origins has no such object."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origin.encode("latin-1", "replace") for origin in origins)
 
     def allows(self, origin: bytes) -> bool:
-        """Whether pages of this origin (the header's value) may use the API."""
+        """Return whether pages of this origin (the header's value) may use the API."""
         return origin in self._origins or ANY.encode() in self._origins
 
     def origin(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """Return the origin of the page that sends the request, if it is allowed; else nothing."""
+        """Return the origin of the page that sends the request, or nothing if it is not allowed."""
         origin = headers.get(b"origin", b"")
         return origin if origin and self.allows(origin) else b""
 

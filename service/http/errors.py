@@ -1,9 +1,9 @@
-"""From an error to an HTTP response: one table of statuses and 5-digit codes, and one function.
+"""Conversion of errors to HTTP responses, with one table of statuses and codes, and one function.
 
 Every error body of every dialect is `{"error_code": int, "message": str}` (DIALECTS.md lists the
-codes). An error class with its own `status` and `code` (a dialect's own error) takes precedence
-over the table. `answered` is the only way from an error to a response: it counts the error, and it
-logs damage and bugs. A client gets no text of an unexpected exception, only a bare 500.
+codes). The `status` and `code` of an error class (a dialect's own error) take precedence over the
+table. Every error becomes a response in `answered`, which counts it, and logs damage and bugs. A
+client gets no text of an unexpected exception, only a 500 with a fixed message.
 """
 
 import json
@@ -42,16 +42,16 @@ from tidelog.storage.core.errors import (
 log = logging.getLogger("tidelog.http")
 
 MESSAGE_CHARS_MAX = 2000
-"""Messages quote requests; this bounds the response (I10)."""
+"""Bound of a message, because messages quote requests (I10)."""
 VALIDATION_ERRORS_MAX = 3
-"""Errors of one body that the message names."""
+"""Bound of the errors in one body that the message names."""
 INTERNAL_ERROR = (500, 50002, "internal error: the broker's log has the details")
 UNKNOWN = "outcome unknown, retry with the same Idempotency-Key"
 
 _TABLE: Mapping[type[LogError], tuple[int, int]] = {
     LogError: (500, 50002),
     Corrupt: (500, 50002),
-    InvalidRequest: (400, 40002),  # TopicExists and InvalidConfig with it
+    InvalidRequest: (400, 40002),  # also TopicExists and InvalidConfig
     OffsetOutOfRange: (400, 40002),
     RecordTooLarge: (413, 413),
     InvalidTimestamp: (422, 422),
@@ -60,7 +60,7 @@ _TABLE: Mapping[type[LogError], tuple[int, int]] = {
     MemberExists: (409, 40902),
     NotAssigned: (409, 40903),
     AssignedOtherwise: (409, 40903),
-    StaleCommit: (409, 40903),  # ProducerFenced, OutOfOrderSequence, IllegalGeneration with it
+    StaleCommit: (409, 40903),  # also ProducerFenced, OutOfOrderSequence, IllegalGeneration
     UnknownTopic: (404, 40401),
     UnknownPartition: (404, 40402),
     Throttled: (429, 42901),
@@ -79,7 +79,8 @@ class ErrorBody(BaseModel):
 
 
 class TopicNotHosted(UnknownTopic):
-    """The request is for the topic itself: Kafka's message, and a code that no other route uses."""
+    """The topic of a request for the topic itself does not exist. This error has Kafka's message,
+    and a code that no other route uses."""
 
     status = 404
     code = 40403
@@ -106,7 +107,7 @@ class CrossSite(LogError):
 
 
 class ErrorAnswer(NamedTuple):
-    """An error in terms of HTTP; `headers` beside those of every response."""
+    """An error in terms of HTTP. `headers` are added to the headers of every response."""
 
     status: int
     code: int
@@ -122,7 +123,7 @@ class ErrorAnswer(NamedTuple):
 
 
 class ErrorCounter(Protocol):
-    """Counts errors by class: HttpCounters."""
+    """Counter of errors by class. HttpCounters implements it."""
 
     def refused(self, error: BaseException, scope: Scope) -> None: ...
 
@@ -130,10 +131,10 @@ class ErrorCounter(Protocol):
 def answered(
     error: BaseException, scope: Scope, counter: ErrorCounter, request_id: str = ""
 ) -> ErrorAnswer:
-    """Convert any error of a request into its answer; count it, and log it if it is a 500.
+    """Convert any error of a request into its answer. Count the error, and log damage and bugs.
 
-    The log names the method and the path, and has the traceback of an exception that is no
-    LogError: it is a bug.
+    The log names the method and the path. An unexpected exception is a bug, so the log has its
+    traceback.
     """
     counter.refused(error, scope)
     request = f"{scope['method']} {scope['path']}"
@@ -170,7 +171,7 @@ def error_response(error: LogError) -> ErrorAnswer:
 
 
 def error_body(code: int, message: str) -> bytes:
-    """Encode the body of any error. Never fails: lone surrogates of a client become `?`."""
+    """Encode the body of any error. This never fails, because lone surrogates become `?`."""
     if len(message) > MESSAGE_CHARS_MAX:
         message = message[:MESSAGE_CHARS_MAX] + "..."
     body = json.dumps({"error_code": code, "message": message}, ensure_ascii=False)
@@ -178,14 +179,14 @@ def error_body(code: int, message: str) -> bytes:
 
 
 def check_printable(parameter: str, text: str) -> None:
-    """Raise InvalidParameter, with Redpanda's message, for control characters in a path's name."""
+    """Raise InvalidParameter for control characters in a path parameter, as Redpanda does."""
     shown = _visible(text)
     if shown != text:
         raise InvalidParameter(f"Invalid parameter '{parameter}' got '{shown}'")
 
 
 def check_printable_field(text: str) -> None:
-    """Raise InvalidParameter for control characters in a name of a body."""
+    """Raise InvalidParameter for control characters in a name in a body."""
     shown = _visible(text)
     if shown != text:
         raise InvalidParameter(f"Parameter contained invalid control characters: {shown}")

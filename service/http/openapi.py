@@ -69,7 +69,7 @@ def completed(
     for route in routes:
         if not route.doc.is_hidden:
             paths[route.paths[0]][route.method.lower()]["security"] = _security(route)
-    # A copy: the document shares no object with the declarations, and its parts share none.
+    # The copy shares no object with the declarations, and no two parts of it share an object.
     copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
     return copied
 

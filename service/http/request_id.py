@@ -1,6 +1,6 @@
-"""`X-Request-Id`: the client's, if it is sane, in every answer; else one of ours, in errors alone.
+"""`X-Request-Id`: a sane id of the client is in every answer; otherwise, errors have a new id.
 
-An id costs as much as a lookup in a dict where the client sends none, so hot routes make none.
+Hot routes make no id. If the client sends none, the header costs them one lookup in a dict.
 """
 
 import re
@@ -9,15 +9,15 @@ from tidelog.storage.io.clock import Clock
 
 REQUEST_ID = b"x-request-id"
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-"""Nothing that could forge a line of the log."""
+"""Ids that cannot forge a line of the log."""
 
 
 def sane(given: bytes) -> bytes:
-    """Return the id that a client has sent, or nothing."""
+    """Return the id that a client has sent, or nothing if the id is not sane."""
     return given if _SANE.fullmatch(given) else b""
 
 
 def id_of_error(given: str | bytes, clock: Clock) -> str:
-    """Return the client's id, or a new one."""
+    """Return the client's id if it is sane, else a new id."""
     octets = given.encode("latin-1", "replace") if isinstance(given, str) else given
     return sane(octets).decode() or clock.new_id().hex()

@@ -17,7 +17,7 @@ from tidelog.storage.core.acls import CLUSTER_NAME
 
 
 class Permission(NamedTuple):
-    """An operation on a resource; `parameter` of the path has the resource's name."""
+    """An operation on a resource. The path parameter `parameter` has the resource's name."""
 
     operation: str
     resource_type: str
@@ -29,7 +29,7 @@ class Permission(NamedTuple):
 
 
 class RouteAccess(Enum):
-    """Access without a permission of its own."""
+    """Access to a route that has no Permission."""
 
     PUBLIC = "every client, without a key"
     KEY_UNLESS_BROWSER = "every key; a browser without a key is redirected to the console"
@@ -52,7 +52,7 @@ class Dialect(NamedTuple):
 
 V2 = Dialect(("",), JSON_V2)
 V3 = Dialect(("/v3", "/kafka/v3"), JSON)
-"""Confluent's REST proxy serves the first, Confluent Server and Cloud serve the second."""
+"""Confluent's REST proxy serves `/v3`. Confluent Server and Cloud serve `/kafka/v3`."""
 TIDELOG = Dialect(("/tidelog/v1",), JSON)
 """Routes that no other proxy has."""
 PLAIN = Dialect(("",), JSON)
@@ -62,8 +62,8 @@ _V2_PREFIXES = ("/topics", "/brokers", "/consumers", "/admin/")
 
 
 def media_type_of_errors(path: str) -> bytes:
-    """Return the media type of an error's body. It depends on the path, not on the route: a path
-    without a route gets an error, too."""
+    """Return the media type of an error's body. It depends on the path, not on the route, because a
+    path without a route gets an error, too."""
     return V2.media_type if path.startswith(_V2_PREFIXES) else JSON
 
 
@@ -88,7 +88,7 @@ class Body(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A response's body: in each of these media types, of one of these msgspec structs."""
+    """A response's body, of a msgspec struct of `types`, in a media type of `media_types`."""
 
     media_types: tuple[bytes, ...]
     types: tuple[type, ...] = ()
@@ -105,23 +105,23 @@ class Answer(NamedTuple):
 class RouteDoc(NamedTuple):
     """A route in the OpenAPI document.
 
-    For a route that FastAPI serves, only the first four fields are set: FastAPI reads the others
-    from the handler's signature and docstring.
+    For a route that FastAPI serves, only the first four fields are set, because FastAPI reads the
+    others from the handler's signature and docstring.
     """
 
     errors: Mapping[int, str] = {}
-    """When the route responds with each status."""
+    """For each status, when the route responds with it."""
     status: int = 200
-    """Of a successful response."""
+    """Status of a successful response."""
     is_hidden: bool = False
     omit: Literal["", "none", "unset"] = ""
-    """Fields that a response of FastAPI does not have: null ones, or unset ones."""
+    """Fields that FastAPI omits from a response: null fields (`none`) or unset fields (`unset`)."""
     tag: str = ""
-    """Empty: the route's label."""
+    """If it is empty, the route's label is the tag."""
     summary: str = ""
     text: str = ""
     parameters: tuple[Parameter, ...] = ()
-    """Beside those of the path."""
+    """Parameters that are not in the path."""
     body: Body | None = None
     answers: Mapping[int, Answer] = {}
 
@@ -130,23 +130,23 @@ HIDDEN = RouteDoc(is_hidden=True)
 
 
 class Route(NamedTuple):
-    """One route. `access` has no default: a route without a declaration does not exist."""
+    """One route. `access` has no default, so every route declares its access."""
 
     method: str
     path: str
-    """Without the mount; a parameter is `{name}`."""
+    """The path below the mount. A parameter is `{name}`."""
     serve: Callable[..., Awaitable[Any]]
-    """Of a hot route: a method that takes an HttpRequest and the path's parameters. Of others: a
-    handler with FastAPI's annotations."""
+    """For a hot route, a method that takes an HttpRequest and the path's parameters. For other
+    routes, a handler with FastAPI's annotations."""
     access: Access
     label: str
-    """Of the metrics. Labels are a bounded set (I10)."""
+    """Label in the metrics. Labels are a bounded set (I10)."""
     dialect: Dialect
     doc: RouteDoc
     is_ack: bool = False
-    """Whether the time to its response is the latency of an acknowledgment."""
+    """Whether the time until its response is the latency of an acknowledgment."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The whole path under each mount."""
+        """Return the whole path under each mount."""
         return tuple(mount + self.path for mount in self.dialect.mounts)

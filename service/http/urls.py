@@ -2,8 +2,8 @@
 
 Links in responses must lead back through the proxies between client and broker, so they are built
 from the headers of proxies (`Forwarded`, `X-Forwarded-*`), else from `Host`. Every client can send
-these headers; they change only the links in the response to that client. Values that cannot be part
-of a URL are ignored.
+these headers, but they change only the links in the response to that client. Values that cannot be
+part of a URL are ignored.
 """
 
 import re
@@ -17,12 +17,12 @@ _HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")
 _SLASHES = re.compile(r"/{2,}")
 ADVERTISED = "tidelog.advertised_url"
-"""In the scope of a request that FastAPI serves: the setting."""
+"""Key of the setting `advertised_url` in the scope of a request that FastAPI serves."""
 _PORTS = {"http": 80, "https": 443}
 
 
 class ClientUrl(NamedTuple):
-    """This broker's address for a client; `prefix` is empty or begins with a slash."""
+    """This broker's address for a client. `prefix` is empty or begins with a slash."""
 
     proto: str
     host: str
@@ -37,15 +37,15 @@ class ClientUrl(NamedTuple):
 
 
 def clean_path(path: str) -> str:
-    """Return one spelling of a path: `//` collapsed, no slash at the end. `kafka-bridge-client`
-    sends the first, many clients the second, and a redirect would lose the body of a POST."""
+    """Return a path with single slashes and no slash at its end. `kafka-bridge-client` sends `//`,
+    and many clients send a slash at the end. A redirect would lose the body of a POST."""
     if "//" in path:
         path = _SLASHES.sub("/", path)
     return path if path == "/" else path.removesuffix("/")
 
 
 def client_url(scope: Scope, advertised: str = "") -> ClientUrl:
-    """Return this broker's address for the client of a request: `advertised`, if it is set."""
+    """Return this broker's address for the client of a request. `advertised`, if set, is used."""
     if advertised:
         split = urlsplit(advertised)
         return ClientUrl(split.scheme, split.hostname or "", split.port, split.path.rstrip("/"))
@@ -64,10 +64,10 @@ def client_url(scope: Scope, advertised: str = "") -> ClientUrl:
 
 def origin(headers: Mapping[str, str], path: str, *, proto: str, server: str) -> ClientUrl:
     """Return this broker's address for the client of a request. `path`, `proto` and `server` (host
-    and port) are those of the connection. Names of headers are in lower case.
+    and port) come from the connection. Names of headers are in lower case.
 
-    `X-Forwarded-Path` is the client's whole path (Strimzi, Kong) or, from some proxies, what
-    precedes the broker's path, which is `X-Forwarded-Prefix` of all others.
+    `X-Forwarded-Path` is the client's whole path (Strimzi, Kong), but some proxies send only the
+    part before the broker's path. `X-Forwarded-Prefix` is always this part, and is used first.
     """
     forwarded = _forwarded(headers.get("forwarded", ""))
     for scheme in (forwarded.get("proto"), _first(headers.get("x-forwarded-proto"))):
@@ -102,7 +102,7 @@ def _prefix(headers: Mapping[str, str], path: str) -> str:
 
 
 def split_host(text: str) -> tuple[str, int | None] | None:
-    """Return the host and the port of a URL's authority; None if it cannot be one."""
+    """Return the host and the port of a URL's authority, or None if `text` is not valid."""
     match = _HOST.fullmatch(text)
     if match is None:
         return None
@@ -110,7 +110,7 @@ def split_host(text: str) -> tuple[str, int | None] | None:
 
 
 def _first(header: str | None) -> str | None:
-    """Return the first element: proxies append, so it is the client's side."""
+    """Return the first element, which describes the client's side, because proxies append."""
     return None if header is None else header.partition(",")[0].strip()
 
 
