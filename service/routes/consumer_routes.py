@@ -99,7 +99,8 @@ ROUTES = (
         _CHANGE_ERRORS,
         summary="Subscribe to topics, together with the group's other members",
         text="`topics`, or `topic_pattern` (RE2, for the whole name; it also matches "
-        "topics that are created later). The instance has its assignment when the response arrives.",
+        "topics that are created later). The instance has its assignment when the response "
+        "arrives.",
         example={"topics": ["flights"]},
         done="subscribed",
     ),
