@@ -375,7 +375,7 @@ def _unknown_is_not_assigned() -> Iterator[None]:
 
 
 async def _partitions(call: HttpRequest, operation: str) -> list[TopicPartition]:
-    """Return the partitions of the body. Raises Forbidden if a topic lacks this permission."""
+    """Return the partitions of the body. Raises Forbidden unless the caller may do this."""
     partitions = wire_consumers.decode_partitions(await call.body(CONSUMER_BODY_BYTES_MAX))
     await check_topics(rights_of(call.scope), operation, [each.topic for each in partitions])
     return partitions

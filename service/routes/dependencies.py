@@ -135,7 +135,7 @@ async def topic_of_path(topic_name: TopicName, log: FreshLog, make: Resources) -
 
 PathTopic = Annotated[TopicContext, Depends(topic_of_path)]
 WithOperations = Annotated[
-    bool, Query(description="also return the caller's operations on it (`authorized_operations`)")
+    bool, Query(description="also return what the caller may do (`authorized_operations`)")
 ]
 
 # -- changes of the cluster
