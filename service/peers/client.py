@@ -158,8 +158,8 @@ class HttpPeers:
         )
 
     async def _connection(self, peer: Member) -> _Connection:
-        """Return an idle connection, else a new one. Raises ForwardRefused if none can be opened,
-        because nothing was sent."""
+        """Return an idle connection, else a new one. If no connection can be opened, nothing was
+        sent, so it raises ForwardRefused."""
         idle = self._idle.get(peer.address, [])
         while idle:
             if (kept := idle.pop()).is_open:

@@ -7,8 +7,8 @@ confirmation, the coordinator returns the same records again. The instance's nex
 confirmation, `CONFIRM_S` at most.
 
 **On a coordinator crash**: if the coordinator cannot be reached, it has not received the request,
-and this broker takes over the group. If the coordinator does not answer, the outcome is unknown, and the client
-receives an error that asks for a retry.
+and this broker takes over the group. If the coordinator does not answer, the outcome is unknown,
+and the client receives an error that asks for a retry.
 """
 
 import asyncio

@@ -158,7 +158,7 @@ ROUTES = (
             Parameter("timeout", "ms; default: the instance's timeout", {"type": "integer"}),
             Parameter("max_bytes", "of keys and values; at least one record", {"type": "integer"}),
             ON_ERROR_PARAMETER._replace(
-                description=ON_ERROR_PARAMETER.description + "; default: the instance's",
+                description=ON_ERROR_PARAMETER.description + "; default: the instance's `on.error`",
                 schema={"type": "string", "enum": list(ON_ERROR)},
             ),
         ),
