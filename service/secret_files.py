@@ -1,8 +1,9 @@
 """Secrets that are given as text or as `@FILE`, and reasons why a file cannot be used.
 
-The permissions are those that PostgreSQL asks of a key file: 0600 for a file of this user, and 0640
-for a file of another user, mostly root: Kubernetes mounts a secret as root's, readable by the group
-of the pod (`fsGroup`), with mode 0440 if its `defaultMode` is 0440 or 0400.
+The permissions are those that PostgreSQL requires of a key file: at most 0600 for a file of this
+user, and at most 0640 for a file of another user. The other user is mostly root, because Kubernetes
+mounts a secret as a file of root that the group of the pod (`fsGroup`) can read. The file has mode
+0440 if the secret's `defaultMode` is 0440 or 0400.
 """
 
 import os
@@ -10,12 +11,13 @@ import stat
 from pathlib import Path
 
 PRIVATE_UMASK = 0o077
-"""Of brokers and commands: what libraries write (tables, temporary files) is private, too."""
+"""The umask of brokers and commands: files that libraries write (tables, temporary files) are
+private, too."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def secret_of(text: str) -> str:
-    """Return `text`, or for `@FILE` the content of the file without blanks around it.
+    """Return `text`. If it is `@FILE`, return the content of the file without blanks around it.
 
     Raises ValueError, whose message names the file and the reason.
     """
@@ -36,12 +38,12 @@ def secret_of(text: str) -> str:
 
 
 def why_exposed(path: Path) -> str | None:
-    """Return why other users can read or change the file of a secret, and what to do; None if they
-    cannot, or if it is no regular file (a pipe)."""
+    """Return why other users can read or change the file of a secret, and the remedy. If they
+    cannot, or if it is not a regular file (a pipe), return None."""
     try:
         status = path.stat()
     except OSError:
-        return None  # the read has the reason
+        return None  # the read of the file reports the reason
     is_own = status.st_uid == os.geteuid()
     forbidden = OTHERS if is_own else OTHERS & ~stat.S_IRGRP
     if not stat.S_ISREG(status.st_mode) or not status.st_mode & forbidden:
@@ -54,7 +56,7 @@ def why_exposed(path: Path) -> str | None:
 
 
 def why_not_read(error: OSError) -> str:
-    """Return the reason alone: Python's text of the error repeats the path and has a number."""
+    """Return only the reason, because Python's text also has an error number and the path."""
     match error:
         case FileNotFoundError():
             return "no such file"

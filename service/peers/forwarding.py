@@ -7,8 +7,8 @@ confirmation, the coordinator returns the same records again. The instance's nex
 confirmation, `CONFIRM_S` at most.
 
 **On a coordinator crash**: if the coordinator cannot be reached, it has not received the request,
-and this broker takes over the group. If it does not answer, the outcome is unknown, and the client
-receives an error that asks for a retry.
+and this broker takes over the group. If the coordinator does not answer, the outcome is unknown,
+and the client receives an error that asks for a retry.
 """
 
 import asyncio
@@ -42,16 +42,18 @@ class Transport(Protocol):
     """Transport to the broker that the cluster state names as a group's coordinator."""
 
     async def request(self, coordinator: str, message: bytes) -> bytes:
-        """Call `Forwarded.take` there. Raises Unreached; Unavailable if the outcome is unknown."""
+        """Call `Forwarded.take` on the coordinator. Raises Unreached. Raises Unavailable if the
+        outcome is unknown."""
 
     async def confirm(self, coordinator: str, ticket: bytes) -> None:
-        """Call `Forwarded.confirm` there; raises the same errors."""
+        """Call `Forwarded.confirm` on the coordinator. Raises the errors of `request`."""
 
 
 class _Request(msgspec.Struct, array_like=True):
     """A forwarded request. `caller` is the principal and the address that the forwarding broker
-    authenticated; empty if its security is off. `proof` has the ids of the key and of the session,
-    and the end of both in ms (0: never); version 0.1 sends none. Secrets are not forwarded."""
+    authenticated. Both are empty if security is off on that broker. `proof` has the ids of the key
+    and of the session, and the time in ms when they end (0: never). Version 0.1 sends no `proof`.
+    Secrets are not forwarded."""
 
     method: str
     path: str
@@ -88,7 +90,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], message: bytes) -> T:
 
 
 class ForwardedCall(HttpRequest):
-    """A request whose client is connected to another broker. Its answer is returned there whole."""
+    """A request whose client is connected to another broker. That broker gets the whole answer."""
 
     __slots__ = ("answered", "arrived", "caller", "is_awaited", "is_trusted", "proof", "response")
 
@@ -133,7 +135,8 @@ class ForwardedCall(HttpRequest):
 
 
 class Forwarded:
-    """The coordinator's side: serves requests that peers forward. `serve` also answers errors."""
+    """The coordinator's side of forwarding: serves requests that peers forward. `serve` must also
+    answer errors."""
 
     def __init__(self, serve: Callable[[ForwardedCall], Coroutine[Any, Any, None]]) -> None:
         self._serve = serve
@@ -141,8 +144,9 @@ class Forwarded:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def take(self, message: bytes, ticket: bytes, *, is_trusted: bool = False) -> bytes:
-        """Serve a request that a peer forwarded. `ticket` is a unique id for it. Without
-        `is_trusted`, a broker with security refuses it: the message may not be a broker's."""
+        """Serve a request that a peer forwarded. `ticket` is a unique id of the request. Without
+        `is_trusted`, a broker with security on refuses the request, because the sender may not be a
+        broker."""
         call = ForwardedCall(_decode(_requests, message), is_trusted=is_trusted)
         task = asyncio.create_task(self._serve(call))
         self._tasks.add(task)
@@ -167,14 +171,15 @@ class Forwarded:
 
 
 class Forwarder:
-    """The other side: forwards requests to the coordinator."""
+    """The other brokers' side of forwarding: sends requests to the coordinator."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._confirming: set[asyncio.Task[None]] = set()
 
     async def forward(self, call: HttpRequest, coordinator: str, body: bytes) -> None:
-        """Answer the call with the coordinator's answer. Raises Unreached, Unavailable."""
+        """Forward the call, and send its client the coordinator's answer. Raises Unreached,
+        Unavailable."""
         server = call.scope.get("server") or ("localhost", None)
         rights = rights_of(call.scope)
         request = _Request(
@@ -195,7 +200,7 @@ class Forwarder:
             raise Unavailable(f"invalid response from the group's coordinator: {error}") from error
         if not response.status:
             raise Unavailable("no response from the group's coordinator: retry")
-        rights.check_valid()  # before records go out that came after a key was deleted
+        rights.check_valid()  # send no records if the key was deleted meanwhile
         call.status = response.status
         headers = [(bytes(name), bytes(text)) for name, text in response.headers]
         start = {"type": "http.response.start", "status": response.status, "headers": headers}
@@ -207,15 +212,15 @@ class Forwarder:
             task.add_done_callback(self._confirming.discard)
 
     async def _confirm(self, coordinator: str, ticket: bytes) -> None:
-        with contextlib.suppress(Unreached, LogError):  # then it returns them again
+        with contextlib.suppress(Unreached, LogError):  # then a read returns the records again
             await self._transport.confirm(coordinator, ticket)
 
 
 class GroupPeers:
     """Transport through the port for peers. Owned by one event loop; lives as long as the broker.
 
-    If a coordinator was reached and does not answer, the caller waits until it answers or is
-    suspected to be down: only the coordinator knows the outcome.
+    If a coordinator was reached and does not answer, the caller waits until the coordinator answers
+    or is no longer among the live peers, because only the coordinator knows the outcome.
     """
 
     def __init__(self, members: Callable[[], Members], peers: HttpPeers) -> None:

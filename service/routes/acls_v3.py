@@ -1,7 +1,8 @@
 """Access control lists in Confluent's v3 dialect.
 
-Where security is off, the response is that of a cluster without an authorizer, which clients know.
-An empty list would mean "nothing is allowed", and a 404 another version of the API.
+If security is off, the response is the error of a Kafka cluster without an authorizer, because
+clients know this error. An empty list would mean "nothing is allowed", and a 404 would mean another
+version of the API.
 """
 
 from typing import Annotated, Literal
@@ -30,7 +31,7 @@ from tidelog.storage.core.actions import CreateAcls, DeleteAcls
 from tidelog.storage.core.errors import InvalidRequest
 
 Upper = BeforeValidator(lambda word: word.upper() if isinstance(word, str) else word)
-"""Clients send `topic` and `TOPIC`."""
+"""Makes a word upper case: some clients send `topic`, others `TOPIC`."""
 
 
 class NewAcl(StrictModel):
@@ -86,7 +87,7 @@ class AclList(ResourceList[AclData]):
 
 
 class DeletedAcls(BaseModel):
-    data: list[AclData] = Field(description="the deleted ones")
+    data: list[AclData] = Field(description="the deleted ACLs")
 
 
 async def search_filter(
@@ -129,8 +130,9 @@ async def deletion_filter(
     principal: Annotated[str | None, Query(description="absent: any")] = None,
     host: Annotated[str | None, Query(description="absent: any")] = None,
 ) -> AclFilter:
-    """Return the filter of a deletion. As in Confluent's API, the four words have no default. An
-    empty name is an error: it comes from an unset variable of a script."""
+    """Return the filter of a deletion. As in Confluent's API, four parameters have no default. An
+    empty `resource_name`, `principal` or `host` is an error, because it usually comes from an unset
+    variable of a script."""
     names = {"resource_name": resource_name, "principal": principal, "host": host}
     for name, text in names.items():
         if text == "":
@@ -153,7 +155,7 @@ DeletionFilter = Annotated[AclFilter, Depends(deletion_filter)]
 async def list_acls(
     _: RequiredSecurity, wanted: SearchFilter, broker: FreshLog, make: Resources
 ) -> AclList:
-    """The ACLs that match a filter. 400/40002 where security is off."""
+    """The ACLs that match a filter. If security is off, the response is 400/40002."""
     found = [acl for acl in broker.state.access.acls if wanted.matches(acl)]
     return AclList(metadata=make.listed("acls"), data=_data(make, found))
 
@@ -217,7 +219,7 @@ _ACLS = "/clusters/{cluster_id}/acls"
 _DESCRIBE = Permission(DESCRIBE, CLUSTER)
 _ALTER = Permission(ALTER, CLUSTER)
 _LABEL = "v3 cluster"
-_ERRORS = ERRORS | {400: "40002: security is off, or Kafka has no such word"}
+_ERRORS = ERRORS | {400: "40002: security is off, or a parameter is not one of Kafka's words"}
 _DOC = RouteDoc(_ERRORS)
 _CREATE_DOC = RouteDoc(_ERRORS | CHANGE_ERRORS, 201)
 _DELETE_DOC = RouteDoc(_ERRORS | CHANGE_ERRORS)

@@ -1,8 +1,8 @@
 """The cluster and its brokers in Confluent's v3 dialect.
 
 Served under `/v3` (Confluent's REST proxy) and `/kafka/v3` (Confluent Server, Cloud). Bodies and
-responses are those of Confluent's OpenAPI, so that its generated clients work. Lists of what does
-not exist here are empty: configs of brokers, reassignments.
+responses follow Confluent's OpenAPI document, so clients that are generated from it work. Tidelog
+has no configs of brokers and no reassignments, so their lists are empty.
 """
 
 from typing import Annotated
@@ -36,7 +36,7 @@ READ_ONLY = "configs of brokers are read-only: they are settings of each broker'
 
 
 async def live_broker(request: Request, broker_id: str) -> Member | None:
-    """Return a live peer; None is this broker. Raises NoSuchResource."""
+    """Return a live peer. If the id is that of this broker, return None. Raises NoSuchResource."""
     if broker_id == str(BROKER_ID):
         return None
     for member in broker_log(request).members().peers:
@@ -59,7 +59,7 @@ async def get_cluster(make: Resources) -> ClusterData:
 
 
 async def list_brokers(request: Request, make: Resources) -> BrokerList:
-    """The live brokers. 1 is the broker that answers: every broker serves every request."""
+    """The live brokers. The broker that answers has id 1: every broker serves every request."""
     others = sorted(broker_log(request).members().peers, key=lambda member: member.number)
     data = [make.broker(), *map(make.other_broker, others)]
     return BrokerList(metadata=make.listed("brokers"), data=data)
@@ -71,29 +71,29 @@ async def get_broker(member: LiveBroker, make: Resources) -> BrokerData:
 
 
 async def list_broker_configs(member: LiveBroker, make: Resources) -> EmptyList:
-    """Empty: a broker's settings belong to its process."""
+    """An empty list, because a broker's settings belong to its process."""
     at = make.listed("brokers", _number(member), "configs")
     return EmptyList(kind="KafkaBrokerConfigList", metadata=at)
 
 
 async def list_cluster_configs(make: Resources) -> EmptyList:
-    """Empty: a broker's settings belong to its process."""
+    """An empty list, because a broker's settings belong to its process."""
     return EmptyList(kind="KafkaClusterConfigList", metadata=make.listed("broker-configs"))
 
 
 async def list_all_broker_configs(make: Resources) -> EmptyList:
-    """Empty: a broker's settings belong to its process."""
+    """An empty list, because a broker's settings belong to its process."""
     at = make.listed("brokers", "-", "configs")
     return EmptyList(kind="KafkaBrokerConfigList", metadata=at)
 
 
 async def get_broker_config(name: str, member: LiveBroker) -> None:
-    """No broker has configs."""
+    """Always 404, because no broker has configs."""
     raise NoSuchResource(f"Config {name} cannot be found for BROKER {_number(member)}.")
 
 
 async def get_cluster_config(name: str) -> None:
-    """No broker has configs."""
+    """Always 404, because no broker has configs."""
     raise NoSuchResource(f"Config {name} cannot be found for the brokers of the cluster.")
 
 
@@ -110,7 +110,7 @@ async def refuse_cluster_config() -> None:
 async def list_broker_replicas(
     member: LiveBroker, log: FreshLog, make: Resources, rights: Rights
 ) -> ReplicaList:
-    """Every partition of every topic for broker 1, none for other brokers."""
+    """For broker 1, all partitions that the caller may describe; for others, an empty list."""
     partitions = [] if member is not None else log.state.partitions()
     shown = [one for one in partitions if rights.may(DESCRIBE, TOPIC, one[0].name)]
     return ReplicaList(
@@ -120,7 +120,7 @@ async def list_broker_replicas(
 
 
 async def list_reassignments(topic_name: TopicName, make: Resources) -> EmptyList:
-    """Empty: partitions are in the object store and never move."""
+    """An empty list, because partitions are in the object store and never move."""
     at = make.listed("topics", topic_name, "partitions", "-", "reassignment")
     return EmptyList(kind="KafkaReassignmentList", metadata=at)
 

@@ -56,13 +56,13 @@ async def list_all_configs(log: FreshLog, make: Resources, rights: Rights) -> To
 
 
 async def list_default_configs(topic_name: TopicName, make: Resources) -> TopicConfigList:
-    """The configs of a topic without settings of its own. The topic need not exist."""
+    """The default value of every config. The topic need not exist."""
     at = make.listed("topics", topic_name, "default-configs")
     return TopicConfigList(metadata=at, data=make.configs(topic_name, {}))
 
 
 async def list_configs(context: PathTopic) -> TopicConfigList:
-    """Every config of a topic, set or default."""
+    """Every config of a topic, with the topic's value or the default."""
     name = context.topic.name
     return TopicConfigList(
         metadata=context.make.listed("topics", name, "configs"),

@@ -51,8 +51,8 @@ def _route(
     label: str = "consumers",
     **doc: Any,
 ) -> Route:
-    """Declare a route. All need the permission to read the group; handlers check topics. `example`
-    is of the body; `done` describes a response without a body."""
+    """Declare a route. Every route needs the permission to read the group; the handlers check the
+    permissions on topics. `example` is a body; `done` describes a response without a body."""
     if example is not None:
         doc["body"] = Body(JSON_V2, example, is_required=False)
     if done:
@@ -72,14 +72,15 @@ ROUTES = (
             422: "42204, 40001, 422: an invalid value",
         },
         summary="Create a consumer instance",
-        text="Every field has a default, and the body may be empty. Beside the dialects' "
-        "fields: `session.timeout.ms`, `max.poll.interval.ms`, `group.instance.id` (a static "
+        text="The body may be empty, because every field has a default. Fields that "
+        "Tidelog adds: `session.timeout.ms`, `max.poll.interval.ms`, `group.instance.id` (a static "
         "member: a new instance with the same id takes its place), "
-        "`partition.assignment.strategy` (range, roundrobin, sticky; that of the group's first "
-        "member), `on.error` (stop, skip, raw: at records that do not decode). `base_uri` has the "
-        "service's address as the client sees it, and names no broker: any broker serves the "
-        "instance. With `enable.auto.commit` or `isolation.level` it is a Strimzi instance: a "
-        "committed offset is that of the next record, and the response to a commit is 204.",
+        "`partition.assignment.strategy` (range, roundrobin or sticky; the first member of the "
+        "group chooses), `on.error` (stop, skip or raw, for records that do not decode). "
+        "`base_uri` has the service's address as the client sees it. It names no broker, because "
+        "any broker serves the instance. With `enable.auto.commit` or `isolation.level`, the "
+        "instance follows Strimzi's dialect: a client commits the offset of the next record, and "
+        "the response to a commit is 204.",
         example={"name": "c1", "format": "json", "auto.offset.reset": "earliest"},
         answers={200: Answer("`instance_id` and `base_uri`", _JSON)},
     ),
@@ -97,8 +98,9 @@ ROUTES = (
         ConsumerHandlers.subscribe,
         _CHANGE_ERRORS,
         summary="Subscribe to topics, together with the group's other members",
-        text="`topics`, or `topic_pattern` (RE2, of the whole name; it also matches topics "
-        "that are created later). The instance has its assignment when the response arrives.",
+        text="`topics`, or `topic_pattern` (RE2, for the whole name; it also matches "
+        "topics that are created later). The instance has its assignment when the response "
+        "arrives.",
         example={"topics": ["flights"]},
         done="subscribed",
     ),
@@ -144,24 +146,25 @@ ROUTES = (
             406: "40601: Accept has another format than the instance",
             409: "40903: the instance has no subscription and no assignment",
             422: "the first record of a partition does not decode, and no other partition has "
-            "records; the next read answers so again",
+            "records; the next read gets the same error",
         },
         summary="Read records",
-        text="Responds as soon as there is a record, with one at least, however large. Records "
-        "count as read when the response is delivered, and the next read commits them "
-        "(`auto.commit.enable`). `Tidelog-Generation` is for a transaction. `Accept: "
-        "application/vnd.apache.arrow.stream` returns columns, for an instance of any format.",
+        text="Responds as soon as there is a record. The first record is returned even if it "
+        "exceeds `max_bytes`. Records count as read when the response is delivered, and the next "
+        "read commits them (`auto.commit.enable`). The header `Tidelog-Generation` is the "
+        "`generation` for a transaction. `Accept: application/vnd.apache.arrow.stream` returns "
+        "columns, for an instance of any format.",
         parameters=(
-            Parameter("timeout", "ms; default: that of the instance", {"type": "integer"}),
-            Parameter("max_bytes", "of keys and values; one record at least", {"type": "integer"}),
+            Parameter("timeout", "ms; default: the instance's timeout", {"type": "integer"}),
+            Parameter("max_bytes", "of keys and values; at least one record", {"type": "integer"}),
             ON_ERROR_PARAMETER._replace(
-                description=ON_ERROR_PARAMETER.description + "; default: that of the instance",
+                description=ON_ERROR_PARAMETER.description + "; default: the instance's `on.error`",
                 schema={"type": "string", "enum": list(ON_ERROR)},
             ),
         ),
         answers={
             200: records_answer(
-                f"In the instance's format, or in that of Accept. {ON_ERROR_HEADERS}"
+                f"Records in the instance's format, or in the format of Accept. {ON_ERROR_HEADERS}"
             )
         },
         label="consume",
@@ -172,8 +175,9 @@ ROUTES = (
         ConsumerHandlers.commit,
         {**_NOT_FOUND, 409: "40903: another member owns the partition"},
         summary="Commit offsets",
-        text="`offsets` of the last records read (of the next ones, for a Strimzi instance), "
-        "or `partitions` of the next ones (Redpanda). An empty body: all returned records.",
+        text="`offsets` are the offsets of the last records read, or of the next records for a "
+        "Strimzi instance. `partitions` (Redpanda) has the offsets of the next records. An empty "
+        "body commits all returned records.",
         example={"offsets": [_OFFSET]},
         answers={
             200: Answer("committed", _JSON),
@@ -188,8 +192,8 @@ ROUTES = (
         _NOT_FOUND,
         summary="The committed offsets of the group",
         text="Returns the committed offsets of the partitions in the body `{partitions}` or in "
-        "`?topic=&partition=` (repeatable); without either, of all "
-        "partitions that the instance reads. -1: no committed offset.",
+        "`?topic=&partition=` (repeatable). Without either, returns those of all "
+        "partitions that the instance reads. -1 means that the partition has no committed offset.",
         answers=_OK,
     ),
     _route(

@@ -1,8 +1,8 @@
 """Consumer instances, v2: the routes of all dialects (DIALECTS.md).
 
-Hot routes: thousands of instances read and commit all the time. An instance belongs to no broker:
-it is in the cluster's state, and any broker serves it. The group's coordinator serves its requests;
-other brokers forward them. Records count as read when the response is delivered; records of an
+These routes are hot, because thousands of instances read and commit all the time. An instance is in
+the cluster's state and belongs to no broker. Any broker accepts its requests and forwards them to
+the group's coordinator. Records count as read when the response is delivered; records of an
 undelivered response are returned again (storage.groups.instances).
 """
 
@@ -63,9 +63,9 @@ from tidelog.storage.state.committed_offsets import check_group_id
 log = logging.getLogger("tidelog.groups")
 
 CONSUMER_BODY_BYTES_MAX = 4 * 1024 * 1024
-"""20,000 partitions with their offsets fit."""
+"""Enough for 20,000 partitions with their offsets."""
 CLIENT_GONE = 499
-"""The status that metrics count, as in nginx: the client does not get it."""
+"""The status that metrics count if the client has disconnected, as in nginx; it is not sent."""
 NO_CONTENT = HttpResponse(204, b"")
 NO_RECORDS = HttpResponse(200, b"[]")
 GENERIC = frozenset({b"", b"*/*", b"application/*", JSON_V2, b"application/json"})
@@ -85,7 +85,7 @@ class ConsumerNotFound(LogError):
 
 
 class NotConfigured(InvalidRequest):
-    """A read before a subscription or an assignment."""
+    """The instance reads before it has a subscription or an assignment."""
 
     status = 409
     code = 40903
@@ -113,7 +113,7 @@ class ConsumerHandlers:
         return partial(self._serve, route.serve)
 
     def bound_here(self, route: Route) -> Handler:
-        """Return the handler of a route for requests that are not forwarded any more."""
+        """Return the handler of a route for requests that a peer forwarded to this broker."""
         return partial(self._serve_here, route.serve)
 
     async def _serve(
@@ -123,7 +123,7 @@ class ConsumerHandlers:
         coordinator = self._elsewhere(group)
         if coordinator is None:
             return await self._serve_here(handler, call, group, *instance)
-        assert self._forwarder is not None, "else every group is here"
+        assert self._forwarder is not None, "without a forwarder, every group is here"
         body = await call.body(CONSUMER_BODY_BYTES_MAX)
         gone = asyncio.create_task(until_gone(call))
         forwarding = asyncio.create_task(self._forwarder.forward(call, coordinator, body))
@@ -154,8 +154,8 @@ class ConsumerHandlers:
     async def _serve_here(
         self, handler: Handler, call: HttpRequest, group: str, *instance: str
     ) -> HttpResponse | None:
-        """Serve a request on this broker. Every request of an instance is a heartbeat; an unknown
-        instance gets the dialects' error."""
+        """Serve a request on this broker. Every request of an instance is a heartbeat. If the
+        instance is unknown, raises ConsumerNotFound, the dialects' error."""
         if instance and call.scope["method"] == "POST":
             _check_content_type(call)
         try:
@@ -248,7 +248,7 @@ class ConsumerHandlers:
                 "IllegalStateError: Consumer is not subscribed to any topics or assigned any "
                 "partitions"
             )
-        if call.scope["method"] == "HEAD":  # that reads nothing, so that no record is passed over
+        if call.scope["method"] == "HEAD":  # HEAD reads nothing, else it would skip records
             return HttpResponse(200, b"", MEDIA_TYPES.get(fmt, JSON_V2))
         settings = self._settings
         wait_ms = _bounded(query, "timeout", config.request_timeout_ms, 0)
@@ -274,7 +274,7 @@ class ConsumerHandlers:
                         # Inside the context: if the client disconnects before the response is
                         # delivered, the next read returns the same records.
                         rights = rights_of(call.scope)
-                        if not rights.may(READ, GROUP, group):  # it may have gone during the wait
+                        if not rights.may(READ, GROUP, group):  # revoked during the wait
                             await rights.check(READ, GROUP, group)
                         await self._send(call, read, fmt, on_error)
                 finally:
@@ -375,14 +375,14 @@ def _unknown_is_not_assigned() -> Iterator[None]:
 
 
 async def _partitions(call: HttpRequest, operation: str) -> list[TopicPartition]:
-    """Return the partitions of the body. Raises Forbidden for topics without this permission."""
+    """Return the partitions of the body. Raises Forbidden unless the caller may do this."""
     partitions = wire_consumers.decode_partitions(await call.body(CONSUMER_BODY_BYTES_MAX))
     await check_topics(rights_of(call.scope), operation, [each.topic for each in partitions])
     return partitions
 
 
 def _columns(read: Read) -> tuple[int, bytes]:
-    """Return the number of records, and one stream of all partitions' records."""
+    """Return the number of records, and one Arrow stream with the records of all partitions."""
     parts = [
         (one.topic, one.where.partition, [piece.batch for piece in one.fetched.pieces])
         for one in read.portions
@@ -392,8 +392,8 @@ def _columns(read: Read) -> tuple[int, bytes]:
 
 
 def _pages(read: Read, fmt: str, on_error: OnError) -> list[Page]:
-    """Encode the portions. One that stops at a record that does not decode is cut there: the next
-    read begins with that record."""
+    """Encode the portions. If a page stops before a record that does not decode, end its portion
+    there, so that the next read begins with that record."""
     pages = []
     for number, (_, topic, _, fetched) in enumerate(read.portions):
         page = undecodable.encode_page(
@@ -412,14 +412,14 @@ def _pages(read: Read, fmt: str, on_error: OnError) -> list[Page]:
 
 
 def _array(pages: Sequence[Page]) -> bytes:
-    """Join the arrays of all partitions' records."""
+    """Join the pages of all partitions to one JSON array."""
     bodies = [memoryview(page.body)[1:-1] for page in pages if page.records]
     return b"".join((b"[", b",".join(bodies), b"]"))
 
 
 def _check_of(fmt: str, on_error: OnError) -> PortionCheck | None:
-    """Return the check for portions of which no record can be sent: a partition that stops, or any
-    without a schema registry, must not keep others from the reader."""
+    """Return the check that refuses portions whose first record cannot be sent (it does not decode,
+    or there is no schema registry), so that the reader still gets the other portions."""
     if fmt not in (*EMBEDDED, "arrow"):
         return partial(_refuse_schema, fmt)
     if fmt in ("json", "text") and on_error == "stop":
@@ -455,7 +455,7 @@ def _check_content_type(call: HttpRequest) -> None:
 
 
 def _accepted(call: HttpRequest, fmt: str) -> str:
-    """Return the format of a response: the instance's, or Arrow. Raises NotAcceptable."""
+    """Return the format of a response: the instance's format, or Arrow. Raises NotAcceptable."""
     accept = call.headers.get(b"accept", b"")
     for part in accept.split(b","):
         kind = media_type(part)
@@ -476,7 +476,7 @@ def _bounded(query: dict[str, str], name: str, default: int, low: int) -> int:
 
 
 def _partitions_of_query(call: HttpRequest) -> list[TopicPartition]:
-    """Parse `?topic=t&partition=0`, repeated: for clients that cannot send a body with a GET."""
+    """Parse `?topic=t&partition=0` (repeatable), for clients that cannot send a body with GET."""
     pairs = parse_qsl(call.scope["query_string"].decode("latin-1"), keep_blank_values=True)
     topics = [text for name, text in pairs if name == "topic"]
     numbers = [

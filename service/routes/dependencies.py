@@ -26,7 +26,7 @@ from tidelog.storage.core.errors import CommitUnknown, InvalidRequest
 from tidelog.storage.state.cluster_state import Topic
 
 DECISION_S_MAX = 30.0
-"""How long a client waits for a change of the cluster. Then its outcome is unknown."""
+"""How long a client waits for a change of the cluster. Then the outcome is unknown to it."""
 SECURITY_IS_OFF = "SecurityDisabledException: No Authorizer is configured on the broker."
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ ERRORS = {
 CHANGE_ERRORS = {
     413: "the body is over its limit",
     415: "the Content-Type of the body is not JSON",
-    504: "the outcome is unknown: look, and try again",
+    504: "the outcome is unknown: check the state before you try again",
 }
 CREATE_ERRORS = {**CHANGE_ERRORS, 400: "the topic exists, or a name or config is invalid"}
 
@@ -59,25 +59,27 @@ CREATE_ERRORS = {**CHANGE_ERRORS, 400: "the topic exists, or a name or config is
 
 
 def broker_log(request: Request) -> Broker:
-    """Return the broker's log, as it is."""
+    """Return the broker's log, without a refresh of its view."""
     log: Broker = request.app.state.log
     return log
 
 
 async def fresh_log(request: Request) -> Broker:
-    """Return the broker's log after a refresh: its state has all that was acknowledged before."""
+    """Return the broker's log after a refresh: its state has all that was acknowledged before the
+    request."""
     log = broker_log(request)
     await log.refresh()
     return log
 
 
 async def rights_of_caller(request: Request) -> CallerRights:
-    """Return the caller's rights; where security is off, they allow everything."""
+    """Return the caller's rights. If security is off, they allow everything."""
     return rights_of(request.scope)
 
 
 async def required_security(request: Request) -> Security:
-    """Raise InvalidRequest where security is off: the answer of a cluster without an authorizer."""
+    """Return the broker's security. If security is off, raise InvalidRequest, the answer of a Kafka
+    cluster without an authorizer."""
     security: Security | None = request.app.state.security
     if security is None:
         raise InvalidRequest(SECURITY_IS_OFF)
@@ -88,13 +90,13 @@ FreshLog = Annotated[Broker, Depends(fresh_log)]
 Rights = Annotated[CallerRights, Depends(rights_of_caller)]
 RequiredSecurity = Annotated[Security, Depends(required_security)]
 TopicName = Annotated[str, Path(examples=["flights"])]
-PartitionId = Annotated[str, Path(examples=["0"], description="from 0 on")]
+PartitionId = Annotated[str, Path(examples=["0"], description="number, from 0")]
 
 # -- the v3 dialect
 
 
 async def resource_factory(request: Request) -> ResourceFactory:
-    """Return the factory of resources with this client's URLs."""
+    """Return a factory of resources with URLs that this client can reach."""
     path = request.url.path
     mount = next(mount for mount in V3.mounts if path.startswith(f"{mount}/"))
     cluster_id = broker_log(request).identity.cluster_id
@@ -106,7 +108,7 @@ Resources = Annotated[ResourceFactory, Depends(resource_factory)]
 
 
 async def check_cluster_id(cluster_id: str, make: Resources) -> None:
-    """Raise NoSuchResource for every cluster but this broker's."""
+    """Raise NoSuchResource if the id is not that of the broker's cluster."""
     check_cluster(cluster_id, make.cluster_id)
 
 
@@ -133,7 +135,7 @@ async def topic_of_path(topic_name: TopicName, log: FreshLog, make: Resources) -
 
 PathTopic = Annotated[TopicContext, Depends(topic_of_path)]
 WithOperations = Annotated[
-    bool, Query(description="also the operations that the caller may do (`authorized_operations`)")
+    bool, Query(description="also return what the caller may do (`authorized_operations`)")
 ]
 
 # -- changes of the cluster
@@ -158,7 +160,7 @@ def partitions_wanted(request: Request, count: int | None) -> int:
 
 
 def config_text(value: str | int | float | bool) -> str:
-    """Return a config's value as Kafka writes it: clients also send JSON's own types."""
+    """Return a config's value as Kafka's text. Clients also send JSON numbers and booleans."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
@@ -167,12 +169,12 @@ def config_text(value: str | int | float | bool) -> str:
 async def decided(change: Coroutine[Any, Any, T]) -> T:
     """Return the result of a change of the cluster.
 
-    Raises CommitUnknown after DECISION_S_MAX. The commit itself runs on: Broker shields it.
+    Raises CommitUnknown after DECISION_S_MAX. The commit continues, because Broker shields it.
     """
     try:
         async with asyncio.timeout(DECISION_S_MAX):
             return await change
     except TimeoutError:
         raise CommitUnknown(
-            f"commit outcome unknown after {DECISION_S_MAX:.0f} s: look before you repeat it"
+            f"commit outcome unknown after {DECISION_S_MAX:.0f} s: check before you repeat it"
         ) from None

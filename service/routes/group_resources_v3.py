@@ -32,7 +32,7 @@ G = TypeVar("G", bound=_GroupResource)
 
 class GroupData(_GroupResource):
     kind: Literal["KafkaConsumerGroup"] = "KafkaConsumerGroup"
-    is_simple: bool = Field(description="has no members")
+    is_simple: bool = Field(description="the group has no members")
     partition_assignor: str = Field(examples=["sticky"])
     state: Literal["STABLE", "EMPTY"]
     type: Literal["CLASSIC"] = "CLASSIC"
@@ -61,7 +61,7 @@ class AssignmentData(_GroupResource):
 
 
 class LagData(_GroupResource):
-    """`consumer_id` is empty if no member reads the partition."""
+    """A group's lag in a partition. `consumer_id` is empty if no member reads the partition."""
 
     kind: Literal["KafkaConsumerLag"] = "KafkaConsumerLag"
     topic_name: str
@@ -88,7 +88,7 @@ class LagSummaryData(_GroupResource):
 
 
 MOST = ("consumer_id", "instance_id", "client_id", "topic_name", "partition_id")
-"""Fields of a summary that are those of the partition with the largest lag."""
+"""Fields that a summary copies from the partition with the largest lag."""
 
 
 class GroupList(ResourceList[GroupData]):
@@ -216,7 +216,7 @@ class GroupResources:
         )
 
     def summary(self, lags: list[Lag]) -> LagSummaryData:
-        """The largest and the total of lags; there must be one at least."""
+        """Return the largest lag and the total. `lags` must not be empty."""
         most = self.lag(max(lags, key=lambda one: one.lag))
         return self._create(
             LagSummaryData,
@@ -232,7 +232,7 @@ class GroupResources:
         )
 
     def _create(self, kind: type[G], crn: str, below: tuple[str | int, ...], **fields: Any) -> G:
-        """Create a resource of the group; path and name follow those of the group."""
+        """Create a resource of the group. Its path and its name begin with the group's."""
         return self._make.create(
             kind,
             f"/consumer-group={self._group_id}{crn}",

@@ -31,9 +31,9 @@ class Status(BaseModel):
 
 
 class Readiness(Status):
-    """Counts are absent if they are 0. `set_aside`: requests acknowledged with acks=1 that the
-    store refuses. `tables_in_doubt`: topics whose table is in doubt; GET /tidelog/v1/overview has
-    their names. `holds`: backups that run, while which nothing is collected."""
+    """The answer of a ready broker; a count of 0 is absent. `set_aside`: requests acknowledged with
+    acks=1 that the store refuses. `tables_in_doubt`: topics whose table is in doubt; GET
+    /tidelog/v1/overview has their names. `holds`: running backups, which stop collection."""
 
     set_aside: int | None = Field(default=None, examples=[None])
     tables_in_doubt: int | None = Field(default=None, examples=[None])
@@ -55,21 +55,21 @@ async def get_uptime(request: Request) -> Uptime:
 
 
 async def get_healthy() -> Status:
-    """The process runs. Restart it when this does not answer."""
+    """The process runs. Restart the process if this route does not answer."""
     return Status(status="healthy")
 
 
 async def get_startup() -> Status:
-    """The start is complete: the store is probed, the log loaded, a dead broker's hot log
-    committed. Before that, the port is closed."""
+    """The start is complete: the broker has probed the store, loaded the log and committed the hot
+    log of a crashed process. Before that, the port is closed."""
     return Status(status="started")
 
 
 async def get_ready(request: Request) -> Readiness:
-    """The log can be read and written from here. Send no requests while this answers 503.
-    `set_aside` counts requests acknowledged with acks=1 that the store refuses: they are on this
-    broker's disk alone. A table in doubt does not make a broker unready: its topic takes records,
-    and all others are whole."""
+    """This broker can read and write the log. Send it no requests while this route answers 503.
+    `set_aside` counts requests acknowledged with acks=1 that the store refuses: only this broker's
+    disk has them. A table in doubt does not make a broker unready, because its topic still accepts
+    records, and other topics are not affected."""
     broker = broker_log(request)
     await broker.check_ready()
     return Readiness(

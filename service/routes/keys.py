@@ -1,7 +1,7 @@
-"""Keys, quotas and the console's login, under /tidelog/v1: no other REST proxy has such routes.
+"""Keys, quotas and the console's login, under /tidelog/v1. No other REST proxy has these routes.
 
-The secret of a key is only in the response to its creation. If security is off, the routes (except
-`/me`) respond as a Kafka cluster without an authorizer does, like the routes of ACLs.
+The secret of a key is only in the response to its creation. If security is off, every route except
+`/me` responds as a Kafka cluster without an authorizer does. The routes of ACLs do the same.
 """
 
 from http.cookies import Morsel
@@ -61,8 +61,8 @@ class Me(BaseModel):
 async def log_in(
     request: Request, response: Response, body: Login, security: RequiredSecurity
 ) -> Me:
-    """Begin a session of a browser: set a cookie for this site alone, valid for twelve hours and no
-    longer than the key."""
+    """Begin a session of a browser: set a cookie that the browser sends only to this site. It is
+    valid for twelve hours, or until the key expires if that is earlier."""
     credential = await security.log_in(body.key)
     PRINCIPAL.set(credential.principal)
     session, cookie = await decided(security.begin_session(credential))
@@ -72,7 +72,7 @@ async def log_in(
 
 
 async def log_out(request: Request, security: RequiredSecurity) -> Response:
-    """End the session: here at once, on other brokers when they apply the commit."""
+    """End the session. This broker ends it at once, other brokers when they apply the commit."""
     PRINCIPAL.set(await decided(security.end_session(dict(request.scope["headers"]))))
     response = Response(status_code=204)
     _set_cookie(request, response, security.cookie, "", 0)
@@ -96,8 +96,8 @@ def _me(caller: Caller) -> Me:
 
 
 def _set_cookie(request: Request, response: Response, name: str, value: str, lives_s: int) -> None:
-    """Set the cookie. HttpOnly: scripts cannot read it; SameSite=Strict: requests from other sites
-    do not carry it; Secure if the browser uses TLS, to this broker or to a balancer."""
+    """Set the cookie. Scripts cannot read it (HttpOnly), and requests from other sites do not carry
+    it (SameSite=Strict). It is Secure if the browser uses TLS, to this broker or to a balancer."""
     cookie: Morsel[str] = Morsel()
     cookie.set(name, value, value)
     cookie |= {"path": "/", "httponly": True, "samesite": "Strict", "max-age": str(lives_s)}
@@ -115,8 +115,8 @@ class NewKey(StrictModel):
         json_schema_extra={"examples": [{"principal": "User:alice", "note": "the nightly job"}]},
     )
     principal: str = Field(examples=["User:alice"])
-    ttl_s: WholeNumber | None = Field(default=None, ge=1, le=TTL_S_MAX, description="null: no end")
-    note: str = Field(default="", description="for people")
+    ttl_s: WholeNumber | None = Field(default=None, ge=1, le=TTL_S_MAX, description="null: never")
+    note: str = Field(default="", description="free text")
 
 
 class KeyData(BaseModel):
@@ -157,8 +157,8 @@ async def create_key(
 async def delete_key(
     key_id: str, broker: FreshLog, _: RequiredSecurity, rights: Rights
 ) -> Response:
-    """Revoke a key and its sessions: here at once, on other brokers when they apply the commit,
-    after `poll_interval_ms` at most."""
+    """Revoke a key and its sessions. This broker refuses them at once, other brokers when they
+    apply the commit, after `poll_interval_ms` at most."""
     key = broker.state.access.keys.get(key_id)
     if key is None:
         raise NoSuchResource(f"Key {key_id} cannot be found.")
@@ -191,7 +191,7 @@ class QuotaRates(StrictModel):
 
 
 class QuotaData(QuotaRates):
-    """The quotas of a principal; each broker applies them by itself. The quotas of `<default>`
+    """The quotas of a principal; each broker applies them independently. The quotas of `<default>`
     apply to principals without quotas of their own."""
 
     principal: str = Field(examples=["User:alice", DEFAULT])
@@ -206,7 +206,7 @@ async def list_quotas(broker: FreshLog, _: RequiredSecurity) -> list[QuotaData]:
 async def set_quotas(
     principal: str, body: QuotaRates, broker: FreshLog, _: RequiredSecurity, rights: Rights
 ) -> QuotaData:
-    """Set quotas of a principal: a quota that is absent in the body stays, null removes a quota."""
+    """Set quotas of a principal. A quota that the body omits stays; null removes a quota."""
     rates: dict[str, int | None] = body.model_dump(exclude_unset=True)
     await decided(broker.change_access(SetQuotas(principal, rates)))
     note("%s set quotas of %s: %s", rights.principal, principal, rates)
@@ -216,7 +216,7 @@ async def set_quotas(
 async def delete_quotas(
     principal: str, broker: FreshLog, _: RequiredSecurity, rights: Rights
 ) -> Response:
-    """Remove the quotas of a principal: the default ones apply again."""
+    """Remove the quotas of a principal, so that the default quotas apply to it again."""
     if principal not in broker.state.access.quotas:
         raise NoSuchResource(f"Quotas of {principal} cannot be found.")
     await decided(broker.change_access(SetQuotas(principal, dict.fromkeys(QUOTAS))))

@@ -1,8 +1,8 @@
 """Confluent's v3 produce: a stream of concatenated JSON records, and batches of records.
 
 Each record is a request of its own, and goes into the next commit. Reports have the order of the
-records. An `Idempotency-Key` of the request gives one to each record: `<key>/<n>` to number n of a
-stream, `<key>/<id>` to an entry of a batch.
+records. If the request has an `Idempotency-Key`, each record gets its own key from it: `<key>/<n>`
+for number n of a stream, `<key>/<id>` for an entry of a batch.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tidelog.storage.state.cluster_state import Topic
 Report: TypeAlias = dict[str, Any]
 
 IN_FLIGHT_MAX = 1000
-"""Records of one stream before their commit. With so many, the broker stops reading (I10)."""
+"""Maximum uncommitted records of one stream. At this number, the broker stops reading (I10)."""
 
 
 class BatchReport(msgspec.Struct):
@@ -125,7 +125,7 @@ class ProduceV3:
     ) -> Report:
         """Append one record and return its report, also after an error."""
         try:
-            # For each record: a stream may outlast the caller's key and permission.
+            # Check for each record, because a stream may outlast the caller's key and permission.
             await rights.check(WRITE, TOPIC, topic_name)
             return await self._append(topic_name, record, name, rights)
         except UnknownTopic:
@@ -145,7 +145,7 @@ class ProduceV3:
             None if decoded.partition is None else [decoded.partition]
         )
         produced = json_in.Produced(decoded.rows, partitions, decoded.is_json, 1)
-        # For each record: while a stream lasts, the topic may be deleted or get more partitions.
+        # Find the topic for each record: it may be deleted or get more partitions meanwhile.
         topic = await self._produce.topic(topic_name, rights)
         try:
             key, places = self._placed(topic, produced, record, name)
@@ -179,9 +179,10 @@ class ProduceV3:
 
 
 async def _records(call: HttpRequest, bytes_max: int) -> AsyncIterator[bytes]:
-    """Iterate over the JSON objects of the body as they arrive. Raises at the first invalid one.
+    """Iterate over the JSON objects of the body as they arrive. Raises InvalidRequest at the first
+    invalid object.
 
-    A body with a Content-Encoding is unpacked when it is complete; `bytes_max` bounds it."""
+    A body with a Content-Encoding is decompressed when it is complete; `bytes_max` bounds it."""
     stream = v3_records.ObjectStream()
     more = b"content-encoding" not in call.headers
     if not more:
@@ -194,7 +195,7 @@ async def _records(call: HttpRequest, bytes_max: int) -> AsyncIterator[bytes]:
         more = message.get("more_body", False)
         for record in stream.feed(message.get("body", b"")):
             yield record
-        stream.feed(b"")  # raises an error behind these objects now, not with the next piece
+        stream.feed(b"")  # if what follows these objects is invalid, raise it now
     stream.finish()
 
 
@@ -271,7 +272,7 @@ ROUTES = (
         V3,
         _DOC._replace(
             summary="Produce up to ten records, with a report for each",
-            text="207 with `successes` and `failures` by entry id.",
+            text="The response is 207 with `successes` and `failures` by entry id.",
             body=Body(JSON, {"entries": [{"id": "1", **_RECORD}]}),
             answers={207: Answer("A report for each entry.", (Content((JSON,), (BatchReport,)),))},
         ),

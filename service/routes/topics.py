@@ -57,8 +57,8 @@ class Offsets(BaseModel):
     end_offset: int = Field(description="offset that the next record gets (the high watermark)")
     timestamp_offset: int | None = Field(
         default=None,
-        description="first offset stamped at or after `timestamp`, null when there is none yet; "
-        "only when `timestamp` was given",
+        description="first offset whose record is at or after `timestamp`, null if there is none; "
+        "absent if the request has no `timestamp`",
     )
 
 
@@ -67,7 +67,7 @@ class Brokers(BaseModel):
 
 
 class NewTopic(TopicCreation):
-    """Strimzi's body, and `configs`."""
+    """The body of Strimzi's bridge, and `configs`."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"topic_name": "flights", "partitions_count": 3}]},
@@ -82,12 +82,12 @@ class SealedRecords(BaseModel):
 
 
 async def list_topics(log: FreshLog, rights: Rights) -> list[str]:
-    """Names of all topics that may be described."""
+    """The names of all topics that the caller may describe."""
     return sorted(name for name in log.state.topics if rights.may(DESCRIBE, TOPIC, name))
 
 
 async def get_topic(topic_name: TopicName, log: FreshLog, rights: Rights) -> TopicInfo:
-    """A topic with its effective configs, where they may be described, and its partitions."""
+    """A topic with its partitions, and its effective configs if the caller may describe them."""
     topic = log.state.topics.get(topic_name)
     if topic is None:
         raise TopicNotHosted(topic_name)
@@ -116,7 +116,7 @@ async def get_offsets(
     log: FreshLog,
     timestamp: Annotated[str | None, Query(description="ms since the epoch")] = None,
 ) -> Offsets:
-    """The range of offsets, and with `timestamp` the first offset at that time or later."""
+    """The range of offsets. With `timestamp`, also the first offset at that time or later."""
     topic = _known(log, topic_name)
     number = _number(topic, partition_id)
     partition = topic.partitions[number]
@@ -132,7 +132,7 @@ async def get_offsets(
 
 
 async def list_brokers(request: Request) -> Brokers:
-    """The live brokers. 1 is the broker that answers: every broker serves every request."""
+    """The live brokers. The broker that answers has id 1: every broker serves every request."""
     others = broker_log(request).members().peers
     return Brokers(brokers=[BROKER_ID, *sorted(member.number for member in others)])
 
@@ -150,13 +150,13 @@ async def create_topic(
 
 
 async def seal_topic(topic_name: TopicName, log: FreshLog) -> SealedRecords:
-    """Move the records in the tails of all partitions into the topic's table now, without regard to
-    `segment.ms` and `segment.bytes`: Spark and other readers of the table see them."""
+    """Move the records in the tails of all partitions into the topic's table now, whatever
+    `segment.ms` and `segment.bytes` are. Then Spark and other readers of the table see them."""
     return SealedRecords(sealed_records=await log.seal(topic_name))
 
 
 class TopicNotFound(UnknownTopic):
-    """The request is for a partition; the message is Karapace's."""
+    """A request for a partition names an unknown topic. The message is Karapace's."""
 
     def __str__(self) -> str:
         return f"Topic {self.topic} not found"
@@ -170,8 +170,8 @@ def _known(log: Broker, name: str) -> Topic:
 
 
 def _number(topic: Topic, text: str) -> int:
-    """Return the partition of the path. A text that is no number is an unknown path, as in
-    Karapace."""
+    """Return the partition number of the path. If the text is not a number, raise NoSuchResource,
+    as Karapace does."""
     if not (text.isascii() and text.isdigit()):
         raise NoSuchResource(f"partition {text[:SHOWN_MAX]!r} is not a number")
     return partition_number(topic, text)

@@ -1,6 +1,7 @@
 """Topics, partitions and offsets in Confluent's v3 dialect.
 
-Accepted and ignored: replication factors and assignments to brokers, which have no meaning here.
+Replication factors and assignments to brokers are accepted and ignored, because Tidelog's
+partitions are not on brokers.
 """
 
 from typing import Annotated
@@ -62,7 +63,7 @@ class NewTopicV3(TopicCreation):
         },
     )
     replicas_assignments: dict[int, list[int]] | None = Field(
-        default=None, description="gives the number of partitions; the brokers are ignored"
+        default=None, description="sets the number of partitions; the brokers are ignored"
     )
     configs: list[NewTopicConfig] | None = None
     validate_only: bool = False
@@ -73,7 +74,7 @@ class MorePartitions(StrictModel):
 
 
 async def leading_broker(broker_id: str) -> None:
-    """Raise NoSuchResource for every broker but the one that answers: it has the only replica."""
+    """Raise NoSuchResource unless the id is that of this broker, which has the only replica."""
     if broker_id != str(BROKER_ID):
         raise NoSuchResource(f"Broker {broker_id} cannot be found.")
 
@@ -192,7 +193,7 @@ async def get_partition_offsets(
 
 
 async def list_replicas(partition_id: PartitionId, context: PathTopic) -> ReplicaList:
-    """A partition has one replica, which the API shows on broker 1."""
+    """The one replica of a partition, which the API shows on broker 1."""
     name, number = context.topic.name, partition_number(context.topic, partition_id)
     return ReplicaList(
         metadata=context.make.listed("topics", name, "partitions", number, "replicas"),

@@ -1,14 +1,14 @@
 """POST /v3/clusters/{c}/transactions: records for several topics and offsets of groups, all or
 nothing.
 
-No other proxy has this route. One request is one commit (I4), so consume, transform and produce is
-exactly once without a coordinator: results and committed offsets are in one commit, and a client
-that does not know the outcome repeats the request with its Idempotency-Key.
+No other proxy has this route. One request is one commit (I4), so a client can consume, transform
+and produce exactly once without a coordinator. Results and committed offsets are in one commit. If
+the client does not know the outcome, it repeats the request with its Idempotency-Key.
 
-These routes check all that they can before the log gets anything (I6). `apply` checks again what
-may change until the commit (a deleted topic, an old generation), and refuses the whole.
+The route checks as much as it can before the log gets anything (I6). Before the commit, a
+topic may be deleted or a generation become old. So `apply` checks again, and refuses the whole.
 
-**On a crash**: before the commit, nothing is written; after it, a retry gets the response.
+**On a crash**: before the commit, nothing is written. After the commit, a retry gets the response.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class _Plan(NamedTuple):
 
 
 class Transactions:
-    """The route. One per broker."""
+    """The route of transactions. One per broker."""
 
     def __init__(
         self, broker: Broker, settings: Settings, produce: Produce, counters: HttpCounters
@@ -129,14 +129,15 @@ class Transactions:
     ) -> _Plan:
         """Find the topics, check the records, and return the records' partitions.
 
-        With an idempotency key, these depend only on the content and the numbers of partitions,
-        which are stored with the key: a retry gets the same partitions, on any broker.
+        With an idempotency key, the records' partitions depend only on the content and on each
+        topic's number of partitions. These numbers are stored with the key, so a retry gets the
+        same partitions on any broker.
         """
         topics = [await self._produce.topic(records.name, rights) for records in request.topics]
         offsets = [self._commit_of(group) for group in request.groups]
         key = None
         if name is not None:
-            # By ids: a request to a topic that was deleted and created again is another request.
+            # Ids, because a request to a topic that was deleted and created again is another one.
             ids = [topic.topic_id for topic in topics]
             ids += [each.topic_id for commit in offsets for each in commit.offsets]
             mark = fingerprint(f"transactions/{'/'.join(ids)}", body)
@@ -167,14 +168,14 @@ class Transactions:
         return self._produce.place_among(records.name, count, records.produced, None, key)
 
     def _places_of_first(self, plan: _Plan, request: Transaction) -> list[RecordPartitions]:
-        """Return the records' partitions in the first request with this key: topics may have got
-        more partitions since then, and the appended ranges are of that time."""
+        """Return the partitions that the first request with this key gave to the records. The
+        appended ranges are those of that request; topics may have more partitions since then."""
         placed = [places for _, places in plan.parts]
         known = None if plan.key is None else self._log.state.idempotency_record(plan.key.key)
         if plan.key is None or known is None or known.claim.partitions == plan.key.partitions:
             return placed
         counts = known.claim.partitions
-        assert isinstance(counts, list), "its fingerprint is of another route"
+        assert isinstance(counts, list), "another route's fingerprint differs"
         return [
             self._place(records, plan.key, count)
             for records, count in zip(request.topics, counts, strict=True)
@@ -250,12 +251,13 @@ _EXAMPLE_ANSWER = {
     ],
 }
 _TEXT = """\
-Records for up to 100 topics, and offsets of consumer groups, in one commit: readers see all of it
-or nothing, also after a crash. Records are those of the v3 `records` route (types `JSON`, `STRING`
-and `BINARY`), 10,000 at most; an offset is that of the next record to read. `acks` is always all.
+One commit has records for up to 100 topics and offsets of consumer groups. Readers see the whole
+commit or nothing, also after a crash. Records are those of the v3 `records` route (types `JSON`,
+`STRING` and `BINARY`), 10,000 at most. An offset is that of the next record to read. `acks` is
+always all.
 
-**Consume, transform, produce, exactly once** takes two requests in a loop, no transaction
-coordinator, and any broker for each request:
+**Consume, transform, produce, exactly once** takes two requests in a loop. It needs no transaction
+coordinator, and each request may go to any broker:
 
 ```
 next = 0                                                     # or, after a start:
@@ -269,15 +271,16 @@ loop:
   next = 42
 ```
 
-After a crash the client continues at the committed offset: a batch is committed with its results,
-or neither is. After 503, 504 or a lost response, send the same body with the same key: the response
-is that of the first request.
+After a crash, the client continues at the committed offset. The results of a batch and its offset
+are both committed, or neither is. After 503, 504 or a lost response, send the same body with the
+same key: the response is that of the first request.
 
-A consumer instance commits as `consumer_id`, its instance id, with the `generation` of its read
-(`Tidelog-Generation`). If the partition has another owner since then, or the instance is deleted,
-the response is 409/40903: delete the instance and create another, which continues at the committed
-offset. Without both fields the committer is no member of the group. A group with subscribed members
-rejects it; otherwise it must itself keep other committers off its partitions.
+A consumer instance sends its instance id as `consumer_id`, and the `generation` of its read
+(`Tidelog-Generation`). If the partition has another owner since that read, or the instance is
+deleted, the response is 409/40903. Then delete the instance and create another, which continues at
+the committed offset. Without both fields, the client commits without being a member of the group. A
+group with subscribed members rejects this commit. In any other group, the client must itself ensure
+that no other client commits offsets of its partitions.
 """
 
 ROUTES = (
@@ -290,13 +293,13 @@ ROUTES = (
         V3,
         RouteDoc(
             {
-                400: "an invalid Idempotency-Key, or half a body",
+                400: "an invalid Idempotency-Key, or an incomplete body",
                 404: "404 another cluster, 40401 unknown topic, 40402 unknown partition",
                 408: "40801: a record with a schema, and there is no schema registry",
                 409: "40903: the generation is not the group's; nothing is written",
                 413: "the body, or a record, is over its limit",
-                422: "the body is no transaction, the message says where; or the Idempotency-Key "
-                "was used for another body",
+                422: "the body is not a transaction (the message says where), or the "
+                "Idempotency-Key was used for another body",
                 **RETRY_ERRORS,
             },
             tag="v3 consumer groups",

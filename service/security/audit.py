@@ -1,15 +1,16 @@
 """The audit log: refusals, logins and changes, one JSON line each, in a file or the broker's log.
 
-A line has `time`, `event`, `broker`, `principal` (empty: not known), `client` (the address that
-connects), `forwarded_for` (what a proxy, or the client, says of it), `request`, `status`, and
-`reason` of a refusal or `detail` of a change. Events: `unauthenticated`, `denied`, `wrong_host`;
-`login`, `logout`, `change` (also of unknown outcome: a status of 5xx); `left_out`. No secret is in
-it. Requests for records and of consumer instances are in it only if they are refused.
+A line has `time`, `event`, `broker`, `principal` (if it is known), `client` (the address that
+connects), `forwarded_for` (X-Forwarded-For, which a proxy or the client wrote), `request`,
+`status`, and `reason` of a refusal or `detail` of a change. An empty field is absent. Events:
+`unauthenticated`, `denied`, `wrong_host`; `login`, `logout`, `change` (with a status of 5xx, its
+outcome may be unknown); `left_out`. No line has a secret. Requests for records and requests of
+consumer instances have a line only if they are refused.
 
-Any client can cause refusals, so these are bounded by LINES_PER_S; `left_out` has the count of the
-others. Changes need a right, and are never left out. The file is opened for each line: it may be
-renamed at any time (logrotate). **On a crash** after a change and before its line, the line is
-missing: the change is in the WAL.
+Any client can cause refusals, so at most LINES_PER_S of them a second have a line; `left_out` has
+the number of the others. Changes need a permission, and are never left out. The file is opened for
+each line, so it may be renamed at any time (logrotate). **On a crash** after a change and before
+its line, the line is missing, but the change is in the WAL.
 """
 
 import asyncio
@@ -36,9 +37,9 @@ access_log = logging.getLogger("tidelog.access")
 
 LINES_PER_S = 20.0
 LEFT_OUT_S = 10.0
-"""A count of what was left out is at most this old."""
+"""Time from the first refusal without a line to the `left_out` line that counts it."""
 CHARS_MAX = 500
-"""Of a field: clients choose paths (I10)."""
+"""Maximum characters of a field, because clients choose the paths (I10)."""
 FILE_MODE = 0o600
 REFUSALS = {401: "unauthenticated", 403: "denied", 421: "wrong_host"}
 SESSION_EVENTS = {"/tidelog/v1/login": "login", "/tidelog/v1/logout": "logout"}
@@ -58,8 +59,8 @@ def note(message: str, *values: object) -> None:
 
 
 def open_audit(settings: Settings, broker: Broker, counters: HttpCounters) -> "Audit | None":
-    """Return the audit log of the settings, None if it is off. Raises LogError if the file cannot
-    be written."""
+    """Return the audit log of the settings. If it is off, return None. Raises LogError if the file
+    cannot be written."""
     where = settings.audit_log
     if where == AUDIT_AUTO:
         where = AUDIT_STDERR if settings.security == "keys" else AUDIT_OFF
@@ -76,7 +77,7 @@ def open_audit(settings: Settings, broker: Broker, counters: HttpCounters) -> "A
 
 
 class Audit:
-    """One per broker, on its event loop. `write` blocks: a few lines a second."""
+    """The audit log of one broker, on its event loop. `write` may block: lines are few."""
 
     def __init__(
         self, broker: Broker, counters: HttpCounters, write: Callable[[Fields], None]
@@ -89,7 +90,7 @@ class Audit:
         self._left_out = 0
 
     def refused(self, error: BaseException, scope: Scope) -> None:
-        """Write a refusal; other errors of requests are no events."""
+        """Write a line if the error is a refusal; ignore other errors."""
         status = getattr(error, "status", None)
         if not isinstance(error, LogError) or status not in REFUSALS:
             return
@@ -126,7 +127,7 @@ class Audit:
         event = SESSION_EVENTS.get(scope["path"], "change")
         self._counters.audited[event] += 1
         more: Fields = {"status": status, "detail": _cut("; ".join(details))}
-        if event != "change":  # a login has no caller before it
+        if event != "change":  # before a login, the scope has no caller
             more["principal"] = PRINCIPAL.get()
         self._event(event, scope, more)
 
@@ -173,7 +174,7 @@ def _append(path: str, line: bytes) -> None:
 
 
 def _text(event: Fields) -> str:
-    return json.dumps(event)  # ASCII alone, also of a client's lone surrogates
+    return json.dumps(event)  # ASCII only: a client may send lone surrogates
 
 
 def _cut(text: str) -> str:

@@ -1,14 +1,14 @@
 """Authentication and authorization on one broker: keys, sessions, ACLs and quotas.
 
-Every request but those of public routes (RouteAccess.PUBLIC) needs a principal: by `Authorization:
-Basic` (user and secret of a key), by `Bearer` (the secret), or by the console's cookie. Callers are
-cached by header and address, so authorization costs two lookups in dicts. A change of the cluster's
-state applies to the next request.
+Every request needs a principal, except on public routes (RouteAccess.PUBLIC). The request proves it
+by `Authorization: Basic` (user and secret of a key), by `Bearer` (the secret), or by the console's
+cookie. Callers are cached by header and address, so authorization costs two lookups in dicts. A
+change of the cluster's state applies to the next request.
 
-Before a broker rejects a request it refreshes its view, because another broker may have added the
-key or the ACL (I3): a few times a second at most, so that invalid keys cost a hash each, no memory,
-and no flood of requests to the store (I10). Secrets are compared as SHA-256 in constant time, and
-appear in no message, log line, trace or metric.
+Before a broker rejects a request, it refreshes its view, because another broker may have added the
+key or the ACL (I3). It does so at most REFRESHES_PER_S times a second. So an invalid key costs a
+hash, no memory, and invalid keys cause no flood of requests to the store (I10). Secrets are
+compared as SHA-256 in constant time, and appear in no message, log line, trace or metric.
 """
 
 import base64
@@ -40,12 +40,12 @@ ADMIN = "User:admin"
 NO_DIGEST = b""
 SESSION_NOTE = "session of the console"
 SESSIONS_MAX = 10
-"""Sessions of one principal; one more ends the oldest (I10)."""
+"""Maximum sessions of one principal; the next login ends the oldest (I10)."""
 HEADER_BYTES_MAX = 1024
 CALLERS_MAX = 10_000
-"""Cached callers; one more clears the cache."""
+"""Maximum cached callers; the next caller clears the cache. The same for quota buckets."""
 DECISIONS_MAX = 1_000
-"""Cached decisions of one caller; one more clears them."""
+"""Maximum cached decisions of one caller; the next decision clears them."""
 REFRESHES_PER_S = 5.0
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 CONSOLE_HEADER = b"tidelog-console"
@@ -53,18 +53,19 @@ CONSOLE_HEADER = b"tidelog-console"
 
 
 class Credential(NamedTuple):
-    """The key that proves a principal, or a session of it. `expires_ms` 0: never."""
+    """The key that proves a principal, or a session of this key. If `expires_ms` is 0, it never
+    expires."""
 
     key_id: str
     principal: str
     digest: bytes
     expires_ms: int
     session_id: str = ""
-    """The id of the console's session; empty: the request has the key itself."""
+    """The id of the console's session; empty if the request has the key itself."""
 
 
 class Caller:
-    """A principal at an address: CallerRights. Shared by all requests with the same header."""
+    """The CallerRights of a principal at an address, for all requests with the same header."""
 
     __slots__ = (
         "_access",
@@ -93,7 +94,7 @@ class Caller:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the key exists and has not expired."""
+        """Whether the key (and its session) exists and has not expired."""
         access = self._security.access
         if access.version != self._version or access is not self._access:
             self._renew(access)
@@ -194,7 +195,7 @@ def _super_users(settings: Settings) -> frozenset[str]:
 
 
 class Security:
-    """One per broker, where security is on. `secret` is the cluster's."""
+    """The access checks of one broker with security on. `secret` is the cluster's."""
 
     def __init__(
         self, broker: Broker, settings: Settings, secret: bytes, counters: HttpCounters
@@ -218,7 +219,7 @@ class Security:
         """Authenticate a request and put the caller's rights into its scope; return the error if
         the caller has no access.
 
-        `name` is the resource of a Permission; None: the permission is not checked here.
+        `name` is the resource of a Permission. If it is None, the permission is not checked here.
         """
         try:
             header = None
@@ -259,7 +260,7 @@ class Security:
     async def _identify(
         self, scope: MutableMapping[str, Any], access: Access, header: bytes | None, host: str
     ) -> Caller | None:
-        """Return the caller; None: without a key, on a route that needs none."""
+        """Return the caller. If the request has no key and the route needs none, return None."""
         if header is not None:
             credential = await self._of_header(header)
             caller = Caller(self, credential.principal, _plain(host), credential)
@@ -268,7 +269,7 @@ class Security:
         if _needs_no_key(scope, access):
             return None
         cookie = self._cookie(headers)
-        # With a challenge of Basic, a browser would ask for a password over the console's page.
+        # With a challenge of Basic, a browser would show its own dialog over the console's page.
         challenge = BEARER if CONSOLE_HEADER in headers else BASIC
         if cookie is None:
             raise self.refused(
@@ -293,9 +294,9 @@ class Security:
     async def begin_session(self, credential: Credential) -> tuple[Credential, str]:
         """Return the session's credential and its cookie.
 
-        The session is a key of its own in the cluster's state, whose secret is dropped: each broker
-        sees its end. Raises what a commit does. **On a crash** before the cookie is sent: the key
-        is of no use, and a later session of the principal deletes it.
+        The session is a key of its own in the cluster's state, so each broker sees its end. The
+        secret of this key is dropped. Raises the errors of a commit. **On a crash** before the
+        cookie is sent, the key is of no use, and a later login of the principal deletes it.
         """
         now_ms = self.clock.now_ms()
         await self._end_old_sessions(credential.principal, now_ms)
@@ -321,8 +322,8 @@ class Security:
                 await self._log.change_access(DeleteKey(key.key_id))
 
     async def end_session(self, headers: Mapping[bytes, bytes]) -> str:
-        """End the session of a request's cookie on all brokers; return its principal, empty if
-        there is none. Raises CrossSite; what a commit does."""
+        """End the session of a request's cookie on all brokers. Return its principal, or "" if
+        there is no session. Raises CrossSite and the errors of a commit."""
         cookie = self._cookie(headers)
         session = None if cookie is None else sessions.parse(cookie)
         claimed = None if session is None else await self._of_session(session)
@@ -338,9 +339,9 @@ class Security:
         return sessions.cookie_of(cookies, self.cookie) if cookies else None
 
     async def of_peer(self, principal: str, host: str, proof: tuple[str, str, int]) -> Caller:
-        """Return the caller of a forwarded request, which another broker has authenticated. The
-        principal is empty if security is off on that broker: such a caller has the rights of every
-        client. Raises Unauthenticated if the key or the session has ended."""
+        """Return the caller of a forwarded request, which another broker has authenticated. If
+        security is off on that broker, the principal is empty, and the caller has only the rights
+        of every client. Raises Unauthenticated if the key or the session has ended."""
         key = (b"", f"{host} {principal} {proof}")
         known = self._callers.get(key)
         if known is not None and known.is_valid:
@@ -351,7 +352,7 @@ class Security:
             await self.refresh()
             caller = Caller(self, principal, host, self._of_proof(principal, proof))
         caller.check_valid()
-        if principal and caller.credential is None:  # of version 0.1: not after the level is raised
+        if principal and caller.credential is None:  # version 0.1: invalid once the level rises
             return caller
         return self._remember(key, caller)
 
@@ -359,7 +360,7 @@ class Security:
         """Return a credential that is invalid unless its key and session are in the state."""
         key_id, session_id, expires_ms = proof
         if not key_id and (not principal or self._log.state.level < SIGNED_LEVEL):
-            return None  # no client of that broker needs a key, or it has version 0.1
+            return None  # that broker needs no keys, or has version 0.1
         key = self.access.keys.get(key_id)
         is_of_principal = key is not None and key.principal == principal
         digest_of_key = key.digest if key is not None and is_of_principal else NO_DIGEST
@@ -439,13 +440,13 @@ class Security:
         return self._log.state.access
 
     async def refresh(self) -> None:
-        """Refresh the view, before a request is rejected. Raises Unavailable."""
+        """Refresh the view before a rejection, REFRESHES_PER_S at most. Raises Unavailable."""
         if self._refreshes.throttle_s(self.clock.boot_s()) == 0:
             self._refreshes.charge(1.0)
             await self._log.refresh()
 
     def bucket(self, quota: str, principal: str) -> Bucket | None:
-        """Return the principal's token bucket; None: no quota."""
+        """Return the principal's token bucket. If it has no quota, return None."""
         if not self.access.quotas:
             return None
         rate = self.access.quota(quota, principal)
@@ -475,5 +476,5 @@ def _needs_no_key(scope: MutableMapping[str, Any], access: Access) -> bool:
 
 
 def _plain(host: str) -> str:
-    """Return an IPv4 address as such, also from a socket for both versions."""
+    """Return an IPv4 address without the prefix that a socket for both versions adds."""
     return host.removeprefix("::ffff:") if "." in host else host

@@ -1,6 +1,6 @@
 """The caller of a request, as handlers see it: permissions and quotas.
 
-Where security is off, it is `ALL_RIGHTS`, which allows everything. Where security is on,
+If security is off, the caller is `ALL_RIGHTS`, which allows everything. If security is on,
 service.security.authenticator puts the caller into the request's scope before a handler runs.
 """
 
@@ -15,7 +15,7 @@ BEARER = 'Bearer realm="tidelog"'
 
 
 class Unauthenticated(LogError):
-    """The request has no valid credentials; `kind` is counted."""
+    """The request has no valid credentials; a metric counts each `kind`."""
 
     status = 401
     code = 40101
@@ -38,7 +38,7 @@ class QuotaExceeded(Throttled):
 
 
 class CallerRights(Protocol):
-    """The rights of a request's caller: of a principal at an address."""
+    """The rights of a request's caller: a principal at an address."""
 
     @property
     def principal(self) -> str: ...
@@ -48,8 +48,8 @@ class CallerRights(Protocol):
 
     @property
     def proof(self) -> tuple[str, str, int]:
-        """The ids of the key and of the console's session, and the end of both in ms, 0: never.
-        Empty ids if there are none."""
+        """The ids of the key and of the console's session, and the time in ms when they end (0:
+        never). An id is empty if there is no key or no session."""
 
     def check_valid(self) -> None:
         """Raise Unauthenticated if the key or the session has ended since the request began."""
@@ -57,17 +57,17 @@ class CallerRights(Protocol):
     def may(self, operation: str, resource_type: str, name: str) -> bool: ...
 
     async def check(self, operation: str, resource_type: str, name: str) -> None:
-        """Raise Forbidden unless the caller may do it; Unauthenticated if the key was revoked after
-        the request began."""
+        """Raise Forbidden unless the caller may do the operation. If the key was revoked after the
+        request began, raise Unauthenticated."""
 
     def charge(self, quota: str, size: int = 0) -> None:
         """Charge bytes to a quota. Raises QuotaExceeded while the principal is throttled."""
 
     def record(self, quota: str, size: int) -> None:
-        """Charge bytes that are sent already."""
+        """Charge bytes that were already sent, even if the principal is throttled."""
 
     def throttle_s(self, quota: str) -> float:
-        """Return the throttle time; 0: not throttled."""
+        """Return the throttle time, or 0 if the principal is not throttled."""
 
 
 class _AllRights:
@@ -112,7 +112,7 @@ def may_describe_group(rights: CallerRights, group: str) -> bool:
 
 
 async def check_creation(rights: CallerRights, topic: str) -> None:
-    """Raise Forbidden unless the caller may create every topic, or this one."""
+    """Raise Forbidden unless the caller may create every topic, or this topic."""
     if not rights.may(CREATE, CLUSTER, CLUSTER_NAME):
         await rights.check(CREATE, TOPIC, topic)
 

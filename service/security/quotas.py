@@ -5,11 +5,12 @@ principal that exceeds its quota receives 429 with Retry-After until its bucket 
 """
 
 BURST_S = 1.0
-"""So many seconds' worth may come at once."""
+"""Capacity of a bucket: what its rate gives in this time."""
 
 
 class Bucket:
-    """`rate` a second. May owe: one request may be larger than any bucket."""
+    """A bucket that refills at `rate` a second. Its level may be negative, because one request
+    may be larger than the bucket."""
 
     __slots__ = ("_at_s", "_level", "rate")
 
@@ -19,11 +20,12 @@ class Bucket:
         self._at_s = now_s
 
     def throttle_s(self, now_s: float) -> float:
-        """How long until nothing is owed; 0: go on."""
+        """Refill the bucket and return the time until its level is 0. If the level is not negative,
+        return 0, because there is nothing to wait for."""
         passed_s, self._at_s = max(now_s - self._at_s, 0.0), max(now_s, self._at_s)
         self._level = min(self._level + passed_s * self.rate, self.rate * BURST_S)
         return max(-self._level / self.rate, 0.0)
 
     def charge(self, amount: float) -> None:
-        """For what was let through."""
+        """Subtract an amount that was let through; the level may become negative."""
         self._level -= amount

@@ -2,8 +2,8 @@
 cluster's secret.
 
 Pure. A broker accepts a cookie that any broker of the cluster signed. The signature covers the
-digest of the key: if a key is deleted, or the admin key is changed, its sessions end. The session
-has an id in the cluster's state, which a logout deletes.
+digest of the key, so if a key is deleted, or the admin key is changed, its sessions end. The id of
+a session is in the cluster's state until a logout or a later login deletes it.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ COOKIE_CHARS_MAX = 512
 
 
 class Session(NamedTuple):
-    """The content of a cookie. The caller compares `mac` with the digest of the key."""
+    """The content of a cookie. `is_signed` verifies `mac`."""
 
     key_id: str
     session_id: str
@@ -26,17 +26,18 @@ class Session(NamedTuple):
 
 
 def cookie_name(cluster_id: str) -> str:
-    """A cookie is sent to every port of a host: two clusters there need two names."""
+    """Return a name that differs for each cluster. Browsers send a cookie to every port of a host,
+    so two clusters on one host need two names."""
     return NAME_PREFIX + hashlib.sha256(cluster_id.encode()).hexdigest()[:8]
 
 
 def sign(secret: bytes, session: Session, digest: bytes) -> str:
-    """Return the cookie's value; `digest` is that of the key."""
+    """Return the cookie's value. `digest` is the digest of the key."""
     return f"{_signed(session)}{_mac(secret, session, digest)}"
 
 
 def parse(cookie: str) -> Session | None:
-    """Return the content of a cookie; None if its form is not that of a session cookie."""
+    """Return the content of a cookie. If it is not a session cookie's, return None."""
     parts = cookie.split(".") if len(cookie) <= COOKIE_CHARS_MAX else []
     if len(parts) != 5 or parts[0] != COOKIE_VERSION or not cookie.isascii():
         return None
@@ -47,12 +48,12 @@ def parse(cookie: str) -> Session | None:
 
 
 def is_signed(secret: bytes, session: Session, digest: bytes) -> bool:
-    """Whether a broker of this cluster has said so, of this key."""
+    """Return whether a broker of this cluster signed the session for the key of `digest`."""
     return hmac.compare_digest(_mac(secret, session, digest), session.mac)
 
 
 def cookie_of(header: str, name: str) -> str | None:
-    """One cookie's value in a Cookie header."""
+    """Return the value of the cookie `name` in a Cookie header. If it is absent, return None."""
     for part in header.split(";"):
         found, _, value = part.strip().partition("=")
         if found == name:

@@ -1,11 +1,11 @@
 """Log lines on stderr: text, or one JSON event a line. Exit statuses of a broker.
 
-An event has `time` (RFC 3339, UTC, ms), `level`, `logger`, `message` and `process`. An event of an
-exception has `exception`, the traceback as one text; one of the audit log has `audit`. Each line of
-stderr is exactly one event.
+A JSON event has `time` (RFC 3339, UTC, ms), `level`, `logger`, `message` and `process`. An event of
+an exception also has `exception`, the traceback as one text. An event of the audit log also has
+`audit`. In JSON, each line of stderr is exactly one event.
 
-Clients and a store that fails can cause any number of lines, so lines of one kind are bounded: a
-disk must not be full of them. The next line of the kind has the count of the others.
+Clients and a failing store can cause any number of lines. Lines of one kind are bounded, so that
+they do not fill a disk. The next line of the kind has the number of lines that were left out.
 """
 
 import datetime as dt
@@ -21,15 +21,15 @@ HUMAN = "%(asctime)s %(levelname)s %(name)s %(message)s"
 FORMATS = ("human", "json")
 
 LINES_MAX, WINDOW_S = 20, 10.0
-"""Lines of one kind in so many seconds."""
+"""LINES_MAX lines of one kind pass in WINDOW_S seconds."""
 KINDS_MAX = 1_000
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_UNREACHABLE = 3
-"""Exit statuses of a broker; `cli/results.py` adds those that only commands have."""
+"""Exit statuses of a broker; `cli/results.py` adds the statuses of commands."""
 UNREACHABLE_ERRORS = (StoreUnfit, Unavailable)
-"""Errors of the log with the status EXIT_UNREACHABLE, in a broker and in every command."""
+"""Errors of the log that end a broker or a command with the status EXIT_UNREACHABLE."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -52,18 +52,19 @@ class JsonFormatter(logging.Formatter):
 
 
 def _whole(text: str) -> str:
-    """Replace lone surrogates, which a client may have sent: JSON must be valid UTF-8."""
+    """Replace lone surrogates, which a client may have sent, because JSON must be valid UTF-8."""
     return text.encode("utf-8", "replace").decode()
 
 
 class Bounded(logging.Filter):
-    """Lets LINES_MAX lines of one kind pass in WINDOW_S; a kind is a logger and a message without
-    its values. Errors with a traceback pass, and the audit log, which has a bound of its own."""
+    """A filter that lets LINES_MAX lines of one kind pass in WINDOW_S. A kind is a logger and a
+    message without its values. Lines with a traceback always pass. So do lines of the audit log,
+    because it has its own bound."""
 
     def __init__(self) -> None:
         super().__init__()
         self._kinds: dict[tuple[str, object], list[float]] = {}
-        """Start of the window, lines that passed in it, lines left out since the last one."""
+        """For each kind: start of the window, lines in it, lines left out since one passed."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info or hasattr(record, "audit"):
@@ -85,8 +86,8 @@ class Bounded(logging.Filter):
 
 
 def log_to_stderr(level: str, form: str = "human") -> None:
-    """Log tidelog at `level`, libraries at WARNING: at INFO the AWS SDK logs each credential
-    source, and each of the two servers of a broker its start."""
+    """Log tidelog at `level`, and libraries at WARNING. At INFO, the AWS SDK logs each credential
+    source, and the two servers of a broker log their start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Bounded())
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(HUMAN))
@@ -96,7 +97,7 @@ def log_to_stderr(level: str, form: str = "human") -> None:
 
 
 def last_words(message: str, form: str) -> None:
-    """Write one line on stderr: the reason for the end of the process."""
+    """Write the reason for the end of the process to stderr, as one line."""
     if form == "json":
         logging.getLogger("tidelog").critical("%s", message)
     else:

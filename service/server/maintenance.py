@@ -1,10 +1,10 @@
-"""Maintenance by the broker itself: periodic retention and collection, beside serving.
+"""Maintenance by the broker itself: periodic retention and collection, while it serves requests.
 
-The same work as `tidelog retain` and `tidelog collect`, with the same guarantees: any number of
-brokers may do it at once, and may crash meanwhile. Retention uses the broker's view, so a round
-does not load the cluster again. Collection runs on its own thread, with its own view and
-connections, at the lowest priority: a listing of 100,000 objects must not delay a fetch. Merging
-and compaction read and write existing data many times over. They are left to `tidelog compact`, on
+A broker does the same work as `tidelog retain` and `tidelog collect`, with the same guarantees: any
+number of brokers may do it at once, and may crash meanwhile. Retention uses the broker's view, so a
+round does not load the cluster again. Collection runs on its own thread, with its own view and
+connections, at the lowest priority, because a listing of 100,000 objects must not delay a fetch.
+Merging and compaction read and write existing data many times over. `tidelog compact` does both, on
 a machine with spare capacity.
 """
 
@@ -41,8 +41,8 @@ the last day's commits of tables from which files were removed."""
 async def run_maintenance(
     settings: Settings, broker: Log, counters: MaintenanceCounters | None = None
 ) -> None:
-    """Run a round about every `retention_check_interval_ms`; return at once if that is 0. The next
-    round does the work of a failed one."""
+    """Run a round about every `retention_check_interval_ms`. If this setting is 0, return at once.
+    If a round fails, the next round does its work."""
     interval_s = settings.retention_check_interval_ms / 1000
     if not interval_s or settings.store.startswith("memory:"):
         return  # data in memory ends with the process
@@ -66,8 +66,8 @@ async def run_maintenance(
 
 
 async def check_tables(broker: Log) -> None:
-    """Look at the tables of all topics once, when a broker starts: the first reader or seal of a
-    topic may come much later. The result is logged and shown (`Broker.doubts`)."""
+    """Check the tables of all topics once, when a broker starts, because the first reader or seal
+    of a topic may come much later. The result is logged and shown (`Broker.doubts`)."""
     session = MaintenanceSession.of_broker(broker)
 
     async def look(topic: Topic) -> None:
@@ -99,7 +99,7 @@ async def maintain_once(
     finally:
         _note_doubts(broker, session)
         await session.close()
-        if is_collecting:  # also if retention failed: one topic must not stop the other duty
+        if is_collecting:  # also if retention failed: one topic must not stop collection
             await _collect_apart(settings, counters)
 
 
@@ -136,8 +136,8 @@ async def check_cluster(settings: Settings) -> None:
 async def opened_cluster(
     settings: Settings, *, report_damage: bool = True, is_reading: bool = False
 ) -> AsyncIterator[MaintenanceSession]:
-    """Open the cluster in the store of the settings; close both at the end of the block. With
-    `is_reading`, nothing is written, and the store may be read-only."""
+    """Open the cluster in the store of the settings; close both at the end of the block. If
+    `is_reading` is set, nothing is written, and the store may be read-only."""
     open_it = open_to_read if is_reading else open_store
     store = await open_it(settings.store, s3=settings.s3)
     try:
@@ -165,14 +165,14 @@ async def _retain(cluster: MaintenanceSession, counters: MaintenanceCounters) ->
 
 
 async def _undo_rearrangements(cluster: MaintenanceSession) -> None:
-    """Follow an OPTIMIZE of another engine: the rows are the same, so put the segments back. All
-    else that is in doubt waits for an operator."""
+    """Undo an OPTIMIZE of another engine: its rows are the same, so put the segments back into the
+    table. A table that is in doubt for another reason waits for an operator."""
 
     async def undo(topic: Topic) -> None:
         error = cluster.skipped.get(topic.name)
         if isinstance(error, TableInDoubt) and await undo_rearrangement(cluster, topic):
             del cluster.skipped[topic.name]
-            log.warning("topic %s: undone, its rows are the same: %s", topic.name, error)
+            log.warning("topic %s: undid an OPTIMIZE, its rows are the same: %s", topic.name, error)
 
     skipped = [name for name in cluster.skipped if name in cluster.state.topics]
     await cluster.for_each(topics_of(cluster.state, skipped), undo)

@@ -1,14 +1,14 @@
 """OpenTelemetry traces: a produce request, its flush, the PUT; a fetch and the tiers that it reads.
 
     produce            a request, in the trace that its `traceparent` names
-    flush              linked to every request in it
+    flush              linked to the requests in it (LINKS_MAX at most)
       commit           by this broker, or forwarded to the sequencer
         create wal     the conditional PUT, if this broker commits
     fetch              `tidelog.tiers` lists the sources of its records: memory, wal, table
       get table        reads of the object store
 
-Loaded only if `traces` is on (the extra `otel`): a broker without traces runs none of these
-classes. The usual OTEL_ variables, which the SDK reads, set the destination and the sampling.
+This module is loaded only if `traces` is on (the extra `otel`), so a broker without traces runs
+none of it. The SDK reads the destination and the sampling from the usual OTEL_ variables.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from tidelog.storage.core.observer import TRACE, TracedRequest
 CLOSE_S = 2.0
 """The longest wait for the export of the last spans when a broker stops."""
 LINKS_MAX = 100
-"""Bound of the requests that one flush links to."""
+"""Maximum requests that one flush links to."""
 TIERS = {keys.WAL: "wal", keys.DATA: "wal", keys.TOPICS: "table"}
 
 _tiers: ContextVar[set[str] | None] = ContextVar("tidelog-tiers", default=None)
@@ -48,23 +48,23 @@ class Traces:
             "service.version": version,
             "service.instance.id": broker_id,
         }
-        # `create` merges OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME in.
+        # `create` also reads OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME.
         self._provider = TracerProvider(resource=Resource.create(about))
         self._exporter = exporter
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self.tracer = self._provider.get_tracer("tidelog", version)
         self._committing: Span | None = None
-        """The span of the running commit; there is one at a time. It is the parent of each PUT of
-        the WAL that begins meanwhile. The task that sends the PUT may be older than the flush and
-        have another context."""
+        """The span of the running commit; there is one commit at a time. Each PUT of the WAL that
+        begins during the commit gets this span as its parent, because the task that sends the PUT
+        may be older than the flush and have another context."""
 
     def router(self) -> "type[TracedRouter]":
-        """The router, with a span for each hot request."""
+        """Return the class of a router with a span for each hot request."""
         return type("TracedRouter", (TracedRouter,), {"tracer": self.tracer})
 
     @contextlib.contextmanager
     def flush(self, requests: Sequence[TracedRequest]) -> Iterator[None]:
-        """Trace a flush, in a trace of its own because it serves many requests."""
+        """Trace a flush. It has a trace of its own, because it serves many requests."""
         contexts = [
             request.trace.get_span_context()
             for request in requests
@@ -91,7 +91,7 @@ class Traces:
 
     @contextlib.contextmanager
     def request(self, verb: str, key: str, size: int | None) -> Iterator["_RequestSpan | None"]:
-        """Trace a request to the store that is made within a span; polls and heartbeats are not."""
+        """Trace a request to the store within a span. Polls and heartbeats run in no span."""
         current: Span | None = trace.get_current_span()
         if verb == "create" and key.startswith(keys.WAL):
             current = self._committing
@@ -128,8 +128,8 @@ class _RequestSpan(NamedTuple):
 
 
 def otlp(broker_id: str, version: str) -> Traces:
-    """Return traces that are sent to a collector by OTLP over HTTP: to localhost:4318, unless OTEL_
-    variables name another address."""
+    """Return traces that are sent to a collector by OTLP over HTTP. The collector is at
+    localhost:4318, unless OTEL_ variables name another address."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return Traces(broker_id, version, OTLPSpanExporter())

@@ -2,7 +2,8 @@
 
 The parent serves no requests. It starts the workers and sends SIGTERM to them when it gets SIGTERM
 or SIGINT. If a worker ends, the parent starts it again: at once after the first end, and after
-growing pauses if the worker ends early again. It stops if all workers fail before any has listened.
+growing pauses if the worker ends early again. If every worker fails before any worker has listened,
+the parent stops.
 Workers share only the store, as all brokers do.
 
 **On a crash**: if the parent is killed, Linux sends SIGTERM to its workers.
@@ -68,8 +69,8 @@ class Workers:
         self._wake, self._signalled = socket.socketpair()
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT, or until each worker has failed and none has ever listened;
-        return the exit status."""
+        """Run until SIGTERM or SIGINT, or until each worker has failed and none has ever listened.
+        Return the exit status."""
         self._signalled.setblocking(False)
         signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -116,7 +117,7 @@ class Workers:
         _ = connection.wait([*sentinels, self._wake], seconds)
 
     def _look(self) -> None:
-        """Update the state of each worker: listening, or ended and to be restarted."""
+        """Note which workers listen. If a worker has ended, set the time of its restart."""
         for worker in self._workers:
             process = worker.process
             if process is None or worker.is_up is None:
@@ -142,9 +143,9 @@ class Workers:
             process.close()
 
     def _wait_for_ends(self) -> int:
-        """Send SIGTERM to all and wait up to END_S, then kill. Return the first status that is not
-        0 (EXIT_FAILED for a signal), else 0. Workers that ended before do not count, unless all
-        have failed and none has ever listened."""
+        """Send SIGTERM to all workers, wait up to END_S, then kill those that still run. Return the
+        first status that is not 0 (EXIT_FAILED for a signal), else 0. Workers that ended before
+        this call count only if each worker has failed and none has ever listened."""
         hopeless = self._is_hopeless()
         statuses = [worker.status for worker in self._workers if hopeless]
         deadline_s = _CLOCK.boot_s() + END_S
