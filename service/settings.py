@@ -304,7 +304,7 @@ class Settings:
         if self.workers > 1 and (self.peer_port or self.peer_address or self.broker_id):
             raise BadSettings("workers above 1: remove peer_port, peer_address and broker_id")
         if self.workers > 1 and self.store.startswith("memory:"):
-            raise BadSettings("workers above 1 need a shared store: one process has memory://")
+            raise BadSettings("workers above 1 cannot share memory://, which is in one process")
         if self.workers > 1 and self.port == 0:
             raise BadSettings("workers above 1 share one port: set a port above 0")
         if self.request_bytes_max > self.buffer_bytes_max:
