@@ -2,7 +2,7 @@
 
 Each field is a flag of `tidelog serve` (`--flush-interval-ms`), a variable (`TIDELOG_FLUSH_INTERVAL_MS`)
 and a row of SETTINGS.md. A flag overrides a variable, a variable overrides the default. An
-unknown name, a value out of range or a conflict between settings is a BadSettings with one line.
+unknown name, a value out of range or a conflict between settings raises BadSettings with one line.
 """
 
 import dataclasses
@@ -49,13 +49,13 @@ RENAMED = {
     "segment_cache_bytes": "read_cache_bytes",
     "footer_cache_bytes": "read_cache_bytes",
 }
-"""Old names of settings and the new ones. An old name works in this version, with a warning."""
+"""The new name of a setting, by its old name. An old name still works, with a warning."""
 _CACHES = {
     "chunk_cache_bytes": 64 * MIB,
     "segment_cache_bytes": 256 * MIB,
     "footer_cache_bytes": 32 * MIB,
 }
-"""Old settings, with their defaults, whose sum is `read_cache_bytes`."""
+"""Old settings with their defaults. `read_cache_bytes` is the sum of the three."""
 REMOVED = frozenset(
     {
         "wal_codec",
@@ -142,7 +142,7 @@ class Settings:
     )
     produce_timeout_ms: int = setting(
         30_000,
-        "a produce request without an outcome after this time is answered with 503 if it still waits for its flush (nothing is written), else with 504",
+        "if a produce request has no outcome after this time, the broker answers 503 while the request still waits for its flush (nothing is written), else 504",
         low=100,
     )
     fetch_bytes: int = setting(1 * MIB, "`max_bytes` of a fetch that does not set it", low=1)
@@ -169,23 +169,23 @@ class Settings:
     seal_enabled: bool = setting(True, "whether this broker seals tails into tables")
     wal_view_age_max_ms: int = setting(
         600_000,
-        "of a cluster that this broker creates: a view of the WAL that is not refreshed for this time expires; at least 60000",
+        "for a cluster that this broker creates: a view of the WAL that is not refreshed for this time expires; at least 60000",
         low=1,
     )
     wal_retention_ms: int = setting(
         3_600_000,
-        "of a cluster that this broker creates: minimum time that WAL entries are kept; at least 3600000, and 4 times `wal_view_age_max_ms`: otherwise a suspended broker could commit from an expired view",
+        "for a cluster that this broker creates: minimum time that WAL entries are kept; at least 3600000 and at least 4 times `wal_view_age_max_ms`, because otherwise a suspended broker could commit from an expired view",
         low=4,
     )
     file_grace_ms: int = setting(
         86_400_000,
-        "of a cluster that this broker creates: time from the removal of a file from its table to its deletion; must exceed the duration of a read; at least 3600000",
+        "for a cluster that this broker creates: time between the commit that removes a file from its table and the deletion of the file; must be longer than any read; at least 3600000",
         low=0,
         high=MOST.file_grace_ms,
     )
     test_bounds: bool = setting(
         False,
-        "allow shorter values of the three settings before, for tests: a folder or a local endpoint only",
+        "for tests: allow smaller values of `wal_view_age_max_ms`, `wal_retention_ms` and `file_grace_ms`; S3 only at an endpoint on this machine",
     )
     retention_check_interval_ms: int = setting(
         300_000,
@@ -194,12 +194,12 @@ class Settings:
     )
     compact_spark_bytes: int = setting(
         16 * 1024 * MIB,
-        "without `--engine`, `tidelog compact` uses Spark, if installed, for more bytes than this; one process compacts about 100 MB/s, so the default takes three minutes",
+        "without `--engine`, `tidelog compact` uses Spark, if it is installed, for more bytes than this; one process compacts about 100 MB/s, so it needs three minutes for the default",
         low=0,
     )
     compact_memory_bytes: int = setting(
         1024 * MIB,
-        "memory for the keys of one pass of a compaction; more distinct keys take several passes. A pass needs memory for one output segment in addition",
+        "memory for the keys of one pass of a compaction; if the distinct keys need more, the compaction makes several passes. A pass also needs memory for one output segment",
         low=4 * MIB,
     )
     poll_interval_ms: int = setting(
@@ -245,7 +245,7 @@ class Settings:
     )
     advertised_url: str = setting(
         "",
-        "URL at which clients reach the service, for links in answers; empty: from the headers of proxies, else from Host",
+        "URL at which clients reach the service, for links in answers; empty: the broker takes it from the headers of proxies, else from Host",
     )
     s3_endpoint: str = setting("", "URL of an S3 server other than AWS")
     s3_region: str = setting(
@@ -272,7 +272,7 @@ class Settings:
     fetch_wait_ms_max: ClassVar[int] = 30_000
     """Maximum time of a long poll."""
     start_retry_s: ClassVar[float] = 60.0
-    """Time for which a step of a start is repeated: storage.io.start_retry has the reason."""
+    """How long a starting broker repeats a failed step (storage.io.start_retry has the reason)."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -292,7 +292,7 @@ class Settings:
             if getattr(self, name) < least and not self.test_bounds:
                 raise BadSettings(
                     f"{name} ({getattr(self, name)}) is below {least}: only a cluster for tests "
-                    "may have that (test_bounds)"
+                    "may have a smaller value (test_bounds)"
                 )
         if self.test_bounds and self.store.startswith("s3://") and not self.s3.is_local:
             raise BadSettings("test_bounds is for a folder or an endpoint on this machine")
@@ -304,9 +304,9 @@ class Settings:
         if self.workers > 1 and (self.peer_port or self.peer_address or self.broker_id):
             raise BadSettings("workers above 1: remove peer_port, peer_address and broker_id")
         if self.workers > 1 and self.store.startswith("memory:"):
-            raise BadSettings("workers above 1 need a store to share: memory:// is of one process")
+            raise BadSettings("workers above 1 cannot share memory://, which is in one process")
         if self.workers > 1 and self.port == 0:
-            raise BadSettings("workers above 1 share one port: set port, not 0")
+            raise BadSettings("workers above 1 share one port: set a port above 0")
         if self.request_bytes_max > self.buffer_bytes_max:
             raise BadSettings(
                 f"request_bytes_max ({self.request_bytes_max}) must not be over buffer_bytes_max "
@@ -331,10 +331,10 @@ class Settings:
     def _check_urls(self) -> None:
         for name in self.cors_origin_names:
             if name != "*" and not _ORIGIN.fullmatch(name):
-                raise BadSettings(f"cors_origins: {name!r} is no origin, as https://HOST:PORT")
+                raise BadSettings(f"cors_origins: {name!r} is no origin: use https://HOST:PORT")
         if self.advertised_url and not _URL.fullmatch(self.advertised_url):
             raise BadSettings(
-                f"advertised_url: {self.advertised_url!r} is no URL, as https://HOST:PORT/PATH"
+                f"advertised_url: {self.advertised_url!r} is no URL: use https://HOST:PORT/PATH"
             )
 
     @property
@@ -398,7 +398,7 @@ def load(
     *,
     warn: Callable[[str], object] = lambda _: None,
 ) -> Settings:
-    """Return the settings of the flags, text by field name, and the environment. Raises BadSettings.
+    """Return the settings from the flags (text by field name) and the environment. Raises BadSettings.
 
     Calls `warn` with one line for each setting that is given by its old name.
     """
@@ -425,7 +425,7 @@ def load(
 
 
 def _rename(given: dict[str, str], warn: Callable[[str], object]) -> None:
-    """Replace old names by the new ones. Raises BadSettings where both are given."""
+    """Replace each old name by its new name. Raises BadSettings if both are given."""
     old_names = [name for name in RENAMED if name in given]
     for old in old_names:
         new = RENAMED[old]
@@ -447,8 +447,8 @@ def state_home() -> Path:
 
 
 def set_worker_python(executable: str) -> None:
-    """Set the Python of Spark's workers, if the environment does not. By default they run the first
-    python3 in the PATH, which may not have tidelog."""
+    """Set the Python of Spark's workers, unless the environment sets it. By default the workers run
+    the first python3 in the PATH, which may not have tidelog."""
     os.environ.setdefault("PYSPARK_PYTHON", executable)
 
 

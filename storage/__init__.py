@@ -6,14 +6,14 @@ Packages, lower ones first; import-linter checks that a package imports only low
     core      pure: nouns, object keys, codecs, actions and WAL entries
     state     pure: the cluster state and `apply`
     io        object stores, the clock, threads
-    tables    one Delta table per topic, which is the manifest; Parquet segments
+    tables    the manifest (one Delta table per topic); Parquet segments
     wal       the chain of WAL entries in the store, and a broker's view of it
     read      reads of both tiers, with and without a broker
     write     hot segments, the hot log, the writer, the sealer
     cluster   liveness of brokers, the sequencer, messages between brokers
     log       one broker's log: append, fetch, seal, administration
     groups    consumer groups: coordinator, instances, offset commits
-    broker    one broker: its log, peers and groups; the composition of all parts
+    broker    one broker: composes its log, its peers and its groups
     spark     the Spark data source
     public    the public names (`tidelog.spark`); installed as `tidelog`
 """

@@ -1,11 +1,12 @@
-"""One broker of a cluster: a log whose commits may go through a sequencer, its peers, its groups.
+"""One broker of a cluster: its log, its peers and its groups. Commits may go through a sequencer.
 
-`Broker.open` is the only composition of these parts: a serving process, the tests and the simulator
-use it. Parts are constructed in the order in which they receive applied entries: sequencer, log,
-consumer groups. Nothing is assigned to a part after its construction.
+Only `Broker.open` composes these parts. A serving process, the tests and the simulator call it. It
+constructs parts in the order in which they receive applied entries: sequencer, log, consumer
+groups. Nothing is assigned to a part after its construction.
 
-**On a crash** at any moment: the store has what is committed, the hot log has what was acknowledged
-with acks=1. The next `open` in the same folder commits the rest of the hot log.
+**On a crash** at any moment: the store has the committed requests, the hot log has the requests
+that were acknowledged with acks=1. The next `open` in the same folder commits the requests of the
+hot log that are not committed yet.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ from tidelog.storage.write.counters import WriterCounters
 from tidelog.storage.write.sealer import BACKGROUND_STOP_S, SealerCounters, SealerSettings
 from tidelog.storage.write.writer import WriterSettings
 
-__all__ = [  # the settings of a broker's parts, too
+__all__ = [  # includes the settings of a broker's parts
     "BACKGROUND_STOP_S",
     "NO_OBSERVER",
     "NO_PEERS",
@@ -78,7 +79,7 @@ log = logging.getLogger("tidelog.log")
 
 READY_WAIT_S = 1.0
 CHECKPOINT_STOP_S = 5.0
-"""Longest wait for the checkpoint of a stop; without it, the next start reads more entries."""
+"""Longest wait for the checkpoint at a stop. Without it, the next start reads more entries."""
 READY_GRACE_S = 10.0
 """A broker stays ready for this time while the store does not answer."""
 LAYOUT_AGE_MAX_S = 30.0
@@ -100,7 +101,7 @@ class Members(NamedTuple):
 
 
 class CacheStats(NamedTuple):
-    """A cache; `hits` and `misses` count since the process started."""
+    """The state of one cache. `hits` and `misses` count since the process started."""
 
     bytes: int
     bytes_max: int
@@ -129,9 +130,9 @@ class BrokerStats(NamedTuple):
 
 
 class PartitionFiles(NamedTuple):
-    """A partition's sealed segments. `live` are the segments with offsets of [log start, sealed
-    end); `hot_start` is the first offset in this broker's memory, the high watermark if none; key
-    compaction ran up to `clean_end`."""
+    """A partition's sealed segments. `live` are the segments with offsets in [log start, sealed
+    end). `hot_start` is the first offset in this broker's memory. If it has no record in memory,
+    `hot_start` is the high watermark. Key compaction has run up to `clean_end`."""
 
     segments: SegmentColumns
     live: SegmentColumns
@@ -142,7 +143,7 @@ class PartitionFiles(NamedTuple):
 class Broker(Log):
     """A broker of a cluster, from `open` to `close`, owned by one event loop.
 
-    It is a `Log` and does not contain one: delegation would add a call to each append and fetch.
+    It inherits from `Log`, because delegation would add a call to each append and fetch.
     """
 
     def __init__(
@@ -195,8 +196,8 @@ class Broker(Log):
         observer: Observer = NO_OBSERVER,
         may_describe: TopicFilter = all_topics,
     ) -> "Broker":
-        """Open the cluster in `store`, or create it, and commit what the hot log of a crashed
-        process left in `hot_dir`. With `peers`, call `join` next.
+        """Open the cluster in `store`, or create it. Then commit the requests in the hot log that
+        a crashed process left in `hot_dir`. With `peers`, call `join` next.
 
         Raises StoreUnfit (also if the cluster's id is not `cluster_id`), Corrupt or Unavailable.
         """
@@ -207,7 +208,7 @@ class Broker(Log):
         )
         process = clock.new_id().hex()
         name = name or process[:12]
-        # Processes may have one `name` after another: the WAL needs one of this process alone.
+        # Several processes may use `name` in turn; the WAL needs a name of this process alone.
         wal = WalView(objects, cluster, f"{name}-{process}", settings.wal)
         broker = cls(wal, settings, name, hot_dir, peers, observer, may_describe)
         try:
@@ -221,9 +222,9 @@ class Broker(Log):
         await self._retry.until_done(self.wal.load)
         bounds = self.state.bounds
         if bounds.is_test:
-            log.warning("the cluster has the bounds of tests: %s", bounds.now)
+            log.warning("the cluster has bounds for tests: %s", bounds.now)
         elif bounds.now != self.settings.wal.bounds:
-            log.info("the bounds of the cluster count: %s", bounds.now)
+            log.info("the cluster's bounds are in effect, not the settings: %s", bounds.now)
         left: list[hot_log_file.Recovered] = []
         if hot_dir is not None:
             cluster_id = self.identity.cluster_id
@@ -244,34 +245,34 @@ class Broker(Log):
         files = [file for file in files if file not in kept]
         requests = [request for file in files for request in file.requests]
         for waiter in self.writer.recover(requests):
-            # A refusal is final, like an outcome: the topic was deleted since. A request that is
-            # set aside has another file.
+            # A refusal is a final outcome, for example because the topic was deleted since. A
+            # request that is set aside is in another file.
             with contextlib.suppress(UnknownTopic, InvalidRequest, SetAside):
                 await waiter
         if requests:
             log.info("hot log: recovered %d requests of a crashed process", len(requests))
-        # All of them are applied. Only now delete the files, and after the files retire the marks.
+        # All requests have an outcome. Only now delete the files, and then retire their marks.
         await self.writer.retire(await asyncio.to_thread(hot_log_file.discard, files))
-        # Not before: until then, requests that are set aside may be in these files, too.
+        # Not earlier: until their deletion, `files` may also contain requests that are set aside.
         if kept:
             self.writer.adopt(kept)
 
     async def join(self, address: str, port: int = 0) -> None:
-        """Register as a broker of the cluster: peers must be able to reach it at `address` from now
-        on, clients at `port`. A broker that does not register commits without a sequencer; results
-        are the same."""
+        """Register as a broker of the cluster. From now on, peers must be able to reach this broker
+        at `address`, and clients at `port`. A broker that does not register commits without a
+        sequencer, with the same results."""
         await self.membership.join(address, port)
         self._tasks.append(asyncio.create_task(self.membership.run(), name="tidelog-members"))
         if self._has_peers:
-            self._start_groups()  # not before the peers are known: it would take over their groups
+            self._start_groups()  # only now: without its peers it would take over their groups
 
     def _start_groups(self) -> None:
         if self.settings.is_coordinating:
             self.groups.start()
 
     async def run_until_failed(self) -> None:
-        """Wait until a background task fails, which is a bug, or a copy of this process writes to
-        the log (Fenced); raise the exception."""
+        """Wait until a background task fails (a bug), or until a copy of this process writes to the
+        log (Fenced). Then raise the exception."""
         fenced = asyncio.create_task(self.wal.copy_fence.until_fenced(), name="tidelog-fence")
         tasks = [fenced, self.writer.task, self.groups.task, *self._tasks]
         running = [task for task in tasks if task is not None]
@@ -308,9 +309,10 @@ class Broker(Log):
         self.reader.close()
 
     async def _retire_hot_log(self) -> None:
-        """Retire the mark of this process's hot log if no file of it is left: all is committed.
+        """Retire the mark of this process's hot log if the log has no file left: then all of its
+        requests are committed.
 
-        **On a crash** before: a mark of fifty bytes is left."""
+        **On a crash** before the commit, a mark of fifty bytes is left."""
         hot_log = self.writer.hot_log
         if hot_log is None or hot_log.log_id not in self.state.hot_logs:
             return
@@ -332,9 +334,10 @@ class Broker(Log):
         self.reader.close()
 
     async def check_ready(self) -> None:
-        """Raise Unavailable, with the reason, unless this broker can serve requests: the WAL was
-        read to its end within READY_GRACE_S, the last writes succeeded, and the broker does not
-        shut down."""
+        """Raise Unavailable, with the reason, unless this broker can serve requests.
+
+        It can if it read the WAL to its end within READY_GRACE_S, its last writes succeeded, it is
+        not shutting down, and its clock is within SKEW_MS_MAX of the store's."""
         if self._is_draining or self.writer.task is None or self.writer.task.done():
             raise Unavailable("this broker is shutting down")
         if why := self.writer.why_failing() or self.membership.why_failing():
@@ -369,7 +372,7 @@ class Broker(Log):
 
     @property
     def peer_api(self) -> Sequencer:
-        """The handler of messages, only for peers with access to the cluster's store."""
+        """The handler of messages from peers, which have access to the cluster's store."""
         return self.sequencer
 
     async def secret(self) -> bytes:
@@ -377,7 +380,7 @@ class Broker(Log):
         return await self._retry.until_done(lambda: cluster_secret(self.store, self.clock))
 
     def doubts(self) -> dict[str, str]:
-        """Return the topics whose tables this broker found in doubt, by name, and why."""
+        """Return the reason for each table that this broker found in doubt, by topic name."""
         known = (
             (self.state.topic_of_id(each), error) for each, error in self.tables.doubts.items()
         )
@@ -410,8 +413,8 @@ class Broker(Log):
     async def create_key(
         self, principal: str, *, expires_ms: int = 0, note: str = ""
     ) -> tuple[Key, str]:
-        """Create an API key; return it with its secret, which is not stored. Raises what
-        `change_access` does."""
+        """Create an API key. Return it with its secret, which is not stored. Raises the errors of
+        `change_access`."""
         drawn = self.clock.new_id() + self.clock.new_id()
         secret = SECRET_PREFIX + base64.urlsafe_b64encode(drawn).decode().rstrip("=")
         held = digest(secret.encode())
@@ -431,8 +434,8 @@ class Broker(Log):
     # -- stored objects, for the console
 
     async def partition_files(self, topic: Topic, number: int) -> PartitionFiles:
-        """Return the partition's files, from a manifest of at most LAYOUT_AGE_MAX_S. Raises
-        Unavailable, Corrupt."""
+        """Return the partition's files, from a manifest that is at most LAYOUT_AGE_MAX_S old.
+        Raises Unavailable, Corrupt."""
         table = await self.tables.of(topic, age_max_s=LAYOUT_AGE_MAX_S)
         sealed = await table.transaction_version(seal_app_id(number)) or 0
         if sealed < topic.partitions[number].sealed_end:
@@ -450,7 +453,7 @@ class Broker(Log):
         return [info async for info in self.store.list(keys.WAL, start_after=keys.wal(after))]
 
     async def read_entry(self, seq: int) -> Entry | None:
-        """Return the WAL entry; None if it was collected."""
+        """Return the WAL entry. If it was collected, return None."""
         try:
             return (await self.wal.objects.read(seq)).entry
         except NotFound:

@@ -1,8 +1,8 @@
 """Announce committed entries to the peers, and find out whether suspected peers answer again.
 
-One sender for each peer, with at most one message in flight. Entries that are committed meanwhile
+Each peer has one sender, with at most one message in flight. Entries that are committed meanwhile
 go into the next message, so a slow peer costs bounded memory (I10). A lost message has no effect on
-results: that peer reads the WAL.
+results, because the peer then reads the WAL.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from tidelog.storage.io.threads import TASK_ENDS
 log = logging.getLogger("tidelog.members")
 
 SUSPECT_S_MAX = 30.0
-"""Upper bound of the pause before a suspected peer is tried again; it doubles each time."""
+"""Longest pause before the next message to a suspected peer. The pause doubles each time."""
 OUTBOX_MAX = 64
-"""Announcements that wait for one peer; the oldest are dropped."""
+"""Most announcements that wait for one peer. If there are more, the oldest are dropped."""
 
 
 class PeerTransport(Protocol):
-    """Sends messages to other brokers. Both methods raise LogError if a peer cannot be reached."""
+    """Sender of messages to brokers. Both methods raise LogError if a peer cannot be reached."""
 
     async def forward(self, peer: Member, message: bytes) -> bytes:
         """Forward a draft; return the response. Raises ForwardRefused if the peer certainly did not
-        take it, ForwardOutcomeUnknown if that is not known."""
+        take the draft, ForwardOutcomeUnknown if the peer may have taken it."""
 
     async def announce(self, peer: Member, message: bytes) -> None:
         """Send announcements of committed entries."""
@@ -41,7 +41,7 @@ class PeerTransport(Protocol):
 
 @dataclass
 class AnnouncerCounters:
-    """Since the process started."""
+    """Counters of an announcer since the process started."""
 
     sent: int = 0
     failed: int = 0
@@ -58,7 +58,7 @@ class _Sender:
 
 
 class Announcer:
-    """Owned by one event loop; `close` ends its tasks."""
+    """The senders of one broker, owned by one event loop. `close` ends their tasks."""
 
     def __init__(
         self, membership: Membership, clock: Clock, transport: PeerTransport, timeout_s: float
@@ -69,12 +69,12 @@ class Announcer:
         self.timeout_s = timeout_s
         self.counters = AnnouncerCounters()
         self.suspects: dict[str, float] = {}
-        """Peers that did not answer or failed, and the boot time of the next attempt, by id."""
+        """Boot time of the next attempt at each peer that did not answer or failed, by peer id."""
         self._failures: dict[str, int] = {}
         self._senders: dict[str, _Sender] = {}
 
     def announce(self, entry: EntryAnnouncement, *, but: Collection[str] = ()) -> None:
-        """Announce the entry to every live peer except `but`, without a wait."""
+        """Announce the entry to every live peer whose id is not in `but`. Do not wait."""
         if len(self._senders) > len(self.membership.others):
             self._forget_stopped()
         for peer in self.membership.others:
@@ -83,7 +83,7 @@ class Announcer:
                 self._start(self._sender(peer))
 
     def suspect(self, peer: Member, why: str) -> None:
-        """Suspect the peer until it answers a message; each time the pause before that doubles."""
+        """Suspect the peer until it answers. The pause before the next try doubles each time."""
         self.counters.suspected += 1
         if peer.id not in self.suspects:
             log.warning("broker %s is suspected: %s", peer.name, why)
@@ -138,7 +138,7 @@ class Announcer:
         self._senders.pop(peer_id, None)
 
     async def _deliver(self, sender: _Sender) -> bool:
-        """Send all waiting announcements in one message. An empty one tests the peer."""
+        """Send all waiting announcements in one message. An empty message tests the peer."""
         waiting = list(sender.outbox)
         sender.outbox.clear()
         try:

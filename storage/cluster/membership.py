@@ -1,8 +1,8 @@
 """Membership: this broker's liveness object, overwritten every few seconds, and the live peers.
 
-Soft state: it does not decide what is in the log. **On a crash** at any moment: the liveness object
-stays without heartbeats. Each other broker measures that time, and any broker deletes the object
-much later.
+Membership is soft state: it does not decide what is in the log. **On a crash** at any moment: the
+liveness object stays, without new heartbeats. Each other broker measures how long no heartbeat
+came. Much later, any broker deletes the object.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ log = logging.getLogger("tidelog.members")
 
 
 class Membership:
-    """Owned by one event loop. Until `join` the broker has no peers."""
+    """One broker's membership, owned by one event loop. Until `join` the broker has no peers."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Membership:
         self._view = LivenessTracker(settings)
         self._known: dict[str, Member | None] = {}
         self._beat: asyncio.Task[None] | None = None
-        # Boot time of the first heartbeat without a success since, the one under way included.
+        # Boot time of the first heartbeat after the last success, even if it is still under way.
         self._failing_s: float | None = None
         self._failure = ""
 
@@ -73,15 +73,15 @@ class Membership:
             await self._beat_and_look()
 
     def why_failing(self) -> str:
-        """Return why this broker's heartbeats do not reach the store, if they have not for so long
-        that its peers count it as failed; else an empty text."""
+        """Return why no heartbeat of this broker reached the store for `member_timeout_s`, after
+        which its peers count it as failed. If a heartbeat did, return an empty text."""
         failing_s = 0.0 if self._failing_s is None else self.clock.boot_s() - self._failing_s
         if failing_s <= self.settings.member_timeout_s:
             return ""
         return f"no heartbeat was written for {failing_s:.0f} s: {self._failure}"
 
     def is_first_for(self, what: str) -> bool:
-        """Return whether a task of this name is this broker's. Brokers may disagree for a while."""
+        """Return whether this broker does the task `what`. Brokers may disagree for a while."""
         return ranked(f"{self.cluster_id}/{what}", self.ranking)[0].id == self.me.id
 
     async def leave(self) -> None:
@@ -89,7 +89,7 @@ class Membership:
         self.others, self.ranking = [], [self.me]
         if self._beat is not None:  # a PUT in flight could be stored after the delete
             await asyncio.wait([self._beat])
-        with surviving(log, "deleting the liveness object"):  # without heartbeats it is the same
+        with surviving(log, "deleting the liveness object"):  # if it stays, it has no heartbeats
             await self.store.delete([keys.broker(self.me.id)])
 
     async def _beat_and_look(self) -> None:
@@ -107,7 +107,7 @@ class Membership:
 
     async def beat(self) -> None:
         self.me = msgspec.structs.replace(self.me, beat=self.me.beat + 1)
-        # Every other one is a byte longer: some stores round times to seconds, sizes are exact.
+        # Every second heartbeat is a byte longer: stores may round times to seconds, but not sizes.
         body = msgspec.json.encode(self.me) + b" " * (self.me.beat % 2)
         put = self.store.put(keys.broker(self.me.id), [body])
         self._beat = asyncio.create_task(put, name="tidelog-beat")
@@ -137,7 +137,7 @@ class Membership:
             log.warning("%s is not a valid liveness object: %s", key, error)
             return None
         if member.protocol != PROTOCOL or keys.broker(member.id) != key:
-            why = f"version {member.protocol} of the peers' protocol, this broker {PROTOCOL}"
+            why = f"version {member.protocol} of the peers' protocol, this broker has {PROTOCOL}"
             log.warning("%s has %s: it is no peer", key, why)
             return None
         return member

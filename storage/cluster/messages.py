@@ -37,8 +37,8 @@ class ForwardDraft(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
-    """An announcement: entry `seq` is in the chain. `header` is the object's start up to the
-    chunks, `body` the chunks; each is empty if it is too large."""
+    """An announcement: entry `seq` is in the chain. `header` is the object's part before
+    the chunks, `body` is the chunks. Each is empty if it is too large to send."""
 
     seq: int
     header: bytes = b""
@@ -98,7 +98,7 @@ def merge(drafts: Sequence[Draft]) -> Draft:
     if len(drafts) == 1:
         return drafts[0]
     own = [not draft.origins for draft in drafts]
-    assert own == sorted(own), "own commits must come after those of forwarded drafts"
+    assert own == sorted(own), "own commits must come after the commits of forwarded drafts"
     commits: list[Commit] = []
     chunks: list[Chunk] = []
     bodies: list[Part] = []
@@ -126,7 +126,7 @@ def refer(draft: Draft, key: str) -> Draft:
 
 def not_after_ms(draft: Draft) -> float:
     """Return the elapsed time in ms after which no entry may include the draft, because its uploads
-    may be collected (FORMAT rule 8); infinity if it has none."""
+    may be collected (FORMAT rule 8). If the draft has no uploads, return infinity."""
     ends = {keys.data_not_after_ms(chunk.data) for chunk in draft.chunks if chunk.data}
     return min((end for end in ends if end is not None), default=math.inf)
 

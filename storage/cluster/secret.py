@@ -1,7 +1,7 @@
-"""The cluster's secret: an object that brokers can read, and clients and table readers cannot.
+"""The cluster's secret: an object that brokers can read, but clients and table readers cannot.
 
-The first broker creates it. It signs the console's session cookies, so that each broker accepts
-cookies of the others. A process that can read it can act as a broker (DESIGN 11).
+The first broker creates the object. The secret signs the console's session cookies, so each broker
+accepts the cookies of all brokers. A process that can read it can act as a broker (DESIGN 11).
 """
 
 import asyncio
@@ -23,10 +23,10 @@ class _Secret(msgspec.Struct, frozen=True):
 
 
 async def cluster_secret(store: ObjectStore, clock: Clock) -> bytes:
-    """Return the secret, 32 bytes, the same on every broker; create it if there is none.
+    """Return the secret: 32 bytes, the same on every broker. If there is none, create it.
 
-    Raises StoreUnfit, Unavailable. Several brokers may create it at once, and each may crash: after
-    its PUT, with any outcome, a broker reads the stored object and uses that.
+    Raises StoreUnfit, Unavailable. Several brokers may create it at once, and each may crash. So
+    after its PUT, with any outcome, a broker reads the stored object and uses the secret in it.
     """
     while True:
         try:

@@ -38,8 +38,8 @@ class Action(
     gc=False,
     forbid_unknown_fields=True,
 ):
-    """A change that `apply` makes. The tag selects the class; an unknown tag or element does not
-    decode."""
+    """A change that `apply` makes. The tag selects the class. If a tag or an element is
+    unknown, the entry does not decode."""
 
 
 class Append(Action, frozen=True, array_like=True, tag="append", gc=False):
@@ -103,7 +103,7 @@ class MemberConfig(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
     """The settings of a consumer instance. The log stores them, so that every broker serves the
-    instance with the same settings; it does not interpret them. The service defines `format` and
+    instance with the same settings, but does not interpret them. The service defines `format` and
     `dialect`. If authentication is on, `principal` is the instance's creator."""
 
     format: str = "binary"
@@ -154,8 +154,9 @@ class TakeGroup(Action, frozen=True, array_like=True, tag="take-group", gc=False
 
 
 class Subscribe(MemberAction, frozen=True, array_like=True, tag="subscribe", gc=False):
-    """The member shares these topics' partitions with the other members. The coordinator resolved
-    `pattern`, if any, to `topics`; `apply` ignores it. If both are empty, it reads nothing."""
+    """The member shares these topics' partitions with the other members. If there is
+    a `pattern`, the coordinator has resolved it to `topics`: `apply` keeps it, but does not match
+    it. If both are empty, the member reads nothing."""
 
     topics: list[str]
     pattern: str = ""
@@ -215,14 +216,14 @@ class DeleteTopic(Action, frozen=True, array_like=True, tag="delete-topic", gc=F
 
 
 class AlterTopic(Action, frozen=True, array_like=True, tag="alter-topic", gc=False):
-    """New config values; None returns a config to its default."""
+    """New config values. None resets a config to its default."""
 
     topic_id: str
     configs: dict[str, str | None]
 
 
 class AddPartitions(Action, frozen=True, array_like=True, tag="add-partitions", gc=False):
-    """The topic grows to `partitions` in total; refused if it has as many or more."""
+    """The topic grows to `partitions` in total; refused unless it has fewer now."""
 
     topic_id: str
     partitions: int
@@ -251,8 +252,8 @@ class MoveLogStart(Action, frozen=True, array_like=True, tag="log-start", gc=Fal
 
 
 class LoseRecords(Action, frozen=True, array_like=True, tag="lose-records", gc=False):
-    """The records [base_offset, end_offset) of the tail cannot be read and were given up by an
-    operator: readers and seals pass over them. Of level 2."""
+    """An operator gave up the records [base_offset, end_offset) of the tail, which cannot be read:
+    readers and seals pass over them. Exists from level 2 on."""
 
     topic_id: str
     partition: int
@@ -302,9 +303,9 @@ class SetQuotas(Action, frozen=True, array_like=True, tag="set-quotas", gc=False
 
 
 class SetBounds(Action, frozen=True, array_like=True, tag="set-bounds", gc=False):
-    """New bounds of the cluster, in milliseconds (core.bounds); None: as it was set last. Exists
-    from level 2 on. A raised bound, and any view age, is in effect at once. A lowered retention or
-    grace is in effect when what relies on the old one has ended (state.cluster_bounds)."""
+    """New bounds of the cluster, in milliseconds (core.bounds). None keeps the bound that was set
+    last. Exists from level 2 on. A raised bound, and any view age, is in effect at once. A lowered
+    retention or grace is in effect when no process relies on the old one (state.cluster_bounds)."""
 
     view_age_ms: int | None = None
     wal_retention_ms: int | None = None
@@ -312,15 +313,16 @@ class SetBounds(Action, frozen=True, array_like=True, tag="set-bounds", gc=False
 
 
 class TakeHold(Action, frozen=True, array_like=True, tag="take-hold", gc=False):
-    """While the hold is in force, collection deletes nothing: for `duration_ms` of elapsed time
-    from this entry, or from its last renewal. Of level 2, as all that has to do with holds."""
+    """A hold begins: while it is in force, collection deletes nothing. It expires after
+    `duration_ms` of elapsed time, unless it is renewed. All actions of holds exist from level 2
+    on."""
 
     hold_id: str
     duration_ms: int
 
 
 class RenewHold(Action, frozen=True, array_like=True, tag="renew-hold", gc=False):
-    """The hold is in force for `duration_ms` from this entry; refused if it has expired."""
+    """The hold is in force for `duration_ms` from this entry on; refused if it has expired."""
 
     hold_id: str
     duration_ms: int

@@ -1,9 +1,9 @@
-"""The bounds of a cluster: how old a view may be, and how long what readers may need is kept.
+"""The bounds of a cluster: how old a view may be, and how long entries and files are kept.
 
-All processes must agree on them: a broker that follows the WAL by one bound loses records where a
-collector deletes entries by another. So they are the cluster's: `cluster.json` has the first ones,
-the cluster state has those in effect (storage.state.cluster_bounds). Every broker and command obeys
-the latter. Pure.
+All processes must agree on the bounds. If a broker follows the WAL by one bound and a collector
+deletes entries by another, records are lost. So the bounds belong to the cluster: `cluster.json`
+has the first bounds, and the cluster state has the bounds in effect (storage.state.cluster_bounds),
+which every broker and command obeys. Pure.
 """
 
 import msgspec
@@ -11,11 +11,11 @@ import msgspec
 from tidelog.storage.core.errors import InvalidRequest
 
 RETENTION_FACTOR_MIN = 4
-"""WAL retention in view ages (DESIGN 5)."""
+"""Least WAL retention, in view ages (DESIGN 5)."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Milliseconds. The defaults are those of a cluster whose `cluster.json` has none: level 1."""
+    """Bounds of a cluster in ms. A `cluster.json` without bounds (level 1) means the defaults."""
 
     view_age_ms: int = 600_000
     """A view of the WAL that was not refreshed for this time is expired."""
@@ -26,7 +26,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @property
     def is_test(self) -> bool:
-        """Return whether they are below the least, which only a cluster for tests may have."""
+        """Return whether a bound is below `LEAST`, which only a cluster for tests may have."""
         return any(
             mine < least
             for mine, least in zip(
@@ -37,14 +37,14 @@ class Bounds(msgspec.Struct, frozen=True):
 
 DEFAULT_BOUNDS = Bounds()
 LEAST = Bounds(view_age_ms=60_000, wal_retention_ms=3_600_000, file_grace_ms=3_600_000)
-"""Of every cluster that is not for tests."""
+"""The least bounds of a cluster that is not for tests."""
 MOST = Bounds(view_age_ms=648_000_000, wal_retention_ms=2_592_000_000, file_grace_ms=518_400_000)
-"""Of what is chosen today (I10): a quarter of 30 days, 30 days, and 6 days. A table's log tells for
-7 days which files a commit removed; collection must still find the commit after the grace."""
+"""The greatest bounds that may be chosen (I10): 7.5 days, 30 days and 6 days. A table's log says
+for 7 days which files a commit removed; after the grace, collection must still find that commit."""
 
 
 def check(bounds: Bounds) -> InvalidRequest | None:
-    """Return why no cluster can have these bounds, or None."""
+    """Return why no cluster can have these bounds. If one can, return None."""
     if bounds.view_age_ms < 1 or (
         bounds.wal_retention_ms < RETENTION_FACTOR_MIN * bounds.view_age_ms
     ):
@@ -59,8 +59,8 @@ def check(bounds: Bounds) -> InvalidRequest | None:
 
 
 def check_choice(bounds: Bounds, *, is_test: bool) -> InvalidRequest | None:
-    """Return why these bounds may not be chosen, or None. Only a cluster for tests may have some
-    below `LEAST`."""
+    """Return why these bounds may not be chosen. If they may, return None. Only a cluster for
+    tests may have a bound below `LEAST`."""
     for name, value in msgspec.structs.asdict(bounds).items():
         least, most = getattr(LEAST, name), getattr(MOST, name)
         if value > most or (value < least and not is_test):

@@ -1,4 +1,4 @@
-"""Records as columns; the bytes of a chunk: one Arrow record batch message, compressed or plain.
+"""Records as columns, and the bytes of a chunk: one Arrow message, compressed or plain.
 
 A chunk contains no schema, because FORMAT.md section 4 fixes the schema. It contains no offsets,
 because `apply` assigns the offsets. `decode` checks the CRC-32C first. Pure: must not use stores,
@@ -89,7 +89,7 @@ def batch_of_rows(parts: Sequence[Rows]) -> pa.RecordBatch:
 
 def timestamps(timestamps_ms: np.ndarray) -> pa.Array:
     """Return a timestamp column from int64 milliseconds."""
-    # From a buffer: for a few rows, pa.array of a numpy array takes three times as long.
+    # From a buffer, because for a few rows pa.array of a numpy array takes three times as long.
     data = pa.py_buffer((timestamps_ms * US_PER_MS).data)
     return pa.Array.from_buffers(TIMESTAMP_TYPE, len(timestamps_ms), [None, data])
 
@@ -146,8 +146,8 @@ class EncodedChunk(NamedTuple):
 PACK_BYTES_MIN = 16 * 1024
 """Smaller chunks stay plain: a codec costs ~100 us a write and ~200 us a read at any size."""
 RAW_SIZE_MAX = 1 << 30
-"""Largest size of a decompressed chunk in bytes (I10): a reader refuses more. `encode`
-does not compress a larger chunk. The writer refuses a request of more unpacked bytes than this."""
+"""Largest size of a decompressed chunk in bytes (I10): a reader refuses a larger one,
+and `encode` does not compress it. The writer refuses a request of more unpacked bytes."""
 
 _CODECS = {"lz4": pa.Codec("lz4"), "zstd": pa.Codec("zstd", compression_level=1)}
 
@@ -195,7 +195,7 @@ def decode_message(message: Part | pa.Buffer, key: str) -> pa.RecordBatch:
     """Decode an Arrow message to a batch of CHUNK_SCHEMA; raises Corrupt.
 
     A checksum detects damage but not malicious bytes, which could make later code read outside the
-    buffers. So this validates in full, which costs 1 us, or 5 us for 1,000 rows.
+    buffers. So this function validates the batch in full. That costs 1 us, or 5 us for 1,000 rows.
     """
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(message), CHUNK_SCHEMA)
@@ -221,7 +221,7 @@ def timestamps_us(column: pa.Array) -> np.ndarray:
 
 
 def sizes(batch: pa.RecordBatch) -> np.ndarray:
-    """Return the bytes of key and value per row: `max_bytes`, `max.message.bytes` count these."""
+    """Return each row's bytes of key and value: `max_bytes` and `max.message.bytes` bound these."""
     return np.diff(sizes_before(batch))
 
 
@@ -242,7 +242,7 @@ def rows_bound(batch: pa.RecordBatch, bytes_max: int) -> int:
 
 
 def _bounds(column: pa.Array) -> np.ndarray:
-    """Return the start of each value and the end of the last: int32, no copy."""
+    """Return the start of each value and the end of the last value, as int32, without a copy."""
     offsets = np.frombuffer(memoryview(column.buffers()[1] or b""), np.int32)
     return offsets[column.offset : column.offset + len(column) + 1]
 

@@ -15,7 +15,7 @@ class InvalidRequest(LogError):
 
 
 class RecordTooLarge(InvalidRequest):
-    """A record is over max.message.bytes, or a body over its bound."""
+    """A record is larger than max.message.bytes, or a body is larger than its bound."""
 
 
 class InvalidTimestamp(InvalidRequest):
@@ -94,15 +94,15 @@ class StaleCommit(LogError):
 
 
 class ProducerFenced(StaleCommit):
-    """The epoch is older than the producer's newest: Kafka's PRODUCER_FENCED."""
+    """The epoch is older than the producer's newest epoch: Kafka's PRODUCER_FENCED."""
 
 
 class OutOfOrderSequence(StaleCommit):
-    """A batch does not follow the producer's last: Kafka's OUT_OF_ORDER_SEQUENCE_NUMBER."""
+    """A batch does not follow the producer's last batch (OUT_OF_ORDER_SEQUENCE_NUMBER in Kafka)."""
 
 
 class IllegalGeneration(StaleCommit):
-    """The generation is not the group's: Kafka's ILLEGAL_GENERATION."""
+    """The generation is not the group's current one: Kafka's ILLEGAL_GENERATION."""
 
 
 class UnknownMember(StaleCommit):
@@ -110,7 +110,7 @@ class UnknownMember(StaleCommit):
 
 
 class GroupNotEmpty(StaleCommit):
-    """The group has members, or subscribed ones: Kafka's NON_EMPTY_GROUP."""
+    """The group has members (an offset commit: subscribed members): Kafka's NON_EMPTY_GROUP."""
 
 
 class Throttled(LogError):
@@ -136,7 +136,7 @@ class CommitUnknown(LogError):
 
 class SetAside(CommitUnknown):
     """A request that was acknowledged with acks=1 and that the store refuses: it stays in a file of
-    the hot log, and is committed when the store takes it."""
+    the hot log. The broker commits it when the store accepts it."""
 
 
 class Corrupt(LogError):
@@ -149,8 +149,8 @@ class Corrupt(LogError):
 
 
 class DamagedRecords(Corrupt):
-    """Records [offset, end_offset) of a partition's tail whose chunk is damaged or gone. All other
-    records are there."""
+    """Records [offset, end_offset) of a partition's tail whose chunk is damaged or gone. The damage
+    affects no other record."""
 
     def __init__(
         self, topic: str, partition: int, offset: int, end_offset: int, of: Corrupt
@@ -162,14 +162,14 @@ class DamagedRecords(Corrupt):
         self.end_offset = end_offset
         self.args = (
             f"{of}: the records at offsets {offset} to {end_offset - 1} of {topic}-{partition} "
-            f"cannot be read, those from {end_offset} on can; restore the object, "
+            f"cannot be read, the records from {end_offset} on can; restore the object, "
             "or give the records up with tidelog repair --lost",
         )
 
 
 class TableInDoubt(Corrupt):
-    """A table whose version is not what the log has put into it: damaged, ahead of the WAL, or
-    changed by another program. Its topic keeps its tails and its files until a repair."""
+    """A table that is not what the log put there: it is damaged, ahead of the WAL, or changed by
+    another program. Its topic keeps its tails and its files until a repair."""
 
     def __init__(self, prefix: str, version: int, why: str) -> None:
         super().__init__(f"{prefix}/_delta_log", why)
@@ -210,5 +210,5 @@ class Fenced(StoreUnfit):
     def __init__(self, writer: str, seq: int) -> None:
         super().__init__(
             f"entry {seq} has the name of this process, {writer}, which did not write it: a copy "
-            "of the process runs (a cloned machine or a restored snapshot), and this one stops"
+            "of the process runs (a cloned machine or a restored snapshot); this process stops"
         )

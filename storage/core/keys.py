@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 TOPIC_NAME_MAX = 222
 """Longest name of a new topic. With a dash and the topic id it is a folder name of 255 bytes, the
-limit of file systems. `apply` accepts Kafka's 249: existing topics may have such names."""
+limit of file systems. `apply` accepts Kafka's 249: existing topics may have longer names."""
 
 
 class SegmentName(NamedTuple):
@@ -44,20 +44,20 @@ def checkpoint(seq: int) -> str:
 
 
 def seq_of(key: str) -> int | None:
-    """Return the number of a WAL entry or checkpoint; None for any other key."""
+    """Return the number of a WAL entry or checkpoint. For any other key, return None."""
     tail = key.rpartition("/")[2]
     return int(tail) if len(tail) == 20 and tail.isascii() and tail.isdigit() else None
 
 
 def data(unique: str, not_after_ms: int) -> str:
-    """Return the key of a large draft's chunks, in one of 256 prefixes: S3 limits requests by
-    prefix. Once the elapsed time is past `not_after_ms`, no entry may name the object for the
-    first time."""
+    """Return the key of a large draft's chunks, in one of 256 prefixes, because S3 limits
+    requests by prefix. Once the elapsed time is past `not_after_ms`, no entry may name the object
+    for the first time."""
     return f"{DATA}{unique[:2]}/{unique}-{not_after_ms}"
 
 
 def data_not_after_ms(key: str) -> int | None:
-    """Return `not_after_ms` of a key that `data` built; None for any other key."""
+    """Return `not_after_ms` of a key that `data` built. For any other key, return None."""
     match = _DATA.fullmatch(key)
     return None if match is None else int(match[2])
 

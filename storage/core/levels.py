@@ -2,7 +2,7 @@
 
 A cluster has one level. The first element of each entry and each checkpoint is the level at which
 it was written; a reader looks at it before it decodes the rest. FORMAT.md has the table of levels.
-An entry without commits raises the level by one (`tidelog upgrade`); it never goes down. Pure.
+An entry without commits raises the level by one (`tidelog upgrade`). It is never lowered. Pure.
 """
 
 import msgspec
@@ -18,7 +18,7 @@ _FIXARRAY, _FIXARRAY_MASK, _FIXINT_MAX = 0x90, 0xF0, 0x7F
 
 
 class _Leading(msgspec.Struct, array_like=True):
-    """The first element; the decoder skips all others, which may be of any type."""
+    """The first element. The decoder skips all other elements, which may be of any type."""
 
     level: int
 
@@ -27,7 +27,7 @@ _decoder = msgspec.msgpack.Decoder(_Leading)
 
 
 def check(level: int, key: str) -> None:
-    """Raise NewerLevel if this version does not know the level, Corrupt if nothing has it."""
+    """Raise NewerLevel if only newer versions have the level, Corrupt if no version has it."""
     if level > NEWEST:
         raise NewerLevel(key, level, NEWEST)
     if level < FIRST:
@@ -35,9 +35,9 @@ def check(level: int, key: str) -> None:
 
 
 def leading(body: bytes, key: str) -> int:
-    """Return the level of a MessagePack array, from its first element; raises as `check`."""
+    """Return the level of a MessagePack array, its first element. Raises NewerLevel, Corrupt."""
     if len(body) > 1 and body[0] & _FIXARRAY_MASK == _FIXARRAY and body[1] <= _FIXINT_MAX:
-        level = body[1]  # without a look at the rest: each entry comes through here
+        level = body[1]  # without a decoder: this runs for each entry
     else:
         try:
             level = _decoder.decode(body).level

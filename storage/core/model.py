@@ -5,9 +5,9 @@ from typing import NamedTuple, TypeAlias
 
 OFFSET_MAX = 2**63 - 1
 SKEW_MS_MAX = 60_000
-"""Largest difference that counts between a machine's wall clock and the store's clock: brokers and
-`apply` cut a larger difference to this one. The dates in the store's responses are in seconds. A
-date may be old by as long as its response takes."""
+"""Largest difference that counts between a machine's wall clock and the store's clock. Brokers and
+`apply` reduce a larger difference to this one. The store's dates are inexact: they are in seconds,
+and each is as old as its response took to arrive."""
 
 
 class TopicPartition(NamedTuple):

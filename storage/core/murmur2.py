@@ -1,5 +1,6 @@
-"""Kafka's murmur2 hash of one key, and the partition that it chooses. Plain Python: a client of the
-base distribution computes it, without numpy. `murmur2_columns` hashes a column of keys. Pure."""
+"""Kafka's murmur2 hash of one key, and the partition that it chooses. Plain Python,
+because a client computes it with the base distribution, which has no numpy. `murmur2_columns`
+hashes a column of keys. Pure."""
 
 import struct
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ def murmur2(key: bytes) -> int:
 
 
 def absorb(h: int, words: Sequence[int]) -> int:
-    """Return the hash `h` of the words before, after these words."""
+    """Return the hash after these words, where `h` is the hash of the words before them."""
     for word in words:
         k = word * M & _MASK
         h = (h * M ^ (k ^ (k >> 24)) * M) & _MASK

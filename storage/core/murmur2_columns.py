@@ -34,8 +34,8 @@ def murmur2_column(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
 
 
 def _hash_uniform(data: memoryview, start: int, rows: int, length: int) -> npt.NDArray[np.uint32]:
-    """Hash keys of equal length. The keys lie at equal distances, so one strided view has the
-    words at the same place in all keys."""
+    """Hash keys of equal length. The keys lie at equal distances, so one strided view has
+    the word at one place of all keys."""
     h = np.full(rows, SEED ^ length, dtype=np.uint32)
     for at in range(0, length & ~3, 4):
         h *= _M32
@@ -50,8 +50,8 @@ def _hash_uniform(data: memoryview, start: int, rows: int, length: int) -> npt.N
 
 
 def _hash_mixed(data: memoryview, starts: Ints, lengths: Lengths) -> npt.NDArray[np.uint32]:
-    """Hash keys of several lengths. The rows are sorted, longest key first: the keys that have an
-    i-th word are in the first rows."""
+    """Hash keys of several lengths. The rows are sorted, longest key first, so the keys that
+    have an i-th word are in the first rows."""
     order = np.argsort(-lengths, kind="stable")
     starts = starts[order]
     words = lengths[order] >> 2
@@ -88,8 +88,8 @@ def _absorb_mixed(
 
 
 def _passes(words: Lengths) -> Iterator[tuple[int, int]]:
-    """Yield, for each pass, the words of a key that are hashed after it, and the rows in it. The
-    passes end when fewer than ACTIVE_MIN rows have another word."""
+    """Yield two numbers for each pass: the words of a key that are hashed after the pass, and the
+    rows in the pass. The passes end when fewer than ACTIVE_MIN rows have another word."""
     counts = words[::-1]  # ascending
     rows = len(counts)
     last = int(words[ACTIVE_MIN - 1]) if rows >= ACTIVE_MIN else 0

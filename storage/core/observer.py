@@ -1,5 +1,5 @@
-"""The interface of a tracer, which observes flushes, commits and requests to the store; and the
-principal of the current request."""
+"""The interface of a tracer, which observes flushes, commits and requests to the store. Also the
+trace context and the principal of the current request."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -39,7 +39,7 @@ class Observer(Protocol):
     def request(
         self, verb: str, key: str, size: int | None
     ) -> AbstractContextManager[ObservedRequest | None]:
-        """Observe a request to the object store; `size` is in bytes, if it is known before."""
+        """Observe a request to the object store. `size` is in bytes, None if it is not known."""
 
 
 class _NoObserver:

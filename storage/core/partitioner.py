@@ -1,9 +1,9 @@
 """Choose the partition of each record of a request, and split rows by partition.
 
-Kafka's rules: an explicit partition comes first. Else a key's murmur2 hash decides, computed as in
-the Java client, so that producers of all protocols put a key into one partition. Records without a
-key go to the partitions in turn (`Sticky`). Pure: must not depend on topics or requests, only on
-rows and columns.
+Kafka's rules: a requested partition takes precedence. Else a key's murmur2 hash decides. It is the
+hash of the Java client, so producers of all protocols put a key into the same partition. Records
+without a key go to the partitions in turn (`Sticky`). Pure: must not depend on topics or requests,
+only on rows and columns.
 """
 
 from collections import Counter
@@ -42,11 +42,12 @@ class NoSuchPartition(InvalidRequest):
 
 
 class Sticky:
-    """Chooser of partitions for records without a key: the next partition after ~`RUN_BYTES` bytes.
+    """Chooser of partitions for records without a key: one partition for ~`RUN_BYTES` bytes each.
 
-    `seed` determines the first partition of each request. Kafka's client does not change partitions
-    until its batch is full; here, the purpose is few chunks per request. A broker owns it. Threads
-    may share it: in a race, two requests begin at the same partition, which is harmless.
+    `seed` determines the first partition of each request. Kafka's client changes partitions
+    when its batch is full; a broker does so by bytes, to have few chunks per request. Each broker
+    owns one `Sticky`. Threads may share it, because in a race two requests only begin at the same
+    partition.
     """
 
     def __init__(self, seed: int) -> None:
@@ -54,7 +55,7 @@ class Sticky:
         self._draws = 0
 
     def spread(self, row_bytes: Ints, count: int) -> Ints:
-        """Choose a partition for each row of one request, by the rows' sizes, in order."""
+        """Choose a partition for each row of one request, in order, by the rows' sizes."""
         before = np.cumsum(row_bytes) - row_bytes
         return (before // RUN_BYTES + self._draw()) % count
 
@@ -69,8 +70,8 @@ class Sticky:
         return partitions
 
     def _draw(self) -> int:
-        # SplitMix64 (Steele et al. 2014) turns the counter into uniform bits. Of these, 32 are
-        # used: the callers add numbers to them in int64.
+        # SplitMix64 (Steele et al. 2014) turns the counter into uniform bits. Only 32
+        # bits are used, because the callers add numbers to them in int64.
         self._draws += 1
         bits = (self._seed + self._draws * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
@@ -79,7 +80,7 @@ class Sticky:
 
 
 def partitions_of(keys: pa.BinaryArray, count: int) -> npt.NDArray[np.int32]:
-    """Return `partition_of` for each key; -1 for null."""
+    """Return the partition of each key, -1 for a null key."""
     if len(keys) == 0:
         return np.empty(0, dtype=np.int32)
     hashes = murmur2_column(keys)
@@ -100,8 +101,8 @@ def place(
 ) -> RecordPartitions:
     """Choose the partitions of one request's rows, among the `count` partitions of its topic.
 
-    `otherwise` is the partition of records that name none (a produce to `/partitions/{p}`). An int
-    in `partitions` means the same. Raises NoSuchPartition.
+    `otherwise` is the partition of records that request none (a produce to `/partitions/{p}`). An
+    int in `partitions` means the same. Raises NoSuchPartition.
     """
     if isinstance(partitions, int):
         otherwise, partitions = partitions, None
@@ -202,7 +203,7 @@ def _place_batch(
 
 
 def _requested(requested: RequestedPartitions, count: int) -> Ints:
-    """Return the partitions that a request names, -1 for none; raises NoSuchPartition."""
+    """Return each record's requested partition, -1 for none. Raises NoSuchPartition."""
     column = requested if isinstance(requested, pa.Array) else _column(requested or [], count)
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero((numbers < 0) | (numbers >= count))

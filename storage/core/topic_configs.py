@@ -122,7 +122,7 @@ def _inert(
     default: str, why: str, low: int | None = None, words: tuple[str, ...] = ()
 ) -> ConfigKey:
     """Return a config that has no effect. Values: a whole number from `low` on, one of `words`, or
-    any text. A value that promises what no broker does is not among them."""
+    any text. `words` omits a value that asks for something that no broker does."""
     parse: Callable[[str], object] = str if low is None else _integer(low)
     if words:
         parse = _one_of(*words)
@@ -134,17 +134,17 @@ _STORE = "the object store replicates"
 _DURABLE = "a record is durable when it is acknowledged"
 _FILES = "segments have no such files"
 _TIERED = "sealed records are in the object store"
-_CLIENTS = "of brokers and clients of Kafka's protocol"
-_CODEC = "level of a codec; compression.type has an effect"
+_CLIENTS = "only Kafka's own protocol needs it"
+_CODEC = "each codec has a fixed level; compression.type sets the codec"
 _NO_LIMIT = str(2**63 - 1)
 
 WITHOUT_EFFECT: Mapping[str, ConfigKey] = {
     "compression.gzip.level": _inert("-1", _CODEC, low=-1),
     "compression.lz4.level": _inert("9", _CODEC, low=1),
     "compression.zstd.level": _inert("3", _CODEC, low=-(1 << 17)),
-    "confluent.key.schema.validation": _inert("false", "no schemas", words=("false",)),
-    "confluent.value.schema.validation": _inert("false", "no schemas", words=("false",)),
-    "file.delete.delay.ms": _inert("60000", "file_grace_ms of the cluster", low=0),
+    "confluent.key.schema.validation": _inert("false", "there are no schemas", words=("false",)),
+    "confluent.value.schema.validation": _inert("false", "there are no schemas", words=("false",)),
+    "file.delete.delay.ms": _inert("60000", "the cluster's file_grace_ms decides", low=0),
     "flush.messages": _inert(_NO_LIMIT, _DURABLE, low=1),
     "flush.ms": _inert(_NO_LIMIT, _DURABLE, low=0),
     "follower.replication.throttled.replicas": _inert("", _STORE),
@@ -158,7 +158,7 @@ WITHOUT_EFFECT: Mapping[str, ConfigKey] = {
     "message.downconversion.enable": _inert("true", _CLIENTS, words=_BOOLEAN),
     "message.format.version": _inert("3.0-IV1", _CLIENTS),
     "message.timestamp.difference.max.ms": _inert(
-        _NO_LIMIT, "message.timestamp.before.max.ms has an effect", words=(_NO_LIMIT,)
+        _NO_LIMIT, "set message.timestamp.before.max.ms instead", words=(_NO_LIMIT,)
     ),
     "min.insync.replicas": _inert("1", _STORE, low=1),
     "preallocate": _inert("false", _FILES, words=_BOOLEAN),
@@ -169,13 +169,13 @@ WITHOUT_EFFECT: Mapping[str, ConfigKey] = {
     "segment.jitter.ms": _inert("0", "tails are sealed by size and age", low=0),
     "unclean.leader.election.enable": _inert("false", _STORE, words=_BOOLEAN),
 }
-"""Configs of Kafka that are kept and shown, and do nothing: definitions of topics name them."""
+"""Configs of Kafka that are stored and shown, but do nothing: topic definitions name them."""
 KNOWN: Mapping[str, ConfigKey] = {**CONFIGS, **WITHOUT_EFFECT}
 
 
 class TopicConfig(NamedTuple):
-    """A topic's effective configs, parsed. A field has the name of its config, with underscores;
-    only `is_log_append_time` is the config `message.timestamp.type`."""
+    """A topic's effective configs, parsed. Each field has the name of its config, with
+    underscores; but `is_log_append_time` is from `message.timestamp.type`."""
 
     cleanup_policy: frozenset[str]
     compression_type: str
@@ -212,8 +212,8 @@ def check(name: str, value: str, level: int = levels.NEWEST) -> None:
 
 
 def canonical(name: str, value: str, level: int) -> str:
-    """Return the text that the cluster state keeps of a new value. The text is bounded, because
-    each broker has it in memory and each checkpoint contains it. Raises InvalidConfig. (`apply`
+    """Return the text that the cluster state stores for a new value. The text is bounded, because
+    each broker keeps it in memory and each checkpoint contains it. Raises InvalidConfig. (`apply`
     accepts any valid text, because version 0.1 stored any valid text.)"""
     if len(value) > VALUE_CHARS_MAX:
         raise InvalidConfig(
@@ -228,7 +228,7 @@ def canonical(name: str, value: str, level: int) -> str:
 
 
 def check_all(configs: Mapping[str, str], level: int) -> InvalidConfig | None:
-    """Return the first error of `check`; None if all values are valid."""
+    """Return the first error of `check`. If all values are valid, return None."""
     try:
         for name, value in configs.items():
             check(name, value, level)
@@ -238,7 +238,7 @@ def check_all(configs: Mapping[str, str], level: int) -> InvalidConfig | None:
 
 
 def check_name(name: str) -> InvalidRequest | None:
-    """Return why the name is no valid topic name; None if it is valid."""
+    """Return why the name is no valid topic name. If it is valid, return None."""
     if keys.is_topic_name(name):
         return None
     return InvalidRequest(

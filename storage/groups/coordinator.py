@@ -1,4 +1,4 @@
-"""A group's coordinator: tracks heartbeats of group members, expires silent ones.
+"""The coordinator of groups: it tracks the heartbeats of members and expires silent members.
 
 Each group has one coordinator, a broker, which holds soft state: each member's last heartbeat and
 its instance's positions (groups.positions). The cluster state names the coordinator and its term.
@@ -7,14 +7,15 @@ and soft state of an older term is dropped. Heartbeats never reach the WAL.
 
 Session timeouts use the coordinator's boot clock and pause while its process is suspended: a
 resumed broker expires no member. **On a crash**: another broker takes the group (`TakeGroup`) on
-the next request, or within a tick of seeing the coordinator gone. Session timers start again.
+the next request, or within a tick after it sees the coordinator gone. Session timers start again.
 
 A live coordinator that was replaced learns of its successor at its next refresh of the WAL. Until
-then both would serve a member from different positions: records whose offsets are committed would
-be returned again, and might enter a transaction that commits. So a coordinator returns records only
-with a view of the WAL younger than `VIEW_AGE_MAX_S`; its successor reads a member's position only
-after `HANDOVER_S`. (Rejected: refresh the WAL at each read, which costs a GET and its time; a
-generation for each coordinator, which would reject all commits under way when a broker crashes.)
+then, both could serve a member, from different positions. Records whose offsets are committed could
+then be returned again, and enter a transaction that commits. So a coordinator returns records only
+if its view of the WAL is younger than `VIEW_AGE_MAX_S`, and its successor reads a member's position
+only after `HANDOVER_S`. (Rejected: a refresh of the WAL at each read, because it costs a GET and
+its time. Rejected: a generation for each coordinator, because a crash of a broker would reject all
+commits under way.)
 """
 
 import asyncio
@@ -37,10 +38,10 @@ from tidelog.storage.state.group import ConsumerGroup, GroupMember
 log = logging.getLogger("tidelog.groups")
 
 VIEW_AGE_MAX_S = 1.5
-"""More than `poll.interval.ms`: while the store answers, the check costs nothing."""
+"""Above the default of `poll_interval_ms`, so the check is free while the store answers."""
 HANDOVER_S = 2.0
-"""Exceeds VIEW_AGE_MAX_S by more than two clocks differ in that time. Members wait so long when
-their coordinator is replaced."""
+"""Exceeds VIEW_AGE_MAX_S by more than two clocks differ in that time. Members wait for HANDOVER_S
+when their coordinator is replaced."""
 
 
 class Coordinators(Protocol):
@@ -48,15 +49,16 @@ class Coordinators(Protocol):
 
     @property
     def me(self) -> str:
-        """This process; a name that no process had before."""
+        """The name of this process, which no other process had before."""
 
     def of(self, group_id: str, holder: str) -> str:
-        """Return the broker for the group: `holder`, as in the cluster state, while it lives."""
+        """Return the group's broker: `holder`, which the cluster state names, while it lives."""
 
 
 class Rendezvous:
     """The choice among several brokers: the holder while it lives, else the highest by rendezvous
-    hash. Brokers that see the same agree, and the groups of a failed broker spread."""
+    hash. Brokers with the same view of live brokers agree. The groups of a failed broker spread
+    over all other brokers."""
 
     def __init__(self, me: str, live: Callable[[], Iterable[str]]) -> None:
         self.me = me
@@ -71,10 +73,10 @@ class Rendezvous:
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """A coordinator's soft state of a member. `lock` serialises reads, `finding` the search for a
-    start position. `sending` is done when the last response arrived or is lost. Setting `waiter`
-    makes a read check again. From `alone_s` on, no other broker serves the member. `damaged` are
-    the partitions whose last read met damage."""
+    """A coordinator's soft state of a member. `lock` serialises reads, `finding` serialises
+    searches for start positions. `sending` is done when the last response arrived or is lost. A
+    result of `waiter` makes a waiting read check again. From `alone_s` on, no other broker serves
+    the member. `damaged` are the partitions whose last read found damage."""
 
     heard_s: float
     polled_s: float
@@ -115,7 +117,7 @@ class MemberSession(NamedTuple):
 
 class Coordinator:
     """The groups that this broker coordinates; owned by the log's event loop. A call takes the
-    group over from another coordinator: ask `coordinators` first."""
+    group over from another coordinator, so callers ask `coordinators` first."""
 
     def __init__(self, broker: Log, coordinators: Coordinators) -> None:
         self.coordinators = coordinators
@@ -143,7 +145,7 @@ class Coordinator:
         return MemberSession(group, member, instance, led.term)
 
     def _known(self, group_id: str, member_id: str) -> MemberSession | None:
-        """Do the same for a member known here in this term: the usual case."""
+        """Record a heartbeat of a member known in this term, the usual case. Else return None."""
         group, led = self._log.state.members.get(group_id), self.led.get(group_id)
         if group is None or led is None or group.term != led.term:
             return None
@@ -161,7 +163,7 @@ class Coordinator:
         return group, member
 
     def revalidate(self, session: MemberSession) -> MemberSession:
-        """Return the member's current state. Raises UnknownMember; Unavailable if the group has
+        """Return the member's current state. Raises UnknownMember, or Unavailable if the group has
         moved to another coordinator."""
         group, member = self.look(session.group.group_id, session.member.member_id)
         if group.term != session.term:
@@ -169,8 +171,8 @@ class Coordinator:
         return session._replace(group=group, member=member)
 
     async def wait_for_exclusive(self, session: MemberSession) -> MemberSession:
-        """Wait until no other broker serves the member; the state then has all that the member
-        committed before. Raises as `revalidate`."""
+        """Wait until no other broker serves the member. The state then has all offsets that the
+        member committed before. Raises as `revalidate`."""
         left_s = session.instance.alone_s - self._log.clock.boot_s()
         if left_s > 0:
             await asyncio.sleep(left_s)
@@ -178,7 +180,8 @@ class Coordinator:
         return self.revalidate(session)
 
     async def refresh(self, session: MemberSession) -> MemberSession:
-        """Return the member after a recent refresh (VIEW_AGE_MAX_S). Raises as `revalidate`."""
+        """Return the member, from a view that is at most VIEW_AGE_MAX_S old. Raises as
+        `revalidate`, and Unavailable if the store answers too slowly."""
         if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
             await self._log.wal.refresh()
             if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
@@ -190,7 +193,7 @@ class Coordinator:
         return Instance(now_s, now_s)
 
     async def coordinate(self, group_id: str) -> CoordinatedGroup:
-        """Make this broker the group's coordinator, if it is not yet."""
+        """Make this broker the group's coordinator, unless it already is."""
         group = self._log.state.members.get(group_id)
         if group is not None and group.coordinator != self.coordinators.me:
             taking = self._taking.get(group_id)
@@ -240,7 +243,7 @@ class Coordinator:
             self._follow(group_id)
 
     def _follow(self, group_id: str) -> None:
-        """Drop state of removed members and lost partitions; wake the reads of the group."""
+        """Drop the state of removed members and of partitions that members lost. Wake the reads."""
         led, group = self.led.get(group_id), self._log.state.members.get(group_id)
         if led is not None:
             led.look_s = 0.0
@@ -293,7 +296,7 @@ def _another(group_id: str) -> Unavailable:
 
 
 async def all_of(duties: Sequence[Awaitable[object]]) -> None:
-    """Run all concurrently, so one flush serves all. A refusal does not stop the others."""
+    """Run all duties concurrently, so one flush serves all. A refused duty stops no other."""
     for failed in await asyncio.gather(*duties, return_exceptions=True):
         if isinstance(failed, StaleCommit):
             log.info("the group has changed: %s", failed)  # normal at any time
@@ -302,7 +305,7 @@ async def all_of(duties: Sequence[Awaitable[object]]) -> None:
 
 
 def _silent_at(member: GroupMember, led: CoordinatedGroup, now_s: float) -> float:
-    """Return when the member's session ends without another heartbeat."""
+    """Return the boot time at which the member's session ends if no heartbeat arrives."""
     instance = led.instances.get(member.member_id)
     if instance is None:
         heard_s = polled_s = led.since_s

@@ -1,14 +1,14 @@
-"""Consumer instances: what a group's coordinator does for them, on top of the log.
+"""Consumer instances: how a group's coordinator serves them, on top of the log.
 
 Members, generations and committed offsets are in the cluster state (state.group_members,
 state.committed_offsets), so every broker has them. An instance's positions are soft state of the
-group's coordinator alone (groups.coordinator, groups.positions). I10: the state's members bound the
-instances, the callers' budget bounds the reads.
+group's coordinator alone (groups.coordinator, groups.positions). I10: the bound of the state's
+members bounds the instances, the callers' memory budget bounds the reads.
 
-**On a coordinator crash**: the next one resumes at the last `Seek`, else at the committed offset,
-else where `auto.offset.reset` says. Records returned after the last commit are returned again; no
-record is skipped. Auto-commits run every second, all instances' in one flush: a crash repeats a
-second of records.
+**On a coordinator crash**: the next coordinator resumes at the last `Seek`, else at the committed
+offset, else where `auto.offset.reset` says. Records returned after the last commit are returned
+again; no record is skipped. Auto-commits run every second, together for all instances up to
+AUTO_COMMITS_MAX. So with at most that many instances, a crash repeats a second of records.
 """
 
 import asyncio
@@ -55,16 +55,16 @@ log = logging.getLogger("tidelog.consumers")
 TICK_S = 1.0
 """Period of auto-commits, of taking groups, and of matching patterns against topics."""
 LOOKS = 4
-"""Expiry checks in a tick: other members wait for the partitions of a silent one."""
+"""Expiry checks in a tick: other members wait for the partitions of a silent member."""
 AWAKE_FACTOR = 5
-"""A pause of more ticks between checks means that the process was suspended or its loop blocked."""
+"""If two checks are more ticks apart, the process was suspended or its loop was blocked."""
 AUTO_COMMITS_MAX = 2000
-"""In one tick, ~25 us each; the members left out are the first in the next tick. 10,000 instances
-that read all the time commit every five seconds, Kafka's default."""
+"""Most auto-commits in a tick, ~25 us each. The members left out come first in the next tick. So
+10,000 instances that read all the time commit every five seconds, which is Kafka's default."""
 
 ARRIVAL_S = 10.0
-"""Longest wait of a read for the fate of the last response (I10): longer than brokers take to
-exchange it (service/peers/forwarding.py)."""
+"""Longest wait of a read until the last response has arrived or is lost (I10). Brokers confirm an
+arrival to each other in less time (service/peers/forwarding.py)."""
 
 
 class Instances:
@@ -114,7 +114,7 @@ class Instances:
         session = await self._coordinator.heartbeat(group_id, member_id)
         if session.member.config.auto_commit:
             await self._acknowledge(session.instance)
-            with contextlib.suppress(LogError):  # another member has the partitions by now
+            with contextlib.suppress(LogError):  # another member may own the partitions
                 await self._commits.commit_due(session)
         await self._log.submit(LeaveGroup(group_id, member_id))
         self._coordinator.drop(group_id, member_id)
@@ -122,9 +122,9 @@ class Instances:
     async def subscribe(
         self, group_id: str, member_id: str, topics: Sequence[str], pattern: str = ""
     ) -> None:
-        """Subscribe to these topics, or to those that match the pattern, now and later; with
-        neither, read nothing. Returns with the assignment made; a member that starts at the end
-        starts at the log's current end. Raises UnknownMember, AssignedOtherwise, InvalidRequest."""
+        """Subscribe to these topics, or to the topics that match the pattern now and later. With
+        neither, read nothing. Return when the assignment is made: a start at the end of the log is
+        at its current end. Raises UnknownMember, AssignedOtherwise, InvalidRequest."""
         session = await self._coordinator.heartbeat(group_id, member_id)
         if pattern:
             await self._log.wal.refresh()
@@ -183,8 +183,8 @@ class Instances:
         session.instance.wake()
 
     def _begin(self, session: MemberSession, positions: Mapping[TopicIdPartition, int]) -> None:
-        """Set positions of partitions that the member still owns: others would count when it gets
-        them back. Raises Unavailable if another coordinator may have read the position before."""
+        """Set positions, but not of partitions that the member lost: it would use them when it gets
+        the partitions back. Raises Unavailable if another coordinator may have read one before."""
         _, member, instance, _ = self._coordinator.revalidate(session)
         owned = set(member.owned)
         for where, offset in positions.items():
@@ -198,7 +198,7 @@ class Instances:
 
     async def _position(self, session: MemberSession) -> MemberSession:
         """Find unknown positions of the member's partitions. A start at the end of the log is
-        committed as a `Seek`: another coordinator must not start at a later end."""
+        committed as a `Seek`, because another coordinator must not start at a later end."""
         session.instance.positions.retain(session.member.owned)
         if not _unknown(session):
             return session
@@ -238,7 +238,7 @@ class Instances:
         if is_earliest:
             self._begin(session, found)
         elif found:
-            with contextlib.suppress(NotAssigned):  # lost just now: the next read finds others
+            with contextlib.suppress(NotAssigned):  # the partition was lost just now
                 await self._seek(session, found)
 
     # -- records
@@ -254,18 +254,18 @@ class Instances:
         check: PortionCheck | None = None,
     ) -> AsyncIterator[Read]:
         """Yield the next records of the member's partitions: about `bytes_max` bytes, at least one
-        record if there is any, waiting up to `wait_s` for the first. If the context ends without an
-        error, the records are not returned again. One read of a member runs at a time; another
-        waits, within `wait_s`. The wait for the last response is extra: the client may have it
-        before this broker knows. Raises UnknownMember, Corrupt, Unavailable, and what `check`
-        raises: only if no other partition has records."""
+        record if there is any. Waits up to `wait_s` for the first. If the context ends without an
+        error, the records are not returned again. One read of a member runs at a time; a second one
+        waits, within `wait_s`. The wait for the last response is not part of `wait_s`: the client
+        may have it before this broker knows. Raises UnknownMember, Unavailable. The error of a
+        partition (Corrupt, or from `check`) is raised only if no other partition has records."""
         deadline = asyncio.get_running_loop().time() + wait_s
         session = await self._coordinator.heartbeat(group_id, member_id)
         instance = session.instance
         instance.under_way += 1
         try:
             # Without this wait, a read with `wait_s` 0 would return nothing and acknowledge
-            # nothing: the last records of all would never be committed.
+            # nothing, so the last records of a partition would never be committed.
             await _until_sent(instance)
             try:
                 async with asyncio.timeout_at(deadline):
@@ -310,7 +310,7 @@ class Instances:
             if failure is not None and (portions or is_fresh):
                 if not portions:
                     raise failure
-                return read  # without a wait for more: the failed partition would end it at once
+                return read  # do not wait for more: the failed partition would end the wait at once
             wanted = min(max(session.member.config.fetch_min_bytes, 1), bytes_max)
             if is_fresh and loop.time() >= deadline:
                 return read
@@ -335,7 +335,7 @@ class Instances:
             end = topic.partitions[where.partition].high_watermark
             at = instance.positions.next_of(where)
             if where not in taken and (at is None or at < end):
-                return  # it arrived during the reads
+                return  # records arrived during the reads
             keys.append((topic.name, where.partition))
         instance.waiter = asyncio.get_running_loop().create_future()
         try:
@@ -346,8 +346,8 @@ class Instances:
     async def _take_records(
         self, session: MemberSession, bytes_max: int, check: PortionCheck | None
     ) -> tuple[list[Portion], LogError | None]:
-        """Read one partition after the other; each read begins with another. Also return the first
-        error: the other partitions are read nevertheless."""
+        """Read the partitions in turn, each time from another one on, despite errors. Also return
+        the first error. Damage counts as an error only if all partitions are damaged."""
         _, member, instance, _ = session
         owned, portions, budget = list(member.owned), [], bytes_max
         failure: LogError | None = None
@@ -397,8 +397,8 @@ class Instances:
         session: MemberSession,
         offsets: Mapping[TopicPartition, tuple[int, str]] | None = None,
     ) -> None:
-        """Commit these offsets (each of the next record) with metadata; if None, of all returned
-        records. Raises UnknownTopic, UnknownPartition, UnknownMember, IllegalGeneration."""
+        """Commit these offsets (each of the next record) with metadata. If None, commit all records
+        returned. Raises UnknownTopic, UnknownPartition, UnknownMember, IllegalGeneration."""
         if offsets is None:
             await self._acknowledge(session.instance)
             await self._commits.commit_due(session)
@@ -480,7 +480,7 @@ class Instances:
         return TopicIdPartition(topic.topic_id, where.partition) if topic and is_known else None
 
     async def _owned(self, where: TopicPartition) -> TopicIdPartition:
-        """Look up the topic's id; before raising, refresh the WAL (I3)."""
+        """Look up the topic's id. If it is not known, refresh the WAL (I3) before raising."""
         if (known := self._known(where)) is not None:
             return known
         await self._log.wal.refresh()
@@ -493,6 +493,6 @@ def _unknown(session: MemberSession) -> list[TopicIdPartition]:
 
 
 async def _until_sent(instance: Instance) -> None:
-    """Wait for a response under way: soon sent or lost, unless its client reads nothing."""
+    """Wait for a response under way. Soon it is sent or lost, unless its client does not read."""
     if instance.sending is not None:
         await asyncio.wait([instance.sending], timeout=ARRIVAL_S)

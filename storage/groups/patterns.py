@@ -1,9 +1,9 @@
 """Match topic names with the pattern of a subscription, in bounded time.
 
-RE2 and not `re`: its time is linear in the name's length for every pattern, while `(a+)+$` in `re`
-would block the event loop. RE2 accepts the usual topic patterns of Java's dialect. It rejects
-patterns that need backtracking (lookaround, back references). `apply` must not use this module: an
-engine's result may change with its version, so an entry contains the names that were found.
+The engine is RE2, not `re`. RE2's time is linear in the name's length for every pattern, but `re`
+would block the event loop at `(a+)+$`. RE2 accepts the usual topic patterns of Java's dialect. It
+rejects patterns that need backtracking (lookaround, back references). `apply` must not use this
+module: an engine's result may change with its version, so an entry contains the matching names.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ SHOWN_MAX = 100
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return the names that the pattern matches whole, sorted. Raises InvalidRequest."""
+    """Return, sorted, the names that match from start to end. Raises InvalidRequest."""
     expression = _compiled(pattern)
     return sorted(name for name in names if expression.fullmatch(name))
 

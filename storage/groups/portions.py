@@ -1,4 +1,4 @@
-"""Data of a member's read: the records of its partitions, by portions. Pure."""
+"""The result of a member's read: portions, each with records of one partition. Pure."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -21,8 +21,8 @@ class Portion(NamedTuple):
 class Read(NamedTuple):
     """Result of a read: records of partitions that the member owns in this generation.
 
-    Until the read ends, its caller may replace a portion by one with an earlier `next_offset`: the
-    next read begins there. `failure`: the error of a partition that could not be read.
+    Until the read ends, its caller may replace a portion by one with an earlier `next_offset`, so
+    that the next read begins there. `failure` is the error of a partition that could not be read.
     """
 
     portions: list[Portion]
@@ -31,9 +31,9 @@ class Read(NamedTuple):
 
 
 PortionCheck: TypeAlias = Callable[[Portion], None]
-"""Raises LogError for a portion of which the caller can deliver nothing."""
+"""A check of a portion: raises LogError if the caller can deliver none of its records."""
 
 
 def portion_bytes(portion: Portion) -> int:
-    """Count the bytes of keys and values."""
+    """Return the bytes of the portion's keys and values."""
     return sum(int(sizes_before(piece.batch)[-1]) for piece in portion.fetched.pieces)

@@ -1,12 +1,12 @@
-"""Object stores, and what else a process asks of its machine.
+"""Object stores, and the machine's services that a process uses: clocks, threads, memory.
 
 object_store  the protocol of an object store
 memory        an object store in memory
 folder        an object store in a folder
-s3            an object store in S3; alone imports the SDK
+s3            an object store in S3; the only module that imports the SDK
 s3_options    how a bucket is reached
 s3_listing    byte order of keys, for servers that list by directory
-open          from a store's URL to an opened store
+open          opening of a store by its URL
 probe         the check of a store at start
 start_retry   repetition of the requests of a start
 read_only     a store that is opened to read; nothing is written

@@ -1,6 +1,7 @@
-"""Time, randomness and ids as an argument: only this module of storage/ and compaction/ reads them.
+"""Clocks and random ids. In storage/ and compaction/ only this module reads the machine's.
 
-The simulator passes its own clock. The linter (banned-api) forbids `time`, `random`, `uuid`.
+Other modules get a `Clock` as an argument; the simulator passes its own. The linter (banned-api)
+forbids the others `time`, `random` and `uuid`.
 """
 
 import os
@@ -15,7 +16,7 @@ class Clock(Protocol):
         """Return wall time, milliseconds since the epoch; it may jump."""
 
     def boot_s(self) -> float:
-        """Return seconds since boot *including suspend*; never jumps back. Ages a WAL view."""
+        """Return seconds since boot *including suspend*; never jumps back. Measures view age."""
 
     def new_id(self) -> bytes:
         """Return 16 bytes, unique among all processes."""
@@ -35,5 +36,5 @@ class SystemClock:
         return time.clock_gettime(_BOOT_CLOCK)
 
     def new_id(self) -> bytes:
-        # Never from a stock in memory: a copy of the process would have the same ids.
+        # Never from random bytes kept in memory: a copy of the process would make the same ids.
         return os.urandom(16)

@@ -18,8 +18,8 @@ class _Live(NamedTuple, Generic[T]):
 
 
 class LoopThread(Generic[T]):
-    """A thread with its own event loop. On it, `open` enters `resource`, a context manager, `run`
-    uses the resource, and `close` leaves it.
+    """A thread with its own event loop. On that loop, `open` enters the context manager
+    `resource`, `run` uses the resource, and `close` exits the context manager.
 
     The thread is a daemon: a process that does not call `close` still ends.
     """

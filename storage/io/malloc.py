@@ -1,11 +1,11 @@
 """Settings of glibc's malloc: the process keeps freed memory.
 
 By default glibc returns large blocks to the kernel at once. The kernel then maps and zeroes the
-next block page by page. With freed memory kept, throughput of bodies over 128 KiB is 1.5 to 2.4
+next block page by page. If freed memory is kept, throughput of bodies over 128 KiB is 1.5 to 2.4
 times higher (DESIGN 12.2) and a compaction needs a fifth less CPU. No effect without glibc.
 
-A broker gives it back when a peak is over (`return_freed`): what an outage left in the write buffer
-would stay with the process until its end.
+When a peak is over, a broker returns freed memory to the kernel (`return_freed`). Otherwise the
+memory of a write buffer that filled in an outage would stay with the process until its end.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ def keep_freed() -> bool:
 
 
 def return_freed() -> None:
-    """Return the memory that malloc and Arrow keep free to the kernel. Blocks other threads that
-    allocate, for about 0.1 s a GiB: call it in a thread, and seldom."""
+    """Return to the kernel the freed memory that malloc and Arrow keep. Blocks other threads that
+    allocate, for about 0.1 s per GiB: call it in a thread, and seldom."""
     pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # of all arenas, not only at the end of the heap

@@ -1,12 +1,12 @@
 """The interface of object stores.
 
 It has five verbs and one guarantee: `create` is an atomic create-if-absent. All guarantees of
-tidelog depend on it. Objects are immutable; `put` is for liveness objects only.
+tidelog depend on `create`. Objects are immutable; `put` is for liveness objects only.
 
-`create` has three outcomes (DESIGN 4). After any outcome but DONE, the caller reads the key back
-and compares the bytes with its own. EXISTS may be the caller's own success: a transport may repeat
-a request without a report. A definite refusal (no space, no permission) raises `StoreRefused`:
-nothing was stored and nothing will be (I6).
+`create` has three outcomes (DESIGN 4). Unless it is DONE, the caller reads the key back and
+compares the bytes with its own. EXISTS may be the caller's own success, because a transport may
+repeat a request without a report. A definite refusal (no space, no permission) raises
+`StoreRefused`: nothing was stored and nothing will be (I6).
 """
 
 import asyncio
@@ -38,8 +38,8 @@ class ObjectInfo(NamedTuple):
 class ObjectStore(Protocol):
     """One prefix of an object store. Keys are ASCII, separated by `/`, relative to the prefix.
 
-    Safe for concurrent tasks of one event loop. A read raises `NotFound`; it raises `Unavailable`
-    after a bounded number of retries of its own.
+    Safe for concurrent tasks of one event loop. A read of a missing key raises `NotFound`. A read
+    raises `Unavailable` after a bounded number of retries.
     """
 
     @property
@@ -48,9 +48,10 @@ class ObjectStore(Protocol):
 
     @property
     def seen_ms(self) -> int:
-        """Return the time of the store's clock in its last answer, 0 if none had one. It shows a
-        pause of this machine, which the machine's own clocks may not. S3: the `Date` of each
-        answer, in seconds; a folder: the mtime of the last file that this process wrote."""
+        """Return the time of the store's clock in its last answer, 0 if no answer had a time. It
+        shows a pause of this machine, which the machine's own clocks may not show. In S3, it is the
+        `Date` of each answer, in seconds; in a folder, the mtime of the last file that this process
+        wrote."""
 
     async def get(self, key: str) -> bytes:
         """Return the whole object."""
@@ -75,8 +76,8 @@ class ObjectStore(Protocol):
 
 
 async def upload(store: ObjectStore, key: str, parts: Sequence[Part]) -> None:
-    """Create an object under a name of this call alone: EXISTS at a second attempt means that the
-    first one arrived."""
+    """Create an object whose name only this call uses, so EXISTS at a second attempt means that
+    the first attempt arrived."""
     pause_s = UPLOAD_RETRY_S
     while await store.create(key, parts) is Created.UNKNOWN:
         await asyncio.sleep(pause_s)

@@ -1,10 +1,7 @@
-"""Opening of an object store by its `--store` URL, and the probe of its guarantees (DESIGN 4).
+"""Opening of an object store by its `--store` URL. The probe of its guarantees is in `probe`.
 
-A command line imports this module to check a URL. The modules of the stores are slow to load: they
-are imported when a store is opened.
-
-The probe writes below `probe/` only, under an id of its own, and deletes what it wrote.
-**On a crash** before the delete: a few small objects are left, which no process reads.
+A command line imports this module to check a URL. The modules of the stores are slow to load, so
+they are imported only when a store is opened.
 """
 
 import asyncio
@@ -57,7 +54,7 @@ def check_url(url: str) -> None:
 
 
 def folder_of(url: str) -> Path | None:
-    """The folder that `file:///folder` or a plain path names; None where the URL names no folder.
+    """Return the folder that `file:///folder` or a path names. If the URL names none, return None.
 
     A file URL names an absolute path: `file://./folder` has a host, `.`, and so names no folder.
     """

@@ -1,7 +1,11 @@
-"""The start-up check of a store: create-if-absent, read-after-write and ranges work.
+"""The start-up check of a store: create-if-absent, read-after-write, ranges, LIST, DELETE work.
 
-A store may refuse, time out or lose an answer at each call. Such calls are repeated, and a create
-without a clear answer is judged by the object (DESIGN 4). Only what the store says is judged.
+A store may refuse, time out or lose an answer at each call. The probe repeats such calls. If a
+create has no clear answer, the probe compares the stored bytes (DESIGN 4). It judges only answers
+of the store.
+
+The probe writes below `probe/` only, under an id of its own, and deletes the objects that it wrote.
+**On a crash** before the delete: a few small objects are left, which no process reads.
 """
 
 import contextlib
@@ -17,12 +21,12 @@ from tidelog.storage.io.threads import together
 # in 1 s, and eight in up to 12 s.
 _RACES = 3
 _DELETES_MAX = 3
-"""A create without an answer may arrive after the delete: then its key is deleted again."""
+"""A create without an answer may arrive after the delete. Then the probe deletes its key again."""
 
 
 async def probe(store: ObjectStore, clock: Clock, *, retry_s: float = START_RETRY_S) -> None:
-    """Test the guarantees that a log needs; `StoreUnfit` names the failed one and the store.
-    Raises Unavailable if the store does not answer for `retry_s`."""
+    """Test the guarantees that a log needs. Raises StoreUnfit with the failed guarantee and the
+    store. Raises Unavailable if the store does not answer for `retry_s`."""
     await _Probe(store, StartRetry(clock, retry_s)).run()
 
 
@@ -34,7 +38,7 @@ class _Probe:
         self._retry = retry
         base = f"{keys.PROBE}{retry.clock.new_id().hex()}/"
         self._base = base
-        # `-` sorts before `/`: in byte order of keys `a-b` comes first, in a directory tree `a/c`.
+        # `-` sorts before `/`: in byte order of keys `a-b` comes first, in a tree `a/c` does.
         self._first, self._second = f"{base}a-b", f"{base}a/c"
         self._races = [f"{base}race-{number}" for number in range(_RACES)]
 
@@ -93,7 +97,7 @@ class _Probe:
         body = await self._found(key)
         if body is None and not done:
             raise self._unfit("create-if-absent", "neither of two concurrent creates succeeded")
-        # Without a clear success each of the two may have won: S3 may answer 409 to the loser, or
+        # Without a clear success, either create may have won: S3 may answer 409 to the loser, or
         # to both, and a transport that repeats a request makes a success look like a loss.
         if body is None or body not in (done or bodies):
             raise self._unfit("read-after-write", f"{done or bodies} reads as {body!r}")
@@ -106,8 +110,8 @@ class _Probe:
             )
 
     async def _create(self, key: str, body: bytes) -> Created:
-        """Create until the store has the key. Returns UNKNOWN if it is unknown whose object it
-        is: the caller compares the bytes."""
+        """Create until the store has the key. Return UNKNOWN if it is unknown which create stored
+        the object: the caller then compares the bytes."""
 
         async def create() -> Created:
             created = await self._store.create(key, [body[:1], body[1:]])

@@ -1,8 +1,8 @@
-"""A read-only store: it creates no folder, tests nothing and writes no object.
+"""A read-only store: it creates no folder, has no probe and writes no object.
 
 Readers beside the brokers (Spark's driver and executors) must work on a read-only mount and with
 credentials that cannot write. For S3 the credentials' policy is enough. For a folder, `FolderStore`
-does not fit: it creates its temporary directory when it opens.
+cannot be used, because it creates its temporary directory when it opens.
 """
 
 import asyncio

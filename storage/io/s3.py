@@ -1,13 +1,14 @@
 """Object store in an S3 bucket: `s3://bucket/prefix`. Only this module imports the SDK.
 
-A conditional PUT is sent exactly once. The SDK's retries are off; so is the HTTP client's own
-repetition of a PUT after a dropped connection. A repeated PUT would report 412 or 403 for its own
-success (DESIGN 4). All other requests are retried a bounded number of times.
-**On a crash** or cancellation at an await of `create`: the outcome is unknown; no partial object.
+A conditional PUT is sent exactly once. The SDK's retries are off, and the HTTP client does not
+repeat a PUT after a dropped connection. A repeated PUT could get 412 or 403 although the first PUT
+succeeded (DESIGN 4). All other requests are retried a bounded number of times.
+**On a crash** or cancellation at an await of `create`: the outcome is unknown. No partial object
+exists.
 
-Uploads of 1 MiB and more run on the event loop of a second thread. Measured against SeaweedFS, an
-upload of 8 MiB blocked the broker's loop for 12.4 ms in one callback (hash, sign, copy), with the
-thread 0.5 ms; 1 MiB: 3.3 and 0.5 ms. Smaller uploads gain nothing.
+Creates of 1 MiB and more run on the event loop of a second thread. With SeaweedFS, an upload of
+8 MiB blocked the broker's loop for 12.4 ms in one callback (hash, sign, copy), and for 0.5 ms with
+the thread. For 1 MiB these times were 3.3 and 0.5 ms. Smaller uploads gain nothing.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ _ADVICE = {
     "AccessDenied": "allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket "
     "(without s3:ListBucket, S3 answers 403 for a missing key)",
     "NoSuchBucket": "create the bucket or correct its name",
-    "NotImplemented": "this store does not support conditional PUT: use another one",
+    "NotImplemented": "this store does not support conditional PUT: use another store",
     "RequestTimeTooSkewed": "set the machine's clock",
     **dict.fromkeys(("AuthorizationHeaderMalformed", "PermanentRedirect"), "correct the region"),
     **dict.fromkeys(("ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"), _CREDENTIALS),
@@ -86,7 +87,7 @@ class _BeyondEnd(Unavailable):
 
 
 class S3Store:
-    """A store in a bucket. Owns its clients and a thread from `open` to `close`; one loop only."""
+    """A store in a bucket, for one event loop. Owns clients and a thread from `open` to `close`."""
 
     def __init__(self, bucket: str, prefix: str, options: S3Options) -> None:
         """Make an unconnected store; callers use `open`."""
@@ -108,8 +109,8 @@ class S3Store:
     async def open(
         cls, bucket: str, prefix: str = "", options: S3Options | None = None
     ) -> "S3Store":
-        """Connect and test the bucket. Raises `StoreUnfit` if it is missing, or the credentials are
-        not valid; `StoreRefused` if it denies access."""
+        """Connect and test the bucket. Raises `StoreUnfit` if the bucket is missing or the
+        credentials are not valid, `StoreRefused` if the store denies access."""
         store = cls(bucket, prefix, options or S3Options())
         try:
             await store._connect()
@@ -127,12 +128,12 @@ class S3Store:
         return self._seen_ms
 
     def _see(self, parsed: dict[str, Any], **_: object) -> None:
-        """Read the `Date` of an answer, also of an error; it changes once a second. Called in the
-        threads of both clients."""
+        """Read the `Date` of an answer, also of an error. The date changes once a second. Called in
+        the caller's thread and in the thread for uploads."""
         date = parsed.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
         if date and date != self._date:
             self._date = date
-            with contextlib.suppress(ValueError):  # a proxy's own idea of a date
+            with contextlib.suppress(ValueError):  # a proxy may send another form
                 self._seen_ms = int(parsedate_to_datetime(date).timestamp() * 1000)
 
     def table_uri(self, key: str) -> str:
@@ -203,7 +204,7 @@ class S3Store:
 
     async def deltalake_options(self) -> dict[str, str]:
         """Return storage options for `deltalake`, with the AWS chain's current credentials.
-        Credentials of a role expire: call this for every table that is opened."""
+        Credentials of a role expire, so call this for every table that is opened."""
         options = {"AWS_REGION": self._region, "AWS_CONDITIONAL_PUT": "etag"}
         is_path_style = self._options.is_path_style
         options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = str(not is_path_style).lower()
@@ -350,7 +351,7 @@ async def _client(
             read_timeout=options.read_timeout_s,
             max_pool_connections=options.connections_max,
             s3={"addressing_style": "path" if options.is_path_style else style},
-            # Uploads carry tidelog's CRC32C. The SDK's is a trailer; not every S3 accepts it.
+            # Uploads carry tidelog's CRC32C. Not every S3 accepts the SDK's, which is a trailer.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),
@@ -361,7 +362,7 @@ async def _client(
 
 
 def _without_expect(params: dict[str, Any], **_: object) -> None:
-    """Remove `Expect: 100-continue`: it costs a round trip; aiohttp waits for it with no limit."""
+    """Remove `Expect: 100-continue`: it costs a round trip, and aiohttp waits without a limit."""
     params["headers"].pop("Expect", None)
 
 
@@ -375,7 +376,7 @@ def _answer(error: sdk.ClientError) -> tuple[int, str]:
 
 
 def _is_definite(error: sdk.ClientError) -> bool:
-    """Return whether the answer is a final refusal: nothing was stored or will be."""
+    """Return whether the answer is a final refusal: nothing was stored, and nothing will be."""
     status, code = _answer(error)
     is_refusal = 300 <= status < 500 and status not in _AMBIGUOUS and code != "RequestTimeout"
     return is_refusal or code == "NotImplemented"
