@@ -129,8 +129,8 @@ class Table(Protocol):
         readers may use (storage.tables.doubt)."""
 
     async def commits(self, count: int) -> "list[TableCommit]":
-        """Return the last commits up to the loaded version, the newest first: `count` of them, or
-        fewer if the table's log does not have them any more. Raises Corrupt."""
+        """Return the last `count` commits up to the loaded version, the newest first. Returns fewer
+        if the table's log does not have them any more. Raises Corrupt."""
 
     async def files_at(self, version: int) -> "SegmentColumns | None":
         """Return the files of an older version, or None if the table's log does not have it."""

@@ -52,8 +52,8 @@ class CheckpointSchedule:
 
     def write_now(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
         """If there is no checkpoint after entry `seq`, let `write` write one. A broker does so at
-        its start and its stop: the next start does not need the entries that a checkpoint covers,
-        so they may be damaged."""
+        its start and its stop. Then the next start does not read the entries before it, so they may
+        be damaged."""
         if seq > self._seq and (self._writing is None or self._writing.done()):
             self._seq = seq
             self._writing = asyncio.create_task(self._write(write))

@@ -101,9 +101,9 @@ class WalObjects:
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> ClusterIdentity:
         """Return the store's cluster. If there is none and `is_creating` is true, create it with
-        these bounds. Raises StoreUnfit if the id of the cluster is not `cluster_id`, if there is no
-        cluster and `is_creating` is false, or if the bounds or the objects in the store are
-        invalid.
+        these bounds. Raises StoreUnfit if the id of the cluster is not `cluster_id`, or if there is
+        no cluster and `is_creating` is false. Raises it also if the bounds or the objects in the
+        store are invalid.
         """
         cluster = await self._find(cluster_id, bounds, is_creating=is_creating)
         if cluster_id is not None and cluster.cluster_id != cluster_id:

@@ -67,9 +67,9 @@ class _Taken(NamedTuple):
 class _Search:
     """The commits of the logs of these files, searched from the newest entry of the WAL backwards.
 
-    The two newest entries with commits of a log decide, if all marks in the newest are of this
-    process and higher than all marks in the other. Otherwise a copy has used marks of the log, and
-    the search reads all entries.
+    Usually the two newest entries with commits of a log decide. All marks in the newest must be of
+    this process, and higher than all marks in the other. Otherwise a copy has used marks of the
+    log, and the search reads all entries.
     """
 
     def __init__(self, files: Sequence[Recovered]) -> None:

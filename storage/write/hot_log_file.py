@@ -101,8 +101,8 @@ def recover(directory: Path, cluster_id: str) -> list[Recovered]:
 
 
 def _each_once(found: Sequence[Recovered]) -> list[Recovered]:
-    """If a request is in a file of its own and also in another file, drop it from the other file:
-    a process crashed while it set the request aside."""
+    """If a request is in a file of its own and also in another file, drop it from the other file. A
+    process has crashed while it set the request aside."""
     kept = {each.commit_id for file in found if file.is_kept for each in file.requests}
     return [
         file

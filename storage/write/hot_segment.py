@@ -406,8 +406,8 @@ class ClosedSegment:
 def _sorted(parts: Sequence[TopicRecords]) -> dict[int, pa.RecordBatch]:
     """Group a topic's records by partition, in the order of the parts.
 
-    All requests are grouped at once. If each request were grouped alone, one request would cost as
-    much as this costs for all, and six times as many batches would have to be joined.
+    Groups all requests at once. To group one request alone costs as much as to group all requests
+    at once. To group each request alone would also leave six times as many batches to join.
     """
     if not all(isinstance(part.partition, int) for part in parts):
         everything = _joined([part.rows for part in parts])

@@ -1,9 +1,14 @@
 """Sealing: a partition's tail becomes a Parquet segment of its topic's table.
 
-Three steps, each of which may be repeated (DESIGN 8): upload the segments under unique names; one
-Delta commit that adds them together with the application transaction (app id = the partition's
-seal, version = end offset); a WAL action that trims the tail. The application transaction is the
-lock: the manifest refuses one of two sealers, which then starts again from the manifest's content.
+Each of the three steps may be repeated (DESIGN 8):
+
+1. Upload the segments under unique names.
+2. Add them in one Delta commit, together with the application transaction (app id = the partition's
+   seal, version = end offset).
+3. Trim the tail by an action in the WAL.
+
+The application transaction is the lock. The manifest refuses one of two sealers, and the refused
+sealer starts again from the manifest's content.
 
 **On a crash**: after the upload, files that nothing names are left for collection. After the Delta
 commit, the table has more records than the WAL calls sealed. Readers still use the tail (I7). The

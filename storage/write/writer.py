@@ -1,13 +1,13 @@
 """The write path of a broker: requests wait in the open hot segment, one flush commits them all.
 
-One flush runs at a time. Requests that arrive during a flush go into the next one, so the batch
-grows with the load and the store's latency, and an idle broker flushes at once.
-`flush_interval_ms` spaces flushes to bound the cost of the PUTs. I10: buffered bytes are bounded;
-at the bound callers get Throttled.
+One flush runs at a time. Requests that arrive during a flush go into the next one. So the batch
+grows with the load and the store's latency, and an idle broker flushes at once. `flush_interval_ms`
+spaces flushes to bound the cost of the PUTs. I10: buffered bytes are bounded; at the bound callers
+get Throttled.
 
-**On a crash**: before the commit, acks=all callers have no answer, and acks=1 requests are in the
-hot log; during it, the store has the entry or not (wal.view); after it, the records are in the log,
-and a retry with the same Idempotency-Key gets the first answer.
+**On a crash** before the commit, acks=all callers have no answer, and acks=1 requests are in the
+hot log. During the commit, the store has the entry or not (wal.view). After it, the records are in
+the log, and a retry with the same Idempotency-Key gets the first answer.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
 log = logging.getLogger("tidelog.writer")
 
 ENCODE_INLINE_BYTES = 2 * 1024 * 1024
-"""Smaller segments are encoded on the event loop, ~250 us a MiB: a thread would wait as long for
+"""Smaller segments are encoded on the event loop, in ~250 us a MiB. A thread would wait as long for
 the interpreter's lock after each call of Arrow."""
 GATHER_ROUNDS_MAX = 8
 """Maximum number of checks for requests that have just arrived; ~50 us each under load."""
@@ -82,7 +82,7 @@ class WriterSettings(NamedTuple):
     codec: str = "lz4"
     """Compression of large chunks: lz4, zstd or empty for none."""
     answer_timeout_s: float = 30.0
-    """After this time a caller gets an error; the commit goes on if it has begun."""
+    """After this time a caller gets an error. If the commit has begun, it continues."""
 
 
 OnCommitted: TypeAlias = Callable[[ClosedSegment, EncodedDraft, Sequence[Outcome]], None]
@@ -240,7 +240,7 @@ class Writer:
         return [self._enqueue(request) for request in requests]
 
     def adopt(self, kept: Sequence[Recovered]) -> None:
-        """Take over requests that a crashed process had set aside; try them again now and then."""
+        """Take over requests that a crashed process had set aside; try them every minute."""
         assert self.hot_log is not None, "the files are in its directory"
         for file in kept:
             self.hot_log.set_aside(file)
@@ -370,8 +370,8 @@ class Writer:
             trial.add_done_callback(retrieve_exception)
 
     async def _gather(self) -> None:
-        """Wait for requests that have arrived but are not parsed yet: clients that were just
-        answered send the next ones, and a flush of one request costs as much as a flush of many. An
+        """Wait for requests that have arrived but are not parsed yet. Clients send the next
+        requests after an answer, and a flush of one request costs as much as a flush of many. An
         idle broker waits for two turns of the event loop."""
         for _ in range(GATHER_ROUNDS_MAX):
             before = len(self._open)
