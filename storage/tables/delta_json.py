@@ -1,4 +1,4 @@
-"""The JSON of Delta's log that the log itself writes and reads. Pure."""
+"""The JSON lines of a table's Delta log that tidelog itself writes and reads. Pure."""
 
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -17,10 +17,11 @@ _ISO_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # years 1 to 9999
 
 
 def statistics(file: SegmentFile) -> str:
-    """Return a file's statistics in the Delta protocol's form; engines skip files by them.
+    """Return a file's statistics in the Delta protocol's form. Engines use them to skip files.
 
-    They are bounds: after key compaction the largest offset may be less than `end_offset - 1`, and
-    microseconds of timestamps are not known here. `tightBounds` is true if offsets are exact.
+    The statistics are bounds. The largest offset may be less than `end_offset - 1` after key
+    compaction. A SegmentFile does not have the microseconds of timestamps. `tightBounds` is true if
+    the offsets are exact.
     """
     low: dict[str, int | str] = {"offset": file.base_offset}
     high: dict[str, int | str] = {"offset": file.end_offset - 1}
@@ -50,7 +51,7 @@ def removed_of(commit: bytes) -> set[str]:
 
 
 def added_of(commit: bytes) -> set[str]:
-    """The paths that one commit added, JSON lines; raises msgspec.DecodeError."""
+    """Parse the paths that one commit added, JSON lines; raises msgspec.DecodeError."""
     lines = _lines_of(commit, b'"add"')
     return {unquote(_read(_add_line, line).add.path) for line in lines}
 
@@ -99,7 +100,7 @@ def _file_of(add: "_Add") -> SegmentFile:
 
 
 def _partition_of(path: str, values: dict[str, str | None] | None) -> int:
-    """Return the partition that a file is listed in; -1 if it has none."""
+    """Return the partition under which a commit lists the file. If there is none, return -1."""
     text = (values or {}).get("partition")
     if text is None and values is None and path.startswith("partition="):
         text = path.removeprefix("partition=").partition("/")[0]
@@ -107,7 +108,8 @@ def _partition_of(path: str, values: dict[str, str | None] | None) -> int:
 
 
 def _ms(text: Any, missing: int) -> int:
-    """Parse a timestamp of `statistics`; `missing` if there is none, or it has another form."""
+    """Parse a timestamp of `statistics`. If there is none, or its form differs, return
+    `missing`."""
     try:
         return int(np.datetime64(str(text).removesuffix("Z"), "ms").astype(np.int64))
     except ValueError:

@@ -13,7 +13,7 @@ from tidelog.storage.tables.delta_json import added_of, commit_of, removed_of
 from tidelog.storage.tables.manifest import Removal, TableCommit
 
 VERSIONS_MAX = 100
-"""The newest versions that a load syncs: those between two checkpoints, twice."""
+"""Number of newest versions that `sync_log` syncs: twice the versions between two checkpoints."""
 _LOG_FILES = ("json", "checkpoint.parquet")
 _COMMIT = re.compile(r"/(\d{20})\.json$")
 
@@ -21,7 +21,7 @@ _COMMIT = re.compile(r"/(\d{20})\.json$")
 async def commits_to(
     store: ObjectStore, prefix: str, version: int, count: int
 ) -> list[TableCommit]:
-    """Return the commits up to a version, the newest first: `count`, or as many as there are."""
+    """Return `count` commits up to a version, the newest first; fewer if older ones are deleted."""
     found: list[TableCommit] = []
     while version > 0 and len(found) < count:
         key = f"{prefix}/_delta_log/{version:020d}.json"
@@ -51,8 +51,8 @@ async def removed_since(store: ObjectStore, prefix: str, since_ms: int) -> list[
 
 
 async def find_damage(store: ObjectStore, prefix: str) -> None:
-    """Raise TableInDoubt if a version of the log is no commit: deltalake cannot read the table, and
-    a retry would fail again and again."""
+    """Raise TableInDoubt if a version of the log is no commit. Deltalake cannot read such a table,
+    so each retry would fail."""
     async for info in store.list(f"{prefix}/_delta_log/"):
         name = _COMMIT.search(info.key)
         if name is None:
@@ -71,7 +71,8 @@ def sync_log(directory: Path, first: int, last: int) -> None:
 
     Without it, the WAL could record a seal that the table has lost (I7). Versions of other writers
     are synced too: a hole below this version would make the whole table unreadable. Versions before
-    the newest hundred were synced by the process that wrote or loaded the hundred after them.
+    the newest hundred are synced already, by the process that wrote or loaded the hundred after
+    them.
     """
     versions = range(max(first, last - VERSIONS_MAX), last + 1)
     names = [f"{version:020d}.{kind}" for version in versions for kind in _LOG_FILES]

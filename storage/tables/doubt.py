@@ -1,13 +1,14 @@
 """Whether a version of a topic's table is what the log has put there (DESIGN 8, Tables in doubt).
 
-A table is an open door: other programs may commit to it, and a copy or a restore may take it from
-another moment than the WAL. So no duty trusts a version that was only loaded. `doubt_of` compares
-its files with the state: pure, of a few array operations. All duties ask it through `check`.
+Other programs may commit to a table, and a copy or a restore may contain a table from another
+moment than its WAL. So no maintenance duty trusts a loaded version without a check. `doubt_of`
+compares the version's files with the state. It is pure and takes a few array operations. All duties
+call it through `check`.
 
-A table in doubt keeps all that it has: no seal, no removal, no collection, until `tidelog repair`.
-Reads go on where they can (`served`): a file that the log put there and another program rewrote is
-read from the version before, whose objects are kept. A range that was removed whole is not read: a
-read there is an error by name, and no reader passes over the hole.
+Until `tidelog repair`, no seal, removal or collection changes a table in doubt. Reads continue
+where possible (`served`). If another program rewrote a file that the log put there, readers use the
+version before the rewrite, because its objects are kept. If a whole range was removed, a read of
+the range raises TableInDoubt: no reader skips the hole.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -26,9 +27,9 @@ from tidelog.storage.tables.manifest import (
 )
 
 HISTORY_MAX = 1000
-"""Commits that are read to find the last version before a foreign one."""
+"""Maximum number of commits that are read to find the last version before a foreign commit."""
 BLAMED_MAX = 50
-"""Commits that are read to name the foreign one in an error."""
+"""Maximum number of commits that are read to name a foreign commit in an error."""
 
 Span = tuple[int, int]
 
@@ -67,10 +68,10 @@ def hole(index: SegmentIndex, start: int, end: int) -> Span | None:
 def doubt_of(
     version: ManifestVersion, partitions: Sequence[Partition], sealed_ends: Sequence[int]
 ) -> str | None:
-    """Return why a version of a table is not what the log put there; None if nothing is wrong.
+    """Return why a version of a table is not what the log put there. If it is, return None.
 
-    `sealed_ends` are from before the version was loaded, `partitions` from after it: a seal is in
-    the table first and then in the WAL, a log start the other way around.
+    The caller reads `sealed_ends` before it loads the version, because a seal is in the table first
+    and then in the WAL. It reads `partitions` after that, because a log start is in the WAL first.
     """
     if (fault := version.fault()) is not None:
         return fault
@@ -94,8 +95,8 @@ async def check(
 ) -> None:
     """Load the newest version; raise TableInDoubt if it is not what the log put there.
 
-    `refresh` reads the WAL to its end; `topic_of` returns the topic from the newest state, None if
-    it was deleted. Raises Corrupt, Unavailable.
+    `refresh` reads the WAL to its end; `topic_of` returns the topic from the newest state, or None
+    if the topic was deleted. Raises Corrupt, Unavailable.
     """
     why: str | None = None
     for is_last in (False, True):
@@ -143,8 +144,9 @@ async def confirmed(
     is_whole: Callable[[ManifestVersion], bool],
     is_foreign: Callable[[TableCommit], bool] = lambda commit: commit.is_foreign,
 ) -> ManifestVersion | None:
-    """Return the files that the log's own commits make: the newest version without the foreign
-    commits. None if the table's log does not reach back to a version before them."""
+    """Return the newest version without its newest foreign commits: the log's own commits, replayed
+    on the version before the foreign ones. It omits as few foreign commits as `is_whole` permits.
+    If the table's log does not have such a version, return None."""
     commits = await history.commits(HISTORY_MAX)
     for at, commit in enumerate(commits):
         if not is_foreign(commit):
@@ -160,8 +162,8 @@ async def confirmed(
 
 
 async def served(history: History, newest: ManifestVersion) -> ManifestVersion:
-    """Return the files that readers use instead of `newest`: of a partition in which files are no
-    segments, or overlap, those that the log itself put there."""
+    """Return the version that readers use instead of `newest`. If files of a partition are no
+    segments, or overlap, the partition has the files that the log itself put there."""
     if newest.is_readable():
         return newest
     own = await confirmed(history, newest, lambda version: version.fault() is None)

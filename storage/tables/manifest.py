@@ -8,9 +8,10 @@ checks two things: the version in the loaded table, and that no later commit has
 transaction. Delta checks only the second. That is not enough: if a reader refreshes the table while
 a sealer writes its files, Delta's check starts after the commit of another sealer.
 
-Commits that remove files (retention, merge, compaction) have as lock another transaction of the
-partition, a counter. Without it, two commits that remove one file would both succeed, and the table
-would have the rows twice. Sealers only add files and do not use that transaction.
+Commits that remove files (retention, merge, compaction) use another transaction of the partition as
+their lock. Its version is a counter. Without it, two commits that remove one file would both
+succeed, and the table would have the rows twice. Sealers only add files and do not use that
+transaction.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,16 +31,18 @@ _SEGMENT = r"^partition=(?P<partition>\d{1,9})/(?P<base>\d{20})-(?P<end>\d{20})-
 """The form that `keys.parse_segment` parses; Arrow matches 20,000 paths in 8 ms without the GIL."""
 _MAINTENANCE = "care-"
 _UNKNOWN_MS = 2**63 - 1
-"""The commit time of a segment whose commit names none: retention keeps it."""
+"""Commit time of a segment if its commit names no time. Retention keeps such a segment."""
 NO_RESET: Mapping[str, int] = MappingProxyType({})
 
 
 class ManifestConflict(LogError):
-    """Another commit advanced the transaction first: nothing changed; refresh and start again."""
+    """The refusal of a commit that does not fit the table any more, because another commit was
+    first. Nothing has changed: refresh and start again."""
 
 
 def maintenance_app_id(partition: int) -> str:
-    """Return the application id of commits that remove the partition's files; a counter."""
+    """Return the application id of commits that remove the partition's files. Its version is a
+    counter."""
     return f"{_MAINTENANCE}{partition}"
 
 
@@ -49,14 +52,15 @@ def seal_app_id(partition: int) -> str:
 
 
 def clean_app_id(partition: int) -> str:
-    """Return the application id whose version in a table is the offset up to which key compaction
-    ran: rows may be missing below it, and nowhere else."""
+    """Return the application id of key compaction. Its version in a table is the offset up to which
+    key compaction ran: rows may be missing only below this offset."""
     return f"clean-{partition}"
 
 
 def lost_app_id(partition: int) -> str:
-    """Return the application id whose version in a table is the end of the newest records that were
-    given up before they were sealed: a segment that begins below it may not have all rows."""
+    """Return the application id of lost records. Its version in a table is the end offset of the
+    newest records that were given up before they were sealed. A segment that begins below it may
+    not have all rows."""
     return f"lost-{partition}"
 
 
@@ -64,7 +68,7 @@ class Table(Protocol):
     """One topic's manifest, at the version that was last loaded. Safe for concurrent tasks.
 
     The first call loads it; `refresh` and `add` load the newest version. A topic without a seal has
-    no table and version -1. Methods raise `Unavailable` if the store cannot be read.
+    no table, and its version is -1. Methods raise `Unavailable` if the store cannot be read.
     """
 
     @property
@@ -79,7 +83,8 @@ class Table(Protocol):
         """Load the newest version."""
 
     async def transaction_version(self, app_id: str) -> int | None:
-        """Return the last version of an application's transaction; None if it has none."""
+        """Return the last version of an application's transaction, or None if it has no
+        transaction."""
 
     async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
         """Commit all files and all transactions, or nothing. Returns when the commit is durable and
@@ -88,9 +93,10 @@ class Table(Protocol):
         If a partition's seal is in `transactions`, its files must begin at the table's end, have no
         hole and end at the given version. The version of any other transaction must grow.
 
-        Raises ManifestConflict: nothing was added and nothing will be; refresh, start again.
-        Raises CommitUnknown, or is cancelled: the commit may be done or may still happen, until
-        `transaction_version` after a `refresh` has changed; a retry with the same files is safe.
+        Raises ManifestConflict if nothing was added and nothing will be: refresh and start again.
+        Raises CommitUnknown if the commit may be done or may still happen. The same is true after a
+        cancellation. It can no longer happen when `transaction_version` has changed after a
+        `refresh`. A retry with the same files is safe.
         """
 
     async def replace(
@@ -107,8 +113,9 @@ class Table(Protocol):
         `data_change` is False if the rows stay the same: streaming readers then skip the commit.
         `reset` sets other transactions to any version, for a repair.
 
-        The objects of `removed` stay for active readers; `removed_since` finds the ones to keep.
-        Raises as `add` does; ManifestConflict also if one of `removed` is not in the table.
+        The objects of `removed` stay for active readers; `removed_since` finds the objects to keep.
+        Raises the errors of `add`. Raises ManifestConflict also if one of `removed` is not in the
+        table.
         """
 
     async def paths(self) -> set[str]:
@@ -118,19 +125,19 @@ class Table(Protocol):
         """Return the commits at or after `since_ms`, by the store's clock, that removed files."""
 
     async def newest(self) -> "ManifestVersion":
-        """Return the loaded version as the table has it. `segments` returns from it what readers
-        may use (storage.tables.doubt)."""
+        """Return the loaded version as it is in the table. `segments` returns only the files that
+        readers may use (storage.tables.doubt)."""
 
     async def commits(self, count: int) -> "list[TableCommit]":
-        """Return the last commits up to the loaded version, the newest first: `count` of them, or
-        fewer if the table's log does not have them any more. Raises Corrupt."""
+        """Return the last `count` commits up to the loaded version, the newest first. Returns fewer
+        if the table's log does not have them any more. Raises Corrupt."""
 
     async def files_at(self, version: int) -> "SegmentColumns | None":
-        """Return the files of an older version; None if the table's log does not have it."""
+        """Return the files of an older version, or None if the table's log does not have it."""
 
 
 class Removal(NamedTuple):
-    """One commit that removed files, and what it added in their place."""
+    """One commit that removed files, and the files that it added in their place."""
 
     at_ms: int
     removed: frozenset[str]
@@ -138,8 +145,9 @@ class Removal(NamedTuple):
 
 
 class TableCommit(NamedTuple):
-    """One version of a table: what it added and removed, and whose it is. `base_offset` of an added
-    file is -1 if its path is not a segment's; `removed` has the partition of each path."""
+    """One version of a table: the files that it added and removed, and its author. `base_offset` of
+    an added file is -1 if its path is not the path of a segment; `removed` has the partition of
+    each path."""
 
     version: int
     added: Sequence[SegmentFile]
@@ -151,8 +159,8 @@ class TableCommit(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another program changed files: the log's own commits add segments, and have a
-        transaction for each partition that they change."""
+        """Whether another program changed files. The log's own commits add only segments, and have
+        a transaction for each partition that they change."""
         if any(file.base_offset < 0 for file in self.added):
             return True
         cared = {number for number in self.removed.values() if not self._has_lock(number)}
@@ -164,12 +172,12 @@ class TableCommit(NamedTuple):
 
 
 def removed_paths(removals: Iterable[Removal]) -> set[str]:
-    """Paths of all files that these commits removed."""
+    """Return the paths of all files that these commits removed."""
     return {path for removal in removals for path in removal.removed}
 
 
 class SegmentColumns(NamedTuple):
-    """SegmentFiles as one array a field; `base_offset` is -1 if a path is not a segment's."""
+    """Segment files, one array per field. `base_offset` is -1 if a file is no segment."""
 
     path: pa.Array
     partition: np.ndarray
@@ -216,9 +224,9 @@ class SegmentColumns(NamedTuple):
         )
 
     def newest_ms(self, now_ms: int) -> np.ndarray:
-        """Return the time that decides on each segment's age: of its newest record, or of its
-        commit if that record is stamped after `now_ms`. Such a stamp says nothing of the age, and
-        it would keep the segment, and all segments after it, for as long as the producer likes."""
+        """Return for each segment the time that decides its age. This is the time of its newest
+        record, or of its commit if the record's timestamp is after `now_ms`. Such a timestamp does
+        not show the age. It would keep the segment, and all segments after it, until that time."""
         return np.where(self.timestamp_max > now_ms, self.committed_ms, self.timestamp_max)
 
     def sorted(self) -> "SegmentColumns":
@@ -226,7 +234,8 @@ class SegmentColumns(NamedTuple):
         return SegmentColumns(self.path.take(order), *(array[order] for array in self[1:]))
 
     def of_offsets(self, start: int, end: int) -> "SegmentColumns":
-        """Return those of one partition, sorted, that hold offsets of [start, end)."""
+        """Return the segments that hold offsets of [start, end). `self` is one partition,
+        sorted."""
         first = int(np.searchsorted(self.end_offset, start, side="right"))
         last = int(np.searchsorted(self.base_offset, end, side="left"))
         return self.between(first, max(last, first))
@@ -254,7 +263,7 @@ class SegmentIndex:
     def __init__(self, columns: SegmentColumns) -> None:
         self.columns = columns
         """All segments as arrays, for plans over 100,000 segments. Read-only."""
-        self._newest = np.maximum.accumulate(columns.timestamp_max)  # of a file and all before it
+        self._newest = np.maximum.accumulate(columns.timestamp_max)  # in a file and all before it
 
     def __len__(self) -> int:
         return len(self.columns.path)
@@ -277,7 +286,7 @@ class SegmentIndex:
         return self[position] if position < len(self) else None
 
     def covered_to(self, offset: int) -> int:
-        """Return the end of the segments without a hole that begin with the one of `offset`."""
+        """Return the end of the run without a hole that begins with the segment of `offset`."""
         base, end = self.columns.base_offset, self.columns.end_offset
         first = int(np.searchsorted(end, offset, side="right"))
         gaps = np.flatnonzero(base[first + 1 :] != end[first:-1])
@@ -291,8 +300,8 @@ class SegmentIndex:
 
 
 async def segments_to(table: Table, partition: int, sealed_end: int, prefix: str) -> SegmentIndex:
-    """Return a partition's segments of the loaded version. Raises Corrupt if the table at `prefix`
-    does not reach `sealed_end`: neither its segments do, nor its seals."""
+    """Return a partition's segments of the loaded version. Raises Corrupt if both the segments and
+    the seals of the table at `prefix` end before `sealed_end`."""
     index = await table.segments(partition)
     if index.end_offset < sealed_end and await sealed_to(table, partition) < sealed_end:
         raise Corrupt(
@@ -323,12 +332,13 @@ class ManifestVersion:
         is_next = partition[1:] == partition[:-1]
         self._is_wrong = base < 0
         self._is_wrong[1:] |= is_next & (base[1:] < end[:-1])
-        # A wrong file has no range: what lies before the file after it is no hole.
+        # A wrong file has no offset range, so a gap between it and the next file is no hole.
         self._is_hole = np.zeros(len(base), bool)
         self._is_hole[1:] = is_next & (base[1:] > end[:-1]) & ~self._is_wrong[:-1]
 
     def segments(self, partition: int) -> SegmentIndex:
-        """Return a partition's segments; Corrupt if files overlap or one is no segment."""
+        """Return a partition's segments. Raises TableInDoubt if files overlap or one is no
+        segment."""
         index = self._indexes.get(partition)
         if index is None:
             first, end = self._between(partition)
@@ -339,12 +349,14 @@ class ManifestVersion:
         return index
 
     def is_readable(self, partition: int | None = None) -> bool:
-        """Whether all files of a partition, or of all, are segments that do not overlap."""
+        """Return whether all files of a partition are segments that do not overlap. If `partition`
+        is None, check all partitions."""
         first, end = (0, None) if partition is None else self._between(partition)
         return not self._is_wrong[first:end].any()
 
     def fault(self) -> str | None:
-        """Return the first file that is no segment, overlap or hole; None if there is none."""
+        """Return a text about the first file that is no segment or overlaps, else about the first
+        hole. If there is neither, return None."""
         if self._is_wrong.any():
             return self._wrong(int(np.argmax(self._is_wrong)))
         if self._is_hole.any():
@@ -364,12 +376,12 @@ class ManifestVersion:
         return dict(zip(numbers.tolist(), zip(bases, ends, strict=True), strict=True))
 
     def files(self, partition: int | None = None) -> list[SegmentFile]:
-        """Return the files of a partition, or of all: also those that are no segments."""
+        """Return the files of a partition (None: all), also files that are no segments."""
         first, end = (0, len(self.columns.path)) if partition is None else self._between(partition)
         return list(SegmentIndex(self.columns.between(first, end)))
 
     def has(self, files: Sequence[SegmentFile]) -> bool:
-        """Return whether all the files are in the table; False for no files."""
+        """Return whether all the files are in the table. If `files` is empty, return False."""
         return bool(files) and self._count(files) == len(files)
 
     def shows(self, added: Sequence[SegmentFile], removed: Sequence[SegmentFile]) -> bool:

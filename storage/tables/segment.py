@@ -1,14 +1,16 @@
 """Parquet segments: encoding of one immutable file of one partition, and decoding by ranges.
 
 A segment is an ordinary Parquet file of RECORD_SCHEMA, sorted by offset. A row group has about
-10,000 rows and is the unit of a cold read. `partition` is not a column but in the path (FORMAT.md).
-Pure: the caller does the IO. It fetches the file's end once, and then one range a row group.
+10,000 rows and is the unit of a cold read. The partition is in the path, not in a column
+(FORMAT.md). Pure: the caller does the IO. The caller fetches the file's end once, and then one
+range per row group.
 
 Parquet has checksums for pages, but not for page headers or the footer, and readers need not verify
-them. So the footer's key-value metadata holds CRC-32Cs (`tidelog.crc32c`): of each row group, and
-of the footer itself with its own checksum as zeros. They cover each bit that is decoded, at 31
-GB/s. Page checksums are written too, for other engines. The page index between the last row group
-and the footer is not covered: this module does not read it.
+them. So the footer's key-value metadata holds CRC-32Cs (`tidelog.crc32c`): one of each row group,
+and one of the footer. Zeros replace the footer's own checksum when it is computed. The checksums
+cover each bit that is decoded; they are computed at 31 GB/s. Page checksums are written too, for
+other engines. The page index between the last row group and the footer is not covered: this module
+does not read it.
 
 Decoding releases the GIL except for a few tens of microseconds. A `Footer` is immutable: several
 threads may decode row groups of one footer at once.
@@ -44,10 +46,10 @@ FORMAT = 1
 GROUP_ROWS = 10_000
 """Rows of a row group. A group is always decoded whole; this takes about a millisecond."""
 GROUP_BYTES_MAX = 8 * 1024 * 1024
-"""Raw bytes of keys, values and headers of a row group; a larger record has its own group."""
+"""Raw bytes of a row group's keys, values and headers; a larger record has its own group."""
 
 FOOTER_READ_BYTES = 64 * 1024
-"""First read from a file's end: holds the footer of ~100 row groups, a million records."""
+"""Size of the first read from a file's end: the footer of ~100 row groups, a million records."""
 FOOTER_BYTES_MAX = 64 * 1024 * 1024
 """Limit for a footer's length field (I10)."""
 
@@ -84,8 +86,8 @@ _NUMBERED_SCHEMA = pa.schema(
         _numbered("headers", pa.list_(_numbered("item", _HEADER, 6)), 5),
     ]
 )
-"""RECORD_SCHEMA with field ids: a reader that knows columns by id follows a renamed one. They never
-change; 9 is `partition`, which is not in the file."""
+"""RECORD_SCHEMA with field ids: a reader that finds columns by id also finds a renamed column. The
+ids never change. Id 9 is `partition`, which is not in the file."""
 
 
 class Written(NamedTuple):
@@ -133,8 +135,8 @@ def write(
     """Encode one or more records (RECORD_SCHEMA, ascending offsets) as a segment.
 
     `codec` is a value of `compression.type`. `is_json`: each key and value is null or JSON text.
-    `level` is that of the cluster: columns have field ids from level 2 on.
-    Equal records give equal bytes, however they are split into batches. Uses one core.
+    `level` is the level of the cluster: columns have field ids from level 2 on. Equal records give
+    equal bytes, however they are split into batches. Uses one core.
     """
     writer = SegmentWriter(codec, level)
     for batch in batches:
@@ -204,7 +206,8 @@ class SegmentWriter:
 def footer_length(tail: Part, key: str) -> int:
     """Return how many of the file's last bytes `read_footer` needs; `tail` holds some of them.
 
-    If `tail` is damaged, this may exceed the file's size: pass the whole file, which gives Corrupt.
+    If `tail` is damaged, the result may exceed the file's size. Then pass the whole file to
+    `read_footer`, which raises Corrupt.
     """
     if len(tail) < _END_BYTES or bytes(tail[-len(_MAGIC) :]) != _MAGIC:
         raise Corrupt(key, "does not end as a Parquet file")
@@ -292,8 +295,8 @@ class Footer:
     ) -> Iterator[pq.ParquetFile]:
         """Verify these row groups, then open the segment to decode some of their columns.
 
-        `body` is as long as the segment and holds at least these row groups. Arrow decodes from it
-        without Python; `decode_group` takes some calls of Python a column. Raises Corrupt.
+        `body` is as long as the segment and holds at least these row groups. Arrow decodes from
+        `body` without calls of Python; `decode_group` takes some calls per column. Raises Corrupt.
         """
         for group in groups:
             _verify(group, memoryview(body.slice(group.start, group.length)), key)
@@ -315,9 +318,9 @@ def _decoding(key: str) -> Iterator[None]:
 
 
 class _Window:
-    """A file object of `size` bytes for Arrow, of which only [start, start + len(data)) is there.
+    """A file object of `size` bytes for Arrow, with data only in [start, start + len(data)).
 
-    A read of other bytes raises OSError, so that decoding never needs bytes that were not fetched.
+    A read of other bytes raises OSError, so decoding cannot use bytes that were not fetched.
     """
 
     closed = False
@@ -381,7 +384,7 @@ def _has_few_keys(batch: pa.RecordBatch) -> bool:
 
 
 class _Cut:
-    """A splitter of record batches into one batch a row group."""
+    """A splitter of record batches into one batch per row group."""
 
     def __init__(self) -> None:
         self._group: list[pa.RecordBatch] = []

@@ -1,8 +1,8 @@
-"""Chunks that peers sent with announcements of small entries. A long poll that an announcement ends
-is answered from these chunks, without a GET.
+"""Headers and chunks that peers sent in announcements of small entries. If an announcement ends a
+long poll, the broker answers the poll from these chunks, without a GET.
 
-Pure, byte-bounded (I10). `get` verifies the bytes against the checksum in the WAL. If they do not
-match, the caller reads the store.
+Pure, with bounded memory (I10). `get` verifies the bytes against the checksum in the WAL. If they
+do not match, the caller reads the store.
 """
 
 import logging
@@ -40,7 +40,7 @@ class AnnouncedChunks:
             self.bytes -= len(dropped)
 
     def get(self, object_key: str, position: int, size: int, crc: int) -> bytes | None:
-        """Return a range of the object; None if it is not here or does not match `crc`."""
+        """Return a range of the object. If it is not here or does not match `crc`, return None."""
         start, body = self._bodies.get(object_key, (0, b""))
         part = body[position - start : position - start + size] if position >= start else b""
         return part if len(part) == size and crc32c(part) == crc else None
@@ -56,12 +56,13 @@ class AnnouncedEntries:
         return len(self._headers)
 
     def add(self, seq: int, header: bytes) -> None:
-        """Store an announcement. An empty header means that entry `seq` is in the chain."""
+        """Store an announcement. An empty header says only that entry `seq` is in the chain."""
         if len(self._headers) < ANNOUNCED_ENTRIES_MAX:
             self._headers[seq] = header if len(header) <= ANNOUNCED_ENTRY_BYTES_MAX else b""
 
     def pop_next(self, seq: int, entry_hash: bytes) -> Decoded | None:
-        """Return the entry after `seq`, if it was announced and its previous hash matches."""
+        """Remove and return entry `seq` + 1, if it was announced and names `entry_hash` as the hash
+        of entry `seq`."""
         for past in [past for past in self._headers if past <= seq]:
             del self._headers[past]
         header = self._headers.get(seq + 1)

@@ -15,13 +15,13 @@ log = logging.getLogger("tidelog.wal")
 
 
 class CheckpointSchedule:
-    """Owned by one WAL view; writes one checkpoint at a time, in a task."""
+    """The checkpoints of one WAL view, its owner. Writes one at a time, in a task."""
 
     def __init__(
         self, objects: WalObjects, *, entries_least: int, entries_max: int, interval_s: float
     ) -> None:
-        """A checkpoint is due after `entries_least` entries and `interval_s`, and in any case after
-        `entries_max` entries."""
+        """A checkpoint is due after `entries_least` entries and `interval_s`, if this broker has
+        committed since the last one. After `entries_max` entries it is due in any case."""
         self._objects = objects
         self._entries_least = entries_least
         self._entries_max = entries_max
@@ -37,11 +37,11 @@ class CheckpointSchedule:
         self._begun_s = self._objects.clock.boot_s()
 
     def write_if_due(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
-        """Let `write` write a checkpoint, if one is due after entry `seq`."""
+        """If a checkpoint is due after entry `seq`, let `write` write it."""
         since = seq - self._seq
         now_s, committed = self._objects.clock.boot_s(), self._objects.counters.entries_committed
         rested = now_s - self._begun_s >= self._interval_s
-        # Only a broker that commits writes checkpoints: all brokers would upload the same bytes.
+        # Only brokers that commit write checkpoints; else all brokers would upload the same bytes.
         is_due = rested and since >= self._entries_least and committed > self._committed
         is_running = self._writing is not None and not self._writing.done()
         if (is_due or since >= self._entries_max) and not is_running:
@@ -51,14 +51,16 @@ class CheckpointSchedule:
             self._writing = asyncio.create_task(self._write(write))
 
     def write_now(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
-        """Let `write` write a checkpoint after entry `seq`, if there is none: at a start and at a
-        stop. Entries that a checkpoint covers may be damaged without harm to the next start."""
+        """If there is no checkpoint after entry `seq`, let `write` write one. A broker does so at
+        its start and its stop. Then the next start does not read the entries before it, so they may
+        be damaged."""
         if seq > self._seq and (self._writing is None or self._writing.done()):
             self._seq = seq
             self._writing = asyncio.create_task(self._write(write))
 
     async def write_last(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
-        """Do as `write_now` does after the checkpoint that is being written; wait for the end."""
+        """Wait for the checkpoint that is being written, do what `write_now` does, and wait
+        again."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
         self.write_now(seq, write)
@@ -66,7 +68,7 @@ class CheckpointSchedule:
             await asyncio.wait({self._writing})
 
     async def _write(self, write: Callable[[], Awaitable[object]]) -> None:
-        with surviving(log, "a checkpoint"):  # until the next one is due
+        with surviving(log, "a checkpoint"):  # retried when the next one is due
             await write()
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """The PUT of an entry and its three outcomes: done, lost, unknown (DESIGN 4; I1, I6).
 
-**On a crash**: before the PUT nothing is left; during it an entry or none, and the next reader of
-the WAL sees which; after it the entry.
+**On a crash** before the PUT, nothing is left. During the PUT, the entry or nothing is left, and
+the next reader of the WAL sees which. After the PUT, the entry is left.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from tidelog.storage.wal.wal_objects import WalObjects
 log = logging.getLogger("tidelog.wal")
 
 FAILED_PUTS_MAX = 5
-"""PUTs of one entry that may raise what no store should raise. After them the broker gives up the
-entry: its outcome stays unknown, and another entry may take the number. Otherwise one PUT that the
-store's SDK cannot send would block the WAL."""
+"""Number of PUTs of one entry that may fail with an exception that no store should raise. Then the
+broker gives up the entry: its outcome stays unknown, and another entry may take the number.
+Otherwise one PUT that the store's SDK cannot send would block the WAL."""
 
 
 class EntryPut:
-    """Creates the entries of one WAL view. It expires the view if it can no longer learn the
+    """The PUTs of the entries of one WAL view. It expires the view if it can no longer find the
     outcome of a PUT."""
 
     def __init__(self, objects: WalObjects, freshness: Freshness, retry_s: float) -> None:
@@ -36,8 +36,8 @@ class EntryPut:
     async def put(self, key: str, parts: list[Part], entry: Entry, entry_hash: bytes) -> bool:
         """Return True if this entry has the number, False if another entry definitely has it.
 
-        The hash of the whole header decides whose entry it is. Two copies of a process may have
-        the same ids and write different entries under them.
+        The hash of the whole header shows whether it is this entry. Ids do not show it, because two
+        copies of a process may write different entries under the same ids.
         """
         is_ambiguous, pause_s, failures = False, self.retry_s, 0
         self.objects.counters.bytes_written += sum(len(part) for part in parts)
@@ -49,11 +49,11 @@ class EntryPut:
                 # retry with the same Idempotency-Key gets the first response from the state.
             except StoreRefused:
                 if not is_ambiguous:
-                    raise  # no earlier PUT may still arrive: a definite refusal
+                    raise  # a definite refusal: no earlier PUT may still arrive
                 created = Created.UNKNOWN
             except TASK_ENDS:
                 raise
-            except BaseException as error:  # no LogError: it does not tell whether the PUT arrived
+            except BaseException as error:  # no LogError: it does not show whether the PUT arrived
                 failures += 1
                 if failures == FAILED_PUTS_MAX:
                     raise
@@ -69,8 +69,8 @@ class EntryPut:
             if found is not None:
                 return found.hash == entry_hash
             if created is Created.EXISTS:
-                # The object existed and was collected. It may be this entry, stored by an earlier
-                # PUT or by one that the transport repeated.
+                # The object existed and was collected. It may be this entry: an earlier PUT may
+                # have stored it, or the transport may have sent this PUT twice.
                 raise self._outcome_lost(key)
             # Absent, but an earlier PUT may still arrive. To repeat the PUT at the same number is
             # safe; to take another number is not.
@@ -78,8 +78,8 @@ class EntryPut:
             pause_s = min(pause_s * 2, 2.0)
 
     async def is_in_chain(self, seq: int, entry_hash: bytes) -> bool:
-        """Return whether the stored entry is part of the WAL. Retries without limit: an error
-        would report an entry as failed that may be committed."""
+        """Return whether the stored entry is part of the WAL. Retries without limit, because an
+        error would report a failure although the entry may be committed."""
         while True:
             try:
                 if not await self.objects.numbers_after(seq):
@@ -92,9 +92,10 @@ class EntryPut:
             await asyncio.sleep(1.0)
 
     def _outcome_lost(self, key: str) -> CommitUnknown:
-        """Expire the view; return the error for entry `key`, which was collected before its writer
-        could be read back. The process was suspended longer than the WAL retention, an hour or
-        more: no client waits that long. Requests with acks=1 have a hot mark, applied once."""
+        """Expire the view; return the error for entry `key`, which was collected before this
+        process read it back. The process was suspended longer than the WAL retention, an hour or
+        more: no client waits that long. Requests with acks=1 have a hot mark, which `apply` takes
+        once."""
         self._freshness.expire()
         return CommitUnknown(f"{key} was deleted before it was read back: commit outcome unknown")
 

@@ -1,7 +1,7 @@
 """The age of a view, by two clocks: the machine's boot clock and the store's.
 
-The boot clock stands still while a host pauses the machine; the store's clock has a resolution of a
-second and says nothing before its first answer. So the clock on which more time has passed counts.
+The boot clock may stop while a host pauses the machine. The store's clock has a resolution of a
+second, and is not known before the store's first answer. So the age is the longer of the two.
 """
 
 import math
@@ -15,7 +15,8 @@ STORE_CLOCK_STEP_S = 1.0
 
 
 class Moment(NamedTuple):
-    """A moment by two clocks: the machine's, and the store's in its last answer (0: none yet)."""
+    """A moment by two clocks: the machine's boot clock, and the store's in its last answer (0: none
+    yet)."""
 
     boot_s: float
     store_ms: int
@@ -25,7 +26,7 @@ NEVER = Moment(-math.inf, 0)
 
 
 class Freshness:
-    """When a view was fresh. Owned by one WAL view."""
+    """The time at which a view was fresh. Owned by one WAL view."""
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store

@@ -1,8 +1,8 @@
 """Wall time that the store's clock bounds.
 
 A machine whose clock is wrong would stamp records so that retention deletes them at once, or never.
-The store's clock is the one that all brokers share; its last answer and the time since then on this
-machine's boot clock give its time now.
+All brokers share the store's clock. Its time now is the time in the store's last answer, plus the
+time since then by this machine's boot clock.
 """
 
 from tidelog.storage.core.model import SKEW_MS_MAX
@@ -11,7 +11,7 @@ from tidelog.storage.io.object_store import ObjectStore
 
 
 class StoreTime:
-    """Owned by one event loop."""
+    """The store's time, as this machine knows it. Owned by one event loop."""
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
@@ -26,8 +26,8 @@ class StoreTime:
         return own_ms - skew_ms + min(max(skew_ms, -SKEW_MS_MAX), SKEW_MS_MAX)
 
     def skew_ms(self) -> int:
-        """Return by how much this machine's clock is ahead of the store's; 0 if no answer of the
-        store had a time yet."""
+        """Return how far this machine's clock is ahead of the store's. If no answer of the store
+        had a time yet, return 0."""
         return self._skew_ms(self._clock.now_ms())
 
     def _skew_ms(self, own_ms: int) -> int:

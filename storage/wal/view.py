@@ -1,11 +1,11 @@
 """The WAL, one numbered chain of objects, and a broker's view of it.
 
-One request gives order, durability, offsets and atomicity of the whole cluster: create-if-absent
-of the next number. wal.entry_put handles the three outcomes of that request (DESIGN 4), only this
-module the rules for expired views (DESIGN 5) (I1, I5, I6). It knows no records.
+Create-if-absent of the next number is the one request that gives order, durability, offsets and
+atomicity of the whole cluster. wal.entry_put handles its three outcomes (DESIGN 4). Only this
+module has the rules for expired views (DESIGN 5; I1, I5, I6). It does not know records.
 
-**On a crash**: before the PUT nothing is left; during it an entry or none, and the next reader of
-the WAL sees which; after it the entry. A broker continues from the store alone.
+**On a crash** before the PUT nothing is left, during the PUT the entry or nothing, after the PUT
+the entry (wal.entry_put). A broker needs only the store to continue.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Committed(NamedTuple):
 
 class Subscriber(Protocol):
     """A part of a broker that derives data from applied entries. Called synchronously, in WAL
-    order. Parts subscribe in their constructors, so they are called in that order."""
+    order. Parts subscribe in their constructors, and are called in the order of construction."""
 
     def on_applied(self, entry: Entry, applied: Applied) -> None: ...
 
@@ -72,7 +72,7 @@ class ViewExpired(Exception):
 
 @contextlib.contextmanager
 def _before_the_put() -> Iterator[None]:
-    """Make an unforeseen exception definite: this PUT has not begun, all earlier ones are lost."""
+    """Make an unforeseen exception a refusal: this PUT has not begun, all earlier ones are lost."""
     try:
         yield
     except (LogError, *TASK_ENDS):
@@ -96,7 +96,7 @@ class WalView:
         settings: WalSettings,
     ) -> None:
         """Call `load` before any other method, or use `open`. No other process may have the name
-        `writer`: entries with it that this process did not write fence it (`CopyFence`)."""
+        `writer`: an entry of another process with this name fences this process (`CopyFence`)."""
         self.objects = objects
         self.cluster = cluster
         self.writer = writer
@@ -125,13 +125,13 @@ class WalView:
 
     @property
     def view_age_max_s(self) -> float:
-        """An older view is expired (DESIGN 5)."""
+        """The age in seconds above which a view is expired (DESIGN 5)."""
         return _view_age_max_s(self._state)
 
     @property
     def state(self) -> ClusterState:
-        """The newest state. Raises Unavailable after an exception in `apply`, which leaves a state
-        that no broker may serve (I3, I4), until the state is loaded again."""
+        """The newest state. An exception in `apply` leaves a state that no broker may serve (I3,
+        I4). Then this raises Unavailable until the state is loaded again."""
         if self._is_half_applied:
             raise Unavailable("the state of this broker is loaded again after an error: retry")
         return self._state
@@ -151,7 +151,7 @@ class WalView:
     ) -> "WalView":
         """Open the cluster, or create it if `is_creating`; load its state.
 
-        Raises StoreUnfit (also if its id is not the given `cluster_id`) or Corrupt.
+        Raises Corrupt. Raises StoreUnfit, also if the id of the cluster is not `cluster_id`.
         """
         objects = WalObjects(store, clock)
         settings = settings or WalSettings()
@@ -178,22 +178,22 @@ class WalView:
     # -- writing
 
     async def commit(self, draft: Draft) -> list[Outcome]:
-        """Commit the draft as the next entry, at any number; return one outcome per commit.
+        """Commit the draft as the next entry, whatever its number; return one outcome per commit.
 
-        Returns when the entry is durable and applied to this view. Raises StoreRefused if the draft
-        is not in the WAL and never will be (I6), and Corrupt if the WAL cannot be read.
-        Raises CommitUnknown if the entries that would show the outcome were collected while the
-        process was suspended, or if `apply` failed. Any other exception comes after the PUT was
-        begun: the outcome is unknown. Otherwise it retries an unknown outcome without limit: run it
-        in a task that no client can cancel.
+        Returns when the entry is durable and applied to this view. Raises Unavailable if the draft
+        is not in the WAL and never will be (I6), and Corrupt if the WAL cannot be read. Raises
+        CommitUnknown if the entries that would show the outcome were collected while the process
+        was suspended, or if `apply` failed. After any other exception the outcome is unknown. It
+        repeats a PUT without limit until its outcome is known: run it in a task that no client can
+        cancel.
         """
         committed = await self.commit_next(lambda: draft)
         assert committed is not None, "the draft is never None"
         return committed.outcomes
 
     async def commit_next(self, next_draft: Callable[[], Draft | None]) -> Committed | None:
-        """Commit as `commit` does, a draft from `next_draft`. It is called before each attempt,
-        after all known entries are applied, and may return another draft each time; None ends."""
+        """Commit a draft from `next_draft` as `commit` does. Before each attempt, apply all known
+        entries and call `next_draft` again. If it returns None, return None."""
         async with self._moving():
             while True:
                 await self._ensure_view()
@@ -237,8 +237,8 @@ class WalView:
         if not await self._entry_put.put(key, parts, entry, entry_hash):
             return None
         is_late = self._freshness.age_s(fresh) > self.view_age_max_s  # the PUT's answer counts
-        # If the process was suspended before the PUT arrived, the number may have been collected,
-        # and this PUT created it again (I5). If after it, the next entry may name this one.
+        # If the process was suspended before the PUT arrived, this PUT may have created a collected
+        # number again (I5). If it was suspended later, the next entry may name this one.
         if is_late and not await self._entry_put.is_in_chain(entry.seq, entry_hash):
             raise ViewExpired
         self._freshness.advance(started)
@@ -279,20 +279,20 @@ class WalView:
         """Handle a peer's announcement that entry `seq` is in the WAL. `header` is the beginning of
         its object, or empty if that is large.
 
-        Only for peers with access to the cluster's store. The header is used only if it is the next
-        entry and names the last applied one by hash; else the store is read. The view does not get
-        fresher: an announcement does not show that no later entry exists.
+        Only for peers with access to the cluster's store. The header is used only if it belongs to
+        the next entry and names the hash of the last applied one. Else the view reads the store. It
+        does not get fresher: an announcement does not show that no later entry exists.
         """
         if seq <= self._state.seq:
             return
         self._offers.add(seq, header)
-        if not self._turn.locked():  # else the holder applies them at its end
+        if not self._turn.locked():  # else its holder applies the entry at its end
             self._take_offers()
 
     @contextlib.asynccontextmanager
     async def _moving(self) -> AsyncIterator[None]:
-        """Hold `_turn`; at the end apply entries that were announced meanwhile. A state that is
-        half applied is loaded again before the caller goes on, if the store answers."""
+        """Hold `_turn`; at the end apply entries that were announced meanwhile. If the state is
+        half applied and the store answers, load it again before the caller goes on."""
         async with self._turn:
             try:
                 yield
@@ -316,7 +316,7 @@ class WalView:
         if not self._is_void():
             try:
                 self._apply_offers()
-            except LogError as error:  # not of the caller, whose entry may be committed
+            except LogError as error:  # not raised: the caller's entry may be committed
                 log.error("an announced entry cannot be applied: %s", error)
         if (self._offers or self._is_half_applied) and (self._probe is None or self._probe.done()):
             _ = self._start_probe()
@@ -327,7 +327,7 @@ class WalView:
         while (decoded := self._offers.pop_next(self._state.seq, self._state.hash)) is not None:
             try:
                 _ = self._on_entry(decoded)
-            except Corrupt as error:  # for those who read the entry, not for those who tell of it
+            except Corrupt as error:  # not raised here: the next read of the entry raises it
                 log.warning("a peer announced an entry that cannot be applied: %s", error)
                 self._offers.add(decoded.entry.seq, b"")
                 return
@@ -354,13 +354,13 @@ class WalView:
                 await self.objects.read(self._state.seq + 1)
             except NotFound:
                 self._offers.drop(offered)
-                # After an expired view, the next number may be absent because it was collected.
+                # If the view has expired, the next number may be absent because it was collected.
                 if not self._is_void():
                     self._freshness.advance(started)
                     break
                 await self.ensure_view()
                 continue
-            async with self._moving():  # waits until an own PUT of that number has its outcome
+            async with self._moving():  # waits for the outcome of an own PUT of that number
                 await self._ensure_view()
                 await self._catch_up()
             if not self._is_void():
@@ -382,7 +382,7 @@ class WalView:
             await self._load()
 
     async def _load(self) -> None:
-        """Load a view from the newest checkpoint. Until it is complete, the expired one stays."""
+        """Load a new view from the newest checkpoint. Until it is loaded, the old view stays."""
         self._freshness.moment = fresh = NEVER
         stuck_at = -1
         while True:
@@ -392,7 +392,7 @@ class WalView:
                 fresh = await self._follow_to_newest(state)
                 break
             except Corrupt as error:
-                # A newer checkpoint exists if the WAL was collected meanwhile. Else it is damaged.
+                # Damage, unless the WAL was collected meanwhile: then a newer checkpoint exists.
                 if stuck_at == state.seq:
                     why = f"{error.why}; nothing after entry {state.seq} can be read"
                     raise Corrupt(error.key, f"{why}: see tidelog repair") from error
@@ -407,8 +407,8 @@ class WalView:
 
     async def _follow_to_newest(self, state: ClusterState) -> Moment:
         """Apply all entries after `state`; return a moment at which there were no more. Raises
-        Corrupt at a hole; strays are none. An absent number is not enough to find the end, because
-        entries after a checkpoint may be collected; the newest entry, in a listing, never is."""
+        Corrupt at a hole; a gap before strays is no hole. An absent number does not show the end,
+        as entries may be collected. A listing does: the newest entry never is collected."""
         while True:
             started = self._freshness.now()
             numbers = await self.objects.numbers_after(state.seq)
@@ -443,7 +443,7 @@ class WalView:
             try:
                 for read in reads:
                     decoded = await read
-                    # The view expired: this may be an invalid entry at a collected number.
+                    # If the view has expired, this may be an invalid entry at a collected number.
                     if decoded is None or (state is self._state and self._is_void()):
                         return started
                     if decoded.entry.previous != state.hash:
@@ -462,7 +462,7 @@ class WalView:
         key = keys.wal(decoded.entry.seq)
         try:
             return state.apply(decoded, key)
-        except (Corrupt, *TASK_ENDS):  # Corrupt: it has changed nothing
+        except (Corrupt, *TASK_ENDS):  # Corrupt: `apply` has changed nothing
             raise
         except BaseException as error:
             self._is_half_applied = self._is_half_applied or state is self._state
@@ -477,7 +477,7 @@ class WalView:
 
     def _tell(self, call: Callable[[Subscriber], None]) -> None:
         """Call each subscriber. Its derived data may be wrong after an exception, so the view
-        expires: `on_reset` drops it. The entry and its outcomes are not in doubt."""
+        expires, and `on_reset` drops the data. The entry and its outcomes stay valid."""
         for subscriber in self.subscribers:
             try:
                 call(subscriber)
@@ -496,5 +496,5 @@ class WalView:
         await self._checkpoints.write_last(self._state.seq, self.checkpoint)
 
     async def checkpoint(self) -> int:
-        state = self.state  # raises after an exception in `apply`: no such state is written
+        state = self.state  # raises if it is half applied: such a state is not written
         return await self.objects.write_checkpoint(state.seq, state.encode())

@@ -32,27 +32,28 @@ READ_BYTES = 64 * 1024
 """Size of the first range that `read` gets of an entry. Except for the largest entries, this one
 GET gets the whole header."""
 STRAY_GAP = 100
-"""An object that is no entry, so many numbers beyond the chain, is a stray. Entries are created one
-after the other, so a damaged one has no such gap before it."""
+"""Largest distance between neighbouring numbers of the chain. Objects behind a larger gap that are
+no entries are strays. Entries are created one after the other, so a damaged entry is not behind
+such a gap."""
 CHECKPOINT_MAGIC = b"TIDECKP1"
 FOUND_RETRY_S = 0.05
 LISTS_MAX = 5
-"""Upper bound of listings that name a missing checkpoint. Collection deletes a checkpoint only if
-there is a newer one, so the next listing should name the newer one."""
+"""Maximum number of listings that name a missing checkpoint. Collection deletes a checkpoint only
+if there is a newer one, so the next listing should name the newer one."""
 
 
 class WalSettings(NamedTuple):
     """Settings of the WAL; the service sets them."""
 
     bounds: Bounds = DEFAULT_BOUNDS
-    """Of a cluster that this process creates; an existing one has its own, which count."""
+    """Bounds of a cluster that this process creates. An existing cluster has bounds of its own."""
     checkpoint_entries: int = 1000
-    """Entries between two checkpoints, unless `checkpoint_interval_s` is not over."""
+    """Entries between two checkpoints; more if `checkpoint_interval_s` has not passed."""
     checkpoint_interval_s: float = 10.0
-    """Least time between two checkpoints, up to `checkpoint_entries_max` entries."""
+    """Least time between two checkpoints, unless there are `checkpoint_entries_max` entries."""
     checkpoint_entries_max: int = 20_000
     retry_s: float = 0.05
-    """First pause after an unknown outcome; doubles up to two seconds."""
+    """First pause after an unknown outcome. It doubles each time, up to two seconds."""
 
 
 class ClusterIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,8 +64,8 @@ class ClusterIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     cluster_id: str
     created_ms: int
     bounds: Bounds = DEFAULT_BOUNDS
-    """With which the WAL begins: the cluster state has those in effect. Written from level 2 on, if
-    they are not the default ones."""
+    """The bounds with which the WAL begins; the cluster state has the bounds in effect. Written
+    from level 2 on, unless they are the default bounds."""
 
 
 @dataclass
@@ -99,10 +100,10 @@ class WalObjects:
         is_creating: bool,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> ClusterIdentity:
-        """Return the store's cluster; if there is none and `is_creating` is true, create it with
-        these bounds. Raises StoreUnfit if the id of the cluster is not `cluster_id`, if there is no
-        cluster and `is_creating` is false, or if the bounds or the objects in the store are
-        invalid.
+        """Return the store's cluster. If there is none and `is_creating` is true, create it with
+        these bounds. Raises StoreUnfit if the id of the cluster is not `cluster_id`, or if there is
+        no cluster and `is_creating` is false. Raises it also if the bounds or the objects in the
+        store are invalid.
         """
         cluster = await self._find(cluster_id, bounds, is_creating=is_creating)
         if cluster_id is not None and cluster.cluster_id != cluster_id:
@@ -134,8 +135,8 @@ class WalObjects:
         fresh = ClusterIdentity(
             levels.NEWEST, cluster_id or self.clock.new_id().hex(), self.clock.now_ms(), bounds
         )
-        # The stored object decides, whatever the outcome: several brokers may create the cluster
-        # at once. **On a crash** after the create: an empty cluster is left.
+        # The stored object decides, not the outcome of this create: several brokers may create the
+        # cluster at once. **On a crash** after the create: an empty cluster is left.
         while True:
             await self.store.create(keys.CLUSTER, [msgspec.json.encode(fresh)])
             with contextlib.suppress(NotFound):
@@ -169,7 +170,8 @@ class WalObjects:
             return await self._read_whole(seq, damage)
 
     async def _read_whole(self, seq: int, damage: Corrupt) -> Decoded:
-        """Return what `read` does by the copy at the object's end, or raise the damage."""
+        """Return what `read` does, from the copy of the header at the object's end. Raise `damage`
+        if there is no valid copy."""
         key = keys.wal(seq)
         copy = entries.copy_in(await self.store.get(key))
         if copy is None:
@@ -182,8 +184,9 @@ class WalObjects:
         return decoded
 
     async def strays(self, numbers: Sequence[int]) -> list[int]:
-        """Return the last of these ascending WAL numbers as far as they are strays: objects that no
-        process put there as entries, far beyond the chain. The first number is in the chain."""
+        """Return the strays, which are the last of these ascending WAL numbers. A stray is far
+        beyond the chain, and no process put it there as an entry. The first number is in the
+        chain."""
         gaps = [at for at in range(1, len(numbers)) if numbers[at] - numbers[at - 1] > STRAY_GAP]
         found: list[int] = []
         for first in reversed(gaps):
@@ -199,7 +202,7 @@ class WalObjects:
         return found
 
     async def find(self, seq: int) -> Decoded | None:
-        """Return what `read` does, or None if the number is absent."""
+        """Return what `read` does. If the number is absent, return None."""
         try:
             return await self.read(seq)
         except NotFound:
@@ -214,7 +217,7 @@ class WalObjects:
 
     async def newest_checkpoint(self, cluster: ClusterIdentity) -> ClusterState:
         """Return the newest readable checkpoint, or the empty state if the WAL begins at 1. Raises
-        NewerLevel if only a newer version can read the newest one."""
+        NewerLevel if the newest checkpoint needs a newer version of this program."""
         looks = stale = 0
         while True:
             looks += 1
@@ -269,8 +272,8 @@ def encode_checkpoint(state: bytes) -> list[Part]:
 def decode_checkpoint(
     body: bytes, key: str, cluster_id: str, bounds: Bounds = DEFAULT_BOUNDS
 ) -> ClusterState:
-    """Decode a checkpoint; Corrupt if it is damaged or belongs to another cluster. `bounds` are
-    those of `cluster.json`."""
+    """Decode a checkpoint. Raises Corrupt if it is damaged or belongs to another cluster. `bounds`
+    are the bounds in `cluster.json`."""
     payload = body[12:]
     if body[:8] != CHECKPOINT_MAGIC or int.from_bytes(body[8:12], "little") != crc32c(payload):
         raise Corrupt(key, "checksum of the checkpoint differs")

@@ -8,7 +8,7 @@ from tidelog.storage.write.hot_segment import EncodedDraft
 
 @dataclass
 class WriterCounters:
-    """Since the process started."""
+    """Counters since the process started."""
 
     flushes: int = 0
     flushes_failed: int = 0
@@ -18,13 +18,13 @@ class WriterCounters:
     flush_bytes: int = 0
     commit_latency: Histogram = field(default_factory=Histogram)
     queue_wait: Histogram = field(default_factory=Histogram)
-    """Of the oldest request in each flush."""
+    """Wait of the oldest request in each flush."""
     batch_requests: Histogram = field(default_factory=lambda: Histogram(COUNTS))
     batch_records: Histogram = field(default_factory=lambda: Histogram(COUNTS))
     batch_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES))
 
     def flushed(self, requests: int, encoded: EncodedDraft, seconds: float) -> None:
-        """Count a flush of so many requests, whose commit took `seconds`."""
+        """Count a flush of `requests` requests, whose commit took `seconds`."""
         size = sum(map(len, encoded.draft.bodies))
         records = sum([chunk.rows for chunk in encoded.draft.chunks])
         self.flushes += 1

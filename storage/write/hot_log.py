@@ -2,15 +2,15 @@
 
 Each process appends framed, numbered requests to files `<directory>/<log id>-<generation>.hot`. The
 commit carries the number as its hot mark, and `apply` accepts each number once. So a restart may
-commit all of a file again: `apply` skips what was committed before the crash (DESIGN 3). A process
-locks its files. The next process that starts in the directory adopts the logs that are not locked.
-One process adopts all files of a log. If another process committed requests with higher numbers
-first, `apply` would skip the requests with lower numbers as already committed.
+commit all of a file again (DESIGN 3): `apply` skips the requests that were committed before the
+crash. A process locks its files. The next process that starts in the directory adopts the logs that
+are not locked. One process adopts all files of a log. Otherwise another process could commit higher
+numbers first, and `apply` would skip the requests with lower numbers as already committed.
 
 **On a crash**: a recovery ignores a torn last frame, because its request was never answered, and
 commits whole frames again. A file is deleted only after all of it is committed. The mark of a log
-is retired only after the deletion of its last file is durable. So the cluster state has the mark
-for as long as there is a file.
+is retired only after the deletion of its last file is durable. So the cluster state has the mark as
+long as the log has a file.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass
 class _LogFile:
-    """A file of this process: the first `size` bytes, up to number `last`, are durable."""
+    """A hot log file of this process. Its first `size` bytes, up to number `last`, are durable."""
 
     path: Path
     fd: int
@@ -76,8 +76,9 @@ class HotLog:
     """The hot log of one process: one fdatasync for all waiting requests. Owned by one event loop.
 
     `on_durable` is called with each durable request, in the order of marks and before its `append`
-    returns. Commits must carry marks in that order, so this includes requests of cancelled callers.
-    `on_failed` is called with each other request, also if its caller was cancelled.
+    returns. Commits must carry marks in that order, so `on_durable` also gets the requests of
+    cancelled callers. `on_failed` is called with each other request, also if its caller was
+    cancelled.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class HotLog:
         on_failed: Callable[[AppendRequest, LogError], None],
         level: Callable[[], int] = lambda: levels.NEWEST,
     ) -> None:
-        """`level` returns the cluster's: frames of level 1 have no principal."""
+        """`level` returns the level of the cluster: frames of level 1 have no principal."""
         self._level = level
         self._on_durable = on_durable
         self._on_failed = on_failed
@@ -111,17 +112,18 @@ class HotLog:
         self._thread = ThreadPoolExecutor(1, "tidelog-hotlog")
 
     def has_copy(self, marks: Mapping[str, int], *, is_reset: bool) -> bool:
-        """Whether these marks of the WAL show a copy of this process: it used numbers of this log.
-        If `is_reset` they are all marks, of a state that passed over entries: then the recovery of
-        the copy's disk may also have retired the log."""
+        """Return whether these marks of the WAL show that a copy of this process used numbers of
+        this log. If `is_reset`, `marks` are all marks of a state that was loaded without some
+        entries. Then a missing mark also shows a copy: a recovery of the copy's disk has retired
+        the log."""
         newest = marks.get(self.log_id)
         return is_reset and self.is_marked if newest is None else newest >= self._next
 
     async def append(self, request: AppendRequest) -> None:
         """Make the request durable, set its hot mark and pass it to `on_durable`.
 
-        Raises Unavailable if the request is definitely not in the file, CommitUnknown if a disk
-        error leaves that unknown.
+        Raises Unavailable if the request is definitely not in the file. Raises CommitUnknown if an
+        error leaves this unknown.
         """
         try:
             payload = _payload(request, self._level())
@@ -153,7 +155,7 @@ class HotLog:
                 continue
             except TASK_ENDS:
                 raise
-            except BaseException as error:  # frames may be whole in the file: a recovery decides
+            except BaseException as error:  # whole frames may be in the file: a recovery decides
                 log.critical("bug in the hot log", exc_info=error)
                 if self._file is not None:
                     self._file.is_spoilt = True
@@ -219,9 +221,10 @@ class HotLog:
     # -- requests that the store refuses
 
     async def keep(self, request: AppendRequest, log_id: str) -> Recovered:
-        """Copy the request durably to a new file: a log `log_id` with this request alone, as number
-        0. The name of the file begins with the id of the request's first log, so that one process
-        recovers both logs. A second call with the same id makes no second file. Raises OSError."""
+        """Copy the request durably to a new file, a log `log_id` that has only this request, as
+        number 0. The name of the file begins with the id of the request's first log, so that one
+        process recovers both logs. A second call with the same id makes no second file. Raises
+        OSError."""
         assert request.hot is not None, "only acknowledged requests are kept"
         if self._leaving is not None and self._leaving.log_id == log_id:
             return self._leaving
@@ -251,7 +254,7 @@ class HotLog:
         return await asyncio.get_running_loop().run_in_executor(self._thread, discard, [kept])
 
     def committed(self, marks: Sequence[HotMark]) -> None:
-        """Delete full files whose requests are all committed: up to the newest of `marks`."""
+        """Delete full files up to the newest of `marks`: all their requests are committed."""
         newest = max((mark.seq for mark in marks if mark.log_id == self.log_id), default=-1)
         self.is_marked = self.is_marked or newest >= 0
         while self._full and self._full[0].last <= newest:
@@ -267,7 +270,7 @@ class HotLog:
             await self._sync
 
     async def close(self, *, is_drained: bool) -> None:
-        """Close the files; delete them if `is_drained`: all their requests are committed."""
+        """Close the files. If `is_drained`, all their requests are committed: delete them."""
         await self.drain()
         self._thread.shutdown()
         files = [*self._full, *([] if self._file is None else [self._file])]

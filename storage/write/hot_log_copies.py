@@ -1,12 +1,13 @@
 """Which requests of a crashed process's hot log are in the WAL, if a copy of the process ran.
 
-A mark of a hot log is taken once by `apply`. A cloned machine and a restored snapshot continue the
-log with the same id: two requests then have one mark, and `apply` takes only the first. A restored
-disk also brings back requests whose marks are retired. The id of a request's commit is drawn when
-the request enters the log, so it tells which of them the WAL has.
+`apply` takes each mark of a hot log once. A cloned machine or a restored snapshot continues the log
+with the same id. Then two requests may have the same mark, and `apply` takes only the first. A
+restored disk also brings back requests whose marks are retired. A request gets its commit id when
+it enters the log, so the commit ids in the WAL show which requests are committed.
 
-A recovery reads the WAL back to the entries that decide: without a copy, the last two of the log.
-**On a crash** at any moment nothing has changed: the files are as they were.
+A recovery reads the WAL backwards until the entries decide. Without a copy, the last two entries
+with commits of the log are enough. **On a crash** at any moment the files are as they were; a claim
+may be left in the WAL.
 """
 
 import asyncio
@@ -25,19 +26,19 @@ from tidelog.storage.write.hot_segment import AppendRequest
 
 READS_AT_ONCE = 16
 ENTRIES_MAX = 20_000
-"""Entries that one recovery reads back at most: over S3 they take some ten seconds."""
+"""Maximum number of entries that one recovery reads back. Over S3 this takes about ten seconds."""
 
 
 CLAIM = 1 << 62
-"""A mark from here on is a claim: CLAIM + 1 + the highest mark that was committed before it."""
+"""A mark of this number or above is a claim: CLAIM + 1 + the highest mark committed before it."""
 
 
 async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
     """Claim the logs of these files, and return the files without the requests that are committed.
-    The others have marks of a log of their own. Requests that are set aside stay as they are.
+    The remaining requests get marks of a new log. Requests that are set aside stay as they are.
 
-    At level 1 all files are returned as they are: version 0.1, which may be the next to recover
-    them, takes a claim for the mark of their last request, and would delete them.
+    At level 1, return all files as they are. Version 0.1 may be the next to recover them. It would
+    take a claim for the mark of their last request, and delete them.
 
     Raises LogError. **On a crash**: a claim is left, which the next recovery finds.
     """
@@ -51,7 +52,8 @@ async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
 
 
 class _Taken(NamedTuple):
-    """A commit, and the number in its entry of the forwarded draft that has it; -1: none has."""
+    """A commit in an entry. `share` numbers the forwarded draft in the entry that has the commit;
+    -1 if no draft has it."""
 
     share: int
     origin_id: str
@@ -63,10 +65,11 @@ class _Taken(NamedTuple):
 
 
 class _Search:
-    """The commits of the logs of these files, from the newest entry of the WAL backwards.
+    """The commits of the logs of these files, searched from the newest entry of the WAL backwards.
 
-    A log is decided by its two newest entries, if all marks of the newest are of this process and
-    higher than those of the other. Else a copy has used its marks, and all entries are read.
+    Usually the two newest entries with commits of a log decide. All marks in the newest must be of
+    this process, and higher than all marks in the other. Otherwise a copy has used marks of the
+    log, and the search reads all entries.
     """
 
     def __init__(self, files: Sequence[Recovered]) -> None:
@@ -87,8 +90,8 @@ class _Search:
         self._lowest: dict[str, int] = {}
 
     def claims(self, wal: WalView) -> Draft | None:
-        """Return the commits that use up all marks of the logs: from then on no copy commits with
-        them. Called with all entries applied that come before the claims."""
+        """Return the commits that use up all marks of the logs, so that no copy can commit with
+        these marks later. Called when all entries before the claims are applied."""
         made: list[Commit] = []
         for log_id in sorted(self.logs):
             newest = wal.state.hot_logs.get(log_id, -1)
@@ -150,7 +153,7 @@ class _Search:
         return request is not None and request.commit_id == taken.commit_id
 
     def _fold(self) -> None:
-        """Find what `apply` has accepted, in the order of the WAL."""
+        """Find the commits that `apply` has accepted, in the order of the WAL."""
         marks: dict[str, int] = {}
         drafts: dict[str, int] = {}
         for entry in reversed(self._entries):
@@ -175,10 +178,11 @@ class _Search:
                     self._used_up.add(each.mark)
 
     def left_of(self, file: Recovered) -> Recovered:
-        """Return the file without requests that are committed."""
+        """Return the file without the requests that are committed."""
         if not file.requests:
             return file
-        # Requests below the marks that were found, or of which none was found, are committed.
+        # Requests below the lowest mark that was found are committed. If no mark was found, the
+        # requests up to the highest mark before the claim are committed.
         lowest = self._lowest.get(file.log_id, self._before[file.log_id] + 1)
         left = [
             request
@@ -188,17 +192,18 @@ class _Search:
             and request.hot not in self._used_up
             and request.hot.seq >= lowest
         ]
-        # Again the same after a crash, and another one for a file with other requests.
+        # The id is the same again after a crash, and differs for a file with other requests.
         ids = b"".join(request.commit_id for request in file.requests)
         log_id = hashlib.blake2b(ids, digest_size=16).hexdigest()
         for request in left:
-            assert request.hot is not None, "those without a mark are left out above"
+            assert request.hot is not None, "requests without a mark are left out above"
             request.hot = HotMark(log_id, request.hot.seq)
         return file._replace(log_id=log_id, requests=left)
 
 
 async def _backwards(objects: WalObjects, newest: int) -> AsyncIterator[Entry]:
-    """Yield the entries up to `newest`, the newest first, to the first that is collected."""
+    """Yield the entries from `newest` backwards, at most ENTRIES_MAX. Stop at a collected entry;
+    omit damaged entries."""
 
     async def read(seq: int) -> Entry | None:
         try:

@@ -27,8 +27,8 @@ _UPPER_HALF = bytes(4)
 _ZEROS = 512
 _FRAME_BYTES_MIN = 64
 _EFFORT_MAX = 4 * 1024**3
-"""Upper bound of the bytes of which one search for a frame computes checksums. So many bytes take a
-few seconds."""
+"""Maximum number of bytes for which one search for a frame computes checksums. Checksums of 4 GiB
+take a few seconds."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -49,15 +49,15 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     key: IdempotencyKey | None
     parts: list[FramePart]
     principal: str = ""
-    """A frame of level 1 does not have it."""
+    """Frames of level 1 have no principal."""
 
 
 _frames = msgspec.msgpack.Decoder(Frame)
 
 
 class Recovered(NamedTuple):
-    """A file of a crashed process, or one that HotLog.keep made: its requests with hot marks, in
-    order. `fd` holds the lock of the file."""
+    """A file of a crashed process, or a file that HotLog.keep made. Its requests have hot marks and
+    are in order. `fd` holds the lock of the file."""
 
     path: Path
     log_id: str
@@ -101,8 +101,8 @@ def recover(directory: Path, cluster_id: str) -> list[Recovered]:
 
 
 def _each_once(found: Sequence[Recovered]) -> list[Recovered]:
-    """If a request is in a file of its own and also in another file, drop it from the other file:
-    a process crashed while it set the request aside."""
+    """If a request is in a file of its own and also in another file, drop it from the other file. A
+    process has crashed while it set the request aside."""
     kept = {each.commit_id for file in found if file.is_kept for each in file.requests}
     return [
         file
@@ -118,7 +118,7 @@ def _first_log(path: Path) -> str:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock the file; return its descriptor, None if another process holds or has deleted it."""
+    """Lock the file; return its descriptor, or None if another process holds or has deleted it."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def _lock(path: Path) -> int | None:
 
 
 def discard(files: Sequence[Recovered]) -> set[str]:
-    """Delete files whose requests are all committed, durably, and release their locks.
+    """Delete durably the files whose requests are all committed; release their locks.
 
     Returns the logs that have no file left: no recovery will need their marks again.
     """
@@ -172,8 +172,8 @@ def read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
         found = _frame_at(body, at)
         if found is None:
             # The frame is torn, so its request was never answered (some file systems leave zeros).
-            # But if whole frames follow, it may be damaged instead: its request may have been
-            # acknowledged, and the disk has lost data.
+            # But if whole frames follow, the frame may be damaged instead. Then its request may
+            # have been acknowledged, and the disk has lost data.
             try:
                 further = _next_frame(body, at + 1, last)
             except StoreUnfit as error:
@@ -204,7 +204,7 @@ def read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
 
 
 def _frame_at(body: bytes, at: int) -> tuple[int, bytes] | None:
-    """Return number and payload of the frame at `at`; None if no whole frame is there."""
+    """Return number and payload of the frame at `at`. If no whole frame is there, return None."""
     if len(body) - at < FRAME.size:
         return None
     size, crc, number = FRAME.unpack_from(body, at)
@@ -215,10 +215,10 @@ def _frame_at(body: bytes, at: int) -> tuple[int, bytes] | None:
 
 
 def _next_frame(body: bytes, start: int, last: int) -> int | None:
-    """Return the position of the next whole frame, None if there is none. Its number must be higher
-    than `last`. If `last` is not 0, no more numbers may be missing than frames fit in the bytes
-    between. The search looks for the upper half of the number, which is zero: few other positions
-    match.
+    """Return the position of the next whole frame. If there is none, return None. The frame's
+    number must be higher than `last`. If `last` is not 0, the missing numbers between must not be
+    more than the frames that fit into the skipped bytes. The search looks for the upper half of the
+    number, which is zero, because few other positions match.
 
     Raises StoreUnfit if too many bytes look like a frame: then an operator has to decide.
     """
@@ -246,7 +246,7 @@ def prefix(cluster_id: str, log_id: str) -> bytes:
 
 
 def frames(first: int, payloads: Sequence[bytes]) -> bytes:
-    """Return the payloads framed, numbered from `first`."""
+    """Return the payloads as frames, numbered from `first`."""
     return b"".join(
         FRAME.pack(len(payload), frame_checksum(number, payload), number) + payload
         for number, payload in enumerate(payloads, first)

@@ -1,8 +1,9 @@
 """Hot segments: requests of all partitions that a broker collects, and their encoding when closed.
 
-An open segment is a list of requests. Closing sorts their records by partition into chunks, all at
-once, and notes which rows of which chunk belong to which request. Requests keep their order, so
-records of one producer do too. Pure: no loop, no clock, no IO; `encode` may run in a thread.
+An open segment is a list of requests. A closed segment assigns to each request its rows of the
+chunks, by partition. `encode` then sorts all records into the chunks at once. Requests keep their
+order, so the records of one producer also keep their order. Pure: no loop, no clock, no IO;
+`encode` may run in a thread.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,9 +48,10 @@ from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.state.producers import ProducerEpoch
 
 PIECE_HEADER_BYTES = 300
-"""Bound of a commit in an entry's header, without key and actions, or of a chunk and its append."""
+"""Maximum bytes in an entry's header of a commit, without key and actions; also of a chunk and its
+append action."""
 PART_OVERHEAD_BYTES = 512
-"""Memory of a request, and of each of its parts, in addition to its bytes: lists, a future."""
+"""Memory of each piece of a request in addition to the request's bytes: lists, a future."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -58,7 +60,8 @@ class TopicRecords:
     """Records of a request for one topic: all for one partition, or each with its own partition.
 
     `tally` is (partition, record count), partitions ascending. If `batch` is set, the records are
-    that batch of a producer: all go to one partition, and no other part goes there.
+    that producer batch. They all go to one partition, and no other part of the request has records
+    for this partition.
     """
 
     topic_id: str
@@ -82,7 +85,8 @@ def part_rows(
     rows: Rows | pa.RecordBatch,
     batch: ProducerBatch | None = None,
 ) -> TopicRecords:
-    """Make TopicRecords. Raises UnknownPartition; InvalidRequest if a partition has no record."""
+    """Make TopicRecords. Raises UnknownPartition; InvalidRequest for a partition without
+    records."""
     part = TopicRecords(topic.topic_id, places, rows, batch)
     for partition, count in part.tally:
         if not 0 <= partition < len(topic.partitions):
@@ -95,8 +99,9 @@ def part_rows(
 def check_timestamps(
     topic: str, rows: Rows | pa.RecordBatch, config: TopicConfig, now_ms: int
 ) -> None:
-    """Raise InvalidTimestamp for the first record that is stamped too far from `now_ms`, as Kafka
-    does. The broker stamps records of a topic with LogAppendTime, so theirs do not matter."""
+    """Raise InvalidTimestamp for the first record whose timestamp is too far from `now_ms`, as
+    Kafka does. If the topic has LogAppendTime, check nothing: its records get the time of their
+    entry."""
     if config.is_log_append_time:
         return
     low = now_ms - config.message_timestamp_before_max_ms
@@ -125,13 +130,14 @@ def check_timestamps(
 
 @dataclass(slots=True, eq=False)
 class AppendRequest:
-    """One caller's atomic request. `size` counts against the buffer limit, in bytes: what the body
-    unpacks to, if that is more than the caller says, and the actions.
+    """One caller's atomic request. `size` in bytes counts against the buffer limit: the caller's
+    number or the unpacked size, whichever is larger, plus key, actions and principal.
 
     Raises InvalidRequest if the actions cannot be encoded.
 
-    `topic_id` is None if it spans several topics. Requests of one topic and principal without key,
-    hot mark and actions share a commit: no check in `apply` can refuse only some of them.
+    `topic_id` is None if the request spans several topics. Consecutive requests of one topic and
+    principal share a commit if they have no key, hot mark or actions. No check in `apply` can
+    refuse only some of them.
     """
 
     parts: Sequence[TopicRecords]
@@ -142,18 +148,19 @@ class AppendRequest:
     hot: HotMark | None = None
     topic_id: str | None = None
     commit_id: bytes = b""
-    """Drawn when it is used: before the request enters the hot log, else when it begins a commit.
-    To draw one for each request would cost a system call each."""
+    """Generated when it is needed: before the request enters the hot log, or when it begins a
+    commit. An id for each request would cost a system call per request."""
     producer: ProducerEpoch | None = None
     """The result of an InitProducer action; `answers` sets it."""
     trace: object = field(default_factory=TRACE.get)
     """The request's trace context, for the tracing of flushes."""
     principal: str = field(default_factory=PRINCIPAL.get)
-    """The authenticated client; its commit names it from level 2 on."""
+    """The authenticated client. From level 2 on, the commit names it."""
     pieces: int = field(init=False)
-    """Itself and each partition of its records: memory, and items of an entry's header."""
+    """1 for the request and 1 for each partition of its records. A piece takes memory and header
+    items."""
     header_bytes: int = field(init=False)
-    """A bound of the bytes that it adds to an entry's header."""
+    """Maximum bytes that the request adds to an entry's header."""
 
     def __post_init__(self) -> None:
         self.pieces = 1 + sum(len(part.tally) for part in self.parts)
@@ -170,7 +177,7 @@ class AppendRequest:
 
     @property
     def cost(self) -> int:
-        """The bytes of memory that it takes in the write buffer."""
+        """The bytes of memory that the request takes in the write buffer."""
         return self.size + PART_OVERHEAD_BYTES * self.pieces
 
     def partitions(self) -> Iterator[tuple[str, int]]:
@@ -197,7 +204,7 @@ class AppendRequest:
 
 
 def _key_bytes(key: IdempotencyKey) -> int:
-    """Return a bound of the key's bytes in an entry."""
+    """Return the maximum number of the key's bytes in an entry."""
     counts = 1 if isinstance(key.partitions, int) else len(key.partitions)
     return 4 * len(key.key) + len(key.fingerprint) + 9 * counts
 
@@ -241,7 +248,8 @@ class _OpenCommit:
 
 
 class _CommitShare(NamedTuple):
-    """A request's commit, and for each partition of each part (chunk, first row, row count)."""
+    """A request and the number of its commit. `slots` has (chunk, first row, row count) for each
+    partition of each part."""
 
     request: AppendRequest
     commit: int
@@ -249,7 +257,7 @@ class _CommitShare(NamedTuple):
 
 
 class AppendResponse(NamedTuple):
-    """A request's result: a placement for each partition of each part, or an error."""
+    """The result of a request: a placement for each partition of each part, or an error."""
 
     request: AppendRequest
     placements: list[AppendedRange]
@@ -398,8 +406,8 @@ class ClosedSegment:
 def _sorted(parts: Sequence[TopicRecords]) -> dict[int, pa.RecordBatch]:
     """Group a topic's records by partition, in the order of the parts.
 
-    It does so for all requests at once. To group each request alone would cost as much for one
-    request as this does for all, and would leave six times as many batches to join.
+    Groups all requests at once. To group one request alone costs as much as to group all requests
+    at once. To group each request alone would also leave six times as many batches to join.
     """
     if not all(isinstance(part.partition, int) for part in parts):
         everything = _joined([part.rows for part in parts])
@@ -410,7 +418,8 @@ def _sorted(parts: Sequence[TopicRecords]) -> dict[int, pa.RecordBatch]:
         rows.setdefault(part.tally[0][0], []).append(part.rows)
     if any(isinstance(part.rows, pa.RecordBatch) for part in parts):
         return {partition: _joined(found) for partition, found in rows.items()}
-    # Most requests have few records: to build one batch and cut it is cheaper than one batch each.
+    # Most requests have few records, so one batch that is cut is cheaper than one batch per
+    # request.
     batch = chunks.batch_of_rows([few for found in rows.values() for few in found])  # type: ignore[misc]
     counts = ((which, sum(map(chunks.count, found))) for which, found in rows.items())
     return dict(partitioner.cut(batch, counts))

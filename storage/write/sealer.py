@@ -1,19 +1,25 @@
 """Sealing: a partition's tail becomes a Parquet segment of its topic's table.
 
-Three steps, each of which may be repeated (DESIGN 8): upload the segments under unique names; one
-Delta commit that adds them together with the application transaction (app id = the partition's
-seal, version = end offset); a WAL action that trims the tail. The application transaction is the
-lock: the manifest refuses one of two sealers, which then starts again from the manifest's content.
+Each of the three steps may be repeated (DESIGN 8):
+
+1. Upload the segments under unique names.
+2. Add them in one Delta commit, together with the application transaction (app id = the partition's
+   seal, version = end offset).
+3. Trim the tail by an action in the WAL.
+
+The application transaction is the lock. The manifest refuses one of two sealers, and the refused
+sealer starts again from the manifest's content.
 
 **On a crash**: after the upload, files that nothing names are left for collection. After the Delta
-commit, the table has more than the WAL says is sealed. Readers still use the tail (I7), and the
-next sealer finds the transaction ahead of `sealed_end` and only repeats the WAL action.
+commit, the table has more records than the WAL calls sealed. Readers still use the tail (I7). The
+next sealer finds the transaction ahead of `sealed_end`, verifies the segments and repeats the WAL
+action.
 
-**If the process is suspended**: collection deletes files that no version names after a day. A
+**If the process is suspended**: after a day, collection deletes a file that no version names. A
 sealer commits nothing if more than `UPLOAD_AGE_MAX_S` passed since its first upload. If it finds
-after the commit that so much has passed, it does not trim the tail. A sealer that finds the table
-ahead replaces segments of that age by new ones with the same records, and then trims the tail. It
-does not remove them: another sealer may have verified them, and trims the tail at any later time.
+this only after the commit, it does not trim the tail. A sealer that finds the table ahead replaces
+segments of that age by new ones with the same records, and then trims the tail. It does not only
+remove them: another sealer may have verified them, and may trim the tail at any later time.
 """
 
 import asyncio
@@ -65,15 +71,16 @@ ROUNDS_MAX = 64
 """A partition whose seals fail waits for twice as many rounds each time, up to this number. Each
 failed seal costs the encoding of a tail and a log line."""
 TAKEOVER_FACTOR = 2
-"""A tail that exceeds its limit by this factor is sealed by any broker: its own broker does not.
-Below it, one broker seals, so that the others do not encode and upload for nothing."""
+"""If a tail exceeds its limit by this factor, any broker seals it, because its own broker does not.
+Below this factor only its own broker seals it: the others would encode and upload for nothing."""
 BACKGROUND_STOP_S = 1.0
-"""Wait for a seal, or for retention and collection, when a broker stops. Their threads have the
-lowest priority and may get no CPU on a busy machine; they may be interrupted anywhere."""
+"""Maximum wait for a seal, or for retention and collection, when a broker stops. Their threads have
+the lowest priority and may get no CPU on a busy machine. They may be interrupted at any point."""
 COMPARED_BYTES = 4 * 1024 * 1024
-"""Of the tail, in memory at once, while it is compared with a segment."""
+"""Bytes of the tail that are in memory at once while the tail is compared with a segment."""
 UPLOAD_AGE_MAX_S = 3600.0
-"""From a segment's upload to its commit. The grace of collection is several times as long."""
+"""Maximum time from a segment's upload to its commit. The grace of collection is several times as
+long."""
 
 
 class SealerSettings(NamedTuple):
@@ -87,7 +94,7 @@ class SealerSettings(NamedTuple):
 
 @dataclass
 class SealerCounters:
-    """Since the process started."""
+    """Counters since the process started."""
 
     segments: int = 0
     rows: int = 0
@@ -97,8 +104,8 @@ class SealerCounters:
 
 
 class _Seal(NamedTuple):
-    """The work of one seal: uploaded segments, the transactions of their commit, the actions of the
-    WAL after it, and by partition the damage before which it ended."""
+    """The work of one seal: uploaded segments, the transactions of their commit, and the WAL
+    actions after it. `damage` has, by partition, the damage at which the seal stopped."""
 
     files: list[SegmentFile]
     transactions: dict[str, int]
@@ -111,8 +118,8 @@ class _Seal(NamedTuple):
 
 
 class Sealer:
-    """Owned by one event loop. Any number of them may work on one cluster. `owns` returns whether
-    this broker seals the tails of a topic id as soon as they are due."""
+    """A broker's sealer. Owned by one event loop. Any number of sealers may work on one cluster.
+    `owns` returns whether this broker seals the tails of a topic id as soon as they are due."""
 
     def __init__(
         self,
@@ -214,17 +221,19 @@ class Sealer:
         return (
             partition.tail_bytes >= factor * config.segment_bytes
             or age_ms >= factor * config.segment_ms
-            # Its writer's clock was ahead; at level 1, all entries after it have its time.
+            # The writer's clock was ahead. At level 1 this does not count: all later entries have
+            # its time.
             or (age_ms < -SKEW_MS_MAX and state.level > levels.FIRST)
             or len(partition.tail) >= factor * self.settings.tail_chunks_max
         )
 
     async def seal(self, topic: Topic, numbers: Sequence[int] | None = None) -> int:
-        """Move the tails of these partitions (all when None), as they are now, into the table.
+        """Move the tails of these partitions (None: all), as they are now, into the table.
 
         Returns the number of records sealed. Raises Unavailable, Corrupt, TableInDoubt. Damage of
-        one partition keeps back no other, and is raised when these are sealed. A conflict with
-        another sealer is not an error: its work counts, the rest is left for the next round.
+        one partition does not stop the others, and is raised when the others are sealed. A conflict
+        with another sealer is not an error: that sealer's work counts, and the next round seals the
+        rest.
         """
         wanted = range(len(topic.partitions)) if numbers is None else numbers
         done = await self._seal(topic, wanted)
@@ -233,10 +242,10 @@ class Sealer:
         return done.rows
 
     async def _seal(self, topic: Topic, wanted: Sequence[int]) -> _Seal:
-        """Seal each partition up to its end or to damage; raise what concerns the whole topic."""
+        """Seal each partition up to its end or to damage; raise errors of the whole topic."""
         async with self._turn:
-            # Read before the table: a later seal by another sealer, which the view may apply during
-            # this seal, must not look like a table that has lost a seal.
+            # Read before the table. The view may apply another sealer's seal during this seal. The
+            # table must not look as if it had lost that seal.
             started = self._freshness.now()
             bases = [topic.partitions[number].sealed_end for number in wanted]
             table = await self._tables.checked(topic)
@@ -269,8 +278,9 @@ class Sealer:
     async def _partition(
         self, topic: Topic, table: Table, number: int, base: int, seal: _Seal
     ) -> None:
-        """Upload the partition's tail from `base` on, and note in `seal` what to commit. Raises
-        Corrupt if the tail is damaged; what lies before the damage is in `seal` then."""
+        """Upload the partition's tail from `base` on; add the files, transactions and actions to
+        `seal`. Raises Corrupt if the tail is damaged; `seal` then has the part before the
+        damage."""
         partition = topic.partitions[number]
         done = await table.transaction_version(seal_app_id(number)) or 0
         if done < base:
@@ -298,8 +308,8 @@ class Sealer:
     async def _write(
         self, topic: Topic, number: int, base: int, end: int
     ) -> AsyncIterator[SegmentFile]:
-        """Upload [base, end) as one or more segments, which the table does not have yet. Damaged
-        records below the log start, and lost ones, are in no segment as rows."""
+        """Upload [base, end) as one or more segments, which the table does not have yet. They have
+        no rows for lost records and for damaged records below the log start."""
         # Not from the state: the topic may be deleted.
         config = topic_configs.effective(topic.configs)
         partition = topic.partitions[number]
@@ -358,14 +368,15 @@ class Sealer:
     async def _check_there(
         self, topic: Topic, table: Table, number: int, base: int, end: int
     ) -> None:
-        """Verify [base, end), which the table has and the WAL does not call sealed: the work of
-        another sealer, or of one that crashed. It has the records of the tail; a table from another
-        moment than the WAL has other ones. Old segments are replaced: see the module."""
+        """Verify [base, end), which the table has and the WAL does not call sealed. Another sealer,
+        or a sealer that crashed, put these records there: they equal the tail. If the table is from
+        another moment than the WAL, they differ. Replace old segments (see the module
+        docstring)."""
         index = await table.segments(number)
         gone = hole(index, base, end)
         why = None if gone is None else f"offsets {gone[0]} to {gone[1]} are in no segment"
         cleaned = await table.transaction_version(clean_app_id(number)) or 0
-        if cleaned > base:  # by records that this WAL does not have
+        if cleaned > base:  # compacted by records that this WAL does not have
             why = f"key compaction ran up to {cleaned}, the WAL is sealed to {base}"
         old: list[SegmentFile] = []
         for file in index:
@@ -383,13 +394,13 @@ class Sealer:
         await self._tables.refresh()
         current = self._tables.topic_of_id(topic.topic_id)
         if current is None or current.partitions[number].sealed_end >= end:
-            return  # its sealer was faster, and compaction or retention may have changed it since
+            return  # its sealer was faster; compaction or retention may have changed it since
         doubt = TableInDoubt(topic.prefix, table.version, f"partition {number}: {why}")
         self._tables.doubt(topic, doubt)
         raise doubt
 
     async def _is_as_tail(self, topic: Topic, number: int, file: SegmentFile, base: int) -> bool:
-        """Whether the records of a segment from `base` on are those of the log."""
+        """Return whether a segment's records from `base` on equal the records of the log."""
         partition = topic.partitions[number]
         at = max(file.base_offset, base)
         async for batch in self.reader.read_segment(topic, file):
@@ -411,8 +422,8 @@ class Sealer:
         return partition.is_gone(at, file.end_offset)
 
     async def _age_ms(self, topic: Topic, file: SegmentFile) -> float:
-        """Return the least age of a segment's object, by the store's clock; infinity if there is no
-        object."""
+        """Return the age of a segment's object by this machine's clock or the store's, whichever is
+        later. If there is no object, return infinity."""
         key = f"{topic.prefix}/{file.path}"
         async for info in self.store.list(key):
             return max(self.clock.now_ms(), self.store.seen_ms) - info.modified_ms
@@ -422,8 +433,9 @@ class Sealer:
     async def _renew(
         self, topic: Topic, table: Table, number: int, old: Sequence[SegmentFile]
     ) -> None:
-        """Replace segments of the tail's records in the table by new ones. **On a crash** before
-        the commit: files that nothing names; after it: the next sealer finds young segments."""
+        """In the table, replace segments of the tail's records by new ones. **On a crash** before
+        the commit, files that nothing names are left. After it, the next sealer finds young
+        segments."""
         if not old:
             return
         started, app_id = self._freshness.now(), maintenance_app_id(number)
@@ -443,8 +455,8 @@ class Sealer:
         self._check_age(topic, started)
 
     async def _remove(self, topic: Topic, files: Sequence[SegmentFile]) -> None:
-        """Delete uploads before any commit was tried: each retry would leave as much again, on a
-        disk that may be full."""
+        """Delete the uploads of a seal that failed before its commit. Otherwise each retry would
+        leave as many again, on a disk that may be full."""
         with contextlib.suppress(LogError):
             await self.store.delete([f"{topic.prefix}/{file.path}" for file in files])
 

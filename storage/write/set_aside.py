@@ -1,9 +1,9 @@
-"""Acknowledged requests (acks=1) whose flush failed: tried apart from all others, in their order.
+"""Acknowledged requests (acks=1) whose flush failed: retried apart from all others, in order.
 
-Requests of one hot log are committed in the order of their marks: `apply` takes a lower mark for
-committed. So all of them wait behind one that the store refuses, while other requests are flushed.
-A group that fails is halved, so a request that is refused soon stands alone. It is then set aside,
-in a file of its own, and tried again now and then.
+Requests of one hot log are committed in the order of their marks, because `apply` takes a lower
+mark for committed. So all of them wait behind a request that the store refuses, while other
+requests are flushed. A group that fails is halved, so the refused request is soon tried alone. It
+is then set aside in a file of its own, and tried again every KEPT_RETRY_S.
 
 **On a crash** at any moment: each request is in a file of the hot log, with its mark.
 """
@@ -24,19 +24,21 @@ from tidelog.storage.write.hot_segment import AppendRequest
 log = logging.getLogger("tidelog.writer")
 
 ALONE_FAILURES_MAX = 5
-"""A request that fails so often alone is set aside, if the store takes another entry. It takes two
-seconds; a store that refuses one PUT in twenty does this to one request in three million."""
+"""A request that fails this many times alone is set aside, if the store takes another entry. These
+attempts take two seconds. If a store refuses one PUT in twenty, one request in three million is set
+aside."""
 PAUSE_S = 0.1
 PAUSE_MAX_S = 2.0
 KEPT_RETRY_S = 60.0
-"""Period of attempts at requests that are set aside."""
+"""Time between two attempts to commit the requests that are set aside."""
 KEPT_MAX = 100
-"""Requests set aside (I10), each a file. At the bound, acks=1 is acks=all."""
+"""Maximum number of requests that are set aside (I10), each in a file. At this bound, acks=1 is
+acks=all."""
 
 
 class Flusher(Protocol):
-    """The writer of the requests. `flush` and `answer` do what their names say; `commit` raises
-    Unavailable or CommitUnknown; `fitting` requests, the first ones, fit into one entry."""
+    """The writer of the requests. `commit` raises Unavailable or CommitUnknown. `fitting` returns
+    how many of the requests, from the first on, fit into one entry."""
 
     async def flush(self, requests: list[AppendRequest]) -> bool: ...
 
@@ -52,7 +54,8 @@ class Flusher(Protocol):
 
 
 class SetAsideRequests:
-    """Those of one writer: in memory the ones whose marks wait, on the disk those set aside."""
+    """The refused requests of one writer. Requests that wait for their turn are in memory; requests
+    that are set aside are on the disk."""
 
     def __init__(
         self, flusher: Flusher, wal: WalView, committer: Committer, hot_log: HotLog | None
@@ -71,18 +74,18 @@ class SetAsideRequests:
         self._next_s = 0.0
         self._kept_next_s = 0.0
         self._leaving: Recovered | None = None
-        """The new file of the first request, until its old mark is used up."""
+        """The new file of the first waiting request, until the request's old mark is used up."""
         self._new_log_id = ""
-        """The log of that file, as soon as the file may exist. From then on the request is not
-        flushed with its old mark, and each attempt makes the same file: else a recovery would find
-        the request in the new file, and commit it a second time."""
+        """The log of that file, from the moment at which the file may exist. From then on the writer
+        does not flush the request with its old mark, and each attempt makes the same file. Else a
+        recovery would find the request in the new file, and commit it a second time."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def due_s(self) -> float:
-        """The boot time of the next attempt; infinite if there is nothing to try."""
+        """The boot time of the next attempt, or infinity if no request waits for one."""
         if self._waiting:
             return self._next_s
         return self._kept_next_s if self._hot_log is not None and self._hot_log.kept else math.inf
@@ -90,9 +93,9 @@ class SetAsideRequests:
     def split(
         self, requests: Sequence[AppendRequest]
     ) -> tuple[list[AppendRequest], list[AppendRequest]]:
-        """Take the requests of the hot log. Return the other ones: those that may pass, and those
-        with records for a partition of one that waits here. They stand back: the records of a
-        producer stay in order."""
+        """Take the requests of the hot log, and return the others in two lists. Requests in the
+        first list may pass. Requests in the second list have records for a partition of a request
+        that waits here. They stand back, so that the records of a producer stay in order."""
         self._waiting += [request for request in requests if request.hot is not None]
         waiting = {each for request in self._waiting for each in request.partitions()}
         others = [request for request in requests if request.hot is None]
@@ -101,8 +104,8 @@ class SetAsideRequests:
         return passing, [request for request in others if request not in passed]
 
     def failed(self, requests: Sequence[AppendRequest], *, is_alone: bool) -> None:
-        """Note that a flush with these requests failed; if they are not here yet, none is.
-        `is_alone`: nothing but the first request was in the flush."""
+        """Note that a flush with these requests failed. If no request waits here yet, they wait
+        from now on. `is_alone`: the flush had only the first request."""
         if not self._waiting:
             self._waiting = list(requests)
         self._failures = self._failures + 1 if is_alone else 0
@@ -110,14 +113,14 @@ class SetAsideRequests:
         self._pause()
 
     async def retry(self) -> bool:
-        """Try what is due; return whether it was committed, or is out of the way."""
+        """Try the requests that are due; return whether they were committed or set aside."""
         return await (self._retry_first() if self._waiting else self._retry_kept())
 
     async def _retry_first(self) -> bool:
         group = self._waiting[: self._group]
         group = group[: self._flusher.fitting(group)]
         if not self._new_log_id:
-            if await self._flusher.flush(group):  # else the flusher calls `failed`
+            if await self._flusher.flush(group):  # else the flusher has called `failed`
                 self._drop(len(group))
                 return True
             if self._failures < ALONE_FAILURES_MAX:
@@ -146,15 +149,16 @@ class SetAsideRequests:
 
     async def _set_aside(self, hot_log: HotLog, request: AppendRequest, mark: HotMark) -> None:
         """Move the request to a file of its own, with another mark. Raises LogError or OSError,
-        also where the store refuses everything else, too.
+        also if the store refuses all other entries.
 
-        **On a crash** before the file is durable, the request is where it was. After it, a recovery
-        finds the request in both files, and takes it from the new one alone (hot_log_file.recover).
-        This process does not commit it from there before its old mark is used up: until then, a
-        recovery of the old file alone would commit it again.
+        **On a crash** before the new file is durable, the request is only in the old file. Later, a
+        recovery finds it in both files, and takes it only from the new file (hot_log_file.recover).
+        This process commits it from the new file only after its old mark is used up. Until then, a
+        recovery of only the old file would commit it again.
         """
         if not self._new_log_id:
-            # This entry decides an earlier attempt with an unknown outcome: it takes its number.
+            # This entry decides an earlier attempt with an unknown outcome. That attempt is in the
+            # WAL now, or this entry has its number.
             await self._commit(Commit(self._clock.new_id(), []))
             if self._wal.state.hot_logs.get(mark.log_id, -1) >= mark.seq:
                 self._flusher.answer(request, [], None)
@@ -177,15 +181,15 @@ class SetAsideRequests:
         self._wal.copy_fence.check_fence()  # a copy may have used the mark: the next start decides
 
     async def _retry_kept(self) -> bool:
-        """Try the requests that are set aside, up to the first that is refused again."""
+        """Try the requests that are set aside; stop at the first that is refused again."""
         hot_log = self._hot_log
-        assert hot_log is not None, "it keeps them"
+        assert hot_log is not None, "the hot log has the files"
         for _ in range(len(hot_log.kept)):
             self._kept_next_s = self._clock.boot_s() + KEPT_RETRY_S
             kept = hot_log.kept[0]
             try:
                 request = await hot_log.load(kept)
-                # A refusal by `apply` is final, like an outcome: the topic was deleted since.
+                # A refusal by `apply` is a final outcome: for example, the topic was deleted since.
                 _ = await self._flusher.commit([request])
                 finished = await hot_log.discard(kept)
             except (LogError, OSError) as error:

@@ -1,13 +1,13 @@
 """The write path of a broker: requests wait in the open hot segment, one flush commits them all.
 
-One flush runs at a time. Requests that arrive during a flush go into the next one, so the batch
-grows with the load and the store's latency, and an idle broker flushes at once.
-`flush_interval_ms` spaces flushes to bound the cost of the PUTs. I10: buffered bytes are bounded;
-at the bound callers get Throttled.
+One flush runs at a time. Requests that arrive during a flush go into the next one. So the batch
+grows with the load and the store's latency, and an idle broker flushes at once. `flush_interval_ms`
+spaces flushes to bound the cost of the PUTs. I10: buffered bytes are bounded; at the bound callers
+get Throttled.
 
-**On a crash**: before the commit, acks=all callers have no answer, and acks=1 requests are in the
-hot log; during it, the store has the entry or not (wal.view); after it, the records are in the log,
-and a retry with the same Idempotency-Key gets the first answer.
+**On a crash** before the commit, acks=all callers have no answer, and acks=1 requests are in the
+hot log. During the commit, the store has the entry or not (wal.view). After it, the records are in
+the log, and a retry with the same Idempotency-Key gets the first answer.
 """
 
 import asyncio
@@ -49,14 +49,14 @@ from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
 log = logging.getLogger("tidelog.writer")
 
 ENCODE_INLINE_BYTES = 2 * 1024 * 1024
-"""Smaller segments are encoded on the event loop, ~250 us a MiB: a thread would wait as long for
+"""Smaller segments are encoded on the event loop, in ~250 us a MiB. A thread would wait as long for
 the interpreter's lock after each call of Arrow."""
 GATHER_ROUNDS_MAX = 8
-"""Upper bound of the checks for requests that have just arrived, ~50 us each under load."""
+"""Maximum number of checks for requests that have just arrived; ~50 us each under load."""
 
 FLUSH_PARTS_MAX = 100_000
-"""Requests and their pieces in one entry: each is 20 to 300 bytes of the header. A header above its
-bound cannot be read (I10)."""
+"""Maximum number of pieces of requests in one entry. Each takes 20 to 300 bytes of the header, and
+no reader accepts a header above its bound (I10)."""
 
 FAILED_PAUSE_S = 0.1
 FAILED_FLUSHES_MAX = 3
@@ -72,17 +72,17 @@ class WriterSettings(NamedTuple):
     """Settings of the writer; the service sets them."""
 
     flush_bytes: int = 8 * 1024 * 1024
-    """An open segment of this size is flushed without `flush_interval_ms`."""
+    """An open segment of this size is flushed before `flush_interval_ms` is over."""
     flush_bytes_max: int = 64 * 1024 * 1024
     """Approximate bound of the records in one entry."""
     flush_interval_ms: int = 0
     """Least time between the starts of two flushes, unless `flush_bytes` are waiting."""
     buffer_bytes_max: int = 256 * 1024 * 1024
-    """Bound of requests that are not answered or not committed yet."""
+    """Bound of the bytes of requests that are not answered or not committed yet."""
     codec: str = "lz4"
     """Compression of large chunks: lz4, zstd or empty for none."""
     answer_timeout_s: float = 30.0
-    """After this time a caller gets an error; the commit goes on if it has begun."""
+    """After this time a caller gets an error. If the commit has begun, it continues."""
 
 
 OnCommitted: TypeAlias = Callable[[ClosedSegment, EncodedDraft, Sequence[Outcome]], None]
@@ -130,7 +130,7 @@ class Writer:
         self._is_hurried = False
         self._closing = False
         self._flushing_s: float | None = None  # boot time at which the flush under way began
-        self._failures: list[LogError] = []  # of the last flushes, since one succeeded
+        self._failures: list[LogError] = []  # of the last flushes; none after a success
         self._started_s = -math.inf
         self.refused = SetAsideRequests(self, wal, self._committer, self.hot_log)
         self.task: asyncio.Task[None] | None = None
@@ -170,10 +170,10 @@ class Writer:
             await self.hot_log.close(is_drained=False)
 
     def why_failing(self) -> str:
-        """Return why this broker cannot write at present; empty if it can. It cannot after
-        FAILED_FLUSHES_MAX failed flushes in a row, nor during a flush that takes longer than
-        callers wait for it. A flush that succeeds ends this: a trial without records, if clients
-        send no request."""
+        """Return why this broker cannot write at present; empty if it can. It cannot write after
+        FAILED_FLUSHES_MAX failed flushes in a row, or during a flush longer than
+        `answer_timeout_s`. The next flush that succeeds ends this. If clients send no request, it
+        is a trial without records."""
         if len(self._failures) == FAILED_FLUSHES_MAX:
             return str(self._failures[-1])
         if self._flushing_s is not None:
@@ -203,9 +203,9 @@ class Writer:
                 if under_way.fingerprint != request.key.fingerprint:
                     raise another_request(request.key.key)
                 if acks is Acks.LOCAL and under_way.request.hot is not None:
-                    return None  # the first request is durable: so is this one
+                    return None  # the first request is durable, so this one is too
                 return await self._waiters.outcome_of(under_way)
-        self._check_timestamps(request)  # not of a retry: it gets the answer of the first request
+        self._check_timestamps(request)  # not for a retry: it gets the first request's answer
         self._admit(request)
         # At the bound of requests set aside (I10), acks=1 waits for the store's answer.
         if acks is Acks.LOCAL and self.hot_log is not None and len(self.hot_log.kept) < KEPT_MAX:
@@ -222,15 +222,15 @@ class Writer:
         return await asyncio.shield(waiter) if request.key is not None else await waiter
 
     async def retire(self, log_ids: Iterable[str]) -> None:
-        """Retire the marks of hot logs without files. Without a wait: it only frees memory, and a
-        flush may take a minute."""
+        """Retire the marks of hot logs that have no files. Does not wait for the commit: it only
+        frees memory, and a flush may take a minute."""
         actions = [RetireHotLog(log_id) for log_id in sorted(log_ids)]
         if actions and not self._closing:
             await self.append(AppendRequest((), 0, actions=actions), Acks.NONE)
 
     def check_marks(self, marks: Mapping[str, int], seq: int, *, is_reset: bool) -> None:
-        """Fence this process if a copy of it used marks of its hot log: those of entry `seq`, or of
-        a state that passed over entries."""
+        """Fence this process if `marks` show that a copy of it used its hot log. They are of entry
+        `seq` or, if `is_reset`, of a state that was loaded without some entries."""
         if self.hot_log is not None and self.hot_log.has_copy(marks, is_reset=is_reset):
             self.wal.copy_fence.fence(seq)
 
@@ -240,8 +240,8 @@ class Writer:
         return [self._enqueue(request) for request in requests]
 
     def adopt(self, kept: Sequence[Recovered]) -> None:
-        """Try requests now and then that a crashed process had set aside."""
-        assert self.hot_log is not None, "the directory of the files is its"
+        """Take over requests that a crashed process had set aside; try them every minute."""
+        assert self.hot_log is not None, "the files are in its directory"
         for file in kept:
             self.hot_log.set_aside(file)
         self._wake.set()
@@ -318,7 +318,7 @@ class Writer:
                 await asyncio.sleep(FAILED_PAUSE_S)
 
     async def _turn(self) -> bool:
-        """Flush what waits; return False to stop with requests that stay in the hot log."""
+        """Flush the waiting requests. Return False to stop: the rest stays in the hot log."""
         wait_s = self.refused.due_s - self.clock.boot_s()
         if not self._open and wait_s > 0 and not self._closing:
             await self._wait_for_requests(wait_s)
@@ -350,7 +350,7 @@ class Writer:
         return is_done or not self._closing
 
     def _refuse_held(self) -> None:
-        """Answer requests that stand back: the store does not take those before them."""
+        """Refuse requests that stand back: the store does not take the requests before them."""
         self._open, held = self.refused.split(self._open)
         self._open_bytes = sum(request.size for request in self._open)
         cause = f": {self._failures[-1]}" if self._failures else ""
@@ -359,9 +359,9 @@ class Writer:
             self.answer(request, [], error)
 
     async def _wait_for_requests(self, wait_s: float) -> None:
-        """Wait for a request, at most `wait_s`. A writer that fails enqueues an empty one after a
-        while: a broker that is not ready gets no requests from which it could learn that writes
-        succeed again."""
+        """Wait for a request, at most `wait_s`. A writer that fails enqueues an empty request after
+        TRIAL_S. Otherwise a broker that is not ready, and so gets no requests, would not find that
+        writes succeed again."""
         self._wake.clear()
         is_failing = len(self._failures) >= FAILED_FLUSHES_MAX
         await wait_for(self._wake, min(wait_s, TRIAL_S) if is_failing else wait_s)
@@ -370,9 +370,9 @@ class Writer:
             trial.add_done_callback(retrieve_exception)
 
     async def _gather(self) -> None:
-        """Wait for requests that have arrived but are not parsed yet: clients that were just
-        answered send the next ones, and a flush of one request costs as much as of many. An idle
-        broker waits for two turns of the event loop."""
+        """Wait for requests that have arrived but are not parsed yet. Clients send the next
+        requests after an answer, and a flush of one request costs as much as a flush of many. An
+        idle broker waits for two turns of the event loop."""
         for _ in range(GATHER_ROUNDS_MAX):
             before = len(self._open)
             for _ in range(2):  # a socket is read in one turn, its request handled in the next
@@ -381,7 +381,7 @@ class Writer:
                 return
 
     def _take(self) -> list[AppendRequest]:
-        """Take the part of the open segment that fits into one entry, and does not stand back."""
+        """Take requests of the open segment that fit into one entry and do not stand back."""
         if not self.refused:
             return self._take_first(self.fitting(self._open))
         passing, held = self.refused.split(self._open)
@@ -392,7 +392,7 @@ class Writer:
 
     def fitting(self, requests: Sequence[AppendRequest]) -> int:
         """Return how many of the requests fit into one entry, at least one."""
-        # A chunk may have the records of all of them: a reader must be able to unpack it.
+        # One chunk may have all their records, and a reader must be able to unpack it.
         left_bytes = min(self.settings.flush_bytes_max, chunks.RAW_SIZE_MAX)
         left_parts, left_header = FLUSH_PARTS_MAX, draft_header_bytes_max()
         for count, request in enumerate(requests):
@@ -409,7 +409,7 @@ class Writer:
         return taken
 
     async def flush(self, requests: list[AppendRequest]) -> bool:
-        """Commit the requests and answer each, whatever fails; return whether all went well."""
+        """Commit the requests and answer each, even after an error; return whether it succeeded."""
         try:
             with self._observer.flush(requests):
                 segment, outcomes = await self.commit(requests)
@@ -435,7 +435,7 @@ class Writer:
         self, requests: list[AppendRequest]
     ) -> tuple[ClosedSegment, Sequence[Outcome]]:
         """Commit the requests as one draft. Raises Unavailable if they are definitely not in the
-        WAL, else CommitUnknown, whatever has failed."""
+        WAL, and CommitUnknown after any other failure."""
         try:
             segment = ClosedSegment(requests, self.clock.new_id)
             encoded = await self._encode(segment, requests)
@@ -464,7 +464,7 @@ class Writer:
             self._on_committed(segment, encoded, outcomes)
         except TASK_ENDS:
             raise
-        except BaseException as error:  # the tail cache lacks the records, and knows it
+        except BaseException as error:  # the tail cache lacks the records: reads use the store
             log.critical("bug after a commit", exc_info=error)
         return segment, outcomes
 
@@ -475,7 +475,7 @@ class Writer:
 
     def _failed(self, requests: Sequence[AppendRequest], error: LogError) -> None:
         """Answer callers that wait for the commit; keep acknowledged requests for further attempts.
-        Requests with an answer are left alone."""
+        Requests that have an answer are not changed."""
         self.counters.flushes_failed += 1
         self._failures = [*self._failures, error][-FAILED_FLUSHES_MAX:]
         log.error("flush of %d requests failed: %s", len(requests), error)
