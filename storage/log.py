@@ -428,7 +428,7 @@ class Log:
         return await retry_after_suspend(self.clock, self.wal.view_age_max_s, search)
 
     async def seal(self, topic: str, partitions: Sequence[int] | None = None) -> int:
-        """Seal now, also before `segment.ms` and `segment.bytes`; return the count of records."""
+        """Seal now, even before `segment.ms` or `segment.bytes` is reached; return the rows."""
         return await self.sealer.seal(await self._topic(topic), partitions)
 
     def note_doubt(self, topic: Topic, error: TableInDoubt | None) -> None:

@@ -68,7 +68,7 @@ class Boundary(NamedTuple):
 
 
 Found = Mapping[tuple[TopicPartition, int], int | None]
-"""From (partition, time in ms) to the first offset at or after that time, or None."""
+"""By (partition, time in ms): the first offset at or after that time, or None."""
 
 
 class OffsetSpan(NamedTuple):
@@ -169,8 +169,7 @@ def number(options: Mapping[str, str], name: str, *, default: int | None = None)
 
 
 def _boundary(options: Mapping[str, str], end: str, default: int) -> Boundary:
-    """Parse a boundary. As in Kafka, a timestamp goes before offsets by timestamp, these before
-    offsets."""
+    """Parse a boundary. Precedence as in Kafka: a timestamp, offsets by timestamp, offsets."""
     timestamp = options.get(f"{end}timestamp")
     if timestamp is not None:
         if not timestamp.isascii() or not timestamp.isdigit():
@@ -219,7 +218,7 @@ def resolve(
     """Resolve the span to offsets in the snapshot: one range per partition, which may be empty.
 
     Raises UnknownTopic, UnknownPartition, InvalidRequest. Raises OffsetOutOfRange for an offset
-    after the end. Raises it for one before the log start offset only if `fail_on_data_loss`.
+    after the end. If `fail_on_data_loss`, also for an offset before the log start offset.
     """
     _check_named(snapshot, partitions, span.start, "startingOffsets")
     _check_named(snapshot, partitions, span.end, "endingOffsets")

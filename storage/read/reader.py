@@ -50,7 +50,7 @@ T = TypeVar("T")
 READ_AHEAD_CHUNKS = 16
 """Tail chunks, from the read's offset on, that are fetched at once if they are not in memory."""
 GAP_CHUNKS_MAX = 16
-"""Tail chunks of other brokers that `close_gap` decodes at most, ~30 us each."""
+"""Tail chunks of other brokers that one call of `close_gap` decodes at most, ~30 us each."""
 REFRESH_S = 30.0
 """How long a loaded manifest may still show records that key compaction removed."""
 
@@ -112,9 +112,9 @@ class Reader:
         and at least one record if there is any. `offset` must be within the partition's range.
 
         Raises Corrupt if the object with the record at `offset` does not verify, DamagedRecords if
-        that object is a tail chunk. Raises TableInDoubt if the record is in no segment; perhaps a
+        the record is in the tail. Raises TableInDoubt if the record is in no segment; perhaps a
         retention that is newer than this broker's view removed it. If a later record is damaged,
-        return the records before it.
+        return the records before the damage.
         """
         pieces: list[ReadBatch] = []
         budget = bytes_max

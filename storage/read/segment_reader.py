@@ -37,7 +37,8 @@ Item = TypeVar("Item")
 Started = TypeVar("Started", bound="Cancellable")
 
 FETCH_BYTES = 8 * 1024 * 1024
-"""Size up to which neighbour row groups are read by one request, at S3's 50 to 100 MB/s."""
+"""Bytes up to which neighbour row groups are joined into one request. S3 gives a connection 50 to
+100 MB/s."""
 FOOTER_CACHE_BYTES = 32 * 1024 * 1024
 """Default size of the cache of footers (I10)."""
 COLD_READS_MAX = 8
@@ -108,7 +109,8 @@ def source_of(store: ObjectStore) -> ByteSource:
 
 
 class FetchedGroups(NamedTuple):
-    """Row groups of a range, not decoded yet. `body` has the segment's length, and their bytes."""
+    """Row groups of a range, not decoded yet. `body` is as long as the segment and has the bytes of
+    these row groups."""
 
     of: SegmentRange
     footer: Footer

@@ -159,7 +159,7 @@ class Access:
         if not 0 <= action.expires_ms <= RATE_MAX:
             return InvalidRequest(f"a key cannot expire at {action.expires_ms} ms")
         if action.principal == acls.EVERYBODY:
-            return InvalidRequest("a key needs one principal, but User:* stands for all principals")
+            return InvalidRequest("User:* stands for all principals: a key needs one principal")
         return acls.check_principal(action.principal)
 
     def _check_quotas(self, principal: str, rates: dict[str, int | None]) -> InvalidRequest | None:

@@ -23,7 +23,7 @@ Assignment: TypeAlias = dict[str, list[TopicIdPartition]]
 Owned: TypeAlias = Mapping[str, Collection[TopicIdPartition]]
 """Partitions by previous owner."""
 Assignor: TypeAlias = Callable[[Subscriptions, Partitions, Owned], Assignment]
-"""A function that returns the new assignment."""
+"""A function of subscriptions, partitions and previous owners that returns the new assignment."""
 
 
 def assign_range(subscriptions: Subscriptions, partitions: Partitions, _: Owned) -> Assignment:

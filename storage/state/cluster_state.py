@@ -65,8 +65,8 @@ from tidelog.storage.state.producers import Producers, ProducersCheckpoint
 ALONE = (CreateTopic, DeleteTopic, InitProducer, SetBounds)
 """A commit with one of these actions must have no other action."""
 ELEMENTS_MIN = 9
-"""Elements that every checkpoint of level 1 has. It omits later elements from the end while they
-are empty."""
+"""Elements that every checkpoint of level 1 has. Of later elements, empty ones at the end are
+omitted."""
 
 
 class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

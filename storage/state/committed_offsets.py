@@ -8,7 +8,7 @@ members may commit. While a group has members, its offsets do not expire.
 members (`offsets.retention.minutes`). `apply` checks this every ten minutes of elapsed time
 (`offsets.retention.check.interval.ms`). It also drops the offsets of deleted topics and deleted
 groups. If a commit would exceed a bound (I10), `apply` refuses the commit and drops no old offset,
-because the consumer of a dropped offset would be reset.
+because a dropped offset would reset its consumer.
 """
 
 from collections.abc import Iterator, Mapping

@@ -48,8 +48,8 @@ class AppliedDrafts:
         return 0 if mark is None else mark.number
 
     def see(self, entry: Entry, time_ms: int) -> frozenset[int]:
-        """Store the draft ids of an entry. Return the indexes of its commits that an earlier entry
-        has applied."""
+        """Store the draft ids of an entry. Return the indexes of its commits that were applied
+        before."""
         repeated: list[int] = []
         for origin, commits in shares(entry):
             known = self._marks.pop(origin.origin_id, None)  # inserted again below, at the end

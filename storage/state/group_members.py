@@ -257,8 +257,8 @@ class GroupMembers:
     # -- changes
 
     def do(self, action: GroupAction, now_ms: int) -> None:
-        """Apply an action. `check` saw the state before the commit: if an earlier action of the
-        commit removed the group or the member, do nothing."""
+        """Apply an action. `check` saw only the state before the commit. So if an earlier action of
+        the commit removed the group or the member, do nothing."""
         if isinstance(action, JoinGroup):
             self._join(action, now_ms)
             return

@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
 
 
 def recall(known: IdempotencyRecord, fingerprint: bytes) -> Outcome:
-    """Return the outcome of a retry: the first placements. If its content differs, refuse it."""
+    """Return the first placements for a retry. If its content differs, return a refusal."""
     if known.claim.fingerprint != fingerprint:
         return Outcome([], idempotency.another_request(known.claim.key))
     return Outcome(known.placements, is_duplicate=True)

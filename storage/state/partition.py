@@ -52,7 +52,7 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         committed_ms: int,
         append_ms: int,
     ) -> "TailChunk":
-        """Return the tail chunk of `count` rows of `chunk`. The chunk is at `position`."""
+        """Return the tail chunk of `count` rows of `chunk`, whose bytes begin at `position`."""
         return cls(
             base_offset=base_offset,
             count=count,
@@ -156,8 +156,8 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.tail_bytes = sum(chunk.bytes for chunk in self.tail)
 
     def lose(self, base_offset: int, end_offset: int) -> None:
-        """Give up the records of [base_offset, end_offset) that are in the tail. The tail names
-        their objects no longer."""
+        """Give up the records of [base_offset, end_offset) that are in the tail. Then the tail
+        does not name their objects any more."""
         kept: list[TailChunk] = []
         for chunk in self.tail:
             first, last = max(chunk.base_offset, base_offset), min(chunk.end_offset, end_offset)

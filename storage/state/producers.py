@@ -139,7 +139,7 @@ class Producers:
             if isinstance(action, ProducerAppend):
                 break
         else:
-            return NOTHING  # as for nearly every commit
+            return NOTHING  # the result for nearly every commit
         appends = [action for action in actions if isinstance(action, Append)]
         batches = [
             (number, batch, chunks[batch.chunk])

@@ -256,7 +256,7 @@ class DeltaManifest:
         return await self._call(_reads, self._delta.files_at, version, self._prefix, options)
 
     async def _transactions_at(self, version: int) -> dict[str, int | None]:
-        """Return the known transactions, updated to `version`. If empty, deltalake reads them.
+        """Return the known transactions, updated to `version`. If none, deltalake must read them.
 
         For each transaction, deltalake reads all commits since the last checkpoint: 60 requests and
         0.3 s. This method reads the new commits once for all transactions: a few requests.
