@@ -216,8 +216,8 @@ class Log:
         acks: Acks = Acks.ALL,
         key: IdempotencyKey | None = None,
     ) -> list[AppendedRange] | None:
-        """Append one request's records, all or nothing; `size` is their bytes. Return placements in
-        order of `parts`, within a part by partition; None if not known yet (acks 0 and 1).
+        """Append one request's records, all or nothing; `size` is their bytes. Return placements,
+        by part and then by partition. If they are not known yet (acks 0 and 1), return None.
 
         Raises UnknownPartition, InvalidTimestamp, Throttled, Unavailable, CommitUnknown,
         IdempotencyMismatch.

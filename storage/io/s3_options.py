@@ -11,7 +11,7 @@ class S3Options:
     endpoint_url: str | None = None  # None: AWS
     region: str | None = None  # None: from the AWS chain, else from the bucket
     path_style: bool | None = None  # None: true if an endpoint is given; see `is_path_style`
-    tree_listing: bool | None = None  # None: by the `Server` header; see storage/io/s3_listing.py
+    tree_listing: bool | None = None  # None: from the `Server` header, see storage/io/s3_listing.py
     connect_timeout_s: float = 3.0
     read_timeout_s: float = 10.0  # between two bytes of an answer; S3's p99 is 0.3 s
     request_timeout_s: float = 60.0  # for all attempts; 20 MB take this long at 3 Mbit/s

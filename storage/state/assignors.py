@@ -57,9 +57,9 @@ def assign_round_robin(
 def assign_sticky(subscriptions: Subscriptions, partitions: Partitions, owned: Owned) -> Assignment:
     """Balance the assignment with as few moves of owned partitions as possible.
 
-    The rule of balance is that of Kafka's StickyAssignor: if member A could own a partition of
-    member B, A has at most one partition fewer than B. If two members owned a partition, the
-    member with the smaller id keeps it."""
+    Balance is defined as in Kafka's StickyAssignor. If member A could own a partition of member B,
+    A has at most one partition fewer than B. If two members owned a partition, the member with the
+    smaller id keeps it."""
     sticky = _Sticky(subscriptions, partitions, owned)
     sticky.give_the_rest()
     sticky.level()
