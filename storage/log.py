@@ -1,7 +1,7 @@
 """The interface to records and topics: append, fetch, offsets, topics, seal, on one object store.
 
-A `Log` is a broker's in-memory state of a cluster, rebuilt from the store at any time. Invariants:
-I1 to I7 and I10 by the modules that it composes; this module adds long polls.
+A `Log` is a broker's in-memory state of a cluster. A broker can rebuild it from the store at any
+time. The modules that a `Log` uses keep I1 to I7 and I10; this module adds long polls.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class LogSettings(NamedTuple):
     sequencer: SequencerSettings = SequencerSettings()
     tail_cache_bytes: int = 256 * 1024 * 1024
     poll_interval_s: float = 1.0
-    """Period in which an idle broker reads other brokers' entries, which keeps its view fresh."""
+    """How often an idle broker reads the entries of other brokers, so that its view stays fresh."""
     is_sealing: bool = True
     start_retry_s: float = START_RETRY_S
     is_coordinating: bool = True
@@ -84,7 +84,7 @@ class LogSettings(NamedTuple):
 
 
 class FetchResult(NamedTuple):
-    """The result of a fetch; at the end without pieces. The next fetch starts at `next_offset`."""
+    """The result of a fetch, without pieces at the end. The next one starts at `next_offset`."""
 
     pieces: list[ReadBatch]
     next_offset: int
@@ -93,9 +93,8 @@ class FetchResult(NamedTuple):
 
 
 class Log:
-    """A log without the cluster around it: `storage.broker.Broker` is one, with peers and groups.
-
-    Owned by one event loop, between `Broker.open` and `Broker.close`.
+    """A log without peers and groups; the subclass `storage.broker.Broker` adds them. Owned by one
+    event loop, between `Broker.open` and `Broker.close`.
     """
 
     def __init__(
@@ -144,14 +143,14 @@ class Log:
         await self.wal.refresh()
 
     async def poll(self) -> None:
-        """Apply other brokers' entries while this broker is idle. Does not return."""
+        """Apply other brokers' entries while this broker is idle, until the task is cancelled."""
         while True:
             await asyncio.sleep(self.settings.poll_interval_s)
             with surviving(log, "reading the WAL"):
                 await self.wal.refresh()
 
     def end_waits(self) -> None:
-        """End all long polls; from now on a fetch that would wait raises Unavailable."""
+        """End all long polls. From now on, a fetch that has to wait raises Unavailable."""
         self._is_draining = True
         for key in list(self._waiting):
             self._wake(key)
@@ -164,7 +163,8 @@ class Log:
     async def create_topic(
         self, name: str, partitions: int, configs: dict[str, str], *, validate_only: bool = False
     ) -> Topic | None:
-        """Raises TopicExists, InvalidConfig, InvalidRequest. None if it is only validated."""
+        """Create and return a topic. If `validate_only`, only check the request and return None.
+        Raises TopicExists, InvalidConfig, InvalidRequest."""
         configs = {
             each: topic_configs.canonical(each, value, self.state.level)
             for each, value in configs.items()
@@ -194,12 +194,12 @@ class Log:
         await self.submit(AlterTopic((await self._topic(name)).topic_id, changes))
 
     async def add_partitions(self, name: str, partitions: int) -> None:
-        """Grow the topic to this number of partitions; raises InvalidRequest if it has as many."""
+        """Grow the topic to `partitions`. Raises InvalidRequest if it has that many or more."""
         _check_partitions(partitions)
         await self.submit(AddPartitions((await self._topic(name)).topic_id, partitions))
 
     async def _topic(self, name: str) -> Topic:
-        """Return the topic; before raising UnknownTopic, refresh the WAL (I3)."""
+        """Return the topic. If it is unknown, refresh the WAL before raising UnknownTopic (I3)."""
         if name not in self.state.topics:
             await self.wal.refresh()
         return self.state.topic(name)
@@ -216,8 +216,8 @@ class Log:
         acks: Acks = Acks.ALL,
         key: IdempotencyKey | None = None,
     ) -> list[AppendedRange] | None:
-        """Append one request's records, atomically: `parts` are (where to, rows); `size` is their
-        bytes. Placements in order of `parts`, and within one by partition; None for acks 0 and 1.
+        """Append one request's records, all or nothing; `size` is their bytes. Return placements,
+        by part and then by partition. If they are not known yet (acks 0 and 1), return None.
 
         Raises UnknownPartition, InvalidTimestamp, Throttled, Unavailable, CommitUnknown,
         IdempotencyMismatch.
@@ -242,8 +242,8 @@ class Log:
     ) -> list[AppendedRange]:
         """Append records to several topics and commit offsets of groups, all or nothing (I4).
 
-        Each topic occurs once; `size` is the request's bytes. Returns placements in order of
-        `parts`, and within a part by partition. Raises what `append` does, and IllegalGeneration.
+        Each topic occurs once; `size` is the request's bytes. Returns placements in the order
+        of `parts`, and within a part by partition. Raises as `append`, or IllegalGeneration.
         """
         request = AppendRequest(
             [part_rows(topic, places, rows) for topic, places, rows in parts],
@@ -264,20 +264,20 @@ class Log:
         size: int,
         is_json: bool = False,
     ) -> AppendedRange:
-        """Append a Kafka producer's batch; return its placement, of the first append if repeated.
-        No route calls it yet: Kafka's protocol needs it.
+        """Append a Kafka producer's batch; return its placement. If the batch is in the log
+        already, return the first placement. No route calls this method yet; Kafka's protocol will.
 
-        Raises what `append` does, ProducerFenced and OutOfOrderSequence.
+        Raises as `append`, and also ProducerFenced and OutOfOrderSequence.
         """
         part = part_rows(topic, partition, rows, batch)
         (placement,) = await self._append(AppendRequest([part], size, is_json=is_json))
         return placement
 
     async def init_producer(self, producer_id: int = -1, epoch: int = -1) -> ProducerEpoch:
-        """Return a new producer id, or the next epoch of a known one, which fences older epochs.
-        `epoch` is the producer's current one, -1 if unknown. Raises ProducerFenced.
+        """Return a new producer id, or the next epoch of a known id, which fences older epochs.
+        `epoch` is the producer's current epoch, or -1 if unknown. Raises ProducerFenced.
 
-        **On a crash** before the answer: the id is lost; a repeated call gets the new epoch.
+        **On a crash** before the answer: a new id is lost. A repeated call gets the new epoch.
         """
         action = InitProducer(producer_id, epoch)
         request = AppendRequest((), 0, actions=[action])
@@ -287,7 +287,7 @@ class Log:
         return request.producer
 
     async def submit(self, *actions: AnyAction) -> None:
-        """Commit all actions or none (I4). Raises the refusal of `apply`, or what `append` does."""
+        """Commit all actions or none (I4). Raises a refusal of `apply`, or an error of `append`."""
         await self._append(AppendRequest((), 0, actions=actions))
 
     async def _append(self, request: AppendRequest) -> list[AppendedRange]:
@@ -302,7 +302,7 @@ class Log:
         await self.submit(DeleteGroup(group_id))
 
     def committed_offsets(self, group_id: str) -> dict[TopicPartition, CommittedOffset]:
-        """Return the group's committed offsets, sorted; empty if it has none."""
+        """Return the group's committed offsets, sorted by topic and partition."""
         found = {}
         for topic_id, partitions in self.state.committed_offsets.of_group(group_id).items():
             topic = self.state.topic_of_id(topic_id)
@@ -314,8 +314,8 @@ class Log:
     async def fetch(
         self, topic: str, partition: int, offset: int, *, bytes_max: int, wait_s: float = 0.0
     ) -> FetchResult:
-        """Return records from `offset` on, of both tiers; at the end, wait up to `wait_s` for more.
-        If `bytes_max` is 0, only wait: the result has the offsets of the partition and no records.
+        """Return records from `offset` on, of both tiers. At the end, wait up to `wait_s` for more.
+        If `bytes_max` is 0, return the offsets of the partition after the wait, but no records.
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
         """
@@ -328,7 +328,7 @@ class Log:
         await self.wal.ensure_view()
         held = await self._partition(topic, partition)
         if offset >= held.high_watermark:
-            await self.wal.refresh()  # acknowledged before this call: must be visible (I3)
+            await self.wal.refresh()  # records acknowledged before this call must be visible (I3)
             held = self.state.partition(topic, partition)
         self._check_range(topic, partition, offset, held)
         if offset == held.high_watermark and wait_s > 0:
@@ -340,7 +340,7 @@ class Log:
         try:
             taken = await self.reader.read(self.state.topic(topic), partition, offset, bytes_max)
         except TableInDoubt as error:
-            await self.wal.refresh()  # a retention may be newer than the view: that is no hole
+            await self.wal.refresh()  # records that a newer retention removed are no hole
             held = self.state.partition(topic, partition)
             self._check_range(topic, partition, offset, held)
             self.tables.doubt(self.state.topic(topic), error)
@@ -350,7 +350,7 @@ class Log:
         )
 
     async def _partition(self, topic: str, partition: int) -> Partition:
-        """Return the partition; before raising that it does not exist, refresh the WAL (I3)."""
+        """Return the partition. If it is unknown, refresh the WAL before raising the error (I3)."""
         with contextlib.suppress(UnknownTopic, UnknownPartition):
             return self.state.partition(topic, partition)
         await self.wal.refresh()
@@ -376,13 +376,13 @@ class Log:
             if not await self.wait_any([key], loop.create_future(), deadline):
                 return
             if self.state.topics.get(topic.name) is not topic:
-                return  # deleted, or the view was loaded again: the caller checks
+                return  # deleted, or the view was reloaded; the caller checks
 
     async def wait_any(
         self, partitions: Iterable[tuple[str, int]], waiter: "asyncio.Future[None]", deadline: float
     ) -> bool:
         """Wait until one of the partitions gets records, or a caller sets `waiter`. Return False if
-        the loop's time reaches `deadline` first. The caller checks for earlier records before."""
+        the loop's time reaches `deadline` first. Call only if no partition has records yet."""
         if self._is_draining:
             raise Unavailable("this broker is shutting down: continue at another broker")
         keys = list(partitions)
@@ -403,12 +403,12 @@ class Log:
         return True
 
     async def offsets(self, topic: str, partition: int) -> Partition:
-        """Return the partition after a refresh (I3): its log start offset and high watermark."""
+        """Refresh (I3), then return the partition: log start offset and high watermark."""
         await self.wal.refresh()
         return self.state.partition(topic, partition)
 
     async def offset_for_timestamp(self, topic: str, partition: int, timestamp: int) -> int | None:
-        """Find the first offset with this timestamp (ms) or a later one; None if there is none."""
+        """Find the first offset with this timestamp (ms) or a later one, or None."""
 
         async def search() -> int | None:
             await self.wal.refresh()
@@ -428,23 +428,23 @@ class Log:
         return await retry_after_suspend(self.clock, self.wal.view_age_max_s, search)
 
     async def seal(self, topic: str, partitions: Sequence[int] | None = None) -> int:
-        """Seal now, whatever `segment.ms` and `segment.bytes` say; return the records sealed."""
+        """Seal now, even before `segment.ms` or `segment.bytes` is reached; return the rows."""
         return await self.sealer.seal(await self._topic(topic), partitions)
 
     def note_doubt(self, topic: Topic, error: TableInDoubt | None) -> None:
-        """Remember what a check of the topic's table found; None: it is whole."""
+        """Remember the doubt that a check of the topic's table found, or None if it found none."""
         self.tables.doubt(topic, error)
 
     # -- what follows from commits
 
     def on_applied(self, entry: Entry, applied: Applied) -> None:
-        """Drop what is held of deleted topics; wake fetches of the entry's partitions."""
+        """Drop data of deleted topics and lost records; wake fetches of changed partitions."""
         for commit in entry.commits:
             if commit.hot is not None:
                 marks = {commit.hot.log_id: commit.hot.seq}
                 self.writer.check_marks(marks, entry.seq, is_reset=False)
             for action in commit.actions:
-                if isinstance(action, LoseRecords):  # of a repair: no broker serves them any more
+                if isinstance(action, LoseRecords):  # from a repair; do not serve them
                     self.tail.forget(action.topic_id, action.partition)
         for topic in applied.deleted:
             self.tail.forget_topic(topic.topic_id)
@@ -459,7 +459,7 @@ class Log:
                     self._wake((placement.topic, placement.partition))
 
     def on_reset(self) -> None:
-        """Drop what was derived from an expired view; wake all fetches."""
+        """Drop the data that was derived from an expired view; wake all fetches."""
         self.writer.check_marks(self.wal.state.hot_logs, self.wal.state.seq, is_reset=True)
         self.tail.clear()
         self.tables.forget_unknown()
@@ -474,14 +474,14 @@ class Log:
     def _on_committed(
         self, segment: ClosedSegment, encoded: EncodedDraft, outcomes: Sequence[Outcome]
     ) -> None:
-        """Cache the records of this broker's commit: most reads want the newest records."""
+        """Cache the records of this broker's commit, because most reads want the newest records."""
         for number, first, count, placement in segment.applied_appends(outcomes):
             chunk = encoded.draft.chunks[number]
             if (topic := self.state.topic_of_id(chunk.topic_id)) is None:
                 continue
             partition = topic.partitions[placement.partition]
             if (at := partition.tail_index(placement.base_offset)) < 0:
-                continue  # sealed meanwhile
+                continue  # a seal has trimmed them from the tail
             self.reader.close_gap(topic, placement.partition, placement.base_offset)
             tail_chunk = partition.tail[at]
             batch = encoded.batches[number].slice(first, count)

@@ -1,4 +1,4 @@
-"""Options of an S3 store. Separate from io/s3.py: its SDK takes half a second to load."""
+"""Options of an S3 store. Not in io/s3.py, because the SDK there takes 0.5 s to load."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -6,15 +6,15 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
-    """Connection options of a bucket. Credentials come from the AWS chain and are no option."""
+    """Connection options of a bucket. There are none for credentials: the AWS chain gives them."""
 
     endpoint_url: str | None = None  # None: AWS
-    region: str | None = None  # None: the AWS chain's, else the bucket's
-    path_style: bool | None = None  # None: only if an endpoint is given; see `is_path_style`
-    tree_listing: bool | None = None  # None: by the `Server` header; see storage/io/s3_listing.py
+    region: str | None = None  # None: from the AWS chain, else from the bucket
+    path_style: bool | None = None  # None: true if an endpoint is given; see `is_path_style`
+    tree_listing: bool | None = None  # None: from the `Server` header, see storage/io/s3_listing.py
     connect_timeout_s: float = 3.0
     read_timeout_s: float = 10.0  # between two bytes of an answer; S3's p99 is 0.3 s
-    request_timeout_s: float = 60.0  # with all retries; 20 MB at 3 Mbit/s
+    request_timeout_s: float = 60.0  # for all attempts; 20 MB take this long at 3 Mbit/s
     attempts_max: int = 4  # for reads, listings, deletes; a create has one attempt
     connections_max: int = 64
 

@@ -1,8 +1,8 @@
-"""Repetition of requests at a start: the store may not serve them for a moment.
+"""Retries of requests while a broker starts: the store may be unavailable for a moment.
 
-A starting broker has no clients yet, so it waits for its store. A process that ended instead would
-be started again by its supervisor, with longer and longer pauses. A running broker does not use
-this: its callers have deadlines of their own.
+A starting broker has no clients yet, so it waits for its store. If the process ended instead, its
+supervisor would start it again, with longer and longer pauses. A running broker does not use this
+module, because its callers have their own deadlines.
 """
 
 import asyncio
@@ -19,28 +19,28 @@ T = TypeVar("T")
 
 START_RETRY_S = 60.0
 """Time for which one step of a start may fail. A store that restarts (SeaweedFS, MinIO, a gateway)
-answers again within it, and an orchestrator gives a start two minutes."""
+answers again within it. Orchestrators give a start two minutes."""
 REFUSALS_MAX = 3
-"""A refusal (403, no space) that repeats is definite: rights that were granted seconds ago and
-proxies in trouble refuse once or twice."""
+"""Refusals (403, no space) in a row after which the start fails. Once or twice, a refusal may be
+temporary, because access was granted seconds ago or a proxy has a problem."""
 PAUSE_S = 0.2
-"""First pause between two tries; it doubles, and half of each pause is random: brokers that were
-started together do not ask together."""
+"""First pause between two tries; it doubles. Half of each pause is random, so that brokers that
+start together do not send their requests together."""
 PAUSE_S_MAX = 3.0
 
 
 class StartRetry(NamedTuple):
-    """Repeats steps of a start for a while. Each step has the whole budget: a store that
-    serves other requests in between makes progress."""
+    """The retry policy of one start. Each step has the whole budget, because a store that served
+    earlier steps makes progress."""
 
     clock: Clock
     budget_s: float = START_RETRY_S
 
     async def until_done(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Repeat the step until it succeeds. It may be repeated after any Unavailable.
+        """Repeat the step until it succeeds. The step must allow a repetition after Unavailable.
 
-        Raises the last Unavailable when the budget is spent; StoreUnfit if the store refuses
-        REFUSALS_MAX times in a row; any other error at once.
+        When the budget is spent, raises the last Unavailable. If the store refuses REFUSALS_MAX
+        times in a row, raises StoreUnfit. Raises any other error at once.
         """
         now_s = asyncio.get_running_loop().time
         deadline_s, pause_s, refusals = now_s() + self.budget_s, PAUSE_S, 0

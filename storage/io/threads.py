@@ -1,4 +1,4 @@
-"""Threads and tasks: priority, and errors of tasks that no caller awaits or that run together."""
+"""Priority of threads; errors of tasks that no caller awaits, and of tasks that run together."""
 
 import asyncio
 import contextlib
@@ -13,14 +13,14 @@ from tidelog.storage.core.errors import LogError
 LOWEST_PRIORITY = 19
 
 TASK_ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a task or the process. The root of a task raises these again, and goes on
-after all others: a panic of a Rust library is a BaseException, too."""
+"""Exceptions that end a task or the process. The root of a task raises them again. The task
+continues after any other exception, even the BaseException of a panic in a Rust library."""
 
 
 @contextlib.contextmanager
 def surviving(log: logging.Logger, duty: str) -> Iterator[None]:
-    """Let a task go on after an exception in one round of its duty, which is logged; with its
-    traceback if it is a bug."""
+    """Log an exception in one round of a task's duty, and let the task continue. If the exception
+    is a bug, log its traceback too."""
     try:
         yield
     except TASK_ENDS:
@@ -38,14 +38,15 @@ def lower_priority() -> None:
 
 
 def retrieve_exception(done: "asyncio.Future[Any]") -> None:
-    """Retrieve the exception of a task or future that no task may await: asyncio logs exceptions
-    that are never retrieved. A done callback."""
+    """Retrieve the exception of a task or future that perhaps no task awaits. Used as a done
+    callback, because asyncio logs exceptions that are never retrieved."""
     if not done.cancelled():
         done.exception()
 
 
 async def together(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Run coroutines concurrently; return the results. The first error cancels the others."""
+    """Run coroutines concurrently; return their results in order. The first error cancels the
+    other coroutines."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]

@@ -1,7 +1,7 @@
 """A byte-bounded, single-flight cache of data from the store (I10).
 
-All callers that request a key during its load wait for that load. If it fails, all of them get the
-error, and the cache does not keep it. The least recently used values are evicted first.
+All callers that request a key during its load wait for that load. If the load fails, all of them
+get the error; the cache does not keep errors. The least recently used values are evicted first.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Cache(Generic[Key, Value]):
         task = self._loading.get(key)
         if task is None:
             self.misses += 1
-            # A task of its own: a cancelled reader must not fail the others that wait.
+            # In a separate task: a cancelled reader must not fail the other readers.
             task = asyncio.create_task(self._load(key, load))
             task.add_done_callback(retrieve_exception)
             self._loading[key] = task

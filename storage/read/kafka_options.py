@@ -1,6 +1,6 @@
 """The options of Spark's Kafka source, parsed and resolved to offsets. Pure.
 
-Names, JSON and meanings are those of Spark's Structured Streaming + Kafka integration guide: a
+Names, JSON and meanings are as in Spark's Structured Streaming + Kafka integration guide, so a
 query written for `format("kafka")` means the same here. An invalid option raises InvalidRequest
 with the option's name; an unknown topic, partition or offset raises its own error.
 """
@@ -30,7 +30,7 @@ _ASSIGNED = msgspec.json.Decoder(dict[str, list[int]])
 
 
 class TopicSelection(NamedTuple):
-    """The selected topics, by exactly one of: names, a pattern, or names with partitions."""
+    """The selected topics, given as names, as a pattern, or as names with partitions."""
 
     names: Sequence[str] = ()
     pattern: str | None = None
@@ -40,7 +40,7 @@ class TopicSelection(NamedTuple):
         return self.names if self.pattern is None else re.compile(self.pattern)
 
     def partitions(self, snapshot: LogSnapshot) -> list[TopicPartition]:
-        """Return the partitions, ordered by topic and number; raises UnknownPartition."""
+        """Return the partitions, sorted by topic and number. Raises UnknownPartition."""
         if self.assigned is None:
             return snapshot.all_partitions()
         wanted = [TopicPartition(name, n) for name, ns in self.assigned.items() for n in set(ns)]
@@ -52,7 +52,7 @@ class TopicSelection(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """The start or end of a read, from the options: exactly one field is set. Times are ms."""
+    """The start or end of a read, from the options. Exactly one field is set. Times are in ms."""
 
     everywhere: int | None = None
     offsets: Mapping[TopicPartition, int] | None = None
@@ -60,7 +60,7 @@ class Boundary(NamedTuple):
     timestamps: Mapping[TopicPartition, int] | None = None
 
     def time_at(self, of: TopicPartition) -> int | None:
-        """Return the time that sets the boundary of this partition; None if an offset does."""
+        """Return the time that sets the partition's boundary, or None if an offset sets it."""
         return self.timestamp if self.timestamps is None else self.timestamps.get(of)
 
     def named(self) -> Mapping[TopicPartition, int] | None:
@@ -68,11 +68,11 @@ class Boundary(NamedTuple):
 
 
 Found = Mapping[tuple[TopicPartition, int], int | None]
-"""(partition, time in ms) -> the first offset at or after that time; None if there is none."""
+"""By (partition, time in ms): the first offset at or after that time, or None."""
 
 
 class OffsetSpan(NamedTuple):
-    """Both boundaries, and options for records that are deleted or do not exist yet."""
+    """Both boundaries, and the options for records that are deleted or not written yet."""
 
     start: Boundary
     end: Boundary = Boundary(everywhere=LATEST)
@@ -93,7 +93,7 @@ class OffsetSpan(NamedTuple):
 
 
 def selection_of(options: Mapping[str, str]) -> TopicSelection:
-    """Parse `topic` or `subscribe`, `subscribePattern`, or `assign`; keys are in lower case."""
+    """Parse `topic`, `subscribe`, `subscribePattern` or `assign`. Keys must be in lower case."""
     given = [
         name for name in ("topic", "subscribe", "subscribepattern", "assign") if name in options
     ]
@@ -126,8 +126,8 @@ def selection_of(options: Mapping[str, str]) -> TopicSelection:
 
 
 def span_of(options: Mapping[str, str], *, is_streaming: bool) -> OffsetSpan:
-    """Parse both boundaries; keys are in lower case. By default a batch starts at the earliest
-    record, a stream at the latest; a stream has no end."""
+    """Parse both boundaries. Keys must be in lower case. By default a batch starts at the earliest
+    offset and a stream at the latest. A stream has no end."""
     if is_streaming:
         given = [name for name in options if name.startswith("ending")]
         if given:
@@ -169,7 +169,7 @@ def number(options: Mapping[str, str], name: str, *, default: int | None = None)
 
 
 def _boundary(options: Mapping[str, str], end: str, default: int) -> Boundary:
-    """Parse a boundary, in Kafka's precedence: timestamp, offsets by timestamp, offsets."""
+    """Parse a boundary. Precedence as in Kafka: a timestamp, offsets by timestamp, offsets."""
     timestamp = options.get(f"{end}timestamp")
     if timestamp is not None:
         if not timestamp.isascii() or not timestamp.isdigit():
@@ -197,7 +197,7 @@ def _per_partition(text: str, option: str, *, least: int) -> dict[TopicPartition
             for topic, partitions in decoded.items()
             for partition, value in partitions.items()
         }
-    except ValueError as error:  # msgspec's errors, and partitions that are not numbers
+    except ValueError as error:  # an error of msgspec, or a partition that is no number
         words = "earliest, latest or " if option.endswith("Offsets") else ""
         raise InvalidRequest(
             f'option {option}: expected {words}JSON such as {{"logs":{{"0":23,"1":42}}}}, '
@@ -215,10 +215,10 @@ def _per_partition(text: str, option: str, *, least: int) -> dict[TopicPartition
 def resolve(
     snapshot: LogSnapshot, partitions: Sequence[TopicPartition], span: OffsetSpan, found: Found
 ) -> list[OffsetRange]:
-    """Resolve the span to offsets in the snapshot, one range a partition (possibly empty).
+    """Resolve the span to offsets in the snapshot: one range per partition, which may be empty.
 
-    Raises UnknownTopic, UnknownPartition, InvalidRequest; OffsetOutOfRange for offsets after the
-    end, or before the log start offset unless `fail_on_data_loss` is false.
+    Raises UnknownTopic, UnknownPartition, InvalidRequest. Raises OffsetOutOfRange for an offset
+    after the end. If `fail_on_data_loss`, also for an offset before the log start offset.
     """
     _check_named(snapshot, partitions, span.start, "startingOffsets")
     _check_named(snapshot, partitions, span.end, "endingOffsets")
@@ -228,7 +228,7 @@ def resolve(
 def _check_named(
     snapshot: LogSnapshot, partitions: Sequence[TopicPartition], boundary: Boundary, option: str
 ) -> None:
-    """Check Kafka's rule: options with offsets must name all partitions of the read, no others."""
+    """Check Kafka's rule: an option with offsets must name exactly the partitions of the read."""
     named = boundary.named()
     if named is None:
         return
@@ -244,8 +244,8 @@ def _check_named(
     missing = sorted(set(partitions) - named.keys())
     if missing:
         raise InvalidRequest(
-            f"option {option}: must name every partition, {missing[0]} is missing; "
-            "-2 is the earliest offset, -1 the latest"
+            f"option {option}: must name every partition, but {missing[0]} is missing; "
+            "-2 is the earliest offset, -1 is the latest"
         )
 
 
@@ -278,8 +278,8 @@ def _start_of(snapshot: LogSnapshot, of: TopicPartition, span: OffsetSpan, found
         if span.is_latest_without_match:
             return view.high_watermark
         raise InvalidRequest(
-            f"{of} has no record at or after timestamp {time}: startingOffsetsByTimestampStrategy "
-            "= latest starts at its end"
+            f"{of} has no record at or after timestamp {time}: with the option "
+            "startingOffsetsByTimestampStrategy = latest, the read starts at the partition's end"
         )
     offset = _offset_of(span.start, of)
     if offset == EARLIEST:

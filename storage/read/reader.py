@@ -1,15 +1,17 @@
 """A broker's reads of both tiers: the tail from memory or the WAL, older records from segments.
 
-A read is a walk. At each offset it finds one batch of records, in whichever tier has it, and the
-next offset follows from the batch. The state decides what is committed (I3). Below `sealed_end` the
-table is the log, from there on the tail (I7). All bytes from the store are verified before use. A
-corrupt object fails only the partitions that need it, with its key. A read never lists.
+A read is a walk. At each offset it finds one batch of records in the tier that has the offset. The
+end of the batch gives the next offset. The state decides which records are committed (I3). Records
+below `sealed_end` come from the table, all others from the tail (I7). All bytes from the store are
+verified before use. A corrupt object fails only reads that need it; the error has the object's key.
+A read never lists objects.
 
-The loaded manifest may be old: a segment that it names may have been merged, compacted or retained
-since. If a segment is gone, the reader loads the newest manifest, once; a segment that this one
-names must exist. Segments of a partition have no hole between them, whatever compaction removes
-from them. So if a segment begins after the wanted offset, a retention is newer than this broker's
-view, or the table is in doubt (storage.tables.doubt): a read never passes over the hole.
+The loaded manifest may be old: the segments that it names may have been merged, compacted or
+removed by retention since. If a segment is gone, the reader loads the newest manifest once. The
+segments that this manifest names must exist. The offset ranges of a partition's segments have no
+hole, even if compaction removed records. So if no segment covers the wanted offset, a retention is
+newer than this broker's view, or the table is in doubt (storage.tables.doubt). A read never skips
+the hole.
 """
 
 import asyncio
@@ -46,15 +48,15 @@ from tidelog.storage.wal.announced import AnnouncedChunks
 T = TypeVar("T")
 
 READ_AHEAD_CHUNKS = 16
-"""Tail chunks that are not in memory are fetched so many at once."""
+"""Tail chunks, from the read's offset on, that are fetched at once if they are not in memory."""
 GAP_CHUNKS_MAX = 16
-"""Other brokers' tail chunks that are decoded, ~30 us each, to keep a cached tail in one piece."""
+"""Tail chunks of other brokers that one call of `close_gap` decodes at most, ~30 us each."""
 REFRESH_S = 30.0
 """How long a loaded manifest may still show records that key compaction removed."""
 
 
 class ReadBatch(NamedTuple):
-    """Records of RECORD_SCHEMA in offset order. `is_json`: keys and values are known JSON text."""
+    """Records of RECORD_SCHEMA in offset order. If `is_json`, keys and values are JSON text."""
 
     batch: pa.RecordBatch
     is_json: bool
@@ -68,7 +70,7 @@ class ReadResult(NamedTuple):
 
 
 class ReaderSettings(NamedTuple):
-    """Limits of the caches; the service takes them from its settings."""
+    """Byte limits of the caches. The service takes them from its settings."""
 
     chunk_cache_bytes: int = 64 * 1024 * 1024
     segment_cache_bytes: int = 256 * 1024 * 1024
@@ -76,7 +78,7 @@ class ReaderSettings(NamedTuple):
 
 
 class Reader:
-    """A broker's reader, owned by one event loop. Two threads of its own decode row groups."""
+    """A broker's reader, owned by one event loop. It has two threads, which decode row groups."""
 
     def __init__(
         self,
@@ -107,11 +109,12 @@ class Reader:
 
     async def read(self, topic: Topic, number: int, offset: int, bytes_max: int) -> ReadResult:
         """Return committed records from `offset` on: about `bytes_max` bytes of keys and values,
-        and at least one record if there is any. `offset` is within the partition's range.
+        and at least one record if there is any. `offset` must be within the partition's range.
 
-        Raises Corrupt if the object with the record at `offset` does not verify (DamagedRecords if
-        that is in the tail); TableInDoubt if the record is in no segment, also if a retention
-        removed it that is newer than this broker's view. Records before damage are returned.
+        Raises Corrupt if the object with the record at `offset` does not verify, DamagedRecords if
+        the record is in the tail. Raises TableInDoubt if the record is in no segment; perhaps a
+        retention that is newer than this broker's view removed it. If a later record is damaged,
+        return the records before the damage.
         """
         pieces: list[ReadBatch] = []
         budget = bytes_max
@@ -125,18 +128,18 @@ class Reader:
                     budget -= used
                 if rows < piece.batch.num_rows or budget <= 0:
                     break
-            else:  # no record is left below `end`: key compaction may have removed the last ones
+            else:  # no record is left below `end`; key compaction may have removed some
                 offset = max(offset, end)
         except Corrupt:
             if not pieces:
                 raise
-            # Return the records before it; a read from the next offset raises the error.
+            # Return the records before the damage; the read from `offset` raises the error.
         return ReadResult(pieces, offset)
 
     async def offset_for_timestamp(self, topic: Topic, number: int, timestamp: int) -> int | None:
         """Return the first offset whose timestamp (ms) is at or after `timestamp`, or None."""
         partition = topic.partitions[number]
-        # Copies of all three: during the awaits a seal may trim the tail, a retention the start.
+        # Copy all three: during the awaits, a seal or a retention may change them.
         start, sealed_end = partition.log_start_offset, partition.sealed_end
         tail = list(partition.tail)
         if sealed_end > start:
@@ -155,8 +158,8 @@ class Reader:
         return None
 
     async def read_segment(self, topic: Topic, file: SegmentFile) -> AsyncIterator[pa.RecordBatch]:
-        """Yield all records of one segment of the table, whatever the WAL says is sealed. Raises
-        Corrupt; NotFound if the object does not exist."""
+        """Yield all records of one segment of the table, also records that the WAL does not call
+        sealed. Raises Corrupt. Raises NotFound if the object does not exist."""
         async for batch, _ in self._walk_segment(topic, file, file.base_offset, file.end_offset):
             yield batch
 
@@ -165,11 +168,11 @@ class Reader:
     async def _walk(
         self, topic: Topic, number: int, offset: int, bytes_max: int
     ) -> AsyncIterator[ReadBatch]:
-        """Yield all records from `offset` on. `bytes_max` is a hint of how many are needed."""
+        """Yield all records from `offset` on. `bytes_max` is a hint: the caller may stop there."""
         partition = topic.partitions[number]
         end = partition.high_watermark
         while offset < end:
-            # The cached tail still has sealed records that key compaction removed since.
+            # The cached tail may have sealed records that key compaction has since removed.
             is_cleaned = offset < partition.sealed_end and _is_compacted(topic)
             cached = [] if is_cleaned else self.tail.read((topic.topic_id, number), offset)
             if cached:
@@ -179,7 +182,7 @@ class Reader:
                         batch = batch.slice(0, chunks.rows_bound(batch, bytes_max))
                         yield ReadBatch(chunks.with_offsets(batch, offset), part.is_json)
                         offset += batch.num_rows
-            elif offset < (sealed_end := partition.sealed_end):  # it may move during reads
+            elif offset < (sealed_end := partition.sealed_end):  # a seal may move it
                 async for piece in self._walk_table(topic, number, offset, sealed_end):
                     yield piece
                     offset = int(piece.batch.column(0)[-1].as_py()) + 1
@@ -204,8 +207,8 @@ class Reader:
     async def _walk_table(
         self, topic: Topic, number: int, offset: int, end: int
     ) -> AsyncIterator[ReadBatch]:
-        """Yield the records of [offset, end), which is sealed. Records after it that the table has
-        are still in the tail."""
+        """Yield the records of the sealed range [offset, end). Do not read later records from the
+        table, because they are still in the tail."""
         stale = ""
         while offset < end:
             index = await self._index(topic, number, end)
@@ -227,7 +230,7 @@ class Reader:
     async def _walk_segment(
         self, topic: Topic, file: SegmentFile, offset: int, end: int
     ) -> AsyncIterator[tuple[pa.RecordBatch, bool]]:
-        """Yield its records of [offset, end), one batch a row group. Raises NotFound."""
+        """Yield the segment's records of [offset, end), a batch per row group. Raises NotFound."""
         key = f"{topic.prefix}/{file.path}"
         footer = await self.segments.footer(key, file.size)
         groups = footer.groups_between(offset, end)
@@ -262,8 +265,8 @@ class Reader:
     async def _raise_hole(
         self, topic: Topic, number: int, offset: int, end: int, index: SegmentIndex
     ) -> NoReturn:
-        """Raise TableInDoubt for the first of [offset, end) that is in no segment. The caller
-        refreshes its view: a newer retention may be the reason."""
+        """Raise TableInDoubt for the first range of [offset, end) that is in no segment. The caller
+        refreshes its view, because a newer retention may have removed the range."""
         gone = hole(index, offset, end)
         assert gone is not None
         table = await self._tables.of(topic)
@@ -271,7 +274,7 @@ class Reader:
         raise TableInDoubt(topic.prefix, table.version, await blamed(table, what))
 
     async def _index(self, topic: Topic, number: int, end: int) -> SegmentIndex:
-        """Return the partition's segments of a manifest that reaches `end`, which is sealed."""
+        """Return the partition's segments from a manifest that reaches the sealed offset `end`."""
         age_max_s = REFRESH_S if _is_compacted(topic) else math.inf
         table = await self._tables.of(topic, age_max_s=age_max_s)
         if (await table.segments(number)).end_offset < end:
@@ -281,8 +284,8 @@ class Reader:
     # -- the tail in the WAL
 
     def _keep(self, topic: Topic, number: int, chunk: TailChunk, batch: pa.RecordBatch) -> None:
-        """Cache records that another broker committed and that a client of this broker read. Later
-        reads of the tail get them in large batches, like records of this broker."""
+        """Cache records that another broker committed. Later reads of the tail then get them in
+        large batches, like the records of this broker."""
         key = topic.topic_id, number
         is_newest = chunk.end_offset == topic.partitions[number].high_watermark
         if self.tail.wants(key, chunk.base_offset, is_newest=is_newest):
@@ -293,12 +296,12 @@ class Reader:
         first = partition.tail_index(offset)
         for chunk in partition.tail[first : first + READ_AHEAD_CHUNKS]:
             if not (chunk.is_lost or self.chunk_cache.peek((chunk.object_key, chunk.position))):
-                # A failure is dropped: the read that needs the chunk gets the error itself.
+                # Ignore a failure: the read that needs the chunk will get the error.
                 task = asyncio.ensure_future(self._tail_batch(chunk))
                 task.add_done_callback(retrieve_exception)
 
     async def _tail_batch(self, chunk: TailChunk) -> pa.RecordBatch:
-        """Return the tail chunk's records, CHUNK_SCHEMA, with the timestamps that readers get."""
+        """Return the tail chunk's records in CHUNK_SCHEMA, with the timestamps that readers get."""
 
         async def load() -> pa.RecordBatch:
             where = (chunk.object_key, chunk.position, chunk.size)
@@ -312,8 +315,11 @@ class Reader:
         return chunk.records_of(await self.chunk_cache.get(key, load))
 
     def close_gap(self, topic: Topic, number: int, offset: int) -> None:
-        """Cache the records between the cached tail and `offset`, where this broker's own records
-        begin, if peers announced them. Else the cache would drop the records before the gap."""
+        """Cache the records from the end of the cached tail to `offset`, if peers announced them.
+
+        This broker's own records begin at `offset`. If there is a gap before them, the cache drops
+        the records before the gap.
+        """
         key, partition = (topic.topic_id, number), topic.partitions[number]
         end = self.tail.end(key)
         if end is None or end >= offset:
@@ -327,7 +333,7 @@ class Reader:
                 return
             try:
                 batch = chunk.records_of(chunk.decode(body))
-            except Corrupt:  # a read of these records gets the error
+            except Corrupt:  # a read of these records will get the error
                 return
             self._keep(topic, number, chunk, batch)
             end = chunk.end_offset
@@ -336,8 +342,8 @@ class Reader:
 async def retry_after_suspend(
     clock: Clock, pause_max_s: float, read: Callable[[], Awaitable[T]]
 ) -> T:
-    """Return the result of `read`. Call it again if it raises Corrupt after the process was
-    suspended during the call: an object that it needed may have been collected meanwhile."""
+    """Return the result of `read`. If it raises Corrupt and the process was suspended during the
+    call, call it again: a needed object may have been collected during the pause."""
     while True:
         started_s = clock.boot_s()
         try:
@@ -352,11 +358,11 @@ def _is_compacted(topic: Topic) -> bool:
 
 
 def _missing(key: str) -> Corrupt:
-    return Corrupt(key, "is named by the log and does not exist")
+    return Corrupt(key, "the log names the object, but it does not exist")
 
 
 def _rows_within(batch: pa.RecordBatch, budget: int, *, at_least: int) -> tuple[int, int]:
-    """Return how many leading rows fit into the budget, and their bytes of key and value."""
+    """Return how many of the first rows fit into the budget, and their bytes of key and value."""
     before = chunks.sizes_before(batch.slice(0, chunks.rows_bound(batch, budget)))
     rows = max(int(before.searchsorted(budget, side="right")) - 1, at_least)
     rows = min(rows, batch.num_rows)

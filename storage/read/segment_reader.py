@@ -1,8 +1,8 @@
 """Row groups of immutable segments, verified. The only module that fetches footers and row groups.
 
-CRC-32Cs in the footer cover every byte that is decoded. A row group is fetched whole: one request
-of megabytes is faster than many of single columns. The reader knows no manifest and has no policy:
-if a segment is gone, it raises NotFound, and the caller decides what that means.
+CRC-32Cs in the footer cover every byte that is decoded. A row group is fetched whole, because one
+request of megabytes is faster than many requests of single columns. The reader knows no manifest.
+If a segment is gone, the reader raises NotFound, and the caller decides what that means.
 """
 
 import asyncio
@@ -37,27 +37,29 @@ Item = TypeVar("Item")
 Started = TypeVar("Started", bound="Cancellable")
 
 FETCH_BYTES = 8 * 1024 * 1024
-"""Largest single range: S3 gives one connection 50 to 100 MB/s."""
+"""Bytes up to which neighbour row groups are joined into one request. S3 gives a connection 50 to
+100 MB/s."""
 FOOTER_CACHE_BYTES = 32 * 1024 * 1024
-"""Default limit of the footers in memory (I10)."""
+"""Default size of the cache of footers (I10)."""
 COLD_READS_MAX = 8
-"""Row groups that `group` fetches and decodes at once (I10)."""
+"""Row groups that are fetched and decoded at the same time by `group` (I10)."""
 BATCH_OVERHEAD = 512
 """Memory of an Arrow batch in addition to its data."""
 
 
 class ByteSource(Protocol):
-    """Bytes of objects. Raises NotFound, Unavailable; Corrupt if an object is too short."""
+    """A source of object bytes. Raises NotFound, Unavailable; Corrupt if an object is cut off."""
 
     async def read(self, key: str, start: int, length: int) -> Part:
         """Return bytes [start, start + length)."""
 
     async def sparse(self, key: str, size: int, ranges: Iterable[tuple[int, int]]) -> pa.Buffer:
-        """Return a buffer as long as the object, which holds at least these (start, length)."""
+        """Return a buffer as long as the object. It has at least the data of these (start, length)
+        ranges."""
 
 
 class StoreRanges:
-    """Ranges of a store's objects. `on_read` receives the size of each."""
+    """A source that reads ranges from a store. `on_read` receives the size of each range."""
 
     def __init__(self, store: ObjectStore, on_read: Callable[[int], None] = lambda _: None) -> None:
         self._store = store
@@ -71,7 +73,7 @@ class StoreRanges:
         return data
 
     async def sparse(self, key: str, size: int, ranges: Iterable[tuple[int, int]]) -> pa.Buffer:
-        # Pages that no code touches take no memory.
+        # Memory pages that are never written take no memory.
         body = np.zeros(size, np.uint8)
         for start, length in ranges:
             body[start : start + length] = np.frombuffer(
@@ -81,7 +83,7 @@ class StoreRanges:
 
 
 class MappedFiles:
-    """Objects of a folder, mapped into memory: saves two copies."""
+    """A source that maps the files of a folder into memory, which saves two copies."""
 
     def __init__(self, folder: ReadOnlyFolder) -> None:
         self._folder = folder
@@ -100,14 +102,15 @@ class MappedFiles:
 
 
 def source_of(store: ObjectStore) -> ByteSource:
-    """Return the fastest source for a process that reads much: a folder is mapped."""
+    """Return the fastest source for large reads. The files of a folder are mapped."""
     if isinstance(store, FolderStore) and (root := folder_of(store.url)) is not None:
         store = ReadOnlyFolder(root)
     return MappedFiles(store) if isinstance(store, ReadOnlyFolder) else StoreRanges(store)
 
 
 class FetchedGroups(NamedTuple):
-    """Row groups of a range, not decoded yet. `body` is as long as the segment and holds them."""
+    """Row groups of a range, not decoded yet. `body` is as long as the segment and has the bytes of
+    these row groups."""
 
     of: SegmentRange
     footer: Footer
@@ -115,7 +118,8 @@ class FetchedGroups(NamedTuple):
     body: pa.Buffer
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Verify, then yield these columns of RECORD_SCHEMA, in offset order, cut to the range."""
+        """Verify the bytes, then yield these columns of RECORD_SCHEMA in offset order. Omit rows
+        outside the range."""
         one, groups = self.of, self.groups
         if not groups:
             return
@@ -123,7 +127,7 @@ class FetchedGroups(NamedTuple):
         names = [*columns, "offset"] if is_cut and "offset" not in columns else list(columns)
         with self.footer.verified(self.body, groups, one.key) as file:
             indexes = [group.index for group in groups]
-            # A batch a row group, as long as those are full: anything else is one copy more.
+            # A full row group is one batch. With other batch sizes, each row is copied once more.
             for batch in file.iter_batches(GROUP_ROWS, indexes, names, use_threads=False):
                 if is_cut:
                     batch = between(batch, one.start, one.end)
@@ -131,8 +135,8 @@ class FetchedGroups(NamedTuple):
                     yield batch.select(list(columns))
 
     def batch(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """Verify, then decode whole row groups into one batch, by one call of Parquet, which needs
-        the interpreter once. For a few megabytes."""
+        """Verify, then decode whole row groups into one batch. This is one call of Parquet, which
+        takes the GIL once. For a few megabytes."""
         with self.footer.verified(self.body, self.groups, self.of.key) as file:
             indexes = [group.index for group in self.groups]
             table = file.read_row_groups(indexes, list(columns), use_threads=False)
@@ -141,9 +145,9 @@ class FetchedGroups(NamedTuple):
 
 
 class SegmentReader:
-    """A reader of segments with caches of their footers and, if `group_bytes` is given, of decoded
-    row groups. Owned by one event loop; row groups are decoded in threads of `executor`, by default
-    the loop's."""
+    """A reader of segments with a cache of footers and, if `group_bytes` is given, a cache of
+    decoded row groups. Owned by one event loop. Row groups are decoded in threads of `executor`, by
+    default the loop's executor."""
 
     def __init__(
         self,
@@ -192,8 +196,8 @@ class SegmentReader:
     async def batches(
         self, key: str, footer: Footer, groups: Sequence[RowGroup]
     ) -> AsyncIterator[tuple[RowGroup, pa.RecordBatch]]:
-        """Yield row groups with their records. If row groups are cached, the next one is fetched
-        ahead."""
+        """Yield row groups with their records. If there is a cache of row groups, fetch the next
+        one ahead."""
         for position, group in enumerate(groups):
             for following in groups[position + 1 : position + 2]:
                 self._prefetch(key, footer, following)
@@ -202,14 +206,14 @@ class SegmentReader:
     def _prefetch(self, key: str, footer: Footer, group: RowGroup) -> None:
         has_room = self.groups.bytes_max > 0 and not self._cold.locked()
         if has_room and not self.groups.peek((key, group.index)):
-            # A failure is dropped: the caller that needs the row group gets the error itself.
+            # Ignore a failure: the caller that needs the row group will get the error.
             task = asyncio.ensure_future(self.group(key, footer, group))
             task.add_done_callback(retrieve_exception)
 
     async def first_at(
         self, key: str, size: int, timestamp_ms: int, start: int, end: int
     ) -> int | None:
-        """Return the first offset of [start, end) with that timestamp or a later one."""
+        """Return the first offset of [start, end) with that timestamp or a later one, or None."""
         footer = await self.footer(key, size)
         for group in footer.groups_between(start, end):
             if group.timestamp_max >= timestamp_ms:
@@ -222,7 +226,7 @@ class SegmentReader:
     async def fetch(
         self, one: SegmentRange, is_needed: Callable[[RowGroup], bool] = lambda _: True
     ) -> FetchedGroups:
-        """Fetch the needed row groups of a range, to decode some of their columns."""
+        """Fetch the needed row groups of a range. The caller decodes some of their columns."""
         footer = await self.footer(one.key, one.size)
         groups = [group for group in groups_of(one, footer) if is_needed(group)]
         body = await self._source.sparse(one.key, one.size, _ranges(groups))
@@ -236,7 +240,7 @@ def groups_of(one: SegmentRange, footer: Footer) -> Sequence[RowGroup]:
 
 
 def _ranges(groups: Iterable[RowGroup]) -> list[tuple[int, int]]:
-    """Return (start, length) of row groups, neighbours joined up to about FETCH_BYTES."""
+    """Return (start, length) of row groups. Neighbours are joined up to FETCH_BYTES."""
     found: list[tuple[int, int]] = []
     for group in groups:
         if found:
@@ -255,7 +259,7 @@ def between(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
 
 
 def first_at(batch: pa.RecordBatch, timestamp_ms: int) -> int | None:
-    """Return the first offset with that timestamp or a later one."""
+    """Return the first offset with that timestamp or a later one, or None."""
     stamps = chunks.timestamps_us(batch.column("timestamp"))
     hits = np.flatnonzero(stamps >= timestamp_ms * chunks.US_PER_MS)
     return int(batch.column("offset")[int(hits[0])].as_py()) if len(hits) else None
@@ -275,9 +279,11 @@ def started_ahead(
     items_max: int,
     bytes_max: int,
 ) -> Generator[tuple[Item, Started]]:
-    """Yield each item with its started work, in order, and start the next ones ahead: up to
-    `items_max` items with a total cost of `bytes_max` (I10), at least one. If the caller closes the
-    generator, work that was not yielded is cancelled."""
+    """Yield each item with its started work, in order, and start the work of the next items ahead.
+
+    The started items are at most `items_max`, with a total cost of at most `bytes_max` (I10), but
+    always at least one. If the caller closes the generator, work that was not yielded is cancelled.
+    """
     left = deque(items)
     waiting: deque[tuple[Item, Started]] = deque()
     try:

@@ -1,10 +1,11 @@
-"""The log as of one moment, for readers without a broker; nothing is written to the store.
+"""The log as of one moment, for readers without a broker. Nothing is written to the store.
 
 The WAL is read to its end first, then the manifests. So a manifest may be newer than the state but
-never older: a seal is in the table before it is in the WAL (DESIGN 8), so the table has all records
-that the state calls sealed. Records that the table has beyond `sealed_end` are still in the tail,
-where the plan reads them (I7). Segments that retention removes between the two reads are absent, as
-in a later snapshot. Any other hole is a loss: an error by name, never fewer records.
+never older. A seal is in the table before it is in the WAL (DESIGN 8), so the table has all records
+that the state calls sealed. If the table has records beyond `sealed_end`, they are still in the
+tail, and the plan reads them there (I7). Segments that retention removes between the two reads are
+absent, as in a later snapshot. Any other hole is a loss of records and raises an error; a snapshot
+never silently has fewer records.
 """
 
 import logging
@@ -42,7 +43,7 @@ from tidelog.storage.wal.wal_objects import WalSettings
 log = logging.getLogger("tidelog.read")
 
 Topics = Sequence[str] | re.Pattern[str] | None
-"""Names, a pattern that matches whole names, or None for all."""
+"""Names of topics, a pattern that must match the whole name, or None for all topics."""
 
 _NEVER = sys.maxsize
 _READING = WalSettings(checkpoint_entries=_NEVER, checkpoint_entries_max=_NEVER)
@@ -50,8 +51,8 @@ _READING = WalSettings(checkpoint_entries=_NEVER, checkpoint_entries_max=_NEVER)
 
 
 async def open_snapshot(store: ObjectStore, clock: Clock, topics: Topics) -> LogSnapshot:
-    """Take a snapshot of the log now. Raises StoreUnfit if the store has no cluster, UnknownTopic,
-    Corrupt, Unavailable."""
+    """Take a snapshot of the log now. Raises UnknownTopic, Corrupt, Unavailable. If the store has
+    no cluster, raises StoreUnfit."""
     view = await OfflineLog.open(store, clock)
     try:
         return await view.snapshot(topics)
@@ -60,8 +61,10 @@ async def open_snapshot(store: ObjectStore, clock: Clock, topics: Topics) -> Log
 
 
 class OfflineLog:
-    """The log of a cluster without a broker: follows the WAL, takes snapshots. Owned by one event
-    loop."""
+    """A reader of a cluster's log without a broker. It follows the WAL and takes snapshots.
+
+    Owned by one event loop.
+    """
 
     def __init__(self, store: ObjectStore, wal: WalView) -> None:
         """Use `open`."""
@@ -75,12 +78,13 @@ class OfflineLog:
         return cls(store, await WalView.open(store, clock, "reader", _READING, is_creating=False))
 
     async def refresh(self) -> None:
-        """Refresh: snapshots then have every commit that finished before this call (I3)."""
+        """Read the WAL to its end. Later snapshots have all commits that finished before this call
+        (I3)."""
         await self._wal.refresh()
 
     def offsets(self, topics: Topics) -> LogSnapshot:
-        """Return the offsets now, without a request: a snapshot without segments and tail chunks,
-        from which no plan can be made. Raises UnknownTopic for a name."""
+        """Return the known offsets, without a request to the store. The result has no segments and
+        no tail chunks, so it cannot be planned. Raises UnknownTopic for an unknown name."""
         return self._copy(topics, has_tail=False)
 
     async def snapshot(
@@ -90,11 +94,11 @@ class OfflineLog:
         *,
         fail_on_data_loss: bool = True,
     ) -> LogSnapshot:
-        """Return a snapshot, for plans; raises UnknownTopic for a name.
+        """Return a snapshot that can be planned. Raises UnknownTopic for an unknown name.
 
-        If `since` is at or after a partition's sealed end, its segments are omitted: a reader of
-        the tail alone loads no manifest. Raises TableInDoubt if sealed offsets are in no segment;
-        without `fail_on_data_loss` they are left out, with a warning.
+        If `since` is at or after a partition's sealed end, omit its segments, so that a reader of
+        only the tail loads no manifest. If sealed offsets are in no segment, raise TableInDoubt;
+        without `fail_on_data_loss`, log a warning and leave these offsets out.
         """
         snapshot = self._copy(topics, has_tail=True)
         topics_now = [
@@ -106,7 +110,7 @@ class OfflineLog:
     async def find(
         self, snapshot: LogSnapshot, times: Iterable[tuple[TopicPartition, int]]
     ) -> Found:
-        """Find the first offset with a timestamp at or after each time (ms), in the snapshot."""
+        """Find in the snapshot, for each time (ms), the first offset at or after that time."""
         return {(of, time): await self._find(snapshot, of, time) for of, time in times}
 
     async def resolve(
@@ -122,7 +126,7 @@ class OfflineLog:
         await self._wal.close()
 
     def _copy(self, topics: Topics, *, has_tail: bool) -> LogSnapshot:
-        # Without an await: the state changes meanwhile.
+        # No await in this method: the state would change during it.
         state = self._wal.state
         if topics is None or isinstance(topics, re.Pattern):
             names = [name for name in state.topics if topics is None or topics.fullmatch(name)]
@@ -163,8 +167,8 @@ class OfflineLog:
         start: int,
         fail_on_data_loss: bool,
     ) -> PartitionSnapshot:
-        """Verify that the segments have all from `start` to the sealed end. A retention between the
-        reads of the WAL and of the table moves the log start of the snapshot."""
+        """Verify that the segments have all offsets from `start` to the sealed end. If a retention
+        ran between the reads of the WAL and the table, move the log start of the snapshot."""
         start, end = max(start, part.log_start_offset), part.sealed_end
         if hole(index, start, end) is None:
             return part
@@ -180,7 +184,7 @@ class OfflineLog:
             if fail_on_data_loss:
                 raise doubt
             count = gone[1] - gone[0]
-            log.warning("%s-%d: %d records left out: %s", topic.name, part.number, count, doubt)
+            log.warning("%s-%d: %d records are left out: %s", topic.name, part.number, count, doubt)
             start = gone[1]
         return part
 
@@ -220,7 +224,7 @@ def _topic_snapshot(state: ClusterState, name: str, *, has_tail: bool) -> TopicS
 
 
 def _partition_snapshot(number: int, partition: Partition, *, has_tail: bool) -> PartitionSnapshot:
-    # Copies: the newest element of a tail still grows.
+    # Copy the elements: the newest element of a tail may still grow.
     tail = [msgspec.structs.replace(chunk) for chunk in partition.tail] if has_tail else []
     return PartitionSnapshot(
         number,

@@ -1,7 +1,8 @@
-"""The records of a split, without a broker: ranges of segments and of the tail, columns chosen.
+"""The chosen columns of a split's records, read from segments and the tail without a broker.
 
-A checksum covers every byte that is decoded: those in a segment's footer, and that of a tail chunk
-in its WAL entry. If an object is gone, it was collected after the plan: Unavailable.
+Every decoded byte is verified: a segment by the checksums in its footer, a tail chunk by the
+checksum in its WAL entry. If an object is gone, it was collected after the plan, and the read
+raises Unavailable.
 """
 
 import contextlib
@@ -29,12 +30,12 @@ from tidelog.storage.tables.segment import RowGroup
 
 AHEAD_BYTES = 64 * 1024 * 1024
 AHEAD_SLICES = 32
-"""Limits of slices that a task fetches before it needs them (I10)."""
+"""Limits of the slices that a task fetches ahead (I10)."""
 
 
 @contextlib.contextmanager
 def gone_is_unavailable() -> Iterator[None]:
-    """Raise Unavailable for an object that a plan names and that does not exist any more."""
+    """Raise Unavailable if an object that a plan names does not exist any more."""
     try:
         yield
     except NotFound as error:
@@ -50,7 +51,7 @@ class FetchedTail(NamedTuple):
     body: Part
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Verify, then yield these columns of RECORD_SCHEMA."""
+        """Verify the chunk, then yield these columns of RECORD_SCHEMA."""
         one, chunk = self.of, self.of.chunk
         rows = chunk.records_of(chunk.decode(self.body))
         rows = rows.slice(one.start - chunk.base_offset, one.end - one.start)
@@ -61,7 +62,7 @@ Fetched: TypeAlias = FetchedGroups | FetchedTail
 
 
 class SliceReader:
-    """A reader of slices, owned by one event loop. Raises Corrupt if bytes do not verify,
+    """A reader of slices, owned by one event loop. Raises Corrupt if bytes do not verify. Raises
     Unavailable if an object is gone or the store does not answer."""
 
     def __init__(self, store: ObjectStore) -> None:
@@ -69,7 +70,7 @@ class SliceReader:
         self._chunks = StoreRanges(store)
 
     async def fetch(self, one: Slice, wanted: ReadFilter = NO_FILTER) -> Fetched:
-        """Fetch a slice, without row groups in which no record can match `wanted`."""
+        """Fetch a slice. Skip row groups in which no record can match `wanted`."""
 
         def is_needed(group: RowGroup) -> bool:
             return wanted.overlaps(group.timestamp_min, group.timestamp_max)
@@ -93,8 +94,8 @@ class SliceReader:
 def read_split(
     opened: OpenedStore, split: Split, columns: Sequence[str], wanted: ReadFilter = NO_FILTER
 ) -> Iterator[tuple[Slice, pa.RecordBatch]]:
-    """Yield the records of a split, in order, as batches of `columns` of RECORD_SCHEMA, with their
-    slice. The store's thread fetches ahead; the caller's thread decodes. Raises as SliceReader."""
+    """Yield the records of a split in order: each slice with batches of `columns` of RECORD_SCHEMA.
+    The store's thread fetches ahead; the caller's thread decodes. Raises as SliceReader."""
     reader = SliceReader(opened.store)
     ahead = started_ahead(
         split.slices,

@@ -1,4 +1,4 @@
-"""The options of a load, parsed, and the rows of a task: the same for batch and stream."""
+"""The parsed options of a load, and the rows of a task. Batch and stream use the same code."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from tidelog.storage.read.plan import NO_FILTER, ReadFilter, Slice, Split
 from tidelog.storage.read.splits import read_split
 
 BATCH_ROWS_MIN = 8192
-"""Smaller batches are joined: a batch costs the JVM as much as a thousand rows."""
+"""Smaller batches are joined, because a batch costs the JVM as much as a thousand rows."""
 
 COLUMNS = {
     "key": "binary",
@@ -30,7 +30,7 @@ COLUMNS = {
     "timestampType": "int",
     "headers": "array<struct<key:string,value:binary>>",
 }
-"""Name to type, in the order of Spark's Kafka source."""
+"""Types by column name, in the order of Spark's Kafka source."""
 
 _OPTIONS = (
     "store",
@@ -55,7 +55,7 @@ _OPTIONS = (
     "filterPushdown",
 )
 _KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
-"""Options for connections to a Kafka broker: accepted and ignored, there is no broker."""
+"""Options for connections to a Kafka broker. They are accepted and ignored: there is no broker."""
 
 
 class ReadRequest(NamedTuple):
@@ -75,15 +75,15 @@ class ReadRequest(NamedTuple):
 
 
 def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest:
-    """Parse the options; raises InvalidRequest for an invalid, missing or unknown option."""
+    """Parse the options. Raises InvalidRequest for an invalid, missing or unknown option."""
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower() for name in _OPTIONS}
     unknown = [name for name in given if name not in known and not name.startswith(_KAFKAS_OWN)]
     if unknown:
-        raise InvalidRequest(f"unknown option {unknown[0]!r}: known are {', '.join(_OPTIONS)}")
+        raise InvalidRequest(f"unknown option {unknown[0]!r}: options are {', '.join(_OPTIONS)}")
     if "store" not in given:
         raise InvalidRequest(
-            "option store is missing: file:///folder, a path, or s3://bucket/prefix"
+            "option store is missing: give file:///folder, a path, or s3://bucket/prefix"
         )
     style = kafka_options.flag(given, "pathStyle", default=False) if "pathstyle" in given else None
     return ReadRequest(
@@ -118,7 +118,8 @@ def read_rows(
 
 
 class RowShape:
-    """A converter from records to rows of a schema; InvalidRequest for other columns or types."""
+    """A converter from records to rows of a schema. If the schema has a column or type that the
+    source does not have, the constructor raises InvalidRequest."""
 
     def __init__(self, schema: StructType) -> None:
         known = {name.lower(): (name, kind) for name, kind in COLUMNS.items()}
@@ -134,7 +135,7 @@ class RowShape:
         self._schema = to_arrow_schema(schema, timezone="UTC")
         stored = [name for name in self._sources if name in RECORD_SCHEMA.names]
         self.columns: Sequence[str] = stored or ["offset"]
-        """Columns to read. If the schema has no stored column, `offset`, to count the rows."""
+        """Columns to read. If the schema has no stored column, this is `offset`, to count rows."""
 
     def shaped(self, one: Slice, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [

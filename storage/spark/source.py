@@ -1,17 +1,18 @@
 """The Spark data source: `spark.read` and `spark.readStream` of `format("tidelog")`.
 
-Rows and options (read/kafka_options.py) are those of Spark's Kafka source: code written for
-`format("kafka")` reads history. No broker is involved. The driver takes a snapshot of the store
+Rows and options (read/kafka_options.py) are as in Spark's Kafka source, so code written for
+`format("kafka")` reads the log. No broker is involved. The driver takes a snapshot of the store
 (read/snapshot.py); executors read segments and WAL objects. Call `register` in each session.
 
 Limits of the API for Python data sources, as of pyspark 4.3:
 - Columns are pruned only by an explicit schema: `.schema("offset long")` reads only offsets.
-- A loaded DataFrame is planned once and keeps its snapshot: load again to read newer records.
+- A loaded DataFrame is planned once and keeps its snapshot. To read newer records, load again.
 - Filters are pushed only with `spark.sql.python.filterPushdown.enabled`, and a pushed filter stays
   in the DataFrame's single plan. The next query on the same DataFrame, and even the other side of
   a union, silently loses the records that the first query filtered out. So filters are accepted
-  only with the option `filterPushdown`, for a load that one query uses once. Offsets, timestamps
-  and `assign` as options prune too, without that problem; `read_topic` pushes all filters.
+  only with the option `filterPushdown`. Use it only for a load that one query uses once. The
+  options for offsets, timestamps and `assign` also prune, without this problem. `read_topic`
+  pushes all filters.
 - Discovery by name needs a top-level module called `pyspark_...`, which tidelog does not have.
 """
 
@@ -37,7 +38,7 @@ from tidelog.storage.spark.stream import TidelogStreamReader
 
 NAME = "tidelog"
 SPARKS_PYTHON = "python3"
-"""The interpreter of pyspark's workers where neither the environment nor an option names one."""
+"""The Python of pyspark's workers, if neither the environment nor an option names another."""
 
 _registered: WeakSet[SparkSession] = WeakSet()
 
@@ -45,8 +46,8 @@ _registered: WeakSet[SparkSession] = WeakSet()
 def register(spark: SparkSession) -> None:
     """Register `format("tidelog")` in the Spark session; workers must have tidelog installed.
 
-    Without PYSPARK_PYTHON, Spark's workers run the first `python3` of the PATH, which may be of
-    another environment than this one. In local mode they then run this interpreter instead.
+    Without PYSPARK_PYTHON, Spark's workers run the first `python3` of the PATH, which may belong to
+    another environment. In local mode, `register` makes them run the current interpreter instead.
     """
     context = spark.sparkContext
     if (context.master or "").startswith("local") and context.pythonExec == SPARKS_PYTHON:
@@ -57,7 +58,7 @@ def register(spark: SparkSession) -> None:
 
 
 class TidelogSource(api.DataSource):
-    """The data source. Spark makes one for each load, on the driver, and pickles it to workers."""
+    """The data source of one load. Spark creates it on the driver and pickles it for workers."""
 
     @classmethod
     def name(cls) -> str:
@@ -81,7 +82,7 @@ class TidelogSource(api.DataSource):
 
 
 class TidelogReader(api.DataSourceReader):
-    """The reader of one batch: planned on the driver, pickled, and used by each task."""
+    """The reader of one batch. The driver plans it and pickles it; each task uses a copy."""
 
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
         self.request = request
@@ -102,7 +103,7 @@ class TidelogReader(api.DataSourceReader):
 
 
 class PushingReader(TidelogReader):
-    """A TidelogReader that accepts filters. Its plan must serve one query only (see the module)."""
+    """A TidelogReader that accepts filters. Only one query may use its plan (see the module)."""
 
     def pushFilters(self, filters: list[api.Filter]) -> Iterable[api.Filter]:  # noqa: N802 - Spark's
         for one in filters:
@@ -115,7 +116,7 @@ class PushingReader(TidelogReader):
 
 
 def narrow(wanted: ReadFilter, condition: api.Filter) -> tuple[ReadFilter, bool]:
-    """Add the condition to `wanted`; return it, and whether it expresses all of the condition."""
+    """Return `wanted` with the condition added, and whether it expresses the whole condition."""
     match condition:
         case api.IsNotNull(("topic" | "partition" | "offset" | "timestamp" | "timestampType",)):
             return wanted, True
@@ -169,7 +170,7 @@ def _to(wanted: ReadFilter, name: str, value: Any, *, is_open: bool) -> tuple[Re
 
 
 def _ms(value: Any) -> int | None:
-    """Return ms, rounded down as in the statistics, so that equal times overlap."""
+    """Return the time in ms, rounded down as in the statistics, so that equal times overlap."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     since = value - datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,19 +1,19 @@
-"""The cluster state: the result of applying all WAL entries in order. Pure, the same on every
-broker (I4).
+"""The cluster state: the result of applying all WAL entries in order. It is pure and the same on
+every broker (I4).
 
     cluster_state      the state, `apply`, checkpoints
     topic_checks       refusals of actions on a topic
-    cluster_bounds     bounds in effect, and those that come into effect later
+    cluster_bounds     bounds in effect, and bounds that come into effect later
     elapsed            the elapsed time of the cluster: a lower bound of the time that has passed
-    partition          one partition: offsets, and the index of its tail
+    partition          one partition: its offsets, and the index of its tail
     producers          ids, epochs and sequences of idempotent producers
-    idempotency        idempotency records: keys of requests and their outcomes
-    group              a consumer group and its members: types
+    idempotency        idempotency records: request keys with outcomes
+    group              types of a consumer group and its members
     group_members      membership, generations, assignment
     assignors          range, round robin and sticky assignment
     committed_offsets  committed offsets of consumer groups
     access             API keys, ACLs, quotas
     holds              records that stop collection while a backup runs
-    outcome            the outcome of a commit, and of a retry
+    outcome            the outcome of a commit or of its retry
     forwarded_drafts   numbers of applied drafts, so that a draft is applied once
 """

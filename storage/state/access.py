@@ -1,8 +1,8 @@
 """API keys, access control lists and quotas: a part of the cluster state.
 
-Pure, changed by `apply` (I4), the same on every broker. A setting of each broker decides whether it
-enforces them. The state has the SHA-256 of a key's secret, never the secret. A secret has 32 random
-bytes, too many to find it by trials. At the bounds (I10) `apply` refuses a change.
+Pure, changed by `apply` (I4), the same on every broker. A setting of each broker decides whether
+the broker enforces access. The state has the SHA-256 of a key's secret, never the secret. A secret
+has 32 random bytes, too many to guess. If a change would exceed a bound (I10), `apply` refuses it.
 """
 
 import hashlib
@@ -35,11 +35,12 @@ PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE = "producer_byte_rate", "consumer_byte_ra
 QUOTAS = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 """Kafka's names; values are bytes per second on each broker."""
 RATE_MAX = 2**53
-"""Every JSON parser reads integers up to this exactly."""
+"""Every JSON parser reads integers up to this value exactly."""
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """An API key: the secret with this digest authenticates `principal`. `expires_ms` 0: never."""
+    """An API key. The secret with this digest authenticates `principal`. If `expires_ms` is 0, the
+    key never expires."""
 
     key_id: str
     principal: str
@@ -50,11 +51,11 @@ class Key(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown
 
 
 Quotas: TypeAlias = dict[str, dict[str, int]]
-"""Rates by quota name, by principal or DEFAULT."""
+"""By principal (or DEFAULT): the rates by quota name."""
 
 
 class AccessCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Access in a checkpoint: keys and bindings in the order of their commits."""
+    """Access in a checkpoint. Keys and ACLs are in the order of their commits."""
 
     keys: list[Key]
     acls: list[Acl]
@@ -87,12 +88,12 @@ class Access:
         return self._by_digest.get(held)
 
     def quota(self, name: str, principal: str) -> int | None:
-        """Return the principal's rate; None means no limit."""
+        """Return the principal's rate, or None if there is no limit."""
         own = self.quotas.get(principal, {}).get(name)
         return self.quotas.get(DEFAULT, {}).get(name) if own is None else own
 
     def check(self, action: AccessAction) -> InvalidRequest | None:
-        """Return why the action is refused; None if it is not."""
+        """Return the reason to refuse the action, or None."""
         match action:
             case CreateKey():
                 return self._check_key(action)
@@ -129,7 +130,7 @@ class Access:
                 self._set(principal, {name: rate for name, rate in after.items() if rate})
 
     def kept(self) -> AccessCheckpoint | None:
-        """Return the part of a checkpoint; None if there is nothing to store."""
+        """Return access as part of a checkpoint, or None if there is nothing to store."""
         if not (self.keys or self.acls or self.quotas):
             return None
         return AccessCheckpoint(list(self.keys.values()), list(self.acls), self.quotas)
@@ -152,7 +153,7 @@ class Access:
         if not 1 <= len(action.key_id.encode()) <= NOTE_BYTES_MAX:
             return InvalidRequest("the key's id is empty or too long")
         if len(action.digest) != DIGEST_BYTES:
-            return InvalidRequest(f"a key's digest has {DIGEST_BYTES} bytes")
+            return InvalidRequest(f"a key's digest must have {DIGEST_BYTES} bytes")
         if not action.note.isprintable() or len(action.note.encode()) > NOTE_BYTES_MAX:
             return InvalidRequest(f"a key's note has {NOTE_BYTES_MAX} printable bytes at most")
         if not 0 <= action.expires_ms <= RATE_MAX:
@@ -173,9 +174,9 @@ class Access:
 
 
 TopicFilter: TypeAlias = Callable[[Access, str, str], bool]
-"""Whether a principal may describe a topic: (access, principal, topic)."""
+"""A function of (access, principal, topic): whether the principal may describe the topic."""
 
 
 def all_topics(access: Access, principal: str, topic: str) -> bool:
-    """Let all principals describe all topics, as without security."""
+    """Return True: without security, all principals may describe all topics."""
     return True

@@ -3,7 +3,7 @@
 A topic's partitions go to members that subscribe to the topic. The result depends on the arguments'
 values and not on their order, so that `apply` computes the same assignment on every broker (I4).
 No partition gets two owners (I8). If there are too few partitions, some members get none.
-Pure; must not depend on generations, heartbeats or the WAL.
+The functions are pure. They must not depend on generations, heartbeats or the WAL.
 """
 
 from bisect import insort
@@ -14,21 +14,21 @@ from typing import TypeAlias
 from tidelog.storage.core.model import TopicIdPartition
 
 Subscriptions: TypeAlias = Mapping[str, Collection[str]]
-"""Topics by member id. The order of ids breaks ties: a static member's id must be the same after a
+"""Topics by member id. The order of ids decides ties, so a static member must keep its id after a
 restart."""
 Partitions: TypeAlias = Mapping[str, int]
-"""Number of partitions by topic; topics that do not exist are missing."""
+"""Number of partitions by topic. It has only topics that exist."""
 Assignment: TypeAlias = dict[str, list[TopicIdPartition]]
-"""Partitions by member, sorted; contains every member."""
+"""Sorted partitions by member. All members are keys."""
 Owned: TypeAlias = Mapping[str, Collection[TopicIdPartition]]
 """Partitions by previous owner."""
 Assignor: TypeAlias = Callable[[Subscriptions, Partitions, Owned], Assignment]
-"""From subscriptions, partitions and previous owners to the new assignment."""
+"""A function of subscriptions, partitions and previous owners that returns the new assignment."""
 
 
 def assign_range(subscriptions: Subscriptions, partitions: Partitions, _: Owned) -> Assignment:
-    """Split each topic by itself into consecutive ranges (Kafka's RangeAssignor). Of topics with
-    equal members and partition counts, a member owns the same partition numbers."""
+    """Split each topic separately into consecutive ranges (Kafka's RangeAssignor). If two topics
+    have the same members and partition counts, a member gets the same numbers of both."""
     assigned: Assignment = {member: [] for member in sorted(subscriptions)}
     for topic, members in _members_of(subscriptions, partitions).items():
         share, more = divmod(partitions[topic], len(members))
@@ -57,8 +57,8 @@ def assign_round_robin(
 def assign_sticky(subscriptions: Subscriptions, partitions: Partitions, owned: Owned) -> Assignment:
     """Balance the assignment with as few moves of owned partitions as possible.
 
-    Balanced, by the rule of Kafka's StickyAssignor: a member that could own a partition of another
-    member has at most one partition less than that member. If two members claim one partition, the
+    Balance is defined as in Kafka's StickyAssignor. If member A could own a partition of member B,
+    A has at most one partition fewer than B. If two members owned a partition, the member with the
     smaller id keeps it."""
     sticky = _Sticky(subscriptions, partitions, owned)
     sticky.give_the_rest()
@@ -72,19 +72,19 @@ ASSIGNORS: Mapping[str, Assignor] = {
     "sticky": assign_sticky,
     "cooperative-sticky": assign_sticky,
 }
-"""By the names of Kafka's `partition.assignment.strategy`. The last two give equal assignments;
-they differ in how a client revokes partitions."""
+"""Assignors by their names in Kafka's `partition.assignment.strategy`. The last two give equal
+assignments, but a client revokes partitions in different ways."""
 
 
 class _Turns:
-    """A round robin over the members, without an end."""
+    """An endless round robin over the members."""
 
     def __init__(self, members: list[str]) -> None:
         self._members = members
         self._at = 0
 
     def next_of(self, wanted: Collection[str]) -> str:
-        """Return the next member that is in `wanted`; at least one must be."""
+        """Return the next member that is in `wanted`. At least one member must be in it."""
         while True:
             member = self._members[self._at % len(self._members)]
             self._at += 1
@@ -93,8 +93,8 @@ class _Turns:
 
 
 class _PartitionShare:
-    """The partitions of one member: sorted numbers by topic. A move need not scan all partitions:
-    10,000 are balanced between two members in ~40 ms instead of 7 s."""
+    """The partitions of one member, as sorted numbers by topic. So a move does not scan all
+    partitions: it takes ~40 ms, not 7 s, to balance 10,000 partitions between two members."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -121,7 +121,7 @@ class _PartitionShare:
 
 
 class _Sticky:
-    """A sticky assignment under construction. It begins with the partitions that members own."""
+    """A sticky assignment during its computation. It starts from the previous assignment."""
 
     def __init__(self, subscriptions: Subscriptions, partitions: Partitions, owned: Owned) -> None:
         self._members_of = _members_of(subscriptions, partitions)
@@ -143,7 +143,7 @@ class _Sticky:
         with the partitions of topics that have the fewest subscribed members."""
         choices = {topic: len(members) for topic, members in self._members_of.items()}
         free = sorted(self._free, key=lambda at: (choices[at.topic_id], at.partition, at.topic_id))
-        # One heap of counts per topic. A count in a heap may be too low: at the top of the heap, it
+        # One heap of counts per topic. A count in a heap may be too low, so the count at the top
         # is compared with the member's current count.
         heaps = {
             topic: [(self.held[member].count, member) for member in members]
@@ -161,7 +161,7 @@ class _Sticky:
         self._free.clear()
 
     def level(self) -> None:
-        """Move one partition at a time to a member that has at least two fewer, while possible.
+        """Move partitions, one at a time, to members that have at least two fewer, while possible.
 
         Each move makes the sum of the squared counts smaller, so the loop ends.
         """
@@ -170,7 +170,8 @@ class _Sticky:
             self.held[taker].add(self.held[giver].take_last(topic))
 
     def _moves(self) -> Iterator[tuple[str, str, str]]:
-        """Yield possible moves, from the fullest to the emptiest member first: needs the fewest."""
+        """Yield possible moves. First comes a move from the fullest to the emptiest member, because
+        this order needs the fewest moves."""
         order = sorted(self.held, key=lambda member: (self.held[member].count, member))
         for giver in reversed(order):
             numbers = self.held[giver].numbers
@@ -179,13 +180,13 @@ class _Sticky:
                     break
                 shared = numbers.keys() & self._topics[taker]
                 if shared:
-                    # From the giver's largest topic: each topic stays spread over the members.
+                    # From the giver's largest topic, so that each topic stays spread out.
                     topic = max(shared, key=lambda topic: (len(numbers[topic]), topic))
                     yield giver, taker, topic
 
 
 def _members_of(subscriptions: Subscriptions, partitions: Partitions) -> dict[str, list[str]]:
-    """Return the members of each existing topic; topics and members sorted."""
+    """Return the members of each existing topic. Topics and members are sorted."""
     found: dict[str, list[str]] = {}
     for member in sorted(subscriptions):
         for topic in set(subscriptions[member]):

@@ -2,12 +2,12 @@
 
 I4: `apply` reads no clock, uses no randomness and does no IO. Two brokers that apply the same
 entries have equal states, to the byte (tests compare `encode`). `apply` checks all actions of a
-commit before it does the first, so a commit applies whole or is refused whole.
+commit before it does the first. So it applies all actions of a commit, or refuses the commit.
 
-It has two times (state.elapsed): `time_ms` of the newest entry stamps, `elapsed_ms` forgets. At
-level 1 both are the greatest `at_ms`.
+The state has two times (state.elapsed). `time_ms`, the time of the newest entry, stamps new data.
+`elapsed_ms` decides when data is forgotten. At level 1 both are the greatest `at_ms`.
 
-Mutable and owned by one event loop. Only `apply` writes.
+The state is mutable and owned by one event loop. Only `apply` changes it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,13 +63,14 @@ from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.state.producers import Producers, ProducersCheckpoint
 
 ALONE = (CreateTopic, DeleteTopic, InitProducer, SetBounds)
-"""A commit with one of these has no other action."""
+"""A commit with one of these actions must have no other action."""
 ELEMENTS_MIN = 9
-"""Elements of every checkpoint of level 1, which omits empty ones after these, from the end."""
+"""Elements that every checkpoint of level 1 has. Of later elements, empty ones at the end are
+omitted."""
 
 
 class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """One topic. A topic that is created again under the same name gets another `topic_id`."""
+    """One topic. If a topic is created again under the same name, it gets another `topic_id`."""
 
     name: str
     topic_id: str
@@ -85,7 +86,7 @@ class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class DeletedTopic(
     msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
 ):
-    """The record of a deleted topic, kept until no object below the topic's prefix is left."""
+    """The record of a deleted topic. It is kept until the topic's prefix has no objects."""
 
     name: str
     topic_id: str
@@ -131,7 +132,7 @@ class ClusterState:
     def __init__(
         self, cluster_id: str, level: int = levels.NEWEST, bounds: Bounds = DEFAULT_BOUNDS
     ) -> None:
-        """The state before the first entry. Level and bounds are those of `cluster.json`."""
+        """Make the state before the first entry. `cluster.json` has the level and the bounds."""
         self.cluster_id = cluster_id
         self.level = level
         self.seq = 0
@@ -178,7 +179,7 @@ class ClusterState:
         return self._configs[topic.topic_id]
 
     def idempotency_record(self, key: str) -> IdempotencyRecord | None:
-        """Return the result of the request with this key; None after the key's window."""
+        """Return the record of the request with this key, or None after the key's window."""
         return self._keys.get(key)
 
     # -- applying
@@ -186,8 +187,8 @@ class ClusterState:
     def apply(self, decoded: Decoded, object_key: str) -> Applied:
         """Apply the next entry and return its result. `object_key` is the entry's key.
 
-        `entry.decode` must have checked the entry's number and previous hash. Raises Corrupt, and
-        changes nothing, if the entry's level is neither the cluster's nor raises it.
+        `entry.decode` must have checked the entry's number and previous hash. If the entry has
+        another level than the cluster and does not raise it, raises Corrupt and changes nothing.
         """
         entry = decoded.entry
         assert entry.seq == self.seq + 1, f"entry {entry.seq} after {self.seq}"
@@ -222,12 +223,12 @@ class ClusterState:
         self.time_ms = entry.time_ms
 
     def _raise_level(self, entry: Entry, object_key: str) -> None:
-        """Raise the level by one. The entry has nothing else, so that versions that do not know the
-        new level decode it, and say which level it has."""
+        """Raise the level by one. The entry has no commits and no chunks, so an older version can
+        decode it and name its level in the error."""
         if entry.level != self.level + 1 or entry.commits or entry.chunks:
             raise Corrupt(object_key, f"it has level {entry.level} in a cluster of {self.level}")
         if self.level == levels.FIRST:
-            self.elapsed.now_ms = self.time_ms  # the stamps of what is remembered stay comparable
+            self.elapsed.now_ms = self.time_ms  # keep older stamps comparable
         self.level = entry.level
 
     def _apply_commit(
@@ -242,8 +243,8 @@ class ClusterState:
             known = self._keys.get(commit.key.key)
             if known is not None:
                 return recall(known, commit.key.fingerprint)
-        # Each action is checked against the state before the commit. If an earlier action of the
-        # commit removed what a later one needs, no broker could apply this entry, now or later.
+        # Each action is checked against the state before the commit. If one action of a commit
+        # removed data that a later action needs, no broker could ever apply this entry.
         if len(commit.actions) > 1 and any(isinstance(each, ALONE) for each in commit.actions):
             kinds = ", ".join(str(kind.__struct_config__.tag) for kind in ALONE)
             return Outcome([], InvalidRequest(f"a commit with one of {kinds} has no other action"))
@@ -324,7 +325,7 @@ class ClusterState:
             return InvalidRequest(f"no chunk {action.chunk} to append: the entry has {len(chunks)}")
         chunk, first_row, count = chunks[action.chunk], action.first_row, action.count
         if first_row < 0 or count < 1 or first_row + count > chunk.rows:
-            return InvalidRequest("append of rows that the chunk does not have")
+            return InvalidRequest("an action appends rows that the chunk does not have")
         return self._check_partition(chunk.topic_id, chunk.partition)
 
     def _check_offset(self, topic_id: str, partition: int, offset: int) -> LogError | None:
@@ -386,7 +387,7 @@ class ClusterState:
                 self.committed_offsets.delete(group_id)
                 self.members.do(action, self.elapsed_ms)
             case Append() | InitProducer():
-                raise AssertionError("an action with a result: _apply_commit applies these")
+                raise AssertionError("_apply_commit applies actions that have a result")
             case _ if isinstance(action, AccessAction):
                 self.access.do(action, self.time_ms)
             case _ if isinstance(action, HoldAction):
@@ -459,7 +460,7 @@ class ClusterState:
     @classmethod
     def decode(cls, body: bytes, key: str, bounds: Bounds = DEFAULT_BOUNDS) -> "ClusterState":
         """Decode a checkpoint's body. Raises Corrupt with the checkpoint's `key`, or NewerLevel.
-        `bounds` are those of `cluster.json`, for a checkpoint of level 1."""
+        A checkpoint of level 1 has no bounds; it uses `bounds`, from `cluster.json`."""
         levels.leading(body, key)
         try:
             snapshot = _decoder.decode(body)
@@ -469,7 +470,7 @@ class ClusterState:
         if any((part is None) != is_first for part in (snapshot.elapsed, snapshot.bounds)):
             raise Corrupt(key, "elapsed time and bounds are of each checkpoint from level 2 on")
         if is_first and snapshot.holds:
-            raise Corrupt(key, "holds are of checkpoints from level 2 on")
+            raise Corrupt(key, "a checkpoint has holds only from level 2 on")
         state = cls(snapshot.cluster_id, snapshot.level, bounds)
         state.seq = snapshot.seq
         state.hash = snapshot.hash

@@ -4,10 +4,11 @@ Pure, changed by `apply` (I4). A group without members is a simple group in Kafk
 client may commit to it, and each offset expires separately. If a group has subscribed members, only
 members may commit. While a group has members, its offsets do not expire.
 
-`apply` drops an offset if it was not committed, and its group had no members, for a week of entry
-time (`offsets.retention.minutes`). It checks every ten minutes of elapsed time
-(`offsets.retention.check.interval.ms`). It drops a deleted topic's offsets too, and no others. At
-the bounds (I10) it refuses a commit: a dropped offset would reset its consumer.
+`apply` drops an offset if, for a week of elapsed time, it was not committed and its group had no
+members (`offsets.retention.minutes`). `apply` checks this every ten minutes of elapsed time
+(`offsets.retention.check.interval.ms`). It also drops the offsets of deleted topics and deleted
+groups. If a commit would exceed a bound (I10), `apply` refuses the commit and drops no old offset,
+because a dropped offset would reset its consumer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,9 +28,9 @@ RETENTION_MS = 7 * 86_400_000
 """Kafka's `offsets.retention.minutes`, in elapsed time."""
 CHECK_INTERVAL_MS = 600_000
 OFFSETS_MAX = 500_000
-"""Offsets of all groups (I10); ~200 bytes of state and ~20 of checkpoint each."""
+"""Bound of all groups' offsets (I10); ~200 bytes in memory and ~20 in a checkpoint each."""
 ALL_METADATA_BYTES_MAX = 64 * 1024 * 1024
-"""Metadata of all offsets (I10)."""
+"""Bound of the metadata of all offsets (I10)."""
 
 
 class CommittedOffset(
@@ -61,7 +62,7 @@ class CommittedOffsets:
                     self._keep(group_id, topic_id, committed)
 
     def of_group(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
-        """Return a group's offsets by topic id and partition; empty if it has none."""
+        """Return a group's offsets by topic id and partition."""
         return self._groups.get(group_id, {})
 
     def __iter__(self) -> Iterator[str]:
@@ -71,7 +72,7 @@ class CommittedOffsets:
         return group_id in self._groups
 
     def check(self, commit: CommitOffsets) -> LogError | None:
-        """Return why the commit is refused; None if it is not. Its partitions must exist."""
+        """Return the reason to refuse the commit, or None. Its partitions must exist."""
         refusal: LogError | None = None
         if commit.group_id not in self._groups:
             refusal = check_group_id(commit.group_id)
@@ -83,7 +84,7 @@ class CommittedOffsets:
         return refusal or self._check_bounds(len(commit.offsets), size)
 
     def _check_bounds(self, count: int, size: int) -> LogError | None:
-        # Counts all offsets as new: near the bound, a commit that replaces offsets is refused too.
+        # All offsets count as new: near the bound, even a commit that replaces offsets is refused.
         if (
             self.count + count <= OFFSETS_MAX
             and self._metadata_bytes + size <= ALL_METADATA_BYTES_MAX
@@ -91,12 +92,12 @@ class CommittedOffsets:
             return None
         return Throttled(
             f"{self.count} offsets with {self._metadata_bytes} bytes of metadata are committed: "
-            f"the bounds are {OFFSETS_MAX} and {ALL_METADATA_BYTES_MAX}",
+            f"the maximum is {OFFSETS_MAX} offsets and {ALL_METADATA_BYTES_MAX} bytes",
             retry_after_ms=CHECK_INTERVAL_MS,
         )
 
     def commit(self, commit: CommitOffsets, now_ms: int) -> None:
-        """Store the offsets, after `check`. Of several offsets of one partition, keep the last."""
+        """Store the offsets, after `check`. If a partition occurs more than once, keep the last."""
         for each in commit.offsets:
             self._keep(
                 commit.group_id,
@@ -140,7 +141,7 @@ class CommittedOffsets:
         self._sweep()
 
     def kept(self) -> KeptGroups | None:
-        """Return the part of a checkpoint; None if there are no offsets."""
+        """Return the offsets as part of a checkpoint, or None if there are none."""
         return {
             group_id: {topic_id: list(held.values()) for topic_id, held in topics.items()}
             for group_id, topics in self._groups.items()
@@ -169,7 +170,7 @@ class CommittedOffsets:
 
 
 def check_group_id(group_id: str) -> InvalidRequest | None:
-    """Return why the name is no valid group id; None if it is valid."""
+    """Return why the group id is not valid, or None if it is valid."""
     if 1 <= len(group_id.encode()) <= GROUP_ID_BYTES_MAX and group_id.isprintable():
         return None
     return InvalidRequest(
@@ -179,12 +180,12 @@ def check_group_id(group_id: str) -> InvalidRequest | None:
 
 
 def check_offset(each: GroupOffset) -> InvalidRequest | None:
-    """Return why the offset cannot be committed; None if it can."""
+    """Return why the offset cannot be committed, or None if it can."""
     if not 0 <= each.offset <= OFFSET_MAX:
         return InvalidRequest(f"a committed offset is 0 to {OFFSET_MAX}, not {each.offset}")
     size = len(each.metadata.encode())
     if size > METADATA_BYTES_MAX:
         return OffsetMetadataTooLarge(
-            f"offset metadata of {size} bytes: {METADATA_BYTES_MAX} at most"
+            f"offset metadata has {size} bytes: the maximum is {METADATA_BYTES_MAX}"
         )
     return None

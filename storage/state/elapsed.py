@@ -1,10 +1,10 @@
 """The cluster's elapsed time: a lower bound of the time that has passed.
 
-The cluster state forgets some data after a time: idempotency keys, offsets, producers, drafts,
-uploads. It measures that time here. To forget late is harmless, to forget early is not. So a wrong,
-stepped or paused clock may slow the elapsed time, and cannot move it far: an entry adds the time
-that passed on its writer's own clock since that writer's entry before, at most `STEP_MS_MAX`. A
-writer's first entry adds nothing.
+The cluster forgets some data after a time: idempotency keys, offsets, producers, drafts, holds,
+uploads. It measures this time as elapsed time. To forget late is harmless, but to forget early is
+not. A wrong, stepped or paused clock may slow the elapsed time, but cannot move it far. An entry
+adds the time that passed on its writer's own clock since the writer's previous entry, at most
+`STEP_MS_MAX`. A writer's first entry adds nothing.
 
 Pure: a part of the cluster state, the same on every broker (I4).
 """
@@ -12,9 +12,10 @@ Pure: a part of the cluster state, the same on every broker (I4).
 import msgspec
 
 STEP_MS_MAX = 600_000
-"""The most that one entry adds: a clock that jumps by years adds ten minutes."""
+"""The most that one entry adds. So a clock that jumps by years adds ten minutes."""
 WRITERS_MAX = 1000
-"""Writers whose clocks are kept (I10); ~100 bytes each. The longest silent are dropped first."""
+"""Writers whose clocks are kept (I10); ~100 bytes each. The writer whose last entry is oldest is
+dropped first."""
 
 
 class WriterClock(
@@ -28,21 +29,21 @@ class WriterClock(
 
 
 class ElapsedCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The clocks are in the order of their last entries."""
+    """Elapsed time in a checkpoint. The clocks are in the order of their writers' last entries."""
 
     elapsed_ms: int
     writers: list[WriterClock]
 
 
 class ElapsedTime:
-    """Milliseconds; the start has no meaning. Owned by the cluster state."""
+    """The elapsed time, in ms; its zero has no meaning. Owned by the cluster state."""
 
     def __init__(self) -> None:
         self.now_ms = 0
         self._writers: dict[str, WriterClock] = {}
 
     def see(self, writer: str, at_ms: int) -> None:
-        """Advance by an entry of `writer`, whose clock was at `at_ms`."""
+        """Advance the elapsed time for an entry of `writer`, whose clock was at `at_ms`."""
         known = self._writers.pop(writer, None)  # inserted again below, at the end
         if known is not None:
             passed_ms = min(max(at_ms - known.at_ms, 0), STEP_MS_MAX)
@@ -52,7 +53,7 @@ class ElapsedTime:
             del self._writers[next(iter(self._writers))]
 
     def last_ms(self, writer: str) -> int | None:
-        """Return the time on the writer's clock at its last entry; None if that is not known."""
+        """Return the time on the writer's clock at its last entry, or None if it is unknown."""
         known = self._writers.get(writer)
         return None if known is None else known.at_ms
 

@@ -1,12 +1,12 @@
-"""Ids of forwarded drafts that were applied: the highest draft number of each broker.
+"""Marks of applied drafts: the highest number of each broker's forwarded drafts in the log.
 
 If the sequencer does not answer, the broker that forwarded a draft commits the same draft itself.
 Both copies may be in the chain. `AppliedDrafts` identifies the second copy, so that `apply` skips
 it. Pure: a part of the cluster state, the same on every broker (I4).
 
-Usually a second copy does not reach the chain (storage.cluster.sequencer). An entry names the hash
-of the one before, so its writer has read all earlier entries and omits drafts that these contain.
-The ids kept here cover a writer that reloaded its view after it received the draft.
+Usually a second copy does not reach the chain (storage.cluster.sequencer). An entry contains the
+hash of the previous entry, so its writer has read all earlier entries. The writer omits drafts that
+these entries contain. The marks are for a writer that reloaded its view after it got the draft.
 """
 
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ import msgspec
 from tidelog.storage.core.entry import Entry, shares
 
 ORIGINS_MAX = 10_000
-"""Bound of the brokers' marks (I10); ~80 bytes each. The longest unused are dropped first."""
+"""Bound of the brokers' marks (I10); ~80 bytes each. The longest unused is dropped first."""
 ORIGIN_WINDOW_MS = 3_600_000
-"""How long a mark is kept, in elapsed time: several times the age at which a view expires."""
+"""How long a mark is kept, in elapsed time. This is several times the age at which views expire."""
 
 
 class AppliedDraftMark(
     msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
 ):
-    """The highest applied draft number of a broker, and the time of its last draft."""
+    """The highest applied draft number of a broker, and the elapsed time at its last draft."""
 
     origin_id: str
     number: int
@@ -32,7 +32,7 @@ class AppliedDraftMark(
 
 
 class AppliedDrafts:
-    """The marks of all brokers, the longest unused first. Owned by the cluster state."""
+    """The marks of all brokers, longest unused first. Owned by the cluster state."""
 
     def __init__(self) -> None:
         self._marks: dict[str, AppliedDraftMark] = {}
@@ -48,7 +48,7 @@ class AppliedDrafts:
         return 0 if mark is None else mark.number
 
     def see(self, entry: Entry, time_ms: int) -> frozenset[int]:
-        """Store the draft ids of an entry; return the indexes of its commits that were applied
+        """Store the draft ids of an entry. Return the indexes of its commits that were applied
         before."""
         repeated: list[int] = []
         for origin, commits in shares(entry):

@@ -1,6 +1,6 @@
 """Types of a consumer group in the cluster state.
 
-Pure. Only storage.state.group_members changes their values; other modules read them.
+Pure. Only storage.state.group_members changes values of these types; other modules read them.
 """
 
 from bisect import bisect_left
@@ -14,8 +14,8 @@ from tidelog.storage.core.actions import MemberConfig, SeekPosition
 from tidelog.storage.core.model import TopicIdPartition
 
 DEFAULT_ASSIGNOR = "sticky"
-"""The sticky assignor moves the fewest partitions. Each move has a cost: the new owner reads all
-records after the last commit again."""
+"""The sticky assignor moves the fewest partitions. A move costs time, because the new owner reads
+all records after the last commit again."""
 
 
 class TopicLike(Protocol):
@@ -32,8 +32,8 @@ Catalog: TypeAlias = Mapping[str, TopicLike]
 
 
 class GroupMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """One member. `owned` is its assignment in the group's generation, or its manual assignment.
-    `sought` are the positions of its seeks."""
+    """One member of a group. `owned` is its assignment in the group's generation, or its manual
+    assignment. `sought` has the positions of its seeks."""
 
     member_id: str
     joined_ms: int
@@ -51,11 +51,11 @@ class GroupMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> str:
-        """The member's id for assignors. A static member keeps it when it joins again."""
+        """Return the member's id for assignors. A static member that joins again keeps this id."""
         return f"s:{self.instance_id}" if self.instance_id else f"m:{self.member_id}"
 
     def owns(self, topic_id: str, partition: int) -> bool:
-        """Return whether the member owns the partition: 10 comparisons for 1,000 partitions."""
+        """Return whether the member owns the partition (10 comparisons for 1,000 partitions)."""
         where = TopicIdPartition(topic_id, partition)
         at = bisect_left(self.owned, where)
         return at < len(self.owned) and self.owned[at] == where
@@ -90,8 +90,8 @@ class MembersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=T
 
 
 class Inputs(NamedTuple):
-    """Input of an assignor, except the previous owners: the topic ids of each member (by its
-    `key`), and the number of partitions of each topic id."""
+    """Input of an assignor, except the previous owners: topic ids by the member's `key`, and number
+    of partitions by topic id."""
 
     subscriptions: dict[str, list[str]]
     partitions: dict[str, int]
@@ -99,7 +99,7 @@ class Inputs(NamedTuple):
 
 @dataclass(eq=False)
 class ConsumerGroup:
-    """One group and its members. Owned and changed by GroupMembers; read-only for others."""
+    """One group and its members. GroupMembers owns it; other modules only read it."""
 
     group_id: str
     generation: int
@@ -112,7 +112,7 @@ class ConsumerGroup:
 
     @property
     def is_active(self) -> bool:
-        """Return whether members share partitions. If so, only members may commit."""
+        """Return whether members share partitions. If they do, only members may commit offsets."""
         return bool(self.inputs.subscriptions) or any(
             member.is_subscribed for member in self.members.values()
         )

@@ -2,17 +2,19 @@
 
 Pure, changed by `apply` (I4). A group has members and a generation. The group's assignor gives each
 partition of the subscribed topics one owner among the subscribed members (I8). A new assignment
-begins a new generation. `apply` computes it at the end of an entry that changed a member, a
-subscription or a topic. So a hundred members that join in one entry cost one assignment. A member
-with a manual assignment reads the partitions that it named and shares none.
+begins a new generation. If an entry changed a member, a subscription or a topic, `apply` computes
+the assignment at the end of the entry. So a hundred members that join in one entry cost one
+assignment. A member with a manual assignment reads the partitions that it named and shares none.
 
-`apply` does not evaluate patterns: regular expression engines differ between versions, but an entry
-must always have the same result. `Subscribe` contains the names that match the pattern. If topics
-come or go, the group's coordinator commits another `Subscribe` (storage.groups.instances).
+`apply` does not evaluate patterns, because regular expression engines differ between versions, but
+an entry must always have the same result. `Subscribe` contains the names that match the pattern.
+After topics are created or deleted, the group's coordinator commits another `Subscribe`
+(storage.groups.instances).
 
 `apply` does not know which members are alive. The group's coordinator receives their heartbeats and
-commits `ExpireMember` with its term; `ExpireMember` with an older term is refused. The generation
-of a group id never decreases: a new group begins at the highest generation of all dropped groups.
+commits `ExpireMember` with its term. `apply` refuses `ExpireMember` with an older term. The
+generation of a group id never decreases, because a new group begins at the highest generation of
+all dropped groups.
 """
 
 from collections.abc import Iterator
@@ -61,18 +63,19 @@ NAME_BYTES_MAX = 255
 """Bound of a member id, and of the `group.instance.id` of a static member."""
 PATTERN_CHARS_MAX = 1000
 MEMBERS_MAX = 50_000
-"""Members of all groups (I10); ~1 KiB of state and 200 bytes of checkpoint each."""
+"""Bound of all groups' members (I10); ~1 KiB in memory and 200 bytes in a checkpoint each."""
 MEMBERS_OF_GROUP_MAX = 1_000
 GROUP_TOPICS_MAX = 1_000
 """Bound of the topics that a member subscribes to by name or by pattern."""
 GROUP_PARTITIONS_MAX = 20_000
-"""Bound of a group's shared partitions (all are assigned at each change) or a manual assignment."""
+"""Bound of a group's shared partitions, which are all assigned at each change, and of a manual
+assignment."""
 RETRY_AFTER_MS = 60_000
 
 
 class GroupMembers:
-    """The groups that have or had members. Owned by the cluster state; `catalog` has the state's
-    topics by name."""
+    """The groups that have or had members. Owned by the cluster state. `catalog` has its topics by
+    name."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._changed: set[str] = set()  # since the last `settle`
@@ -122,7 +125,7 @@ class GroupMembers:
                 return self._check_seek(member, positions)
             case ExpireMember(term=term) if term != group.term:
                 return IllegalGeneration(
-                    f"group {action.group_id!r} has a newer coordinator: the term is over"
+                    f"group {action.group_id!r} has a newer coordinator: this term is over"
                 )
             case _:
                 return None
@@ -151,7 +154,7 @@ class GroupMembers:
         held = 0 if group is None else len(group.members)
         if held >= MEMBERS_OF_GROUP_MAX or self.count >= MEMBERS_MAX:
             return Throttled(
-                f"the group has {held} members, all groups {self.count}: the bounds are "
+                f"the group has {held} members and all groups have {self.count}: the maximum is "
                 f"{MEMBERS_OF_GROUP_MAX} and {MEMBERS_MAX}",
                 retry_after_ms=RETRY_AFTER_MS,
             )
@@ -164,8 +167,8 @@ class GroupMembers:
             return AssignedOtherwise()
         if len(action.topics) > GROUP_TOPICS_MAX or len(action.pattern) > PATTERN_CHARS_MAX:
             return InvalidRequest(
-                f"a subscription has at most {GROUP_TOPICS_MAX} topics and {PATTERN_CHARS_MAX} "
-                "characters of pattern"
+                f"a subscription has at most {GROUP_TOPICS_MAX} topics, and a pattern at most "
+                f"{PATTERN_CHARS_MAX} characters"
             )
         named = set(action.topics)
         for other in group.members.values():
@@ -175,7 +178,7 @@ class GroupMembers:
         if shared > GROUP_PARTITIONS_MAX:
             return InvalidRequest(
                 f"group {group.group_id!r} would share {shared} partitions, "
-                f"{GROUP_PARTITIONS_MAX} is the maximum"
+                f"but the maximum is {GROUP_PARTITIONS_MAX}"
             )
         return None
 
@@ -209,8 +212,8 @@ class GroupMembers:
         return None
 
     def check_commit(self, commit: CommitOffsets) -> LogError | None:
-        """Return why the commit is refused; None if it is not. The rules are those of Kafka's
-        ClassicGroup, and one more: a member must own the partitions. Kafka does not check that."""
+        """Return the reason to refuse the commit, or None. The rules are as in Kafka's
+        ClassicGroup. One more rule: a subscribed member must own the partitions."""
         group = self._groups.get(commit.group_id)
         if not commit.member_id:
             return self._check_simple(commit, group)
@@ -221,8 +224,8 @@ class GroupMembers:
             return self._check_simple(commit, group)
         if commit.generation != group.generation:
             return IllegalGeneration(
-                f"generation {commit.generation} is not that of group {commit.group_id!r}, whose "
-                f"generation is {group.generation}"
+                f"generation {commit.generation} is not valid: group {commit.group_id!r} has "
+                f"generation {group.generation}"
             )
         for each in commit.offsets:
             if not member.owns(each.topic_id, each.partition):
@@ -242,8 +245,8 @@ class GroupMembers:
             )
         if commit.generation != NO_GENERATION:
             return IllegalGeneration(
-                f"generation {commit.generation} is not that of group {commit.group_id!r}, which "
-                "has no members"
+                f"generation {commit.generation} is not valid: group {commit.group_id!r} "
+                "has no subscribed members"
             )
         return None
 
@@ -254,8 +257,8 @@ class GroupMembers:
     # -- changes
 
     def do(self, action: GroupAction, now_ms: int) -> None:
-        """Apply an action. It was checked against the state before its commit. If an earlier action
-        of the commit removed the group or the member, nothing happens."""
+        """Apply an action. `check` saw only the state before the commit. So if an earlier action of
+        the commit removed the group or the member, do nothing."""
         if isinstance(action, JoinGroup):
             self._join(action, now_ms)
             return
@@ -291,7 +294,7 @@ class GroupMembers:
         self._unsettled.add(group.group_id)
 
     def committed(self, commit: CommitOffsets) -> None:
-        """Drop the member's seek positions in the partitions that it committed."""
+        """Drop the member's seek positions in the partitions of its commit."""
         member = self.member(commit.group_id, commit.member_id)
         if member is not None and member.sought:
             done = {(each.topic_id, each.partition) for each in commit.offsets}
@@ -300,7 +303,7 @@ class GroupMembers:
             ]
 
     def topic_changed(self, name: str, topic_id: str) -> None:
-        """Update groups after a topic was created, has grown or was deleted."""
+        """Update groups after a topic was created, grown or deleted."""
         for group in self._groups.values():
             is_concerned = False
             for member in group.members.values():
@@ -313,8 +316,8 @@ class GroupMembers:
                 self._unsettled.add(group.group_id)
 
     def settle(self) -> set[str]:
-        """Compute new assignments of changed groups; call at the end of each entry. Return the ids
-        of groups whose members, assignments or positions changed since the last call."""
+        """Compute new assignments of changed groups, at the end of each entry. Return the ids of
+        groups whose members, assignments or positions changed since the last call."""
         if self._unsettled:
             for group_id in sorted(self._unsettled):
                 group = self._groups.get(group_id)
@@ -339,7 +342,7 @@ class GroupMembers:
         member = GroupMember(action.member_id, now_ms, action.config, action.instance_id)
         replaced = group.member_of_instance(action.instance_id) if action.instance_id else None
         if replaced is not None:
-            # The new id takes over the assignment; the generation stays. The old id is invalid.
+            # The new id takes the assignment. The generation stays, and the old id is invalid.
             del group.members[replaced.member_id]
             member = msgspec.structs.replace(
                 replaced, member_id=action.member_id, joined_ms=now_ms, config=action.config
@@ -399,7 +402,7 @@ class GroupMembers:
     # -- checkpoints
 
     def kept(self) -> MembersCheckpoint | None:
-        """Return the part of a checkpoint; None if there never was a member."""
+        """Return the groups as part of a checkpoint, or None if there is nothing to store."""
         if not (self._groups or self._generation_floor):
             return None
         return MembersCheckpoint(

@@ -1,10 +1,10 @@
-"""Holds: while one is in force, collection deletes nothing.
+"""Holds: while a hold is in force, collection deletes nothing.
 
-A backup takes a hold before it reads which objects the tables and the WAL name, and renews it until
-all of them are copied. A hold is measured in elapsed time, which is a lower bound of the time that
-has passed: it never ends early. A hold without a renewal expires, so a backup that crashes keeps
-garbage for an hour at most. In a cluster without entries it stays, and nothing becomes
-garbage there either.
+A backup takes a hold before it reads which objects the tables and the WAL name. It renews the hold
+until it has copied all of them. A hold is measured in elapsed time, a lower bound of the time that
+has passed, so it never ends early. A hold without a renewal expires. So after a crash of a backup,
+collection waits for an hour of elapsed time at most. In a cluster without entries the hold stays,
+but no garbage is made there either.
 
 Pure: a part of the cluster state, the same on every broker (I4).
 """
@@ -17,9 +17,9 @@ from tidelog.storage.core.actions import HoldAction, ReleaseHold, RenewHold, Tak
 from tidelog.storage.core.errors import InvalidRequest
 
 HOLDS_MAX = 16
-"""Holds at once (I10): each stands for a running backup."""
+"""Bound of the holds (I10). Each running backup has one."""
 HOLD_MS_MAX = 3_600_000
-"""The longest time without a renewal."""
+"""The longest duration of a hold without a renewal."""
 HOLD_ID_CHARS_MAX = 64
 
 
@@ -44,7 +44,7 @@ class Holds:
         return len(self._holds)
 
     def check(self, action: HoldAction) -> InvalidRequest | None:
-        """Return why the action is refused; None if it is not."""
+        """Return the reason to refuse the action, or None."""
         if isinstance(action, ReleaseHold):
             return None
         if not 1 <= action.duration_ms <= HOLD_MS_MAX:
@@ -54,13 +54,11 @@ class Holds:
             why = f"hold {action.hold_id[:HOLD_ID_CHARS_MAX]!r} is over: it was not renewed in time"
             return None if is_known else InvalidRequest(why)
         if not 1 <= len(action.hold_id) <= HOLD_ID_CHARS_MAX or is_known:
-            return InvalidRequest(
-                f"the id of a hold is new, with 1 to {HOLD_ID_CHARS_MAX} characters"
-            )
+            return InvalidRequest(f"a hold needs a new id of 1 to {HOLD_ID_CHARS_MAX} characters")
         if len(self) >= HOLDS_MAX:
             return InvalidRequest(
-                f"there are {HOLDS_MAX} holds, no more are possible: wait until a backup ends, or "
-                "until the hold of one that crashed expires"
+                f"there are {HOLDS_MAX} holds, which is the maximum: wait until a backup ends, or "
+                "until the hold of a crashed backup expires"
             )
         return None
 

@@ -1,7 +1,7 @@
 """Idempotency keys of past requests and their results: a part of the cluster state.
 
-Pure, changed by `apply` (I4). The entry that contains a commit contains its key too: the log has
-both or neither.
+Pure, changed by `apply` (I4). A commit and its key are in the same entry, so the log has both or
+neither.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from tidelog.storage.core.errors import IdempotencyMismatch
 from tidelog.storage.core.model import AppendedRange
 
 KEYS_MAX = 250_000
-"""Bound of the kept keys (I10); ~100 bytes each. The oldest are dropped first."""
+"""Bound of the kept keys (I10); ~100 bytes each. The oldest key is dropped first."""
 KEY_WINDOW_MS = 3_600_000
 """How long a key is kept, in elapsed time."""
 
@@ -47,7 +47,7 @@ class IdempotencyRecords:
         self._order.append(key.claim.key)
 
     def forget(self, now_ms: int) -> None:
-        """Drop records past their window or over the bound. Cheap if there is none."""
+        """Drop records past their window or over the bound. Cheap if there are none to drop."""
         horizon = now_ms - KEY_WINDOW_MS
         order = self._order
         while order and (self._keys[order[0]].at_ms < horizon or len(order) > KEYS_MAX):
@@ -55,5 +55,5 @@ class IdempotencyRecords:
 
 
 def another_request(key: str) -> IdempotencyMismatch:
-    """Return the error for an idempotency key that an earlier request with another body has."""
+    """Return the error for a key that was used by an earlier request with another body."""
     return IdempotencyMismatch(f"idempotency key {key!r} was used for another request")

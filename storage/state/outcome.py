@@ -1,4 +1,4 @@
-"""The outcome of a commit, and that of a retry. Pure."""
+"""The outcome of a commit, and the outcome of its retry. Pure."""
 
 from typing import NamedTuple
 
@@ -12,9 +12,10 @@ from tidelog.storage.state.producers import ProducerEpoch
 class Outcome(NamedTuple):
     """The result of a commit: one placement per Append, in order, or a refusal.
 
-    `is_duplicate`: a commit with the same key, hot mark or draft id was applied before.
-    `placements` are then those of that commit, if the state still has them. `repeated`: indexes of
-    placements whose producer batch was in the log before. `producer`: result of an InitProducer.
+    `is_duplicate`: an earlier commit had the same key, hot mark, draft id or producer batches. Then
+    `placements` are the placements of the earlier commit, or empty for a hot mark or draft id.
+    `repeated`: indexes of placements whose producer batch was in the log before. `producer`: the
+    result of an InitProducer.
     """
 
     placements: list[AppendedRange]
@@ -25,7 +26,7 @@ class Outcome(NamedTuple):
 
 
 def recall(known: IdempotencyRecord, fingerprint: bytes) -> Outcome:
-    """Return the outcome of a retry: the first placements, or a refusal if the content differs."""
+    """Return the first placements for a retry. If its content differs, return a refusal."""
     if known.claim.fingerprint != fingerprint:
         return Outcome([], idempotency.another_request(known.claim.key))
     return Outcome(known.placements, is_duplicate=True)

@@ -13,14 +13,14 @@ from tidelog.storage.core.actions import Chunk
 from tidelog.storage.core.model import Part
 
 LOST = "lost"
-"""In place of a codec."""
+"""The codec of lost records."""
 
 
 class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     """Consecutive records of the tail in one chunk, and the chunk's place in the store.
 
-    `position` counts from the start of object `object_key`. If `append_ms` >= 0, it replaces the
-    records' timestamps. Lost records have the codec LOST, and no object.
+    `position` is counted from the start of `object_key`. If `append_ms` >= 0, it replaces the
+    records' timestamps. Lost records have the codec LOST and no object.
     """
 
     base_offset: int
@@ -52,7 +52,7 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         committed_ms: int,
         append_ms: int,
     ) -> "TailChunk":
-        """Return the index of `count` rows of `chunk`, which is at `position` of the object."""
+        """Return the tail chunk of `count` rows of `chunk`, whose bytes begin at `position`."""
         return cls(
             base_offset=base_offset,
             count=count,
@@ -73,7 +73,7 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
 
     @property
     def is_lost(self) -> bool:
-        """Whether an operator gave these records up (`LoseRecords`): readers pass over them."""
+        """Return whether an operator gave up these records (`LoseRecords`). Readers skip them."""
         return self.codec == LOST
 
     @property
@@ -82,11 +82,11 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
 
     @property
     def bytes(self) -> int:
-        """Return the part of the chunk's bytes that belongs to these records: by number of rows."""
+        """Return these records' share of the chunk's bytes, in proportion to the number of rows."""
         return self.size * self.count // self.rows
 
     def part(self, base_offset: int, end_offset: int) -> "TailChunk":
-        """Return the index of [base_offset, end_offset) of these records."""
+        """Return the tail chunk for the records [base_offset, end_offset) of this one."""
         skipped = base_offset - self.base_offset
         return msgspec.structs.replace(
             self,
@@ -96,7 +96,7 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         )
 
     def decode(self, body: Part) -> pa.RecordBatch:
-        """Decode all records of the chunk from its bytes; raises Corrupt with the object's key."""
+        """Decode all records of the chunk from its bytes. Raises Corrupt with the object's key."""
         return chunks.decode(
             body,
             crc=self.crc32c,
@@ -107,8 +107,8 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         )
 
     def records_of(self, whole: pa.RecordBatch) -> pa.RecordBatch:
-        """Return this element's records of its decoded chunk, with the timestamps that readers
-        get."""
+        """Return the records of this tail chunk from the decoded chunk `whole`, with the timestamps
+        that readers get."""
         batch = whole.slice(self.first_row, self.count)
         return batch if self.append_ms < 0 else chunks.with_timestamp(batch, self.append_ms)
 
@@ -127,11 +127,11 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     tail: list[TailChunk] = msgspec.field(default_factory=list)
 
     def tail_index(self, offset: int) -> int:
-        """Return the index in `tail` of the element that covers `offset`, which is in the tail."""
+        """Return the index in `tail` of the element with `offset`, which must be in the tail."""
         return bisect_right(self.tail, offset, key=lambda chunk: chunk.base_offset) - 1
 
     def append(self, chunk: TailChunk) -> None:
-        """Append `chunk`, or extend the last element if both are adjacent rows of one chunk."""
+        """Append `chunk`. If it continues the rows of the last element, extend that element."""
         last = self.tail[-1] if self.tail else None
         if last is not None and _continues(last, chunk):
             last.count += chunk.count
@@ -141,13 +141,13 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.tail_bytes += chunk.bytes
 
     def move_log_start(self, offset: int) -> None:
-        """Raise the log start to `offset`; it never moves back."""
+        """Raise the log start offset to `offset`. It never moves back."""
         self.log_start_offset = max(self.log_start_offset, offset)
 
     def trim(self, end_offset: int) -> None:
-        """Drop the records of the tail below `end_offset`, which the table now has."""
+        """Drop the records below `end_offset` from the tail, because the table has them now."""
         if end_offset <= self.sealed_end:
-            return  # a seal repeated after a crash
+            return  # a seal that is repeated after a crash
         self.sealed_end = end_offset
         kept = self.tail_index(end_offset)
         if kept >= 0 and self.tail[kept].end_offset <= end_offset:
@@ -156,8 +156,8 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.tail_bytes = sum(chunk.bytes for chunk in self.tail)
 
     def lose(self, base_offset: int, end_offset: int) -> None:
-        """Give up the records [base_offset, end_offset), as far as they are in the tail: nothing
-        names their objects any more."""
+        """Give up the records of [base_offset, end_offset) that are in the tail. Then the tail
+        does not name their objects any more."""
         kept: list[TailChunk] = []
         for chunk in self.tail:
             first, last = max(chunk.base_offset, base_offset), min(chunk.end_offset, end_offset)
@@ -175,13 +175,13 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.tail_bytes = sum(chunk.bytes for chunk in kept)
 
     def is_gone(self, base_offset: int, end_offset: int) -> bool:
-        """Return whether no reader gets a record of [base_offset, end_offset): all are below the
-        log start, or lost."""
+        """Return whether no reader gets a record of [base_offset, end_offset), because each is
+        below the log start or lost."""
         first = max(base_offset, self.log_start_offset)
         return sum(end - start for start, end in self.lost(first, end_offset)) >= end_offset - first
 
     def lost(self, base_offset: int, end_offset: int) -> list[tuple[int, int]]:
-        """Return the ranges of [base_offset, end_offset) that are lost, as far as the tail goes."""
+        """Return the ranges of lost records in [base_offset, end_offset) that the tail has."""
         clipped = (
             (max(chunk.base_offset, base_offset), min(chunk.end_offset, end_offset))
             for chunk in self.tail

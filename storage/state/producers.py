@@ -1,21 +1,23 @@
-"""Ids, epochs and sequences of Kafka producers: they make a producer's retries idempotent.
+"""Ids, epochs and sequences of Kafka producers. They make a producer's retries idempotent.
 
 Pure, changed by `apply` (I4). The rules are Kafka's (ProducerAppendInfo and ProducerStateEntry for
 batches, prepareIncrementProducerEpoch for epochs):
 
 - A batch is a duplicate if it has the epoch and sequences of one of the producer's last five
   batches in its partition. A duplicate changes nothing and returns the first batch's offset.
-- Else `apply` refuses (fences) an older epoch. A newer epoch begins at sequence 0. In the same
-  epoch a batch must follow the last one; after 2^31 - 1 comes 0.
+- Any other batch with an older epoch is refused (fenced). A newer epoch begins at sequence 0. In
+  the same epoch a batch must follow the last batch; sequence 0 follows 2^31 - 1.
 - A producer that never wrote to the partition, or was dropped, may send any epoch and sequence.
-  Kafka returns no UNKNOWN_PRODUCER_ID since 2.5 (KIP-360): after a long idle time a producer would
-  only bump its epoch and send the batch again. Exception: an epoch that `init` gave within the
-  window was not dropped, so it must begin at 0. Else a second batch would be accepted after the
-  first was lost. Kafka does so for transactions only (KIP-890). Its clients bump their epoch after
-  this error and continue, so the rule is harmless for other producers too.
+  Kafka returns no UNKNOWN_PRODUCER_ID since 2.5 (KIP-360), because after a long idle time a
+  producer would only bump its epoch and send the batch again. There is one exception. An epoch that
+  `init` gave within the window was not dropped, so it must begin at 0. Without this rule a second
+  batch would be accepted after the first batch was lost. Kafka has the rule for transactions only
+  (KIP-890). Kafka's clients bump their epoch after this error and continue, so the rule is harmless
+  for other producers too.
 - A batch's epoch fences older epochs in its partition only. Since KIP-360 a producer bumps its
-  epoch itself if a batch is lost; its batches on the way to other partitions have the old epoch. An
-  epoch from `init` fences older epochs in all partitions, as Kafka's transaction coordinator does.
+  epoch itself if a batch is lost, while its batches to other partitions may still have the old
+  epoch. An epoch from `init` fences older epochs in all partitions, as in Kafka's transaction
+  coordinator.
 
 A producer is dropped after a day of elapsed time without a batch (Kafka's
 `producer.id.expiration.ms`). At the bounds (I10) the longest unused producer is dropped first.
@@ -32,7 +34,7 @@ from tidelog.storage.core.actions import AnyAction, Append, Chunk, InitProducer,
 from tidelog.storage.core.errors import InvalidRequest, LogError, OutOfOrderSequence, ProducerFenced
 
 BATCHES_KEPT = 5
-"""Per producer and partition. Kafka's clients have at most so many in flight."""
+"""Batches kept per producer and partition. A Kafka client has at most five in flight."""
 SEQUENCES = 2**31
 EPOCH_MAX = 2**15 - 1
 PRODUCER_ID_MAX = 2**63 - 1
@@ -55,8 +57,8 @@ class ProducerEpoch(NamedTuple):
 
 
 class _Identity(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """An id from `init`. `given_ms` is the time when `init` gave this epoch. A request that names
-    `previous_epoch` is a retry of the last bump; -1: none."""
+    """An id from `init`. `given_ms` is the elapsed time when `init` gave this epoch. A request that
+    names `previous_epoch` is a retry of the last bump. If it is -1, no request is a retry."""
 
     producer_id: int
     epoch: int
@@ -75,7 +77,7 @@ class _ProducerBatch(
 
 
 class _Sequence(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
-    """The last batches of a producer in a partition, oldest first; never empty."""
+    """The last batches of a producer in a partition, oldest first. There is at least one."""
 
     producer_id: int
     topic_id: str
@@ -89,8 +91,9 @@ class _Sequence(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
 
 
 class Recognised(NamedTuple):
-    """The duplicates in a commit: their first base offsets by index of the append, and the indexes.
-    `is_retry`: all appends are duplicates, so the commit's other actions were done before too."""
+    """The duplicates in a commit. `first_offsets` has the base offset of each duplicate's first
+    append, by index of the append; `repeated` has the indexes. If `is_retry`, all appends are
+    duplicates, so the commit's other actions were done before too."""
 
     first_offsets: dict[int, int]
     repeated: frozenset[int]
@@ -101,7 +104,7 @@ NOTHING = Recognised({}, frozenset(), is_retry=False)
 
 
 class ProducersCheckpoint(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Producers in a checkpoint; in both lists the longest unused comes first."""
+    """Producers in a checkpoint. In both lists the longest unused comes first."""
 
     next_id: int
     identities: list[_Identity]
@@ -118,7 +121,7 @@ class Producers:
 
     @property
     def count(self) -> int:
-        """Pairs of producer and partition that are kept."""
+        """Return the number of kept pairs of producer and partition."""
         return len(self._sequences)
 
     # -- batches
@@ -126,17 +129,17 @@ class Producers:
     def recognise(
         self, actions: Sequence[AnyAction], chunks: Sequence[Chunk], now_ms: int
     ) -> Recognised | LogError:
-        """Find the duplicates among a commit's appends; or return why the commit is refused.
+        """Find the duplicates among a commit's appends, or return the reason to refuse the commit.
 
-        Do all other checks of the appends before. If only some appends are duplicates, refuse the
-        commit unless all its actions are batches. A producer may send batches again together with
-        new ones.
+        All other checks of the appends must be done before. If only some appends are duplicates,
+        refuse the commit, unless all its actions are producer batches: a producer may send old
+        batches again together with new batches.
         """
         for action in actions:
             if isinstance(action, ProducerAppend):
                 break
         else:
-            return NOTHING  # nearly every commit
+            return NOTHING  # the result for nearly every commit
         appends = [action for action in actions if isinstance(action, Append)]
         batches = [
             (number, batch, chunks[batch.chunk])
@@ -168,7 +171,7 @@ class Producers:
         return None
 
     def _check(self, batch: ProducerAppend, chunk: Chunk, now_ms: int) -> LogError | None:
-        """Return why a batch that is no duplicate cannot be appended; None if it can."""
+        """Return why a batch that is no duplicate cannot be appended, or None if it can."""
         who, epoch, base = batch.producer_id, batch.epoch, batch.base_sequence
         if not (0 <= who <= PRODUCER_ID_MAX and 0 <= epoch <= EPOCH_MAX and 0 <= base < SEQUENCES):
             return InvalidRequest(f"invalid producer id {who}, epoch {epoch} or sequence {base}")
@@ -209,10 +212,10 @@ class Producers:
     # -- epochs
 
     def check_init(self, action: InitProducer) -> LogError | None:
-        """Return why the producer cannot have another epoch; None if it can."""
+        """Return why the producer cannot have another epoch, or None if it can."""
         known = self._identities.get(action.producer_id)
         if known is None or action.epoch == -1:
-            return None  # an id that was dropped starts over
+            return None  # a dropped id gets a new id
         if action.epoch not in (known.epoch, known.previous_epoch):
             return _fenced(action.producer_id, action.epoch, known.epoch)
         return None
@@ -220,8 +223,9 @@ class Producers:
     def init(self, action: InitProducer, now_ms: int) -> ProducerEpoch:
         """Return the id and epoch of a new producer instance. Call `check_init` before.
 
-        A request that names `previous_epoch` is a retry and gets the newest epoch again: an `init`
-        of another instance would have replaced `previous_epoch`.
+        A request that names `previous_epoch` is a retry and gets the newest epoch again. It cannot
+        be of an older instance: an `init` of another instance would have replaced
+        `previous_epoch`.
         """
         known = self._identities.get(action.producer_id)
         if known is None:
@@ -246,7 +250,8 @@ class Producers:
     # -- expiry
 
     def forget(self, now_ms: int) -> None:
-        """Drop ids and sequences that are unused for the window or over a bound. Cheap if none."""
+        """Drop ids and sequences that are unused for the window or over a bound. Cheap if there are
+        none to drop."""
         horizon = now_ms - WINDOW_MS
         while self._identities:
             oldest = next(iter(self._identities.values()))
@@ -266,7 +271,7 @@ class Producers:
     # -- checkpoints
 
     def kept(self) -> ProducersCheckpoint | None:
-        """Return the part of a checkpoint; None if there never was a producer."""
+        """Return the producers as part of a checkpoint, or None if there is nothing to store."""
         if not (self._next_id or self._sequences):
             return None
         return ProducersCheckpoint(

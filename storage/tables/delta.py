@@ -1,19 +1,21 @@
-"""The manifest on Delta Lake: one Delta table a topic (DESIGN 8). Only this module uses deltalake.
-**On a crash** in `add`: before Delta's commit, files are left that no table names, for collection;
-after it, the commit counts: a refresh finds its files and transactions.
+"""The manifest on Delta Lake: one Delta table per topic (DESIGN 8). Only this module uses
+deltalake. **On a crash** in `add` before Delta's commit, no table names the new files, and
+collection deletes them. After the commit, a refresh finds its files and transactions.
 
 Delta's commit is a create-if-absent of `_delta_log/<version>.json`, with the three outcomes of
 DESIGN 4. deltalake's HTTP client repeats requests, so its own success may return as a conflict.
-After any error the table is read back: it holds this commit's paths, which are unique, or not.
+After any error the table is read back. It shows whether the commit's paths, which are unique, are
+in the table.
 
-On S3, deltalake 1.6 needs `conditional_put=etag` (its default; `S3Store` sets it too). Neither
-`AWS_S3_LOCKING_PROVIDER` nor `AWS_COPY_IF_NOT_EXISTS` may be set (option or environment). A commit
-is then one PUT with `If-None-Match: *`, safe for any number of writers without a lock. In a folder
-deltalake links a temporary file to the name, without fsync: `sync_log` does that (I1).
+On S3, deltalake 1.6 needs `conditional_put=etag` (its default; `S3Store` sets it too). The
+options and environment variables `AWS_S3_LOCKING_PROVIDER` and `AWS_COPY_IF_NOT_EXISTS` must not
+be set. A commit is then one PUT with `If-None-Match: *`, safe for any number of writers without a
+lock. In a folder deltalake links a temporary file to the name without fsync, so `sync_log` calls
+fsync (I1).
 
-deltalake releases the GIL but blocks its thread; a `DeltaTable` allows one call at a time. All
+deltalake releases the GIL but blocks its thread. A `DeltaTable` allows one call at a time. All
 calls run in two small thread pools of the process. deltalake's runtime threads inherit the priority
-of the thread that used it first: one of `_reads`.
+of the first thread that uses deltalake, which is a thread of `_reads`.
 """
 
 import asyncio
@@ -73,19 +75,19 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 TABLE_SCHEMA = pa.schema([*RECORD_SCHEMA, pa.field("partition", pa.int32())])
-"""The table's columns: those of a segment, and the partition from the segment's path."""
+"""The table's columns: the columns of a segment, and the partition from the segment's path."""
 
 CHECKPOINT_INTERVAL = 50
-"""Commits between two checkpoints; the most commit files that an open has to read."""
+"""Commits between two checkpoints. An open reads at most this number of commit files."""
 _PROPERTIES = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
-    "delta.logRetentionDuration": "interval 7 days",  # for versions that a checkpoint covers
+    "delta.logRetentionDuration": "interval 7 days",  # for commits that a checkpoint covers
     "tidelog.format": "1",
 }
 
 _APPEND_ONLY = "delta.appendOnly"
-_FOLLOWED_MAX = 10  # after more new commits than this, known transactions are dropped, not read
-_RETRIES = {"max_retries": "3", "retry_timeout": "15s"}  # deltalake's own: 10, within 180 s
+_FOLLOWED_MAX = 10  # after more new commits, drop the known transactions
+_RETRIES = {"max_retries": "3", "retry_timeout": "15s"}  # deltalake's defaults: 10 retries in 180 s
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _reads = ThreadPoolExecutor(2, "tidelog-manifest")
@@ -95,7 +97,7 @@ _catalogs: WeakKeyDictionary[ObjectStore, Catalog] = WeakKeyDictionary()
 
 class DeltaStore(ObjectStore, Protocol):
     """A store that other programs can read by URI. If access needs options, the store also has
-    `deltalake_options()`, called each time because credentials expire."""
+    `deltalake_options()`. It is called before each use, because credentials expire."""
 
     def table_uri(self, key: str) -> str:
         """Return the URI that opens the Delta table at `key`."""
@@ -104,8 +106,8 @@ class DeltaStore(ObjectStore, Protocol):
 def open_table(store: ObjectStore, prefix: str, name: str) -> Table:
     """Return the manifest at `prefix`: on Delta if the store has URIs, else in memory. No IO yet.
 
-    Memory manifests are in the store's attribute `tables`; wrappers of one store share them through
-    it. A store without it gets its own catalog.
+    The store's attribute `tables` has the memory manifests, and wrappers of one store share it. A
+    store without this attribute gets its own catalog.
     """
     if hasattr(store, "table_uri"):
         return DeltaManifest(cast("DeltaStore", store), prefix, name)
@@ -117,8 +119,8 @@ def open_table(store: ObjectStore, prefix: str, name: str) -> Table:
 class DeltaManifest:
     """A `Table` on deltalake. Owned by one event loop; several instances may use one table.
 
-    `_turn` allows one call at a time on the `DeltaTable`. After the first load `segments` needs no
-    turn. A cancelled call returns after its thread call has ended, so that it keeps its turn.
+    The lock `_turn` allows one call at a time on the `DeltaTable`. After the first load, `segments`
+    needs no lock. A cancelled call holds the lock until its call in a thread has ended.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class DeltaManifest:
         self._turn = asyncio.Lock()
         self._view: ManifestVersion | None = None
         self._served: ManifestVersion | None = None
-        # Versions of all transactions that were ever requested, at the view's version.
+        # The version of each transaction that a caller has requested, as of the view.
         self._transactions: dict[str, int | None] = {}
 
     @property
@@ -206,7 +208,7 @@ class DeltaManifest:
             reason = f"commit to table {self._prefix} failed: {_why(problem)}"
             raise CommitUnknown(reason) from problem
 
-    # --- the callers of these methods hold `_turn`
+    # --- callers of the methods below hold `_turn`
 
     async def _try(self, change: "_Change") -> Exception | None:
         """Commit on top of the loaded version; return the error, if any."""
@@ -220,7 +222,7 @@ class DeltaManifest:
         return None
 
     async def _create(self) -> None:
-        """Create the table. If another creator was first, load its table."""
+        """Create the table. If another process created it first, load that table."""
         options = await self._options()
         problem = await self._call(_commits, self._delta.create, options)
         if (await self._refresh(_commits)).version < 0:
@@ -254,10 +256,10 @@ class DeltaManifest:
         return await self._call(_reads, self._delta.files_at, version, self._prefix, options)
 
     async def _transactions_at(self, version: int) -> dict[str, int | None]:
-        """Return the known transactions, updated to `version`; empty to make deltalake read them.
+        """Return the known transactions, updated to `version`. If none, deltalake must read them.
 
-        deltalake reads all commits since the last checkpoint for each transaction: 60 requests and
-        0.3 s. This method reads only the new commits, once for all transactions: a few requests.
+        For each transaction, deltalake reads all commits since the last checkpoint: 60 requests and
+        0.3 s. This method reads the new commits once for all transactions: a few requests.
         """
         known = dict(self._transactions)
         if not known or version - self.version > _FOLLOWED_MAX:
@@ -267,7 +269,7 @@ class DeltaManifest:
                 key = f"{self._prefix}/_delta_log/{each:020d}.json"
                 known.update(transactions_of(await self._store.get(key)))
         except (NotFound, Unavailable, msgspec.DecodeError):
-            return {}  # deleted by Delta's cleanup, or of unknown form: let deltalake read them
+            return {}  # deleted by Delta's cleanup, or in an unknown form
         return known
 
     async def _found(self, app_id: str) -> int | None:
@@ -300,14 +302,14 @@ class DeltaManifest:
 
 
 class _History(NamedTuple):
-    """The history of a manifest up to a version, for a caller that holds its turn."""
+    """The history of a manifest up to a version, for a caller that holds `_turn`."""
 
     commits: Callable[[int], Awaitable[list[TableCommit]]]
     files_at: Callable[[int], Awaitable[SegmentColumns | None]]
 
 
 class _Delta:
-    """A DeltaTable and the blocking calls on it, one at a time, each in a thread of the pools."""
+    """A DeltaTable with its blocking calls. They run one at a time, in threads of the pools."""
 
     def __init__(self, uri: str, name: str, clock: Clock) -> None:
         self.table: deltalake.DeltaTable | None = None
@@ -317,15 +319,15 @@ class _Delta:
         self._clock = clock
         self._synced = -1
         if self._directory is not None and "%" in uri:
-            raise StoreUnfit(f"folder {uri} has a % in its path, which Delta cannot open")
+            raise StoreUnfit(f"Delta cannot open folder {uri}: its path has a %")
 
     @property
     def version(self) -> int:
         return -1 if self.table is None else self.table.version()
 
     def refresh(self, options: dict[str, str]) -> None:
-        """Load the newest version; if that fails, open the table again: credentials may have
-        expired. After Unavailable, the loaded version stays."""
+        """Load the newest version. If this fails, open the table again, because credentials may
+        have expired. If this method raises Unavailable, the loaded version stays."""
         table = self.table
         try:
             if table is None or not _is_updated(table):
@@ -342,13 +344,13 @@ class _Delta:
     def _sync(self, version: int) -> None:
         if self._directory is None or version <= self._synced:
             return
-        if os.access(self._directory, os.W_OK):  # else a reader, which does not commit
+        if os.access(self._directory, os.W_OK):  # else this is a reader, which does not commit
             delta_log.sync_log(self._directory / "_delta_log", self._synced + 1, version)
         self._synced = version
 
     def create(self, options: dict[str, str]) -> Exception | None:
-        """Commit version 0; return the error, if any. Without retries: a retry would commit
-        another schema as version 1, as would `mode="ignore"`."""
+        """Commit version 0; return the error, if any. There are no retries, because a retry would
+        commit another schema as version 1. `mode="ignore"` would do the same."""
         try:
             deltalake.DeltaTable.create(
                 self._uri,
@@ -367,13 +369,13 @@ class _Delta:
         return None
 
     def commit(self, change: "_Change") -> None:
-        """Commit a change that fits the loaded version; the DeltaTable stays at that version."""
+        """Commit a change that fits the loaded version. The DeltaTable stays at that version."""
         assert self.table is not None
         now_ms = self._clock.now_ms()
-        # Another program may have set it against deletions; the log's own are its retention's.
+        # Another program may forbid deletions by this property, but retention must delete.
         is_append_only = self.table.metadata().configuration.get(_APPEND_ONLY) == "true"
         data_change = change.data_change and not (change.removed and is_append_only)
-        # Only at checkpoints: a cleanup lists the whole log to find expired files.
+        # Clean up only at checkpoints, because a cleanup lists the whole log to find expired files.
         is_checkpoint = (self.version + 2) % CHECKPOINT_INTERVAL == 0
         self.table.create_write_transaction(
             [
@@ -400,7 +402,7 @@ class _Delta:
         return ManifestVersion(self.version, prefix, _files_of(self.table, prefix))
 
     def files_at(self, version: int, prefix: str, options: dict[str, str]) -> SegmentColumns | None:
-        """Return the files of an older version; None if its commits are gone."""
+        """Return the files of an older version, or None if its commits are gone."""
         try:
             table = deltalake.DeltaTable(self._uri, version=version, storage_options=options)
         except (DeltaError, OSError):
@@ -469,6 +471,6 @@ def _add_action(file: SegmentFile, now_ms: int, data_change: bool) -> AddAction:
 
 
 def _why(error: Exception | None) -> str:
-    """Return the first lines of deltalake's error, without colours and backtrace."""
+    """Return the first three lines of deltalake's error, without colours and backtrace."""
     lines = _COLOUR.sub("", str(error)).splitlines()
     return " ".join(line.strip() for line in lines[:3])[:300]
