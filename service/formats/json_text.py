@@ -14,7 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.service.formats.json_in import Format, one_line
-from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
+from tidelog.service.formats.json_numbers import (
+    NumberTooLarge,
+    check_all_numbers,
+    check_numbers,
+)
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import TopicPartition
 
@@ -95,7 +99,7 @@ def all_decode(fmt: Format, column: Any) -> bool:
         if fmt == "json":
             texts = column.drop_null().to_pylist()
             deque(map(_check_json, texts), maxlen=0)
-            check_numbers(b"\n".join(texts))
+            check_all_numbers(texts)
     except (pa.ArrowInvalid, msgspec.DecodeError, RecursionError, NumberTooLarge):
         return False
     return True

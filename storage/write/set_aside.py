@@ -76,9 +76,9 @@ class SetAsideRequests:
         self._leaving: Recovered | None = None
         """The new file of the first waiting request, until the request's old mark is used up."""
         self._new_log_id = ""
-        """The log of that file, from the moment at which the file may exist. From then on the writer
-        does not flush the request with its old mark, and each attempt makes the same file. Else a
-        recovery would find the request in the new file, and commit it a second time."""
+        """The log of that file, as soon as the file may exist. The writer then does not flush the
+        request with its old mark, and each attempt makes the same file. If not, a recovery would
+        find the request in the new file, and commit it a second time."""
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -1,11 +1,22 @@
 """Numbers beyond a double are found wherever JSON has numbers, and nowhere else."""
 
+import random
 import uuid
+from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
+from tests.support.properties import examples
+from tidelog.service.formats import json_numbers
+from tidelog.service.formats.json_numbers import (
+    SMALL,
+    NumberTooLarge,
+    check_all_numbers,
+    check_numbers,
+)
 
 NUMBERS = [
     *(b"1e999", b"-1e999999", b"1E+0400", b"1.8e308", b"1.7976931348623157e308", b"0e999"),
@@ -24,16 +35,19 @@ def is_refused(text: bytes) -> bool:
     return False
 
 
+def is_read(text: bytes) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("before", BEFORE, ids=["small", "large", "hexadecimal"])
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:12].decode())
 def test_exactly_what_orjson_refuses_is_refused(before: bytes, number: bytes) -> None:
     text = b"[" + before + number + b"]"
-    try:
-        orjson.loads(text)
-        is_read = True
-    except orjson.JSONDecodeError:
-        is_read = False
-    assert is_refused(text) is not is_read
+    assert is_refused(text) is not is_read(text)
 
 
 @pytest.mark.parametrize("at", range(2040, 2060))
@@ -41,3 +55,52 @@ def test_a_number_is_found_at_each_length(at: int) -> None:
     for number in (b"1e999", b"9" * 310):
         start = b'["' + b"x" * (at - 10 - len(number)) + b'",'
         assert is_refused(start + number + b"]")
+
+
+digits = st.text("0123456789", min_size=1, max_size=30)
+exponents = st.sampled_from(["", "e99", "e100", "E308", "e+309", "e-400", "e+12", "e0310", "E+007"])
+numbers = st.builds(
+    lambda whole, part, exponent, times: f"{'1' * times}{int(whole)}.{part}{exponent}",
+    digits,
+    digits,
+    exponents,
+    st.sampled_from([0, 0, 0, 150, 250, 310]),
+)
+strings = st.one_of(
+    numbers.map(lambda number: f'"{number}"'),
+    numbers.map(lambda number: f'" {number} "'),
+    st.uuids().map(lambda drawn: f'"{drawn}"'),
+)
+texts = st.lists(numbers | strings, max_size=12).map(lambda each: f"[{', '.join(each)}]".encode())
+
+
+@examples(300)
+@given(texts, st.booleans())
+def test_any_text_is_refused_as_orjson_refuses_it(text: bytes, is_long: bool) -> None:
+    if is_long:
+        text = text[:-1] + b" " * SMALL + b"]"
+    assert is_refused(text) is not is_read(text)
+
+
+@examples(100)
+@given(st.lists(texts, min_size=1, max_size=5))
+def test_several_texts_are_checked_as_each_of_them(several: list[bytes]) -> None:
+    try:
+        check_all_numbers(several)
+    except NumberTooLarge:
+        assert not all(map(is_read, several))
+    else:
+        assert all(map(is_read, several))
+
+
+@pytest.mark.parametrize("kind", ["floats", "integers", "hexadecimal", "base64"])
+def test_usual_values_need_no_parser(kind: str) -> None:
+    draws = random.Random(1)
+    value: Any = {
+        "floats": [draws.random() * 1e-5 for _ in range(10_000)],
+        "integers": [draws.randrange(10**18) for _ in range(10_000)],
+        "hexadecimal": [f"{draws.getrandbits(128):032x}" for _ in range(5_000)],
+        "base64": ["".join(draws.choices("0123456789eEABab+/", k=64)) for _ in range(5_000)],
+    }[kind]
+    for count in (20, len(value)):
+        assert not json_numbers._may_overflow(orjson.dumps(value[:count]))
