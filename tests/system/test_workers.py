@@ -113,7 +113,7 @@ def test_where_no_worker_can_start_the_parent_says_so(tmp_path: Path) -> None:
     ("options", "why"),
     [
         (["--port", "0"], "workers above 1 share one port"),
-        (["--store", "memory://"], "workers above 1 need a store"),
+        (["--store", "memory://"], "workers above 1 cannot share memory://"),
         (["--broker-id", "b"], "workers above 1: remove peer_port, peer_address and broker_id"),
         (["--peer-port", "4711"], "peer_port"),
     ],
