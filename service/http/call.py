@@ -151,7 +151,8 @@ class HttpRequest:
             return first
         parts = [first]
         while message.get("more_body", False):
-            self._charge(max(size, received))
+            if not 0 < size <= received:  # else only the end of the body is still to come
+                self._charge(max(size, received))
             message = await self._part()
             parts.append(message.get("body", b""))
             received += len(parts[-1])
