@@ -4,6 +4,7 @@ bodies        base classes of bodies: unknown fields are refused
 json_in       v2 JSON produce bodies to columns
 json_out      columns to JSON arrays, NDJSON, server-sent events; v2 produce reports
 json_text     columns of values to columns of JSON texts
+events        lines and events of followers, beside the records
 undecodable   pages with records that do not decode: stop, skip or raw
 json_numbers  numbers that most readers of JSON refuse
 arrow         Arrow streams to columns and back

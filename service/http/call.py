@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
+from tidelog.service.http.admission import BODY_STEP_BYTES, Budget, Share
 from tidelog.service.http.content_coding import (
     PACKED_BYTES_MIN,
     BodyTooLarge,
@@ -17,7 +18,7 @@ from tidelog.service.http.content_coding import (
     unpacked,
 )
 from tidelog.service.http.request_id import REQUEST_ID, sane
-from tidelog.storage.core.errors import InvalidRequest, UnknownPartition
+from tidelog.storage.core.errors import InvalidRequest, Unavailable, UnknownPartition
 from tidelog.storage.state.cluster_state import Topic
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -84,10 +85,15 @@ class HttpResponse(NamedTuple):
 class HttpRequest:
     """One request being served."""
 
-    __slots__ = ("headers", "receive", "scope", "send", "status", "waited_s")
+    __slots__ = ("bodies", "headers", "receive", "scope", "send", "share", "status", "waited_s")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, bodies: Budget | None = None
+    ) -> None:
         self.scope = scope
+        self.bodies = bodies
+        self.share: Share | None = None
+        """Of the body; `release` gives it back."""
         self.receive = receive
         self.send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -110,34 +116,67 @@ class HttpRequest:
         """Read the whole body.
 
         Unpack it if it has a Content-Encoding. Raises BodyTooLarge before it reads or unpacks more
-        than the bound (I10). Raises UnsupportedEncoding and BadEncoding. Raises IncompleteBody if
-        the client disconnects: half an Arrow stream would decode as a shorter stream.
+        than the bound (I10). Raises Unavailable if the bodies of all requests exceed their budget;
+        a body that arrives in one piece is not charged. Raises UnsupportedEncoding and BadEncoding.
+        Raises IncompleteBody if the client disconnects: half an Arrow stream would decode as a
+        shorter stream.
         """
         coding = b""
         if b"content-encoding" in self.headers:
             coding = coding_of_body(self.headers[b"content-encoding"])
-        declared = self.headers.get(b"content-length")
-        if declared is not None:
-            check_length(declared, bytes_max)
-        parts: list[bytes] = []
-        size, is_more = 0, True
-        while is_more:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise IncompleteBody("the client disconnected before the end of its request")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > bytes_max:
-                raise BodyTooLarge(size, bytes_max)
-            is_more = message.get("more_body", False)
-        body = b"".join(parts)
+        body = await self._received(bytes_max)
         if not coding:
             return body
         # A broker that forwards the request sends it unpacked.
         del self.headers[b"content-encoding"]
         kept = [each for each in self.scope["headers"] if each[0] != b"content-encoding"]
         self.scope["headers"] = kept
-        return await unpacked(body, coding, bytes_max)
+        content = await unpacked(body, coding, bytes_max)
+        self._charge(len(body) + len(content))
+        return content
+
+    async def _received(self, bytes_max: int) -> bytes:
+        size = 0
+        declared = self.headers.get(b"content-length")
+        if declared is not None and declared.isdigit():
+            size = int(declared) if len(declared) <= LENGTH_DIGITS_MAX else sys.maxsize
+            if size > bytes_max:
+                raise BodyTooLarge(size, bytes_max)
+        message = await self._part()
+        first: bytes = message.get("body", b"")
+        received = len(first)
+        if received > bytes_max:
+            raise BodyTooLarge(received, bytes_max)
+        if not message.get("more_body", False):
+            return first
+        parts = [first]
+        while message.get("more_body", False):
+            if not 0 < size <= received:  # else only the end of the body is still to come
+                self._charge(max(size, received))
+            message = await self._part()
+            parts.append(message.get("body", b""))
+            received += len(parts[-1])
+            if received > bytes_max:
+                raise BodyTooLarge(received, bytes_max)
+        return b"".join(parts)
+
+    async def _part(self) -> MutableMapping[str, Any]:
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise IncompleteBody("the client disconnected before the end of its request")
+        return message
+
+    def _charge(self, size: int) -> None:
+        if self.bodies is None:
+            return
+        if self.share is None:
+            self.share = Share(self.bodies)
+        charge_body(self.share, size)
+
+    def release(self) -> None:
+        """Give back what the body has taken of its budget: the request is answered."""
+        if self.share is not None:
+            self.share.set(0)
 
     async def answer(self, answer: HttpResponse) -> None:
         self.status = answer.status
@@ -182,12 +221,14 @@ class HttpRequest:
         await self.send({"type": "http.response.body", "body": b""})
 
 
-def check_length(declared: bytes, bytes_max: int) -> None:
-    """Raise BodyTooLarge if the Content-Length is over the limit."""
-    if declared.isdigit():
-        size = int(declared) if len(declared) <= LENGTH_DIGITS_MAX else sys.maxsize
-        if size > bytes_max:
-            raise BodyTooLarge(size, bytes_max)
+def charge_body(share: Share, size: int) -> None:
+    """Charge a body of `size` bytes or more, in whole steps. Raises Unavailable."""
+    if not share.set(-(-size // BODY_STEP_BYTES) * BODY_STEP_BYTES):
+        budget = share.budget
+        raise Unavailable(
+            f"bodies of {budget.used} bytes are being read, the limit is {budget.limit}: "
+            "try again later"
+        )
 
 
 def received_again(body: bytes, then: Receive) -> Receive:

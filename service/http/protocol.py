@@ -7,53 +7,61 @@ next, or for the loop's next turn: a stream that has only begun is seen to have 
 A request that offers another protocol (`Upgrade: h2c`, which Java's HttpClient sends with each
 request) is read as if it did not (RFC 9110, 7.8). llhttp ends such a request at its head; uvicorn
 then serves it without its body, and the body is parsed as the next request.
+
+Connections, clocks and heads are bounded by Admission (service.http.admission). A request that is
+answered before its body has come ends its connection: what comes next is not the next request.
 """
 
 import asyncio
 import contextlib
-import errno
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from tidelog.service.http.admission import (
+    HEAD_BYTES_MAX,
+    HEAD_FIELDS_MAX,
+    PIPELINED_MAX,
+    Admission,
+    Limits,
+    Phase,
+)
+from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.errors import error_body
-from tidelog.storage.core.errors import LogError
+from tidelog.service.http.route import media_type_of_errors
+from tidelog.service.http.sockets import bound_sockets, cannot_listen
 
 HEAD = b"HTTP/1.1 "
 JOINED_BYTES_MAX = 64 * 1024
 """A larger body is not copied for it."""
-LINGER_S = 2.0
-"""How long a connection stays after an answer that came before the end of its request's body."""
 NOT_HTTP = "Invalid HTTP request received."
-_PASSIVE = socket.AI_PASSIVE
-_REASONS = {
-    errno.EADDRINUSE: "another process uses the port: stop it, or give another port",
-    errno.EADDRNOTAVAIL: "this machine does not have the address: give another host",
-    errno.EACCES: "this user may not use the port: give one above 1023",
-}
+CHECK_S = 1.0
+"""Between two looks at the clocks of all connections."""
+LINGER_S = 2.0
+"""How long a connection stays after an answer that came before the end of its request."""
+HEALTH = frozenset({"/healthy", "/ready", "/startup", "/_health", "/status/ready"})
+"""Routes that connections above the bound get, too."""
 
 
 class HeadWithBody:
     """A transport as uvicorn uses it. Order is kept; nothing but a head ever waits."""
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        loop: asyncio.AbstractEventLoop,
-        protocol: HttpToolsProtocol,
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._protocol = protocol
         self._head = b""
-        self._is_ending = False
+        self._written = 0
+        self.linger_s = 0.0
 
     def write(self, data: bytes) -> None:
+        self._written += len(data)
         if self._head and len(data) <= JOINED_BYTES_MAX:
             data, self._head = self._head + data, b""
             self._transport.write(data)
@@ -67,23 +75,21 @@ class HeadWithBody:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close. While a body comes, end the answers at once, drop the body, and close after
-        LINGER_S: to close at once would reset the connection, and the client would not get its
-        answer."""
+        """Close. With `linger_s`, end the answers at once and close later: to close while bytes of
+        the client come would reset the connection, and the client would not get its answer."""
         self._flush()
-        cycle: Any = self._protocol.cycle
-        if cycle is None or not cycle.more_body or self.is_closing():
+        if not self.linger_s:
             self._transport.close()
             return
-        self._is_ending = True
-        self._transport.set_protocol(_Dropping(self._protocol))
-        self._transport.resume_reading()
         if self._transport.can_write_eof():  # TLS has no such end
             self._transport.write_eof()
-        self._loop.call_later(LINGER_S, self._transport.close)
+        self._transport.resume_reading()
+        self._loop.call_later(self.linger_s, self._transport.close)
 
-    def is_closing(self) -> bool:
-        return self._is_ending or self._transport.is_closing()
+    def taken(self) -> tuple[int, int]:
+        """Return the bytes that the socket has taken, and those that it has not."""
+        size = self._transport.get_write_buffer_size()
+        return self._written - size, size
 
     def _flush(self) -> None:
         if self._head:
@@ -93,51 +99,6 @@ class HeadWithBody:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
-
-
-class _Dropping(asyncio.Protocol):
-    """Stands in for a protocol whose connection ends."""
-
-    def __init__(self, protocol: asyncio.Protocol) -> None:
-        self._protocol = protocol
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._protocol.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._protocol.resume_writing()
-
-
-def bound_sockets(
-    host: str, port: int, *, role: str = "", is_shared: bool = False
-) -> list[socket.socket]:
-    """Return a socket for each address of the host, bound, not listening yet. With `is_shared`,
-    several processes may bind the port: the kernel distributes the connections (SO_REUSEPORT).
-    Raises LogError."""
-    bound: list[socket.socket] = []
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            bound.append(socket.socket(family, kind, protocol))
-            bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if is_shared:
-                bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:  # an address of IPv4 has a socket of its own
-                bound[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            bound[-1].bind(address)
-    except OSError as error:
-        for each in bound:
-            each.close()
-        raise _cannot_listen(host, port, role, error) from error
-    return bound
-
-
-def _cannot_listen(host: str, port: int, role: str, error: OSError) -> LogError:
-    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
-    return LogError(f"cannot listen {role}on {host}:{port}: {reason}")
 
 
 class Server(uvicorn.Server):
@@ -152,23 +113,12 @@ class Server(uvicorn.Server):
         *,
         role: str = "",
         on_listening: Callable[[str], object] = lambda _: None,
+        admission: "Admission[Protocol] | None" = None,
         **options: Any,
     ) -> None:
         """`role` names the port in an error, `on_listening` gets its URL. `options` are those of
-        uvicorn.Config."""
-        config = uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            http=Protocol,
-            ws="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=False,  # only links use these headers, see service.http.urls
-            **options,
-        )
-        super().__init__(config)
+        Config."""
+        super().__init__(Config(app, admission, host=host, port=port, **options))
         self._role = role
         self._on_listening = on_listening
 
@@ -187,7 +137,7 @@ class Server(uvicorn.Server):
         try:
             await super().startup(sockets)
         except OSError as error:  # another process has bound the port as early, and listens
-            raise _cannot_listen(host, port, self._role, error) from error
+            raise cannot_listen(host, port, self._role, error) from error
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         self._on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
@@ -195,38 +145,307 @@ class Server(uvicorn.Server):
         """Omit uvicorn's line: it would name the port for peers before the port for clients."""
 
 
+class Config(uvicorn.Config):
+    """uvicorn's configuration of a listener, with its Admission."""
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        admission: "Admission[Protocol] | None" = None,
+        *,
+        proves_by_head: bool = True,
+        **options: Any,
+    ) -> None:
+        """Without `proves_by_head`, the application proves a connection: `scope["prove"]()`."""
+        super().__init__(
+            app,
+            http=Protocol,
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,  # only links use these headers, see service.http.urls
+            **options,
+        )
+        self.admission: Admission[Protocol] = admission or Admission(Limits())
+        self.proves_by_head = proves_by_head
+        self._is_armed = False
+
+    def watch(self, loop: asyncio.AbstractEventLoop, after_s: float = CHECK_S) -> None:
+        """Look at the clocks while there are connections: a timer for each request would cost more
+        than all else here."""
+        if not self._is_armed and self.admission.connections:
+            self._is_armed = True
+            loop.call_later(after_s, self._check, loop)
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_armed = False
+        overdue, is_last = self.admission.overdue(loop.time())
+        for connection, phase in overdue:
+            connection.end_late(phase)
+        self.watch(loop, CHECK_S if is_last else 0.0)
+
+
+async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of connections above the bound."""
+    body = error_body(50302, "too many connections: retry later")
+    headers = ((b"retry-after", b"1"), (b"connection", b"close"))
+    media_type = media_type_of_errors(scope["path"])
+    await HttpRequest(scope, receive, send).answer(HttpResponse(503, body, media_type, headers))
+
+
+class _Cycle(RequestResponseCycle):
+    """One request and its answer. `send` returns when the socket has taken all but
+    CONNECTION_BYTES: what the sender holds is in use until then."""
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:  # type: ignore[override]
+        if self.more_body:
+            self._answer_early(message)
+        await super().send(message)  # type: ignore[arg-type]
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+
+    def _answer_early(self, message: MutableMapping[str, Any]) -> None:
+        """The body has not come: end the connection with the answer."""
+        if message["type"] == "http.response.start":
+            if message["status"] >= HTTPStatus.BAD_REQUEST:
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+        elif not message.get("more_body", False):
+            self.keep_alive = False
+            transport: Any = self.transport
+            transport.linger_s = LINGER_S
+
+
+class _Refused(Exception):
+    """The head cannot be served, for the reason in `_refusal`: the parser wraps what is raised."""
+
+
 class Protocol(HttpToolsProtocol):
     """One connection."""
 
+    config: Config
+    cycle: Any  # _Cycle, None before the first request
+
+    def __init__(self, config: Config, *arguments: Any, **options: Any) -> None:
+        super().__init__(config, *arguments, **options)
+        self._admission = config.admission
+        self._is_proved = self._is_ended = self._is_in_head = self._is_large = self._is_spare = (
+            False
+        )
+        self._app: Callable[..., Any] = self.app
+        self._refusal = HTTPStatus.BAD_REQUEST, NOT_HTTP
+        self._requests = 0
+        self._received = 0
+        self._head_bytes = 0
+        """Of packets after the one in which the head began."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = HeadWithBody(transport, self.loop, self)  # type: ignore[assignment]
+        self.transport = HeadWithBody(transport, self.loop)  # type: ignore[assignment]
+        displaced = self._admission.arrive(self, self.client[0] if self.client else "")
+        self._is_spare = self._admission.is_spare(self)
+        self.config.watch(self.loop)
+        if displaced is not None:
+            displaced.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._admission.leave(self)
+        self._is_ended = True
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def prove(self) -> None:
+        """Keep this connection before those of which nothing is known (A3)."""
+        self._is_proved = True
+        self._admission.prove(self)
+
+    # -- heads
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self.config.proves_by_head:
+            self.scope["prove"] = self.prove  # type: ignore[typeddict-unknown-key]
+        self._requests += 1
+        self._is_in_head = True
 
     def on_headers_complete(self) -> None:
-        if not self.parser.should_upgrade():
-            super().on_headers_complete()
+        if self.parser.should_upgrade() or self._is_ended:
+            return
+        self._check_head()
+        self._is_in_head = False
+        self._head_bytes = 0
+        if not self._is_proved and self.config.proves_by_head:
+            self.prove()
+        before = self.cycle
+        if before is None or before.response_complete:
+            self._begin()
+            self._start_asgi_task(self.cycle, self._app)
+        elif len(self.pipeline) < PIPELINED_MAX:
+            self._begin()
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self._app))
+        else:  # the last one that is served ends the connection
+            before.keep_alive = False
+            self._is_ended = True
+
+    def _check_head(self) -> None:
+        """Raise _Refused for a head that is too large, or that HTTP/1.1 does not allow."""
+        self._check_size()
+        version = self.parser.get_http_version()
+        hosts = 0
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                raise self._refused(501, "the only Transfer-Encoding is chunked")
+        if version == "1.1":
+            if hosts != 1:
+                raise self._refused(400, "a request has one Host field")
+        elif version != "1.0":
+            raise self._refused(505, "the versions of HTTP here are 1.1 and 1.0")
+
+    def _check_size(self) -> None:
+        size = self._head_bytes
+        if self._is_large:
+            size += len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.headers) > HEAD_FIELDS_MAX or size > HEAD_BYTES_MAX:
+            raise self._refused(431, "the head of the request is too large")
+
+    def _refused(self, status: int, why: str) -> _Refused:
+        self._refusal = HTTPStatus(status), why
+        return _Refused()
+
+    def _begin(self) -> None:
+        """Make the scope and the cycle of a request, as uvicorn does."""
+        scope: Any = self.scope
+        parser = self.parser
+        version = parser.get_http_version()
+        scope["method"] = parser.get_method().decode("ascii")
+        if version != "1.1":
+            scope["http_version"] = version
+        url = httptools.parse_url(self.url)
+        raw_path = url.path
+        path = raw_path.decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = raw_path
+        scope["query_string"] = url.query or b""
+        self._app = self.app if not self._is_spare or path in HEALTH else _busy
+        self.cycle = _Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and not self._is_spare and parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+
+    # -- bodies and answers
+
+    def on_body(self, body: bytes) -> None:
+        cycle = self.cycle
+        if self._is_ended or cycle.response_complete or cycle.scope["method"] == "HEAD":
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():
+        if not (self.parser.should_upgrade() or self._is_ended):
             super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        transport: Any = self.transport
+        if transport.is_closing():
+            return
+        if transport.linger_s:
+            self._is_ended = True  # what still comes is dropped
+            self.pipeline.clear()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        else:
+            self.flow.resume_reading()
+
+    # -- clocks
+
+    def observed(self) -> tuple[Phase, int]:
+        """Return what the connection waits for, and its progress (admission.Guest)."""
+        cycle, transport = self.cycle, self.transport
+        taken, left = transport.taken()  # type: ignore[attr-defined]
+        if left or self.flow.write_paused:
+            return Phase.ANSWER, taken
+        if self._is_ended:
+            return Phase.SERVED, 0
+        if cycle is None or cycle.response_complete:
+            return Phase.HEAD if self._is_in_head else Phase.IDLE, self._requests
+        if cycle.more_body and not (self.flow.read_paused or cycle.waiting_for_100_continue):
+            return Phase.STREAM if cycle.response_started else Phase.BODY, self._received
+        return Phase.SERVED, 0
+
+    def end_late(self, phase: Phase) -> None:
+        """Close the connection: its time for this phase is over."""
+        if phase is Phase.ANSWER:
+            self.transport.abort()  # what is unsent is dropped
+        elif phase in (Phase.HEAD, Phase.BODY):
+            self._end(HTTPStatus.REQUEST_TIMEOUT, f"the {phase.value} of the request did not come")
+        else:
+            self.transport.close()
+
+    # -- the ends of a connection
+
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        if self._is_ended:
+            return
+        size = len(data)
+        self._received += size
+        self._is_large = size > HEAD_BYTES_MAX or self._head_bytes > 0
+        requests, was_in_head = self._requests, self._is_in_head
         try:
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as offer:
                 self._read_on(memoryview(data), offer)
-        except httptools.HttpParserError:
-            self.logger.warning(NOT_HTTP)
-            self.send_400_response(NOT_HTTP)
+            if self._is_in_head:
+                if was_in_head and requests == self._requests:
+                    self._head_bytes += size
+                self._check_size()
+        except (httptools.HttpParserError, _Refused):
+            self._refuse()
 
-    def send_400_response(self, msg: str) -> None:
-        body = error_body(HTTPStatus.BAD_REQUEST, msg)
-        head = (
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        )
-        self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+    def _refuse(self) -> None:
+        status, why = self._refusal
+        unlogged = self._admission.line(self.loop.time())
+        if unlogged is not None:
+            self.logger.warning("%s (%d more without a line)", why, unlogged)
+        self._admission.ended["refused"] += 1
+        last = self.pipeline[0][0] if self.pipeline else self.cycle
+        if last is None or last.response_complete or last.more_body:
+            self._end(status, why)
+        else:  # requests before this one are served
+            last.keep_alive = False
+            self._is_ended = True
+
+    def _end(self, status: HTTPStatus, why: str) -> None:
+        """Close the connection; with an answer, if none is being sent and no other is due."""
+        cycle, self._is_ended = self.cycle, True
+        is_free = cycle is None or cycle.response_complete or not cycle.response_started
+        if is_free and not self.pipeline:
+            body = error_body(status, why)
+            self.transport.write(
+                b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+                b"connection: close\r\n\r\n%b" % (status, status.phrase.encode(), len(body), body)
+            )
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.linger_s = LINGER_S  # type: ignore[attr-defined]
         self.transport.close()
 
     def _read_on(self, data: memoryview, offer: httptools.HttpParserUpgrade) -> None:

@@ -22,9 +22,12 @@ import hmac
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
 
 import msgspec
 
+from tidelog.service.http.admission import Admission, Budget, Limits
 from tidelog.service.http.call import HttpRequest, IncompleteBody, Receive, Scope, Send
 from tidelog.service.http.errors import error_response
 from tidelog.service.http.protocol import Server
@@ -41,7 +44,7 @@ from tidelog.service.security.signatures import HEADER, Signatures
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import PROTOCOL
 from tidelog.storage.cluster.messages import ForwardRefused
-from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge
+from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge, Unavailable
 
 log = logging.getLogger("tidelog.peers")
 
@@ -50,6 +53,9 @@ PEER_BODY_BYTES_MAX = 32 * 1024 * 1024
 """Bound of a request's body. A draft with uploaded chunks is only a header, of about 60 bytes a
 chunk. A peer commits a larger draft by itself."""
 CONNECTIONS_MAX = 1000
+STRANGERS_SHARE = 8
+"""Of the connections, 1 in so many may be of clients that have not shown the token."""
+BODIES_BYTES_MAX = 4 * PEER_BODY_BYTES_MAX
 KEEP_ALIVE_S = 600
 """Longer than the pause between two announcements of a peer. If a connection breaks during a
 request, the outcome of its draft is unknown."""
@@ -78,6 +84,8 @@ class PeerApp:
         self._new_id = broker.clock.new_id
         self._groups = groups
         self._reports = reports or {}
+        self.bodies: Budget | None = None
+        """Set by the listener."""
         self._token = f"Bearer {broker.members().me.token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,6 +107,8 @@ class PeerApp:
         except LogError as error:
             status, body = 504, str(error).encode()
         headers = [(b"content-length", str(len(body)).encode())]
+        if status == HTTPStatus.UNAUTHORIZED:
+            headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -130,19 +140,37 @@ class PeerApp:
         shown = dict(scope["headers"]).get(b"authorization", b"")
         if not hmac.compare_digest(shown, self._token):
             raise _Refused(401, "the token differs from the one in this broker's liveness object")
+        if (prove := scope.get("prove")) is not None:
+            prove()
         if scope["path"] not in ROUTES or scope["method"] != "POST":
             raise _Refused(404, f"no such route: this broker has peer protocol version {PROTOCOL}")
+        request = HttpRequest(scope, receive, send, self.bodies)
         try:
-            return await HttpRequest(scope, receive, send).body(PEER_BODY_BYTES_MAX)
-        except (RecordTooLarge, IncompleteBody) as error:
+            return await request.body(PEER_BODY_BYTES_MAX)
+        except (RecordTooLarge, IncompleteBody, Unavailable) as error:
             raise _Refused(error_response(error).status, str(error)) from error
+        finally:
+            request.release()
 
 
 class PeerListener:
     """The server for peers; listens from `start` to `close`."""
 
-    def __init__(self, app: PeerApp, host: str, port: int) -> None:
+    def __init__(
+        self, app: PeerApp, host: str, port: int, connections_max: int | None = None
+    ) -> None:
+        most = CONNECTIONS_MAX if connections_max is None else connections_max
+        limits = Limits(
+            connections_max=most,
+            unproved_max=max(most // STRANGERS_SHARE, 1),
+            address_max=most,
+            spare_max=1,
+            bodies_bytes_max=BODIES_BYTES_MAX,
+            idle_s=KEEP_ALIVE_S,
+        )
         self._host = host
+        self.admission: Admission[Any] = Admission(limits)
+        app.bodies = self.admission.bodies
         self._server = Server(
             app,
             host,
@@ -150,8 +178,8 @@ class PeerListener:
             role="for peers ",
             lifespan="off",
             date_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            limit_concurrency=CONNECTIONS_MAX,
+            admission=self.admission,
+            proves_by_head=False,
             timeout_graceful_shutdown=1,
         )
         self._task: asyncio.Task[None] | None = None

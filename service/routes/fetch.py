@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from tidelog.service.formats import arrow, json_in, json_out, undecodable
+from tidelog.service.formats import arrow, events, json_in, json_out, undecodable
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.undecodable import ON_ERROR, OnError, Page
+from tidelog.service.http.admission import Budget, Share
 from tidelog.service.http.call import (
     ARROW,
     EMBEDDED,
@@ -44,12 +45,7 @@ from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
 KEEPALIVE_S = 15.0
-KEEPALIVE = {"sse": b": keep-alive\n\n", "ndjson": b"\n"}
-"""Signs of life. JSON's readers of lines pass an empty one."""
-RETRY_MS = 500
-"""How soon an EventSource connects again. Its own pause is some seconds."""
-START = "start"
-"""The event id before offset 0: an id cannot be negative."""
+ROOM_S = 0.05  # after it, a follower without room for its next page looks again
 RESETS = ("none", "earliest", "latest")
 FETCH_FORMATS: dict[bytes, str] = {
     b"": "binary",
@@ -95,16 +91,18 @@ class FetchPage(NamedTuple):
 class Fetch:
     """The fetch route. One per broker."""
 
-    def __init__(self, broker: Log, settings: Settings, counters: HttpCounters) -> None:
+    def __init__(
+        self, broker: Log, settings: Settings, counters: HttpCounters, answers: Budget
+    ) -> None:
         self._log = broker
         self._settings = settings
         self.counters = counters
-        self._in_flight = 0
+        self._answers = answers
 
     async def fetch(
         self, call: HttpRequest, topic: str, partition_text: str
     ) -> HttpResponse | None:
-        """Return the response, or None after a stream."""
+        """Answer; the answer is in the budget until the socket has taken it."""
         rights = rights_of(call.scope)
         rights.charge(CONSUMER_BYTE_RATE)
         format_name = _format(call.headers.get(b"accept", b""))
@@ -125,20 +123,27 @@ class Fetch:
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
             await self._follow(call, view, offset, _reset(query))
             return None
-        fetched, page = await self._page(view, offset, wait_ms / 1000, call)
-        if not rights.may(READ, TOPIC, topic):  # the right may have gone during the wait
-            await rights.check(READ, TOPIC, topic)
-        if page.stopped is not None and not page.records:
-            raise page.stopped
-        rights.record(CONSUMER_BYTE_RATE, len(page.body))
-        self.count([page], len(page.body), page.topic)
-        headers = _positions(fetched)
-        if page.wrong:
-            headers += undecodable.headers_of([page])
-        return HttpResponse(200, page.body, MEDIA_TYPES[format_name], headers)
+        with self.budget() as share:
+            fetched, page = await self._page(view, offset, share, wait_ms / 1000, call)
+            if not rights.may(READ, TOPIC, topic):  # the right may have gone during the wait
+                await rights.check(READ, TOPIC, topic)
+            if page.stopped is not None and not page.records:
+                raise page.stopped
+            rights.record(CONSUMER_BYTE_RATE, len(page.body))
+            self.count([page], len(page.body), page.topic)
+            headers = _positions(fetched)
+            if page.wrong:
+                headers += undecodable.headers_of([page])
+            await call.answer(HttpResponse(200, page.body, MEDIA_TYPES[format_name], headers))
+        return None
 
     async def _page(
-        self, view: FetchParams, offset: int, wait_s: float = 0.0, call: HttpRequest | None = None
+        self,
+        view: FetchParams,
+        offset: int,
+        share: Share,
+        wait_s: float = 0.0,
+        call: HttpRequest | None = None,
     ) -> FetchPage:
         """Return the records from `offset` on, encoded. A fetch that waits for the first record
         takes no part of the budget: else a few idle clients would block all others."""
@@ -152,11 +157,16 @@ class Fetch:
                 call.waited_s = self._log.clock.boot_s() - started_s
             if offset == waited.high_watermark:
                 return encode(view, waited)
-        with self.budget(view.bytes_max):
-            return encode(
-                view,
-                await self._log.fetch(view.topic, view.partition, offset, bytes_max=view.bytes_max),
-            )
+        while not share.set(view.bytes_max):
+            if call is not None:
+                raise self._full()
+            await asyncio.sleep(ROOM_S)
+        fetched = await self._log.fetch(
+            view.topic, view.partition, offset, bytes_max=view.bytes_max
+        )
+        page = encode(view, fetched)
+        self.charge(share, len(page.page.body))
+        return page
 
     def count(self, pages: Sequence[Page], size: int, topic: str | None = None) -> None:
         """Count the records of an answer of `size` bytes; `topic` is None if it may have several
@@ -167,18 +177,25 @@ class Fetch:
                 self.counters.undecodable[page.on_error] += page.wrong
 
     @contextlib.contextmanager
-    def budget(self, size: int) -> Iterator[None]:
-        """Reserve memory for a response while it is encoded (I10). Raises Unavailable."""
-        if self._in_flight + size > self._settings.fetch_bytes_in_flight and self._in_flight:
-            raise Unavailable(
-                f"responses of {self._in_flight} bytes are in flight, the limit is "
-                f"{self._settings.fetch_bytes_in_flight}: try again later"
-            )
-        self._in_flight += size
+    def budget(self, size: int = 0) -> Iterator[Share]:
+        """Reserve memory for a response, until it is sent (I10). Raises Unavailable."""
+        share = Share(self._answers)
+        self.charge(share, size)
         try:
-            yield
+            yield share
         finally:
-            self._in_flight -= size
+            share.set(0)
+
+    def charge(self, share: Share, size: int) -> None:
+        """Change what a response holds. Raises Unavailable."""
+        if not share.set(size):
+            raise self._full()
+
+    def _full(self) -> Unavailable:
+        return Unavailable(
+            f"responses of {self._answers.used} bytes are in flight, the limit is "
+            f"{self._answers.limit}: try again later"
+        )
 
     async def _partition(self, topic: str, text: str) -> int:
         try:
@@ -193,7 +210,7 @@ class Fetch:
         seen = call.headers.get(b"last-event-id", b"").decode("latin-1")
         if seen or "last-event-id" in query:
             seen = seen or query["last-event-id"]
-            if seen == START:
+            if seen == events.START:
                 return 0
             return integer("Last-Event-ID", seen, 0, OFFSET_MAX - 1) + 1
         if "timestamp" in query:
@@ -212,10 +229,15 @@ class Fetch:
         return integer("offset", text, 0, OFFSET_MAX)
 
     async def _follow(self, call: HttpRequest, view: FetchParams, offset: int, reset: str) -> None:
-        # The first page comes before the response starts, so that its errors have a status. The
-        # exception is a record that does not decode, for events: an EventSource, which ends at any
-        # other status than 200, passes the record.
-        (fetched, page), passed = await self._page_or_reset(view, offset, reset)
+        # The first page comes before the response starts: its errors have a status. But an
+        # EventSource ends at any other than 200: it gets a record that does not decode as an event.
+        with self.budget() as share:
+            await self._follow_on(call, view, offset, reset, share)
+
+    async def _follow_on(
+        self, call: HttpRequest, view: FetchParams, offset: int, reset: str, share: Share
+    ) -> None:
+        (fetched, page), passed = await self._page_or_reset(view, offset, reset, share, call=call)
         if page.stopped is not None and not page.records and view.format_name != "sse":
             raise page.stopped
         await call.start_stream(MEDIA_TYPES[view.format_name], _positions(fetched))
@@ -223,9 +245,7 @@ class Fetch:
             await call.end()
             return
         if view.format_name == "sse":
-            # An id without data: a client that loses the connection now continues here, not at what
-            # is `latest` then.
-            await call.chunk(b"retry: %d\nid: %b\n\n" % (RETRY_MS, _id_before(offset)))
+            await call.chunk(events.beginning(offset))
         await call.chunk(passed)
         started_s = self._log.clock.boot_s()
         rights = rights_of(call.scope)
@@ -235,12 +255,13 @@ class Fetch:
             while not gone.done():
                 await rights.check(READ, TOPIC, view.topic)  # it may have gone during the wait
                 await self._send(call, view, fetched, page)
+                share.set(0)
                 if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
                     await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
                     page = Page(view.topic, view.partition, b"", 0)
                     continue
                 paging = asyncio.create_task(
-                    self._page_or_reset(view, fetched.next_offset, reset, KEEPALIVE_S)
+                    self._page_or_reset(view, fetched.next_offset, reset, share, KEEPALIVE_S)
                 )
                 await asyncio.wait({paging, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if paging.done():
@@ -257,31 +278,35 @@ class Fetch:
         await call.end()
 
     async def _page_or_reset(
-        self, view: FetchParams, offset: int, reset: str, wait_s: float = 0.0
+        self,
+        view: FetchParams,
+        offset: int,
+        reset: str,
+        share: Share,
+        wait_s: float = 0.0,
+        call: HttpRequest | None = None,
     ) -> tuple[FetchPage, bytes]:
-        """Return a page, and the event before it where the offset was out of range: retention was
-        faster than the follower, or the topic was created again."""
+        """Return a page, and the event before it where the offset was out of range."""
         try:
-            return await self._page(view, offset, wait_s), b""
+            return await self._page(view, offset, share, wait_s, call), b""
         except OffsetOutOfRange as error:
             if reset == "none":
                 raise
-            offset, passed = _reset_event(view.format_name, error, reset)
-            return await self._page(view, offset), passed
+            offset, passed = events.reset(view.format_name, error, reset)
+            return await self._page(view, offset, share, call=call), passed
 
     async def _send(
         self, call: HttpRequest, view: FetchParams, fetched: FetchResult, page: Page
     ) -> None:
-        """Send one page of a stream, or a sign of life. Raises Undecodable behind a page that
-        stopped."""
+        """Send one page of a stream, or a sign of life. Raises Undecodable behind its records."""
         if page.body:
             await call.chunk(page.body)
             rights_of(call.scope).record(CONSUMER_BYTE_RATE, len(page.body))
         elif not page.wrong:
-            await call.chunk(KEEPALIVE[view.format_name])
+            await call.chunk(events.KEEPALIVE[view.format_name])
         self.count([page], len(page.body), page.topic)
         if page.skipped:
-            await call.chunk(_skip_event(view.format_name, fetched, page))
+            await call.chunk(events.skipped(view.format_name, fetched.next_offset, page))
         if page.stopped is not None:
             raise page.stopped
 
@@ -304,28 +329,6 @@ def _reset(query: dict[str, str]) -> str:
             f"parameter reset={text[:SHOWN_MAX]!r} must be one of {', '.join(RESETS)}"
         )
     return text
-
-
-def _reset_event(format_name: str, error: OffsetOutOfRange, reset: str) -> tuple[int, bytes]:
-    """Return where a follower continues whose offset is out of range, and the event for that."""
-    offset = error.log_start_offset if reset == "earliest" else error.high_watermark
-    data = {"type": "reset", "requested_offset": error.offset, "offset": offset}
-    body = msgspec.json.encode(data)
-    if format_name == "sse":
-        return offset, b"id: %b\nevent: reset\ndata: %b\n\n" % (_id_before(offset), body)
-    return offset, body + b"\n"
-
-
-def _id_before(offset: int) -> bytes:
-    """Return the event id of a client that continues with this offset."""
-    return b"%d" % (offset - 1) if offset else START.encode()
-
-
-def _skip_event(format_name: str, fetched: FetchResult, page: Page) -> bytes:
-    body = msgspec.json.encode({"skipped": page.skipped, "first_skipped_offset": page.first_wrong})
-    if format_name == "sse":
-        return b"id: %d\nevent: skipped\ndata: %b\n\n" % (fetched.next_offset - 1, body)
-    return body + b"\n"
 
 
 def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:

@@ -231,21 +231,9 @@ class Edge:
             "query_string": _ascii(scope["query_string"]),
             "headers": _typed(scope["headers"]),
         }
-        call = HttpRequest(scope, receive, send)
-        body: bytes | None = None
+        call = HttpRequest(scope, receive, send, scope.get("bodies"))
         status = 0
         head: Message = {}
-
-        async def bounded() -> Message:
-            nonlocal body
-            if body is None:
-                try:
-                    body = await call.body(BODY_BYTES_MAX)
-                except LogError as error:  # FastAPI makes 400 of every other exception
-                    refusal = error_response(error)
-                    raise HTTPException(refusal.status, str(error), refusal.headers) from error
-                return {"type": "http.request", "body": body, "more_body": False}
-            return await receive()
 
         async def watched(message: Message) -> None:
             nonlocal status, head
@@ -259,7 +247,7 @@ class Edge:
             await send(message)
 
         try:
-            await self._app(scope, bounded, watched)
+            await self._app(scope, _whole_body(call), watched)
         except TASK_ENDS:
             raise
         except BaseException as error:  # the root of a request
@@ -269,9 +257,29 @@ class Edge:
             if status:
                 raise  # half a response is sent: the server closes the connection
             await call.answer(answer.response(scope["path"]))
+        finally:
+            call.release()
         # FastAPI's tag is the label of the route: a histogram for each of 80 routes is too much.
         tags = getattr(scope.get("route"), "tags", None) or ["other"]
         self._counters.observe(str(tags[0]), call.status or status, time.perf_counter() - started)
+
+
+def _whole_body(call: HttpRequest) -> Receive:
+    """Return a `receive` that gives the body at once, and refuses one over the limit."""
+    body: bytes | None = None
+
+    async def receive() -> Message:
+        nonlocal body
+        if body is not None:
+            return await call.receive()
+        try:
+            body = await call.body(BODY_BYTES_MAX)
+        except LogError as error:  # FastAPI makes 400 of every other exception
+            refusal = error_response(error)
+            raise HTTPException(refusal.status, str(error), refusal.headers) from error
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
 
 
 async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[Message, Message]:

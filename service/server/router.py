@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, files
 from tidelog.service.http.accept import check_accept
+from tidelog.service.http.admission import Admission, Limits
 from tidelog.service.http.call import (
     JSON,
     HttpRequest,
@@ -80,11 +81,26 @@ APP_ROUTES: tuple[Route, ...] = (
 )
 ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 
+ADDRESSES_MIN = 1000
+"""With fewer connections than this, one address may have all."""
 NAMES_IN_ERRORS = {"consumer_group_id": "group_name"}
 """The names of path parameters in Redpanda's messages, where they differ."""
 
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[..., Awaitable[HttpResponse | None]]
+
+
+def limits_of(settings: Settings, connections_max: int | None = None) -> Limits:
+    """Return the limits of the listener for clients; `connections_max` is by open files."""
+    most = settings.connections_max if connections_max is None else connections_max
+    return Limits(
+        connections_max=most,
+        unproved_max=most,
+        address_max=most if most < ADDRESSES_MIN else most // 4,
+        spare_max=max(4, min(64, most // 16)),
+        bodies_bytes_max=settings.buffer_bytes_max,
+        answers_bytes_max=settings.fetch_bytes_in_flight,
+    )
 
 
 class Target(NamedTuple):
@@ -167,8 +183,11 @@ class Router:
         instances: Instances,
         forwarder: Forwarder | None = None,
         security: Security | None = None,
+        admission: "Admission[Any] | None" = None,
     ) -> None:
         self._app = app
+        self.admission = admission or Admission(limits_of(settings))
+        """Of the listener that this serves."""
         self._clock = broker.clock
         self._advertised_url = settings.advertised_url
         self._cors = Cors(settings.cors_origin_names) if settings.cors_origins else None
@@ -177,7 +196,7 @@ class Router:
         self._audit = open_audit(settings, broker, counters)
         counters.on_refusal = None if self._audit is None else self._audit.refused
         self._counters = counters
-        fetcher = fetch.Fetch(broker, settings, counters)
+        fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers)
         producer = produce.Produce(broker, settings, counters)
         self.consumers = consumers.ConsumerHandlers(broker, settings, instances, fetcher, forwarder)
         self.forwarded = Forwarded(self._serve_for_peer)
@@ -203,7 +222,7 @@ class Router:
         node, segments = self._root.find(scope["path"])
         method: str = scope["method"]
         target = None if node is None else node.methods.get(method)
-        call = HttpRequest(scope, receive, send)
+        call = HttpRequest(scope, receive, send, self.admission.bodies)
         headers = call.headers
         origin = b""
         if self._cors is not None and (origin := self._cors.origin(headers)):
@@ -221,7 +240,7 @@ class Router:
             or b"sec-fetch-site" in headers
         ):
             refusal = self._site_refusal(call, target, is_allowed=origin != b"")
-        if refusal is None and self._security is not None:
+        if refusal is None and self._security is not None and not _is_health(target):
             refusal = await _refusal(self._security, scope, node, target, segments)
         if refusal is None and (target is None or not scope["path"].isprintable()):
             refusal = _refusal_of_path(method, node, target, segments)
@@ -249,6 +268,7 @@ class Router:
 
     async def _serve_by_app(self, target: Target | None, call: HttpRequest) -> None:
         scope = call.scope
+        scope["bodies"] = self.admission.bodies
         if self._advertised_url:
             scope = {**scope, ADVERTISED: self._advertised_url}
         if scope["method"] == "HEAD":
@@ -278,6 +298,8 @@ class Router:
             raise
         except BaseException as error:  # noqa: BLE001 the root of a request; `answered` logs it
             await self._answer_error(call, error)
+        finally:
+            call.release()
         took = time.perf_counter() - started - call.waited_s
         self._counters.observe(target.route.label, call.status, max(took, 0.0))
 
@@ -373,6 +395,14 @@ async def _refusal(
         accesses = {each.route.access for each in node.methods.values()}
         access = RouteAccess.PUBLIC if accesses == {RouteAccess.PUBLIC} else access
     return await security.admit(scope, access, name)
+
+
+def _is_health(target: Target | None) -> bool:
+    """Whether the route is served whatever key is sent: a probe with an old key must not end the
+    broker."""
+    if target is None or target.route.access is not RouteAccess.PUBLIC:
+        return False
+    return target.route.label == "health"
 
 
 def _paths(

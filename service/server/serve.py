@@ -17,16 +17,19 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import uvloop
 
-from tidelog.service.http.protocol import Server, bound_sockets
+from tidelog.service.http.admission import Admission
+from tidelog.service.http.protocol import Server
+from tidelog.service.http.sockets import bound_sockets
+from tidelog.service.peers import listener as peer_listener
 from tidelog.service.peers.client import METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
-from tidelog.service.peers.listener import PeerApp, PeerListener
+from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener
 from tidelog.service.routes.health import VERSION
 from tidelog.service.secret_files import OTHERS, PRIVATE_UMASK, why_exposed
 from tidelog.service.security.authenticator import Security, topic_filter
@@ -41,8 +44,9 @@ from tidelog.service.server.log_lines import (
     log_to_stderr,
 )
 from tidelog.service.server.maintenance import check_tables, run_maintenance
+from tidelog.service.server.open_files import KEPT_FILES, Shares, raised, shares
 from tidelog.service.server.return_memory import return_memory
-from tidelog.service.server.router import Router
+from tidelog.service.server.router import Router, limits_of
 from tidelog.service.settings import Settings, state_home
 from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Worker, gathered
 from tidelog.service.telemetry.rates import RateSampler
@@ -187,25 +191,43 @@ async def _serve_cluster(
     """Run the peer listener around the HTTP server: a broker registers before it accepts requests,
     and answers its peers until it has ended."""
     broker, counters = serving.broker, MaintenanceCounters()
+    files = _files(settings)
+    admission: Admission[Any] = Admission(
+        limits_of(settings, files.clients), _other_bounds(settings)
+    )
     maintaining = asyncio.create_task(
         run_maintenance(settings, broker, counters), name="tidelog-care"
     )
     look = asyncio.create_task(check_tables(broker), name="tidelog-tables")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            app, peer_app, rates = await _build_apps(settings, serving, counters)
+            app, peer_app, rates = await _build_apps(settings, serving, counters, admission)
             if _has_peers(settings):
                 host = settings.peer_host or settings.host
-                listener = PeerListener(peer_app, host, settings.peer_port)
+                listener = PeerListener(peer_app, host, settings.peer_port, files.peers)
                 stack.push_async_callback(listener.close)
                 address = await listener.start(settings.peer_address)
                 await broker.join(address, settings.port)
-            await _serve_http(settings, broker, app, rates, sockets, on_listening)
+            await _serve_http(settings, broker, app, rates, sockets, on_listening, files.backlog)
         finally:
             maintaining.cancel()
             look.cancel()
             await _close(broker)
             await asyncio.wait([maintaining, look], timeout=BACKGROUND_STOP_S)
+
+
+def _files(settings: Settings) -> Shares:
+    """Raise the limit of open files to what all connections need, and divide it."""
+    clients, peers = settings.connections_max, peer_listener.CONNECTIONS_MAX
+    limit = raised(clients + peers + KEPT_FILES)
+    divided = shares(limit, clients, peers)
+    if divided.clients < clients:
+        log.warning(
+            "open files are limited to %d (ulimit -n): at most %d connections",
+            limit,
+            divided.clients,
+        )
+    return divided
 
 
 async def _close(broker: Broker) -> None:
@@ -222,11 +244,14 @@ async def _close(broker: Broker) -> None:
 
 
 async def _build_apps(
-    settings: Settings, serving: _Serving, maintenance: MaintenanceCounters
+    settings: Settings,
+    serving: _Serving,
+    maintenance: MaintenanceCounters,
+    admission: "Admission[Any]",
 ) -> tuple[Router, PeerApp, RateSampler]:
     """Return the ASGI applications for clients and for peers, and the rates."""
     broker, traces = serving.broker, serving.traces
-    counters = HttpCounters()
+    counters = HttpCounters(admission)
     security = await _security(settings, broker, counters)
     if security is not None:
         serving.peers.signatures = Signatures(
@@ -246,7 +271,7 @@ async def _build_apps(
     )
     forwarder = Forwarder(GroupPeers(broker.members, serving.peers))
     kind = Router if traces is None else traces.router()
-    router = kind(app, broker, settings, counters, broker.groups, forwarder, security)
+    router = kind(app, broker, settings, counters, broker.groups, forwarder, security, admission)
     reports = {METRICS: app.state.telemetry.text, VITALS: app.state.vitals.encoded}
     peer_app = PeerApp(broker, router.forwarded, reports, serving.peers.signatures)
     return router, peer_app, app.state.vitals
@@ -259,6 +284,7 @@ async def _serve_http(
     rates: RateSampler,
     sockets: list[socket.socket],
     on_listening: Callable[[], object],
+    backlog: int,
 ) -> None:
     sampling = asyncio.create_task(rates.run(), name="tidelog-vitals")
     memory = asyncio.create_task(return_memory(broker), name="tidelog-memory")
@@ -277,8 +303,8 @@ async def _serve_http(
         settings.port,
         on_listening=listening,
         loop="uvloop",
-        timeout_keep_alive=75,
-        limit_concurrency=settings.connections_max,
+        admission=app.admission,
+        backlog=backlog,
         timeout_graceful_shutdown=10,
     )
 
@@ -326,6 +352,16 @@ async def _security(settings: Settings, broker: Broker, counters: HttpCounters) 
     if settings.host not in LOOPBACK:
         log.warning("keys are sent unencrypted: put a TLS proxy before %s", settings.host)
     return Security(broker, settings, secret, counters)
+
+
+def _other_bounds(settings: Settings) -> dict[str, int]:
+    """Return the bytes of the parts of a broker's memory that clients do not hold."""
+    return {
+        "write buffer": settings.buffer_bytes_max,
+        "tail cache": settings.tail_cache_bytes,
+        "read cache": settings.read_cache_bytes,
+        "peers": BODIES_BYTES_MAX,
+    }
 
 
 def _check_files(broker: Broker) -> None:

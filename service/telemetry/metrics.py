@@ -27,6 +27,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from tidelog.service.http.admission import Admission, Limits
 from tidelog.service.telemetry.log_metrics import Labelled, LogCollector, counter, histogram
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
@@ -54,7 +55,9 @@ class HttpCounters:
     """Counters of HTTP requests since the process started. Owned by one event loop. `observe` takes
     ~0.4 us."""
 
-    def __init__(self) -> None:
+    def __init__(self, admission: "Admission[Any] | None" = None) -> None:
+        self.admission: Admission[Any] = admission or Admission(Limits())
+        """Of the listener for clients."""
         self.requests: Counter[tuple[str, int]] = Counter()
         """By route and status class (2 to 5)."""
         self.latencies: dict[str, Histogram] = {}
@@ -170,6 +173,7 @@ class Telemetry:
             LogCollector(broker, version),
             _HttpCollector(http),
             _MaintenanceCollector(maintenance or MaintenanceCounters()),
+            _AdmissionCollector(http.admission),
             ProcessCollector(registry=None),
         ]
         labels = {} if worker is None else {"worker": str(worker.number)}
@@ -306,6 +310,46 @@ class _HttpCollector(Collector):
         labels = ["topic", "direction"]
         yield counter("topic_records", "records by topic, of this broker", labels, records)
         yield counter("topic_bytes", "bytes of bodies by topic, of this broker", labels, sizes)
+
+
+class _AdmissionCollector(Collector):
+    def __init__(self, admission: "Admission[Any]") -> None:
+        self._admission = admission
+
+    def collect(self) -> Iterator[Metric]:
+        admission = self._admission
+        yield GaugeMetricFamily(
+            "tidelog_connections", "open connections of clients", value=admission.connections
+        )
+        yield counter(
+            "connections_ended",
+            "connections that the broker ended: the client was idle, or its head, body, stream or "
+            "reading of an answer stopped; displaced by a new one; refused for its head",
+            ["reason"],
+            [([reason], count) for reason, count in admission.ended.items()],
+        )
+        budgets = {"bodies": admission.bodies, "answers": admission.answers}
+        held = GaugeMetricFamily(
+            "tidelog_budget_bytes", "bytes of requests and answers in memory", labels=["budget"]
+        )
+        for name, budget in budgets.items():
+            held.add_metric([name], budget.used)
+        yield held
+        yield counter(
+            "budget_refused",
+            "requests refused because the budget was used up",
+            ["budget"],
+            [([name], budget.refused) for name, budget in budgets.items()],
+        )
+        most = GaugeMetricFamily(
+            "tidelog_memory_max_bytes",
+            "most bytes of a part of the memory; the sum bounds the process, beside what it needs "
+            "without a record",
+            labels=["part"],
+        )
+        for part, size in admission.bounds().items():
+            most.add_metric([part], size)
+        yield most
 
 
 class _MaintenanceCollector(Collector):

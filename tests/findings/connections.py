@@ -14,8 +14,8 @@ from uvicorn.server import ServerState
 
 from tests.service.conftest import Broker, serving
 from tests.support.logs import opened
-from tidelog.service.http.protocol import Protocol
-from tidelog.service.peers.listener import PeerListener
+from tidelog.service.http.protocol import Config
+from tidelog.service.peers.listener import PeerApp, PeerListener
 from tidelog.service.settings import Settings
 from tidelog.storage.io.memory import MemoryStore
 
@@ -37,6 +37,9 @@ class Transport(asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 1) if name in ("peername", "sockname") else default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -106,19 +109,11 @@ class Connection:
 
 def client_port(broker: Broker) -> uvicorn.Config:
     """As a broker configures it."""
-    return uvicorn.Config(
-        broker.app,  # type: ignore[arg-type]
-        http=Protocol,
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        timeout_keep_alive=75,
-    )
+    return Config(broker.app, broker.app.admission, lifespan="off")
 
 
 def peer_port(broker: Broker) -> uvicorn.Config:
-    return PeerListener(broker.log, "127.0.0.1", 0)._server.config
+    return PeerListener(PeerApp(broker.log), "127.0.0.1", 0)._server.config
 
 
 PORTS = {"clients": client_port, "peers": peer_port}

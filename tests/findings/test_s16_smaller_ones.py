@@ -62,7 +62,6 @@ async def test_s16_a_refusal_leaves_a_line(
     assert "wrong" not in caplog.text
 
 
-@fails("each bad request is a line of the log")
 def test_s16_bad_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with served() as broker:
@@ -133,7 +132,6 @@ async def test_s16_a_commit_needs_the_topic_too(broker: Broker, instance: dict[s
     assert answer.status_code == 403
 
 
-@fails("a wrong key makes health 401, and a probe with an old key has the broker killed")
 @pytest.mark.parametrize("path", ["/healthy", "/ready", "/startup"])
 async def test_s16_health_needs_no_key_and_minds_none(broker: Broker, path: str) -> None:
     answer = await broker.http.get(path, headers={"authorization": "Bearer old"})

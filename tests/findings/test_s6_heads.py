@@ -16,15 +16,7 @@ LONG = {
 }
 REFUSALS = {400, 414, 431}
 
-without_bound = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="S6: no bound refuses the head of a request"
-)
-without_clock = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="S6: no clock runs before the first answer"
-)
 
-
-@without_bound
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("part", LONG)
 def test_s6_a_long_head_is_refused(port: str, part: str) -> None:
@@ -41,7 +33,6 @@ def test_s6_a_long_head_is_refused(port: str, part: str) -> None:
     run(main)
 
 
-@without_bound
 def test_s6_a_long_target_is_refused_before_all_of_it_came() -> None:
     async def main() -> None:
         async with served() as broker:
@@ -54,7 +45,6 @@ def test_s6_a_long_target_is_refused_before_all_of_it_came() -> None:
     run(main)
 
 
-@without_bound
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("part", LONG)
 def test_s6_a_head_that_does_not_end_is_refused(port: str, part: str) -> None:
@@ -69,7 +59,6 @@ def test_s6_a_head_that_does_not_end_is_refused(port: str, part: str) -> None:
     run(main)
 
 
-@without_clock
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("sent", [b"", b"GET", START], ids=["nothing", "a word", "half a head"])
 def test_s6_a_head_that_does_not_come_ends_the_connection(port: str, sent: bytes) -> None:
@@ -85,9 +74,6 @@ def test_s6_a_head_that_does_not_come_ends_the_connection(port: str, sent: bytes
     run(main)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="S6: a head that HTTP does not allow is served"
-)
 @pytest.mark.parametrize(
     "head",
     [

@@ -1,0 +1,36 @@
+"""How many connections a process may hold, by its limit of open files (RLIMIT_NOFILE)."""
+
+import resource
+from typing import NamedTuple
+
+KEPT_FILES = 512
+"""Descriptors for the store, the hot log, peers that this broker calls, and for connections that
+are accepted only to be closed. A process with fewer files keeps half of them."""
+BACKLOG = 2048
+
+
+class Shares(NamedTuple):
+    """Descriptors by use."""
+
+    clients: int
+    peers: int
+    backlog: int
+    """Connections that the kernel may hand over at once; these are within the kept ones."""
+
+
+def shares(files: int, clients_max: int, peers_max: int) -> Shares:
+    """Divide `files` descriptors: a part is kept, peers have up to a quarter of the rest."""
+    kept = min(KEPT_FILES, files // 2)
+    peers = max(min(peers_max, (files - kept) // 4), 1)
+    clients = max(min(clients_max, files - kept - peers), 1)
+    return Shares(clients, peers, max(min(BACKLOG, (files - peers - clients) // 4), 1))
+
+
+def raised(files: int) -> int:
+    """Raise this process's limit of open files to `files`, if the system allows it; return the
+    limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return files if soft == resource.RLIM_INFINITY else soft

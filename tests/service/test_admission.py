@@ -1,0 +1,237 @@
+"""Admission: connections, shares of budgets and clocks, in virtual time."""
+
+import random
+
+import pytest
+
+from tidelog.service.http.admission import (
+    BYTES_PER_S_MIN,
+    CONNECTION_BYTES,
+    LOG_LINES,
+    LOG_PERIOD_S,
+    WATCHED_MAX,
+    Admission,
+    Budget,
+    Limits,
+    Phase,
+    Share,
+)
+from tidelog.service.server.open_files import KEPT_FILES, shares
+
+
+class Client:
+    """A connection as a test sets it."""
+
+    def __init__(self, phase: Phase = Phase.IDLE) -> None:
+        self.phase = phase
+        self.progress = 0
+
+    def observed(self) -> tuple[Phase, int]:
+        return self.phase, self.progress
+
+
+def limits(**chosen: float) -> Limits:
+    small = {"connections_max": 6, "unproved_max": 6, "address_max": 6, "spare_max": 2}
+    return Limits()._replace(**{**small, **chosen})  # type: ignore[arg-type]
+
+
+def ended(admission: Admission[Client], now_s: float) -> list[tuple[Client, Phase]]:
+    """One whole round."""
+    found: list[tuple[Client, Phase]] = []
+    is_last = False
+    while not is_last:
+        some, is_last = admission.overdue(now_s)
+        found += some
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a1_a2_shares_are_given_back_and_budgets_kept(seed: int) -> None:
+    rng = random.Random(seed)
+    budget = Budget(1000)
+    held = [Share(budget) for _ in range(8)]
+    for _ in range(2000):
+        share = rng.choice(held)
+        before = share.size
+        size = rng.choice((0, rng.randrange(400), rng.randrange(3000)))
+        is_held = share.set(size)
+        assert share.size == (size if is_held else before)
+        assert is_held or size > before, "less always fits"
+        assert budget.used == sum(each.size for each in held)
+        others = budget.used - share.size
+        assert not is_held or size <= before or not others or budget.used <= budget.limit
+    for share in held:
+        assert share.set(0)
+    assert budget.used == 0
+    assert budget.refused > 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_connections_are_bounded_and_nothing_is_left(seed: int) -> None:
+    rng = random.Random(seed)
+    bounds = limits(address_max=4, unproved_max=5)
+    admission: Admission[Client] = Admission(bounds)
+    opened: dict[Client, str] = {}
+    proved: set[Client] = set()
+    spare: set[Client] = set()
+    for _ in range(3000):
+        deed = rng.randrange(4)
+        if deed <= 1:
+            client, address = Client(), rng.choice("abc")
+            gone = admission.arrive(client, address)
+            opened[client] = address
+            if admission.is_spare(client):
+                spare.add(client)
+            if gone is not None:
+                assert gone not in proved
+                spare.discard(gone)
+                del opened[gone]
+        elif opened:
+            client = rng.choice(list(opened))
+            if deed == 2:
+                admission.prove(client)
+                if client not in spare:
+                    proved.add(client)
+            else:
+                admission.leave(client)
+                admission.leave(client)
+                del opened[client]
+                proved.discard(client)
+                spare.discard(client)
+        usual = [address for client, address in opened.items() if client not in spare]
+        assert len(usual) <= bounds.connections_max
+        assert all(usual.count(address) <= bounds.address_max for address in "abc")
+        assert len(spare) <= bounds.spare_max
+        assert len(usual) - len(proved) <= bounds.unproved_max
+        assert admission.connections == len(opened)
+    for client in opened:
+        admission.leave(client)
+    assert admission.connections == 0
+    assert not admission._addresses
+    assert not admission._unproved
+    assert not admission._spare
+
+
+def test_a3_a_new_connection_displaces_the_oldest_unproved() -> None:
+    admission: Admission[Client] = Admission(limits())
+    clients = [Client() for _ in range(6)]
+    for client in clients:
+        assert admission.arrive(client, "a") is None
+    admission.prove(clients[0])
+    assert admission.arrive(Client(), "b") is clients[1]
+    for client in clients:
+        admission.prove(client) if client is not clients[1] else None
+    assert admission.ended["displaced"] == 1
+
+
+def test_a_connection_above_the_bound_is_spare() -> None:
+    admission: Admission[Client] = Admission(limits())
+    for _ in range(6):
+        client = Client()
+        admission.arrive(client, "a")
+        admission.prove(client)
+    spare = [Client(), Client(), Client()]
+    assert [admission.arrive(client, "b") for client in spare] == [None, None, spare[0]]
+    assert [admission.is_spare(client) for client in spare] == [False, True, True]
+    admission.leave(client)
+    assert admission.arrive(Client(), "c") is None
+    assert admission.connections == 8
+
+
+def test_each_clock_ends_what_stands_still() -> None:
+    bounds = limits()
+    times = {
+        Phase.HEAD: bounds.head_s,
+        Phase.BODY: bounds.body_s,
+        Phase.STREAM: bounds.stream_s,
+        Phase.ANSWER: bounds.answer_s,
+        Phase.IDLE: bounds.idle_s,
+    }
+    for phase, limit_s in times.items():
+        admission: Admission[Client] = Admission(bounds)
+        client = Client(phase)
+        admission.arrive(client, "a")
+        admission.prove(client)
+        ended(admission, 0.0)
+        ended(admission, 1.0)  # first seen
+        assert ended(admission, limit_s) == []
+        assert ended(admission, limit_s + 1.0) == [(client, phase)]
+        assert admission.ended[phase.value] == 1
+
+
+def test_an_unproved_connection_has_less_time() -> None:
+    admission: Admission[Client] = Admission(limits())
+    client = Client()
+    admission.arrive(client, "a")
+    ended(admission, 0.0)
+    ended(admission, 0.0)
+    assert ended(admission, 9.0) == []
+    assert ended(admission, 10.0) == [(client, Phase.IDLE)]
+
+
+def test_a_body_needs_more_than_a_byte_now_and_then() -> None:
+    bounds = limits()
+    admission: Admission[Client] = Admission(bounds)
+    slow, steady = Client(Phase.BODY), Client(Phase.BODY)
+    for client in (slow, steady):
+        admission.arrive(client, "a")
+    found: list[tuple[Client, Phase]] = []
+    now_s = 0.0
+    while not found and now_s < 1000:
+        now_s += 1.0
+        slow.progress += 1
+        steady.progress += 2 * BYTES_PER_S_MIN
+        found = ended(admission, now_s)
+    assert found == [(slow, Phase.BODY)]
+    assert now_s <= bounds.body_s + 2
+
+
+def test_a4_no_clock_runs_while_the_broker_works() -> None:
+    admission: Admission[Client] = Admission(limits())
+    client = Client(Phase.BODY)
+    admission.arrive(client, "a")
+    for now_s in range(10_000):
+        client.phase = Phase.SERVED if now_s % 20 > 10 else Phase.BODY
+        assert ended(admission, float(now_s)) == []
+
+
+def test_a_round_over_many_connections_is_in_pieces() -> None:
+    many = 3 * WATCHED_MAX
+    bounds = Limits(connections_max=many, unproved_max=many, address_max=many)
+    admission: Admission[Client] = Admission(bounds)
+    for _ in range(many):
+        admission.arrive(Client(), "a")
+    ended(admission, 0.0)
+    pieces = [admission.overdue(0.0) for _ in range(4)]
+    assert [is_last for _, is_last in pieces] == [False, False, False, True]
+    assert len(ended(admission, 100.0)) == many
+
+
+def test_lines_of_bad_requests_are_few_and_counted() -> None:
+    admission: Admission[Client] = Admission(limits())
+    lines = [admission.line(0.0) for _ in range(100)]
+    assert lines == [0] * LOG_LINES + [None] * (100 - LOG_LINES)
+    assert admission.line(LOG_PERIOD_S) == 100 - LOG_LINES
+    assert admission.line(LOG_PERIOD_S) == 0
+
+
+def test_the_bound_of_memory_is_the_sum_of_the_budgets() -> None:
+    admission: Admission[Client] = Admission(
+        limits(bodies_bytes_max=10, answers_bytes_max=20), {"cache": 30}
+    )
+    assert admission.bounds() == {
+        "bodies": 10,
+        "answers": 20,
+        "connections": 8 * CONNECTION_BYTES,
+        "cache": 30,
+    }
+
+
+@pytest.mark.parametrize("files", [64, 128, 256, 1024, 4096, 20_000, 1 << 20])
+def test_descriptors_are_kept_for_the_store(files: int) -> None:
+    divided = shares(files, 10_000, 1_000)
+    assert divided.clients <= 10_000
+    assert divided.peers <= 1_000
+    kept = files - divided.clients - divided.peers
+    assert kept >= min(KEPT_FILES, files // 2)
+    assert divided.backlog <= kept // 4
