@@ -57,6 +57,7 @@ log = logging.getLogger("tidelog.sequencer")
 TOLD_BYTES_MAX = 64 * 1024
 """Larger headers, and larger chunks of an entry, are not announced: peers read the store."""
 TOO_OLD = "the upload was not committed in time and may be collected: retry"
+SKIPPED = "the process was suspended: the draft's outcome is unknown"
 SEQUENCER_RETRY_S = 0.05
 RETRY_S_MAX = 2.0
 
@@ -119,7 +120,7 @@ class _ForwardedDraft:
         if self.is_void and self.is_in_doubt:
             # The view skipped entries. One may have the draft, and the state may have dropped its
             # mark since.
-            raise CommitUnknown("the process was suspended: the draft's outcome is unknown")
+            raise CommitUnknown(SKIPPED)
         if self.wal.state.elapsed_ms > not_after_ms(self.draft):
             # All brokers agree: the draft is in no entry so far, and no later entry may have it.
             self.is_in_doubt = False
@@ -431,7 +432,12 @@ class Sequencer:
                 return
             found = [entry.commits[index].commit_id for index in commits]
             if found == [commit.commit_id for commit in own.draft.commits]:
-                own.done.set_result(applied.outcomes[commits.start : commits.stop])
+                outcomes = applied.outcomes[commits.start : commits.stop]
+                if own.is_void and all(o.is_duplicate and not o.placements for o in outcomes):
+                    # An entry that the view skipped has the draft, and its placements.
+                    own.done.set_exception(CommitUnknown(SKIPPED))
+                else:
+                    own.done.set_result(outcomes)
                 return
             self.wal.copy_fence.fence(entry.seq)
             own.done.set_exception(Fenced(self.wal.writer, entry.seq))

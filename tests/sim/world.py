@@ -68,7 +68,8 @@ class Broker:
     is_ready: bool = False
     is_ending: bool = False
     asked: dict["asyncio.Future[Any]", None] = field(default_factory=dict)
-    recovering: list[Any] = field(default_factory=list)
+    files: list[tuple[int, Path]] = field(default_factory=list)
+    """Descriptors and paths of hot logs that it has made, or recovers."""
 
     @property
     def consumers(self) -> Instances:
@@ -76,12 +77,7 @@ class Broker:
 
     def close_files(self) -> None:
         """Release what the operating system releases for a process that ends."""
-        files = [(file.fd, file.path) for file in self.recovering]
-        hot_log = self.log.writer.hot_log if hasattr(self, "log") else None
-        if hot_log is not None:
-            ours = [*hot_log._full, hot_log._file, *hot_log.kept, hot_log._leaving]
-            files += [(file.fd, file.path) for file in ours if file is not None]
-        for fd, path in files:
+        for fd, path in self.files:
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{fd}").startswith(str(path)):  # still the same
                     os.close(fd)
@@ -417,18 +413,26 @@ class World:
         """While the world runs: deltalake is ours, hot logs that are recovered are known, and the
         times of an hour and more are in the proportion of this run's."""
         recover = tidelog.storage.write.hot_log_file.recover
-        set_aside = HotLog.set_aside
+        set_aside, make = HotLog.set_aside, HotLog._make
 
         def counted(hot_log: HotLog, file: Any) -> None:
             self.count("set aside")
             set_aside(hot_log, file)
 
+        def of_broker(directory: Path, files: list[tuple[int, Path]]) -> None:
+            for broker in self.brokers.values():
+                if broker.home == directory:
+                    broker.files += files
+
         def recovering(directory: Path, cluster_id: str) -> list[Any]:
             found = recover(directory, cluster_id)
-            for broker in self.brokers.values():
-                if broker.home == directory and not broker.is_ready:
-                    broker.recovering = found
+            of_broker(directory, [(file.fd, file.path) for file in found])
             return found
+
+        def making(hot_log: HotLog, path: Path, body: bytes) -> int:
+            fd = make(hot_log, path, body)
+            of_broker(path.parent, [(fd, path)])
+            return fd
 
         level = logging.root.manager.disable
         told = logging.getLogger("tidelog")
@@ -443,6 +447,7 @@ class World:
                 (tidelog.storage.write.set_aside, "KEPT_RETRY_S", 1.0),
                 (tidelog.storage.write.set_aside, "ALONE_FAILURES_MAX", 2),
                 (HotLog, "set_aside", counted),
+                (HotLog, "_make", making),
                 *faults.fragile_calls(self.draws, lambda: self.weather, self.count),
             ):
                 stack.callback(setattr, module, name, getattr(module, name))
