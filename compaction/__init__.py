@@ -13,7 +13,7 @@ engine          the executor of rewrites: this process
 spark_engine    the executor of rewrites: Spark tasks
 compact         merges small segments, keeps the newest record per key
 collect         deletes objects that nothing names
-repair          restores or adopts tables in doubt
+repair_tables   restores or adopts tables in doubt
 upgrade         raises the level of the format when every live broker knows it; sets bounds
 backups         copies of a running cluster, and new clusters from them
 repair_wal      drops entries behind damage, gives up lost records, deletes strays

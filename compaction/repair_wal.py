@@ -27,7 +27,7 @@ from tidelog.storage.core.actions import Append, LoseRecords
 from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from tidelog.storage.io.object_store import ObjectInfo
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import TailChunk
 from tidelog.storage.wal.entry_put import EntryPut

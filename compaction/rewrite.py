@@ -28,7 +28,7 @@ from tidelog.storage.core import keys, levels
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.object_store import ObjectStore, upload
-from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.read.plan import SegmentRange
 from tidelog.storage.read.segment_reader import (
     FetchedGroups,
@@ -37,7 +37,7 @@ from tidelog.storage.read.segment_reader import (
     source_of,
     started_ahead,
 )
-from tidelog.storage.read.splits import gone_is_unavailable
+from tidelog.storage.read.split_reader import gone_is_unavailable
 from tidelog.storage.tables import segment as segments
 
 PIECE_BYTES = 32 * 1024 * 1024

@@ -18,7 +18,7 @@ import msgspec
 
 from tidelog.compaction import scrub_checks
 from tidelog.compaction.garbage import MANIFEST, Grace, topic_of
-from tidelog.compaction.repair import differs
+from tidelog.compaction.repair_tables import differs
 from tidelog.compaction.scrub_checks import Finding, Kind
 from tidelog.compaction.scrub_wal import Place, scrub_wal
 from tidelog.compaction.session import MaintenanceSession, topics_of
@@ -26,7 +26,7 @@ from tidelog.storage.core import keys
 from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.object_store import ObjectInfo
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.partition import Partition, TailChunk

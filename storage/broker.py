@@ -41,7 +41,7 @@ from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.metered import MeteredStore, StoreCounters
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.io.start_retry import StartRetry
-from tidelog.storage.io.threads import surviving
+from tidelog.storage.io.tasks import surviving
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.reader import ReaderSettings

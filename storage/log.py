@@ -45,7 +45,7 @@ from tidelog.storage.core.model import Acks, AppendedRange, TopicPartition
 from tidelog.storage.core.observer import Observer
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.io.start_retry import START_RETRY_S
-from tidelog.storage.io.threads import surviving
+from tidelog.storage.io.tasks import surviving
 from tidelog.storage.read.reader import ReadBatch, Reader, ReaderSettings, retry_after_suspend
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic

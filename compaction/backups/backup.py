@@ -60,7 +60,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
 )
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.delta_json import removed_of

@@ -37,7 +37,7 @@ from tidelog.storage.core import keys
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.holds import Holds
 from tidelog.storage.tables.delta import open_table

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tidelog.service.cli import access, groups, maintenance, records, repair, replay, topics
+from tidelog.service.cli import access, groups, maintenance, produce_consume, repair, replay, topics
 from tidelog.service.cli.requests import Commands, JsonOption, ServerOption
 from tidelog.service.cli.results import (
     EXIT_INTERRUPTED,
@@ -231,8 +231,8 @@ app.add_typer(groups.app, name="groups")
 app.add_typer(access.keys, name="keys")
 app.add_typer(access.acls, name="acls")
 app.add_typer(access.quotas, name="quotas")
-app.command("produce")(records.produce)
-app.command("consume")(records.consume)
+app.command("produce")(produce_consume.produce)
+app.command("consume")(produce_consume.consume)
 app.command("seal")(topics.seal)
 app.command("replay")(replay.replay)
 

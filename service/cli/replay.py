@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from tidelog.service.cli.records import parse_time
+from tidelog.service.cli.positions import parse_time
 from tidelog.service.cli.requests import JsonOption
 from tidelog.service.cli.results import (
     BadUsage,
@@ -148,7 +148,7 @@ def frame_of(
     options: Mapping[str, str],
 ) -> "DataFrame":
     """Return the records between the positions in `options`, in the columns of the format."""
-    from tidelog.storage.spark.native import read_topic
+    from tidelog.storage.spark.parquet_scan import read_topic
 
     more = {"endpoint": settings.s3_endpoint, "region": settings.s3_region}
     if settings.s3.path_style is not None:
@@ -162,7 +162,7 @@ def frame_of(
 def _check_topic(settings: Settings, topic: str) -> None:
     from tidelog.storage.io.blocking import OpenedStore
     from tidelog.storage.io.clock import SystemClock
-    from tidelog.storage.read.snapshot import open_snapshot
+    from tidelog.storage.read.offline_log import open_snapshot
 
     with OpenedStore(settings.store, settings.s3) as opened:
         opened.run(open_snapshot(opened.store, SystemClock(), [topic]))

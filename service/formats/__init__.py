@@ -5,7 +5,7 @@ json_in       v2 JSON produce bodies to columns
 json_out      columns to JSON arrays, NDJSON, server-sent events; v2 produce reports
 json_text     columns of values to columns of JSON texts
 events        lines and events of followers, beside the records
-undecodable   pages with records that do not decode: stop, skip or raw
+pages         pages of an answer; `on_error`: stop, skip or raw for records that do not decode
 json_numbers  numbers that most readers of JSON refuse
 arrow         Arrow streams to columns and back
 v3_records    records of the v3 dialect

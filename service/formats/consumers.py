@@ -10,7 +10,7 @@ import msgspec
 
 from tidelog.service.formats.bodies import StrictBody, decode_body
 from tidelog.service.formats.json_in import InvalidBody
-from tidelog.service.formats.undecodable import ON_ERROR, OnError
+from tidelog.service.formats.pages import ON_ERROR, OnError
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.call import SCHEMA_FORMATS
 from tidelog.service.http.errors import check_printable_field

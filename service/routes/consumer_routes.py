@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from tidelog.service.formats.undecodable import ON_ERROR
+from tidelog.service.formats.pages import ON_ERROR
 from tidelog.service.http.call import JSON_V2, HttpResponse
 from tidelog.service.http.route import (
     V2,

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from tidelog.service.formats import arrow, events, json_in, json_out, undecodable
+from tidelog.service.formats import arrow, events, json_in, json_out
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.undecodable import ON_ERROR, OnError, Page
+from tidelog.service.formats.pages import ON_ERROR, OnError, Page, encode_page, headers_of
 from tidelog.service.http.admission import Budget, Share
 from tidelog.service.http.call import (
     ARROW,
@@ -133,7 +133,7 @@ class Fetch:
             self.count([page], len(page.body), page.topic)
             headers = _positions(fetched)
             if page.wrong:
-                headers += undecodable.headers_of([page])
+                headers += headers_of([page])
             await call.answer(HttpResponse(200, page.body, MEDIA_TYPES[format_name], headers))
         return None
 
@@ -337,7 +337,7 @@ def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
         records = sum(batch.num_rows for batch in batches)
         body = arrow.encode_arrow(batches)
         return FetchPage(fetched, Page(view.topic, view.partition, body, records))
-    page = undecodable.encode_page(
+    page = encode_page(
         batches,
         view.topic,
         view.partition,

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidelog.service.console.topic_layout import TopicLayouts
-from tidelog.service.console.wal_page import WalPage
+from tidelog.service.console.wal_entries import WalPage
 from tidelog.service.http import openapi
 from tidelog.service.http.call import (
     SHOWN_MAX,
@@ -46,7 +46,7 @@ from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters,
 from tidelog.service.telemetry.rates import Ask, RateSampler, nobody
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.io.tasks import TASK_ENDS
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """Of requests without records (I10): a topic with an assignment of every partition fits."""

@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.repair import undo_rearrangement
+from tidelog.compaction.repair_tables import undo_rearrangement
 from tidelog.compaction.retention import retain
 from tidelog.compaction.session import MaintenanceSession, check_exists, topics_of
 from tidelog.service.settings import Settings
@@ -27,7 +27,7 @@ from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.loop_thread import LoopThread
 from tidelog.storage.io.open import open_store
 from tidelog.storage.io.read_only import open_to_read
-from tidelog.storage.io.threads import TASK_ENDS, lower_priority
+from tidelog.storage.io.tasks import TASK_ENDS, lower_priority
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Topic
 

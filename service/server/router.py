@@ -58,7 +58,7 @@ from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups.instances import Instances
-from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.io.tasks import TASK_ENDS
 
 HOT_ROUTES: tuple[Route, ...] = (
     *produce.ROUTES,

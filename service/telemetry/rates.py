@@ -18,7 +18,7 @@ from tidelog.service.telemetry.log_metrics import SERIES_MAX, lags
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.histogram import SECONDS
-from tidelog.storage.io.threads import surviving
+from tidelog.storage.io.tasks import surviving
 
 log = logging.getLogger("tidelog")
 

@@ -21,7 +21,7 @@ from tidelog.storage.core import keys, levels
 from tidelog.storage.core.errors import NotFound
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.threads import surviving
+from tidelog.storage.io.tasks import surviving
 
 log = logging.getLogger("tidelog.members")
 

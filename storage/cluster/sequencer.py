@@ -46,7 +46,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.object_store import upload
-from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception
+from tidelog.storage.io.tasks import TASK_ENDS, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.announced import AnnouncedChunks

@@ -30,10 +30,10 @@ from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import StaleCommit, Unavailable, UnknownMember
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.positions import Positions
-from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Applied
-from tidelog.storage.state.group import ConsumerGroup, GroupMember
+from tidelog.storage.state.group_types import ConsumerGroup, GroupMember
 
 log = logging.getLogger("tidelog.groups")
 

@@ -15,7 +15,7 @@ from tidelog.storage.core.errors import LogError, NotFound, StoreUnfit, Unavaila
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import Created, ObjectStore
 from tidelog.storage.io.start_retry import START_RETRY_S, StartRetry
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 
 # Several races of two contenders, not one of many: SeaweedFS answers two contenders in 5 ms, three
 # in 1 s, and eight in up to 12 s.

@@ -12,7 +12,7 @@ from tidelog.storage.core.entry import Decoded, Entry
 from tidelog.storage.core.errors import CommitUnknown, NotFound, StoreRefused, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.object_store import Created
-from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.io.tasks import TASK_ENDS
 from tidelog.storage.wal.freshness import Freshness
 from tidelog.storage.wal.wal_objects import WalObjects
 

@@ -22,7 +22,7 @@ from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError, NotFou
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception
+from tidelog.storage.io.tasks import TASK_ENDS, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.announced import AnnouncedEntries

@@ -45,7 +45,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import SKEW_MS_MAX, Acks, SegmentFile
 from tidelog.storage.io.object_store import upload
-from tidelog.storage.io.threads import TASK_ENDS, lower_priority, surviving
+from tidelog.storage.io.tasks import TASK_ENDS, lower_priority, surviving
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.segment_reader import between
 from tidelog.storage.state.cluster_state import ClusterState, Topic

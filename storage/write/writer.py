@@ -30,7 +30,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.core.observer import NO_OBSERVER, Observer
-from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception, surviving
+from tidelog.storage.io.tasks import TASK_ENDS, retrieve_exception, surviving
 from tidelog.storage.state.idempotency import another_request
 from tidelog.storage.state.outcome import Outcome, recall
 from tidelog.storage.wal.view import Committer, WalView

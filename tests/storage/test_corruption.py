@@ -20,7 +20,7 @@ from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.read.plan import SegmentRange, TailRange
-from tidelog.storage.read.splits import SliceReader
+from tidelog.storage.read.split_reader import SliceReader
 from tidelog.storage.tables import segment as segments
 from tidelog.storage.wal import wal_objects
 

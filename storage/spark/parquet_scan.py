@@ -25,6 +25,7 @@ from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.read_only import ReadOnlyFolder
+from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import (
     LogSnapshot,
     OffsetRange,
@@ -32,7 +33,6 @@ from tidelog.storage.read.plan import (
     TopicSnapshot,
     segment_slices,
 )
-from tidelog.storage.read.snapshot import OfflineLog
 from tidelog.storage.spark.request import ReadRequest, request_of
 from tidelog.storage.spark.source import NAME, register
 
