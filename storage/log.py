@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
-from tidelog.storage.core import topic_configs
+from tidelog.storage.core import topic_configs, topic_names
 from tidelog.storage.core.actions import (
     AddPartitions,
     AlterTopic,
@@ -169,7 +169,7 @@ class Log:
             each: topic_configs.canonical(each, value, self.state.level)
             for each, value in configs.items()
         }
-        topic_configs.check_new_name(name)
+        topic_names.check_new_name(name)
         _check_partitions(partitions)
         if name in self.state.topics:
             await self.wal.refresh()  # another broker may have just deleted it

@@ -52,7 +52,7 @@ from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters,
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
@@ -370,7 +370,7 @@ def _check_files(broker: Broker) -> None:
     url = urlsplit(broker.store_url)
     if url.scheme != "file":
         return
-    path = Path(url2pathname(url.path)) / keys.SECRET
+    path = Path(url2pathname(url.path)) / object_keys.SECRET
     if why := why_exposed(path):
         raise StoreUnfit(why)
     if path.parent.stat().st_mode & OTHERS:

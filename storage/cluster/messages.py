@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction, Append, Chunk
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.entry import Commit, Draft, DraftId
@@ -66,7 +66,7 @@ def decode_forwarded(message: Part) -> Draft:
     view = memoryview(taken.body)
     for chunk in taken.chunks:
         if chunk.data:
-            if keys.data_not_after_ms(chunk.data) is None:
+            if object_keys.data_not_after_ms(chunk.data) is None:
                 raise Corrupt(MESSAGE, f"refers to {chunk.data!r}, which is no key of an upload")
             continue
         if chunk.position != at or chunk.size < 0:
@@ -127,7 +127,7 @@ def refer(draft: Draft, key: str) -> Draft:
 def not_after_ms(draft: Draft) -> float:
     """Return the elapsed time in ms after which no entry may include the draft, because its uploads
     may be collected (FORMAT rule 8). If the draft has no uploads, return infinity."""
-    ends = {keys.data_not_after_ms(chunk.data) for chunk in draft.chunks if chunk.data}
+    ends = {object_keys.data_not_after_ms(chunk.data) for chunk in draft.chunks if chunk.data}
     return min((end for end in ends if end is not None), default=math.inf)
 
 

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.io.clock import SystemClock
@@ -113,7 +113,7 @@ def _sealed(
 
 
 def _is_whole(topic: TopicSnapshot, one: SegmentRange) -> bool:
-    name = keys.parse_segment(one.key.removeprefix(f"{topic.prefix}/"))
+    name = object_keys.parse_segment(one.key.removeprefix(f"{topic.prefix}/"))
     assert name is not None, "the manifest names segments only"
     return (name.base_offset, name.end_offset) == (one.start, one.end)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.storage.core import keys, levels, topic_configs
+from tidelog.storage.core import levels, object_keys, topic_configs
 from tidelog.storage.core.actions import (
     AccessAction,
     AddPartitions,
@@ -80,7 +80,7 @@ class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     @property
     def prefix(self) -> str:
-        return keys.topic(self.name, self.topic_id)
+        return object_keys.topic(self.name, self.topic_id)
 
 
 class DeletedTopic(

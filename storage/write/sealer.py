@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tidelog.storage.core import keys, levels, topic_configs
+from tidelog.storage.core import levels, object_keys, topic_configs
 from tidelog.storage.core.actions import AnyAction, Sealed
 from tidelog.storage.core.errors import (
     Corrupt,
@@ -341,7 +341,7 @@ class Sealer:
             if not is_within or written.rows != upto - at - lost:
                 found = f"{written.rows} records of [{written.base_offset}, {written.end_offset})"
                 raise Corrupt(f"{topic.prefix} partition {number}", f"[{at}, {upto}) has {found}")
-            path = keys.segment(number, base, upto, self.clock.new_id().hex())
+            path = object_keys.segment(number, base, upto, self.clock.new_id().hex())
             await upload(self.store, f"{topic.prefix}/{path}", [memoryview(written.body)])
             stamps = written.timestamp_min, written.timestamp_max
             yield SegmentFile(path, number, base, upto, written.size, written.rows, *stamps)

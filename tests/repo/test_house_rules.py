@@ -35,8 +35,8 @@ DOT_DIRECTORIES = {".ci", ".github"}
 PRODUCT = ("storage", "service", "compaction")
 MODULES_MAX = 16
 """Of one package: a newcomer can name what is in it."""
-MODULES_MAX_OF = {Path("service/cli"): 18}
-"""Of a package with more modules: one module for each group of commands, and what they share."""
+MODULES_MAX_OF = {Path("service/cli"): 18, Path("storage/core"): 17}
+"""Of packages with more modules: one for each group of commands, one for each type of value."""
 PYTHON_LINES_MAX = 500
 EMPTY_WORDS = {"base", "common", "handler", "helper", "manager", "util"}
 """Names that say nothing of what is inside, in singular."""

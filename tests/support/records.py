@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction, CreateTopic
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.entry import Draft, HotMark, IdempotencyKey
@@ -63,7 +63,7 @@ async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entr
     found: list[tuple[str, entries.Decoded]] = []
     previous = entries.GENESIS if first == 1 else None
     while True:
-        key = keys.wal(first + len(found))
+        key = object_keys.wal(first + len(found))
         try:
             body = await store.get(key)
         except NotFound:

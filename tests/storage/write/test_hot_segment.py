@@ -13,7 +13,7 @@ from tests.support.properties import examples
 from tests.support.records import rows
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import CreateTopic, DeleteTopic
 from tidelog.storage.core.chunk import PACK_BYTES_MIN, Rows
 from tidelog.storage.core.entry import Draft, Entry, HotMark, IdempotencyKey
@@ -75,7 +75,7 @@ def apply(state: ClusterState, encoded: EncodedDraft) -> tuple[bytes, list[Outco
         levels.NEWEST, state.seq + 1, state.hash, b"", "b", 0, draft.chunks, draft.commits
     )
     body = b"".join([entries.encode_header(entry)[0], *draft.bodies])
-    key = keys.wal(entry.seq)
+    key = object_keys.wal(entry.seq)
     decoded = entries.decode(body, key, seq=entry.seq, previous=state.hash)
     return body, state.apply(decoded, key).outcomes
 
