@@ -32,8 +32,8 @@ from deploy.demo.checks import Carrier, CheckResult, Place, ReadRecord
 from deploy.demo.flights import Event, SourceMissing
 from tidelog.service.cli.client import Client
 from tidelog.service.cli.replay import spark_session
-from tidelog.service.cli.results import EXIT_INTERRUPTED, CommandError
-from tidelog.service.server.log_lines import EXIT_FAILED, EXIT_OK
+from tidelog.service.cli.results import CommandError
+from tidelog.service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.blocking import OpenedStore
 from tidelog.storage.io.clock import SystemClock

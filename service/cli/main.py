@@ -20,9 +20,6 @@ from typer.core import TyperGroup
 from tidelog.service.cli import access, groups, maintenance, produce_consume, repair, replay, topics
 from tidelog.service.cli.requests import Commands, JsonOption, ServerOption
 from tidelog.service.cli.results import (
-    EXIT_INTERRUPTED,
-    EXIT_STATUSES,
-    EXIT_USAGE,
     BadUsage,
     BrokenOutput,
     CommandError,
@@ -33,8 +30,9 @@ from tidelog.service.cli.results import (
     show_line,
     warn,
 )
+from tidelog.service.exit_status import EXIT_INTERRUPTED, EXIT_OK, EXIT_STATUSES, EXIT_USAGE
 from tidelog.service.secret_files import PRIVATE_UMASK
-from tidelog.service.server.log_lines import EXIT_OK, log_to_stderr
+from tidelog.service.server.log_lines import log_to_stderr
 from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import PREFIX, RENAMED, Settings, load
 

@@ -24,9 +24,9 @@ from tidelog.service.cli.maintenance import (
     with_progress,
 )
 from tidelog.service.cli.positions import parse_time
-from tidelog.service.cli.replay import StoreOption, settings_of
 from tidelog.service.cli.requests import JsonOption
 from tidelog.service.cli.results import BadUsage, command_errors, plural, show_line, warn
+from tidelog.service.cli.store_options import StoreOption, settings_of
 
 if TYPE_CHECKING:
     from tidelog.compaction.backups.restore import Restored

@@ -23,6 +23,7 @@ from urllib.request import url2pathname
 
 import uvloop
 
+from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, UNREACHABLE_ERRORS
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.protocol import Server
 from tidelog.service.http.sockets import bound_sockets
@@ -35,14 +36,7 @@ from tidelog.service.secret_files import OTHERS, PRIVATE_UMASK, why_exposed
 from tidelog.service.security.authenticator import Security, topic_filter
 from tidelog.service.security.signatures import Signatures
 from tidelog.service.server.app import build_app
-from tidelog.service.server.log_lines import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_UNREACHABLE,
-    UNREACHABLE_ERRORS,
-    last_words,
-    log_to_stderr,
-)
+from tidelog.service.server.log_lines import last_words, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, run_maintenance
 from tidelog.service.server.open_files import KEPT_FILES, Shares, raised, shares
 from tidelog.service.server.return_memory import return_memory
