@@ -58,7 +58,8 @@ from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.wal.wal_objects import WalSettings
-from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, EncodedDraft, part_rows
+from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
+from tidelog.storage.write.requests import AppendRequest, part_rows
 from tidelog.storage.write.sealer import Sealer, SealerSettings
 from tidelog.storage.write.writer import Writer, WriterSettings
 
@@ -94,8 +95,7 @@ class FetchResult(NamedTuple):
 
 class Log:
     """A log without peers and groups; the subclass `storage.broker.Broker` adds them. Owned by one
-    event loop, between `Broker.open` and `Broker.close`.
-    """
+    event loop, between `Broker.open` and `Broker.close`."""
 
     def __init__(
         self,

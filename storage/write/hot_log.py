@@ -47,7 +47,7 @@ from tidelog.storage.write.hot_log_file import (
     read_file,
     write_all,
 )
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 
 log = logging.getLogger("tidelog.hotlog")
 

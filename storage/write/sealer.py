@@ -62,7 +62,7 @@ from tidelog.storage.tables.manifest import (
 )
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.freshness import Freshness, Moment
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.writer import Writer
 
 log = logging.getLogger("tidelog.sealer")

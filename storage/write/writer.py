@@ -37,12 +37,8 @@ from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.counters import WriterCounters
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import Recovered
-from tidelog.storage.write.hot_segment import (
-    AppendRequest,
-    ClosedSegment,
-    EncodedDraft,
-    check_timestamps,
-)
+from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
+from tidelog.storage.write.requests import AppendRequest, check_timestamps
 from tidelog.storage.write.set_aside import KEPT_MAX, SetAsideRequests
 from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
 

@@ -45,7 +45,8 @@ from tidelog.storage.tables.manifest import seal_app_id
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import DEFAULT_BOUNDS, ClusterIdentity
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
+from tidelog.storage.write.hot_segment import ClosedSegment
+from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
 HERE = Path(__file__).parent
 RELEASED = 1

@@ -55,7 +55,7 @@ from tidelog.storage.state.group_members import GroupMembers
 from tidelog.storage.state.idempotency import IdempotencyRecords
 from tidelog.storage.state.producers import Producers
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.sealer import Sealer
 
 FOREIGN = ("foreign",)

@@ -27,7 +27,7 @@ from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.tables import segment as segments
 from tidelog.storage.tables.manifest import seal_app_id
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.sealer import SealerSettings
 
 

@@ -13,7 +13,8 @@ from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.wal_objects import WalObjects, empty_state
-from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
+from tidelog.storage.write.hot_segment import ClosedSegment
+from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
 TOPIC_ID = "a1" * 16
 TIME_MS = 1_700_000_000_000

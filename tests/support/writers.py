@@ -9,7 +9,7 @@ from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.wal.view import WalView
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.writer import Writer, WriterSettings
 
 

@@ -21,12 +21,8 @@ from tidelog.storage.core.errors import IdempotencyMismatch, UnknownTopic
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
-from tidelog.storage.write.hot_segment import (
-    AppendRequest,
-    ClosedSegment,
-    EncodedDraft,
-    TopicRecords,
-)
+from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
+from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
 IDS = ["a" * 32, "b" * 32]
 GONE = "c" * 32

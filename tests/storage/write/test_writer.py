@@ -36,7 +36,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import Acks
 from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.write.hot_segment import AppendRequest, TopicRecords
+from tidelog.storage.write.requests import AppendRequest, TopicRecords
 from tidelog.storage.write.writer import WriterSettings
 
 OTHER_ID = "b2" * 16
