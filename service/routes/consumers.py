@@ -21,22 +21,18 @@ from tidelog.service.formats import consumers as wire_consumers
 from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import OnError, Page, check_first, encode_page, headers_of
-from tidelog.service.http.call import (
+from tidelog.service.http.call import HttpRequest, HttpResponse, received_again
+from tidelog.service.http.media_types import (
     ARROW,
     EMBEDDED,
     JSON_V2,
     SCHEMA_FORMATS,
-    HttpRequest,
-    HttpResponse,
-    InvalidParameter,
     NotAcceptable,
     UnsupportedMediaType,
-    integer,
     media_type,
-    received_again,
     types_of_formats,
 )
-from tidelog.service.http.errors import check_printable
+from tidelog.service.http.parameters import InvalidParameter, check_printable, integer
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.peers.forwarding import Forwarder, Unreached

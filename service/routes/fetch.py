@@ -17,23 +17,19 @@ from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import ON_ERROR, OnError, Page, encode_page, headers_of
 from tidelog.service.http.admission import Budget, Share
-from tidelog.service.http.call import (
+from tidelog.service.http.call import HttpRequest, HttpResponse
+from tidelog.service.http.errors import answered, error_body
+from tidelog.service.http.media_types import (
     ARROW,
     EMBEDDED,
     EVENT_STREAM,
     JSON_V2,
     NDJSON,
-    SHOWN_MAX,
-    HttpRequest,
-    HttpResponse,
-    InvalidParameter,
     NotAcceptable,
-    integer,
     media_type,
-    partition_number,
     types_of_formats,
 )
-from tidelog.service.http.errors import answered, error_body
+from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter, integer, partition_number
 from tidelog.service.http.route import V2, Answer, Content, Parameter, Permission, Route, RouteDoc
 from tidelog.service.security.caller import rights_of
 from tidelog.service.settings import Settings

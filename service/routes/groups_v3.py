@@ -15,8 +15,8 @@ from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
 from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
 from tidelog.service.formats.v3_records import milliseconds
-from tidelog.service.http.call import partition_number
 from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,

@@ -20,14 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tidelog.service.console.topic_layout import TopicLayouts
 from tidelog.service.console.wal_entries import WalPage
 from tidelog.service.http import openapi
-from tidelog.service.http.call import (
-    SHOWN_MAX,
-    UNSTORED,
-    HttpRequest,
-    InvalidParameter,
-    UnsupportedMediaType,
-    media_type,
-)
+from tidelog.service.http.call import UNSTORED, HttpRequest
 from tidelog.service.http.content_coding import (
     PACKED_BYTES_MIN,
     coding_of_answer,
@@ -35,6 +28,8 @@ from tidelog.service.http.content_coding import (
     packed,
 )
 from tidelog.service.http.errors import ErrorBody, answered, error_response
+from tidelog.service.http.media_types import UnsupportedMediaType, media_type
+from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 from tidelog.service.http.request_id import REQUEST_ID, id_of_error, sane
 from tidelog.service.http.route import V2, Route
 from tidelog.service.http.urls import clean_path
