@@ -1,6 +1,6 @@
 """The commands of `tidelog`.
 
-main             the application: serve, and the commands of the other modules
+main             the application, serve, status; the commands of the other modules
 client           requests to a broker: retries, errors
 requests         options of client commands; commands of one request
 results          error lines, JSON, tables, progress, confirmation

@@ -1,4 +1,6 @@
-"""`tidelog`: the command line. `serve` runs a broker; the other commands are clients or tools.
+"""`tidelog`: the application of the command line, with the commands `serve` and `status`.
+
+`serve` runs a broker, and `status` shows a cluster. The other commands are in the other modules.
 
 To start fast, a command imports HTTP, Arrow, uvicorn or Spark only when it runs. A command that
 fails raises CommandError; `main` prints its message as one line and returns the exit status.

@@ -1,4 +1,6 @@
-"""Encode and decode the messages between brokers, and merge many drafts into one entry.
+"""Encode and decode the messages between brokers: forwarded drafts and announcements of entries.
+
+`merge` makes one draft of many. `refer` makes a draft that names an object with its chunks.
 
 Pure. Decoding untrusted bytes returns a value or raises Corrupt. Chunks are verified before they
 go into an entry, because an entry cannot be repaired.

@@ -1,8 +1,8 @@
 """Types, object keys and codecs of the log. Pure: values in, values out.
 
 errors           every error of the log, one class for each reaction of a caller
-model            types without behaviour that several packages share
-observer         the interface by which a tracer observes a broker
+model            TopicPartition, AppendedRange, Acks, SegmentFile and other shared types
+observer         the interface by which a tracer observes a broker; TRACE, PRINCIPAL
 levels           the level of the format: which elements and actions objects may have
 object_keys      builds and parses every object key
 histogram        counts of durations and sizes, by bucket

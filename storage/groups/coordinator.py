@@ -1,4 +1,5 @@
 """The coordinator of groups: it tracks the heartbeats of members and expires silent members.
+`Instance` is its soft state of one member.
 
 Each group has one coordinator, a broker, which holds soft state: each member's last heartbeat and
 its instance's positions (groups.positions). The cluster state names the coordinator and its term.

@@ -1,5 +1,6 @@
-"""Headers and chunks that peers sent in announcements of small entries. If an announcement ends a
-long poll, the broker answers the poll from these chunks, without a GET.
+"""Small entries that peers announced: their headers (AnnouncedEntries) and chunks
+(AnnouncedChunks). If an announcement ends a long poll, the broker answers the poll from these
+chunks, without a GET.
 
 Pure, with bounded memory (I10). `get` verifies the bytes against the checksum in the WAL. If they
 do not match, the caller reads the store.

@@ -1,6 +1,6 @@
 """When a broker writes a checkpoint of its view.
 
-**On a crash** during the write: a whole checkpoint is left, or none (wal.objects).
+**On a crash** during the write: a whole checkpoint is left, or none (wal_objects).
 """
 
 import asyncio
