@@ -9,12 +9,12 @@ session         WAL, tables and the store's clock, for maintenance beside the br
 retention       moves log starts, removes whole segments; delete-records
 newest_per_key  the newest record of each key
 rewrite         segments in, one segment out: the body of every merge and compaction
-engine          the executor of rewrites: this process
-spark_engine    the executor of rewrites: Spark tasks
+engine          the interface of the executors of rewrites, and the one in this process
+spark_engine    the executor of rewrites in Spark tasks
 compact         merges small segments, keeps the newest record per key
 collect         deletes objects that nothing names
-repair          restores or adopts tables in doubt
-upgrade         raises the level of the format when every live broker knows it; sets bounds
+repair_tables   restores or adopts tables in doubt
+upgrade         raises the level of the format; sets bounds; live brokers of older levels
 backups         copies of a running cluster, and new clusters from them
 repair_wal      drops entries behind damage, gives up lost records, deletes strays
 scrub_checks    conditions that hold for a partition and for a segment; pure

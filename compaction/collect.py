@@ -21,7 +21,7 @@ from typing import NamedTuple
 from tidelog.compaction import garbage
 from tidelog.compaction.garbage import Garbage, Grace
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ForgetTopic
 from tidelog.storage.core.errors import Corrupt, LogError, NotFound
 from tidelog.storage.io.object_store import ObjectInfo
@@ -81,7 +81,7 @@ async def plan(
     await cluster.refresh()
     grace = grace.obeying(cluster.state.bounds.now)
     search = _Search(cluster, now_ms, grace)
-    checkpoints = [info async for info in cluster.store.list(keys.CHECKPOINTS)]
+    checkpoints = [info async for info in cluster.store.list(object_keys.CHECKPOINTS)]
     base = await _base(cluster, checkpoints, search.now_ms, grace)
     await _checkpoint(cluster, checkpoints, search.now_ms, grace)
     emptied: list[DeletedTopic] = []
@@ -94,7 +94,7 @@ async def plan(
         ]
     await search.topics({gone.topic_id for gone in emptied}, takes_unknown=takes_unknown)
     waiting = max(search.unnamed - sum(each.size for each in search.found), 0)
-    search.take(garbage.of_probes(await _listed(cluster, keys.PROBE), search.now_ms, grace))
+    search.take(garbage.of_probes(await _listed(cluster, object_keys.PROBE), search.now_ms, grace))
     kept_from = 0 if base is None else base.seq
     if holds := await _holds(cluster):  # after the tables were read (see the top)
         return CollectionPlan((), (), kept_from, search.now_ms, search.unnamed, holds)
@@ -120,7 +120,7 @@ async def collect(
     forgotten = [
         ForgetTopic(gone.topic_id)
         for gone in planned.emptied
-        if not await _listed(cluster, f"{keys.topic(gone.name, gone.topic_id)}/", at_most=1)
+        if not await _listed(cluster, f"{object_keys.topic(gone.name, gone.topic_id)}/", at_most=1)
     ]
     await cluster.refresh()
     still = {gone.topic_id for gone in cluster.state.deleted}
@@ -138,7 +138,7 @@ async def kept_base(cluster: MaintenanceSession) -> ClusterState | None:
     """Return the checkpoint after which a collection that begins now keeps all entries. If the
     collection keeps the whole WAL, return None. Raises Unavailable."""
     grace = Grace(wal_ms=cluster.wal.cluster.bounds.wal_retention_ms)
-    checkpoints = [info async for info in cluster.store.list(keys.CHECKPOINTS)]
+    checkpoints = [info async for info in cluster.store.list(object_keys.CHECKPOINTS)]
     return await _base(cluster, checkpoints, await cluster.store_now_ms(), grace)
 
 
@@ -149,7 +149,7 @@ async def _base(
     checkpoint that verifies. If there is none, return None."""
     is_newer_verified = False
     for info in reversed(checkpoints):
-        if keys.seq_of(info.key) is None:
+        if object_keys.seq_of(info.key) is None:
             continue
         if is_newer_verified and now_ms - info.modified_ms < grace.wal_ms:
             continue  # too young to be the base
@@ -172,7 +172,7 @@ async def _checkpoint(
     known = [
         (seq, info.modified_ms)
         for info in checkpoints
-        if (seq := keys.seq_of(info.key)) is not None
+        if (seq := object_keys.seq_of(info.key)) is not None
     ]
     seq, modified_ms = max(known, default=(0, 0))
     if cluster.state.seq > seq and now_ms - modified_ms >= grace.wal_ms // CHECKPOINTS_PER_GRACE:
@@ -196,13 +196,13 @@ class _Search:
 
     async def chain(self, checkpoints: Sequence[ObjectInfo], base: ClusterState) -> None:
         """Search `wal/`, `data/` and `checkpoints/`."""
-        wal = await _listed(self._cluster, keys.WAL)
-        data = await _listed(self._cluster, keys.DATA)
+        wal = await _listed(self._cluster, object_keys.WAL)
+        data = await _listed(self._cluster, object_keys.DATA)
         named = garbage.live_objects(self._cluster.state)
         live = garbage.live_objects(base) | named
         rules = (self.now_ms, self._grace)
         unnamed = [info for info in [*wal[:-1], *data] if info.key not in named]
-        unnamed += [info for info in checkpoints if (keys.seq_of(info.key) or 0) < base.seq]
+        unnamed += [info for info in checkpoints if (object_keys.seq_of(info.key) or 0) < base.seq]
         self.take(garbage.of_wal(wal, base, live, *rules), unnamed)
         self.take(garbage.of_data(data, base, live, *rules))
         self.take(garbage.of_checkpoints(checkpoints, base, *rules))
@@ -211,7 +211,7 @@ class _Search:
         """Search the folders of topics. `gone` are the ids of deleted topics whose objects are
         garbage."""
         cluster = self._cluster
-        async for topic_id, infos in _by_topic(cluster.store.list(keys.TOPICS)):
+        async for topic_id, infos in _by_topic(cluster.store.list(object_keys.TOPICS)):
             topic = cluster.state.topic_of_id(topic_id)
             if topic is None and not _is_deleted(cluster, topic_id):
                 # The topic may be new since the last refresh. A topic is committed before its first

@@ -29,9 +29,9 @@ from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core.errors import Corrupt, LogError, NotFound, TableInDoubt, Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
-from tidelog.storage.read.splits import gone_is_unavailable
+from tidelog.storage.read.split_reader import gone_is_unavailable
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.tables.manifest import (
     ManifestConflict,

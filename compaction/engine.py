@@ -1,4 +1,5 @@
-"""Engines of merges and compactions: this process, or Spark (compaction/spark_engine.py).
+"""`Engine`, the interface of the executors of merges and compactions, and `InProcess`, the executor
+in this process. compaction/spark_engine.py has the other executor.
 
 An engine reads segments and writes segments. compaction/compact.py plans before the engine runs,
 and commits after it. So engines differ only in speed.

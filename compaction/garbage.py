@@ -19,7 +19,7 @@ Garbage stays garbage, so any process may delete the objects of a plan at any la
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys, topic_names
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState, DeletedTopic
@@ -107,7 +107,7 @@ def of_data(
     If the PUT of such an entry is still under way, it fails, because its number is taken."""
 
     def is_over(info: ObjectInfo) -> bool:
-        not_after_ms = keys.data_not_after_ms(info.key)
+        not_after_ms = object_keys.data_not_after_ms(info.key)
         return not_after_ms is not None and not_after_ms < base.elapsed_ms
 
     over = (info for info in infos if is_over(info) and info.key not in live)
@@ -155,7 +155,7 @@ def unnamed(
     """Find segments of any age under a topic's prefix that are not in `named`."""
     for info in infos:
         path = info.key.removeprefix(f"{prefix}/")
-        if keys.parse_segment(path) is not None and path not in named:
+        if object_keys.parse_segment(path) is not None and path not in named:
             yield info
 
 
@@ -183,18 +183,18 @@ def of_probes(infos: Iterable[ObjectInfo], now_ms: int, grace: Grace) -> Iterato
 
 def topic_of(key: str) -> tuple[str, str] | None:
     """Return prefix and topic id of a key under `topics/`. If the key is foreign, return None."""
-    folder, slash, _ = key.removeprefix(keys.TOPICS).partition("/")
+    folder, slash, _ = key.removeprefix(object_keys.TOPICS).partition("/")
     name, dash, topic_id = folder.rpartition("-")
     is_id = len(topic_id) == TOPIC_ID_CHARS and not set(topic_id) - set("0123456789abcdef")
-    if not (slash and dash and is_id and keys.is_topic_name(name)):
+    if not (slash and dash and is_id and topic_names.is_topic_name(name)):
         return None
-    return f"{keys.TOPICS}{folder}", topic_id
+    return f"{object_keys.TOPICS}{folder}", topic_id
 
 
 def _up_to(seq: int, infos: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
     """Yield the entries or checkpoints with this number or a lower one; skip foreign objects."""
     for info in infos:
-        number = keys.seq_of(info.key)
+        number = object_keys.seq_of(info.key)
         if number is not None and number <= seq:
             yield info
 

@@ -22,12 +22,12 @@ from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.compaction.upgrade import live_brokers
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Append, LoseRecords
 from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from tidelog.storage.io.object_store import ObjectInfo
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import TailChunk
 from tidelog.storage.wal.entry_put import EntryPut
@@ -64,11 +64,11 @@ async def strays(cluster: MaintenanceSession) -> list[ObjectInfo]:
     """Return the objects in `wal/` that are no entries and are far beyond the chain."""
     infos = {
         seq: info
-        async for info in cluster.store.list(keys.WAL)
-        if (seq := keys.seq_of(info.key)) is not None
+        async for info in cluster.store.list(object_keys.WAL)
+        if (seq := object_keys.seq_of(info.key)) is not None
     }
-    checkpoints = [info.key async for info in cluster.store.list(keys.CHECKPOINTS)]
-    first = max((keys.seq_of(key) or 0 for key in checkpoints), default=0)
+    checkpoints = [info.key async for info in cluster.store.list(object_keys.CHECKPOINTS)]
+    first = max((object_keys.seq_of(key) or 0 for key in checkpoints), default=0)
     numbers = [first, *(seq for seq in sorted(infos) if seq > first)]
     return [infos[seq] for seq in await cluster.wal.objects.strays(numbers)]
 
@@ -115,9 +115,9 @@ async def drop_after(
     state.seq = last
     await cluster.wal.objects.write_checkpoint(last, state.encode())
     try:
-        await cluster.checkpoint(keys.checkpoint(last))
+        await cluster.checkpoint(object_keys.checkpoint(last))
     except NotFound:
-        raise Unavailable(f"{keys.checkpoint(last)} was not stored: run again") from None
+        raise Unavailable(f"{object_keys.checkpoint(last)} was not stored: run again") from None
     return damage
 
 
@@ -136,7 +136,7 @@ async def _damage(
             if decoded.entry.previous != state.hash:
                 why = "does not name the entry before it"
                 break
-            state.apply(decoded, keys.wal(decoded.entry.seq))
+            state.apply(decoded, object_keys.wal(decoded.entry.seq))
     except NotFound:
         pass
     except Corrupt as error:
@@ -158,7 +158,7 @@ async def _damage(
             unread.append(seq)
         else:
             _count(entry, state, lost)
-    why = f"object {keys.wal(state.seq + 1)} {why}"
+    why = f"object {object_keys.wal(state.seq + 1)} {why}"
     damage = WalDamage(state.seq, left[-1], why, list(lost.values()), unread)
     return damage, state, frozenset(left)
 
@@ -181,7 +181,9 @@ def _count(entry: Entry, state: ClusterState, lost: dict[tuple[str, int], LostRa
 
 
 async def _checkpoint_numbers(cluster: MaintenanceSession) -> list[int]:
-    found = [keys.seq_of(info.key) async for info in cluster.store.list(keys.CHECKPOINTS)]
+    found = [
+        object_keys.seq_of(info.key) async for info in cluster.store.list(object_keys.CHECKPOINTS)
+    ]
     return [seq for seq in found if seq is not None]
 
 
@@ -204,9 +206,9 @@ async def _take(
     header, entry_hash = entries.encode_header(entry)
     parts = [header, *entries.copy_of(entry, header)]
     put = EntryPut(wal.objects, Freshness(cluster.store, cluster.clock), wal.settings.retry_s)
-    if not await put.put(keys.wal(seq), parts, entry, entry_hash):
+    if not await put.put(object_keys.wal(seq), parts, entry, entry_hash):
         raise Unavailable(
-            f"{keys.wal(seq)} was created meanwhile: stop all brokers, then run again"
+            f"{object_keys.wal(seq)} was created meanwhile: stop all brokers, then run again"
         )
     return entry_hash
 

@@ -24,11 +24,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.object_store import ObjectStore, upload
-from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.read.plan import SegmentRange
 from tidelog.storage.read.segment_reader import (
     FetchedGroups,
@@ -37,7 +37,7 @@ from tidelog.storage.read.segment_reader import (
     source_of,
     started_ahead,
 )
-from tidelog.storage.read.splits import gone_is_unavailable
+from tidelog.storage.read.split_reader import gone_is_unavailable
 from tidelog.storage.tables import segment as segments
 
 PIECE_BYTES = 32 * 1024 * 1024
@@ -85,7 +85,7 @@ async def rewrite(
     inputs = pieces(task.prefix, task.inputs)
     await pump(store, inputs, copy.decoded, copy.encode, on_rows, copy.is_needed)
     base, end = task.inputs[0].base_offset, task.inputs[-1].end_offset
-    path = keys.segment(task.partition, base, end, unique)
+    path = object_keys.segment(task.partition, base, end, unique)
     key = f"{task.prefix}/{path}"
     written = await asyncio.to_thread(copy.finish, key)
     if written.rows != task.rows or written.base_offset < base or written.end_offset > end:

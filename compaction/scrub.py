@@ -18,15 +18,15 @@ import msgspec
 
 from tidelog.compaction import scrub_checks
 from tidelog.compaction.garbage import MANIFEST, Grace, topic_of
-from tidelog.compaction.repair import differs
+from tidelog.compaction.repair_tables import differs
 from tidelog.compaction.scrub_checks import Finding, Kind
 from tidelog.compaction.scrub_wal import Place, scrub_wal
 from tidelog.compaction.session import MaintenanceSession, topics_of
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.object_store import ObjectInfo
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.partition import Partition, TailChunk
@@ -87,7 +87,7 @@ async def scrub(
     report.entries, report.checkpoints = chain.entries, chain.checkpoints
     state = chain.state
     if state is None:
-        report.findings.append(Finding(Kind.WAL, keys.WAL, "no cluster state can be read"))
+        report.findings.append(Finding(Kind.WAL, object_keys.WAL, "no cluster state can be read"))
         return report
     settled_ms = now_ms - grace.obeying(state.bounds.now).unnamed_ms
     work = _Scrub(cluster, state, report, count, settled_ms, is_quick=is_quick)
@@ -193,7 +193,7 @@ class _Scrub:
             path = info.key.removeprefix(f"{topic.prefix}/")
             if path.startswith(MANIFEST) or path in named:
                 continue
-            if keys.parse_segment(path) is None:
+            if object_keys.parse_segment(path) is None:
                 self._find_unnamed(Kind.FOREIGN, info, "is not a file of this table")
             elif info.modified_ms <= self._settled_ms:
                 self._find_unnamed(Kind.ORPHAN, info, "no version of the table names it")
@@ -209,7 +209,7 @@ class _Scrub:
         except TableInDoubt as error:
             self._find(Kind.TABLE, topic.name, str(error))
         except Corrupt as error:
-            if not error.key.startswith(keys.WAL):
+            if not error.key.startswith(object_keys.WAL):
                 raise
 
     async def _segment(self, topic: Topic, file: SegmentFile, info: ObjectInfo | None) -> None:
@@ -278,13 +278,23 @@ class _Scrub:
         state = await self._newest_state()
         known = {topic.topic_id for topic in state.topics.values()}
         known |= {gone.topic_id for gone in state.deleted}
-        ours = (keys.WAL, keys.CHECKPOINTS, keys.DATA, keys.TOPICS, keys.BROKERS, keys.PROBE)
+        ours = (
+            object_keys.WAL,
+            object_keys.CHECKPOINTS,
+            object_keys.DATA,
+            object_keys.TOPICS,
+            object_keys.BROKERS,
+            object_keys.PROBE,
+        )
         async for info in self._cluster.store.list(""):
-            of = topic_of(info.key) if info.key.startswith(keys.TOPICS) else None
+            of = topic_of(info.key) if info.key.startswith(object_keys.TOPICS) else None
             if of is not None:
                 if of[1] not in known and info.modified_ms <= self._settled_ms:
                     self._find_unnamed(Kind.ORPHAN, info, "belongs to an unknown topic")
-            elif info.key.startswith(keys.TOPICS):
+            elif info.key.startswith(object_keys.TOPICS):
                 self._find_unnamed(Kind.FOREIGN, info, "is not an object of a topic")
-            elif info.key not in (keys.CLUSTER, keys.SECRET) and not info.key.startswith(ours):
+            elif info.key not in (
+                object_keys.CLUSTER,
+                object_keys.SECRET,
+            ) and not info.key.startswith(ours):
                 self._find_unnamed(Kind.FOREIGN, info, "is not an object of this cluster")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tidelog.compaction.scrub_checks import Finding, Kind
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.entry import Decoded
@@ -92,8 +92,8 @@ async def scrub_wal(
 async def _seqs(cluster: MaintenanceSession, checkpoint: int, findings: list[Finding]) -> list[int]:
     """Return the numbers of the entries. Other objects in `wal/` are findings, but no damage."""
     infos: dict[int, ObjectInfo] = {}
-    async for info in cluster.store.list(keys.WAL):
-        if (seq := keys.seq_of(info.key)) is not None:
+    async for info in cluster.store.list(object_keys.WAL):
+        if (seq := object_keys.seq_of(info.key)) is not None:
             infos[seq] = info
         else:
             findings.append(Finding(Kind.FOREIGN, info.key, "is no entry", is_damage=False))
@@ -109,8 +109,8 @@ async def _checkpoints(
     cluster: MaintenanceSession, findings: list[Finding], on_bytes: Callable[[int], None]
 ) -> dict[int, ClusterState]:
     found: dict[int, ClusterState] = {}
-    async for info in cluster.store.list(keys.CHECKPOINTS):
-        seq = keys.seq_of(info.key)
+    async for info in cluster.store.list(object_keys.CHECKPOINTS):
+        seq = object_keys.seq_of(info.key)
         if seq is None:
             findings.append(Finding(Kind.FOREIGN, info.key, "is not a checkpoint", is_damage=False))
             continue
@@ -151,7 +151,7 @@ def _holes(
     return [
         Finding(
             Kind.MISSING,
-            keys.wal(before + 1),
+            object_keys.wal(before + 1),
             f"{after - before - 1} entries of the WAL are missing before later ones",
         )
         for before, after in itertools.pairwise(present)
@@ -164,7 +164,7 @@ async def _bodies(
 ) -> AsyncIterator[tuple[int, bytes | None]]:
     async def read(seq: int) -> bytes | None:
         try:
-            return await cluster.store.get(keys.wal(seq))
+            return await cluster.store.get(object_keys.wal(seq))
         except NotFound:
             return None
 
@@ -184,7 +184,7 @@ def _fold(
 ) -> None:
     """Verify every byte of one entry and apply it. Raises Corrupt if it cannot be applied."""
     decoded = _verify(seq, body, state.hash, verified, damaged, findings)
-    state.apply(decoded, keys.wal(seq))
+    state.apply(decoded, object_keys.wal(seq))
 
 
 def _verify_alone(
@@ -210,7 +210,7 @@ def _verify(
     """Verify every byte of one entry; note its verified and its damaged chunks. One damaged copy of
     the header is a finding. Raises Corrupt if both copies are damaged, or if the entry before it is
     not `previous`."""
-    key = keys.wal(seq)
+    key = object_keys.wal(seq)
     copy = entries.copy_in(body)
     try:
         decoded = entries.decode(body, key, seq=seq, previous=previous)
@@ -239,11 +239,11 @@ def _compare(
 ) -> None:
     held = checkpoints.get(state.seq)
     if held is not None and held.encode() != state.encode():
-        key = keys.checkpoint(state.seq)
+        key = object_keys.checkpoint(state.seq)
         findings.append(Finding(Kind.CHECKPOINT, key, "differs from the state after its entries"))
 
 
 def _copy(state: ClusterState, bounds: Bounds) -> ClusterState:
     """Copy a state, to apply entries to the copy: `_compare` needs the original. `bounds` are those
     of `cluster.json`."""
-    return ClusterState.decode(state.encode(), keys.checkpoint(state.seq), bounds)
+    return ClusterState.decode(state.encode(), object_keys.checkpoint(state.seq), bounds)

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction
 from tidelog.storage.core.entry import Commit, Draft
 from tidelog.storage.core.errors import (
@@ -160,7 +160,7 @@ class MaintenanceSession:
         cluster = self.wal.cluster
         body = await self.store.get(key)
         state = decode_checkpoint(body, key, cluster.cluster_id, cluster.bounds)
-        if state.seq != keys.seq_of(key):
+        if state.seq != object_keys.seq_of(key):
             raise Corrupt(key, f"is number {state.seq}")
         return state
 
@@ -169,7 +169,7 @@ class MaintenanceSession:
         reads, return the time of this machine's clock."""
         if self._is_reading:
             return self.clock.now_ms()
-        key = f"{keys.PROBE}{self.clock.new_id().hex()}/now"
+        key = f"{object_keys.PROBE}{self.clock.new_id().hex()}/now"
         for pause_s in (0.05, 0.2, 1.0):
             await self.store.create(key, [b"now"])  # for every outcome: the listing below decides
             async for info in self.store.list(key):

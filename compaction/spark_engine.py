@@ -37,7 +37,7 @@ from tidelog.storage.io.malloc import keep_freed_columns
 from tidelog.storage.io.open import open_store
 from tidelog.storage.io.s3_options import S3Options
 from tidelog.storage.read.plan import SegmentRange, Split
-from tidelog.storage.read.splits import read_split
+from tidelog.storage.read.split_reader import read_split
 
 SPARK_PARTITIONS_MAX = 8
 """Partitions at once. Executors work on one partition while the driver plans or commits another."""

@@ -1,4 +1,5 @@
-"""Changes of a cluster as a whole: the level of its format, and its bounds.
+"""Changes of a cluster as a whole: the level of its format, and its bounds. Also the live brokers
+that do not know a level.
 
 The level is raised when every live broker knows the new one. storage.state.cluster_bounds says when
 a change of the bounds comes into effect.
@@ -14,7 +15,7 @@ import msgspec
 
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.cluster.liveness import LivenessTracker, Member, MembershipSettings
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.entry import Draft
@@ -88,7 +89,7 @@ async def live_brokers(
     until_s = clock.boot_s() + settings.member_timeout_s
     while True:
         now_s = clock.boot_s()
-        tracker.look(now_s, [info async for info in store.list(keys.BROKERS)])
+        tracker.look(now_s, [info async for info in store.list(object_keys.BROKERS)])
         old = [name for key in tracker.live if (name := await _old(cluster, key, level))]
         if not old or now_s > until_s:
             return old

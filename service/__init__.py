@@ -3,17 +3,18 @@
 Packages, lower ones first; import-linter checks that a package imports only lower ones
 (pyproject.toml).
 
-    settings   every setting with unit, default and reason; no other module reads the environment
+    settings        every setting: unit, default, reason; alone reads the environment
     trust_settings  settings of trust: names, audit log
-    secret_files  secrets in files
+    secret_files    secrets in files
     setting_fields  a setting as a field of a dataclass: default, documentation, check
-    http       requests, responses, errors, URLs, the HTTP/1.1 protocol
-    formats    request and response bodies to and from columns
-    telemetry  metrics and rates
-    security   authentication, authorization, sessions, quotas
-    peers      requests between brokers, on a port of their own
-    routes     the routes of the API
-    console    the console: files and its API
-    server     the composition of a broker: settings in, a running server out
-    cli        the commands
+    exit_status     exit statuses of brokers and commands
+    http            requests, responses, errors, URLs, the HTTP/1.1 protocol
+    formats         request and response bodies to and from columns
+    telemetry       metrics and rates
+    security        authentication, authorization, sessions, quotas
+    peers           requests between brokers, on a port of their own
+    routes          the routes of the API
+    console         the console: files and its API
+    server          the composition of a broker: settings in, a running server out
+    cli             the commands
 """

@@ -22,7 +22,7 @@ from tidelog.storage.cluster.liveness import Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.secret import cluster_secret
 from tidelog.storage.cluster.sequencer import Sequencer, SequencerCounters, SequencerSettings
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AccessAction, CreateKey, RetireHotLog
 from tidelog.storage.core.entry import Commit, Draft, Entry
 from tidelog.storage.core.errors import (
@@ -41,7 +41,7 @@ from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.metered import MeteredStore, StoreCounters
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.io.start_retry import StartRetry
-from tidelog.storage.io.threads import surviving
+from tidelog.storage.io.tasks import surviving
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.reader import ReaderSettings
@@ -450,7 +450,10 @@ class Broker(Log):
 
     async def list_entries(self, after: int) -> list[ObjectInfo]:
         """Return the WAL's objects with a number above `after`, ascending."""
-        return [info async for info in self.store.list(keys.WAL, start_after=keys.wal(after))]
+        return [
+            info
+            async for info in self.store.list(object_keys.WAL, start_after=object_keys.wal(after))
+        ]
 
     async def read_entry(self, seq: int) -> Entry | None:
         """Return the WAL entry. If it was collected, return None."""
@@ -460,7 +463,7 @@ class Broker(Log):
             return None
 
     async def list_checkpoints(self) -> list[ObjectInfo]:
-        return [info async for info in self.store.list(keys.CHECKPOINTS)]
+        return [info async for info in self.store.list(object_keys.CHECKPOINTS)]
 
 
 def _cache_stats(cache: Cache[Any, Any]) -> CacheStats:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
-from tidelog.storage.core import topic_configs
+from tidelog.storage.core import topic_configs, topic_names
 from tidelog.storage.core.actions import (
     AddPartitions,
     AlterTopic,
@@ -45,7 +45,7 @@ from tidelog.storage.core.model import Acks, AppendedRange, TopicPartition
 from tidelog.storage.core.observer import Observer
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.io.start_retry import START_RETRY_S
-from tidelog.storage.io.threads import surviving
+from tidelog.storage.io.tasks import surviving
 from tidelog.storage.read.reader import ReadBatch, Reader, ReaderSettings, retry_after_suspend
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
@@ -58,7 +58,8 @@ from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.wal.wal_objects import WalSettings
-from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, EncodedDraft, part_rows
+from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
+from tidelog.storage.write.requests import AppendRequest, part_rows
 from tidelog.storage.write.sealer import Sealer, SealerSettings
 from tidelog.storage.write.writer import Writer, WriterSettings
 
@@ -94,8 +95,7 @@ class FetchResult(NamedTuple):
 
 class Log:
     """A log without peers and groups; the subclass `storage.broker.Broker` adds them. Owned by one
-    event loop, between `Broker.open` and `Broker.close`.
-    """
+    event loop, between `Broker.open` and `Broker.close`."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Log:
             each: topic_configs.canonical(each, value, self.state.level)
             for each, value in configs.items()
         }
-        topic_configs.check_new_name(name)
+        topic_names.check_new_name(name)
         _check_partitions(partitions)
         if name in self.state.topics:
             await self.wal.refresh()  # another broker may have just deleted it

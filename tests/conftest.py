@@ -10,7 +10,7 @@ import pytest
 from tests.support.moto import Moto, running_moto
 from tests.support.properties import load_profile
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, Seaweed, running_seaweed
-from tidelog.storage.io import threads
+from tidelog.storage.io import tasks
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import ObjectStore
@@ -50,7 +50,7 @@ def _background_threads_at_normal_priority() -> Iterator[None]:
     """On a busy machine a thread of the lowest priority gets 1/70 of a normal one's share, and a
     virtual loop waits for it. Brokers as processes of their own keep the priority."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threads, "LOWEST_PRIORITY", os.getpriority(os.PRIO_PROCESS, 0))
+        patch.setattr(tasks, "LOWEST_PRIORITY", os.getpriority(os.PRIO_PROCESS, 0))
         yield
 
 

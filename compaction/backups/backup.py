@@ -48,7 +48,7 @@ from tidelog.compaction.collect import kept_base
 from tidelog.compaction.garbage import live_objects
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import ReleaseHold, RenewHold, TakeHold
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import (
@@ -60,7 +60,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
 )
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.delta_json import removed_of
@@ -117,7 +117,7 @@ async def backup(
             "a backup beside running brokers needs level 2 of the format, the cluster has level 1: "
             "run `tidelog upgrade` first"
         )
-    async for info in place.list(keys.CLUSTER):
+    async for info in place.list(object_keys.CLUSTER):
         raise StoreUnfit(f"{place.url} has {info.key}: it is a cluster, no place for backups")
     hold_id = f"backup-{cluster.clock.new_id().hex()}"
     async with _holding(cluster, hold_id) as while_held:
@@ -192,7 +192,7 @@ class _Copy:
         loaded = await self._load_tables()
         await cluster.commit([RenewHold(self.hold_id, HOLD_MS)])  # its entry is the moment M
         moment = cluster.state.encode()
-        state = ClusterState.decode(moment, keys.CHECKPOINTS, cluster.wal.cluster.bounds)
+        state = ClusterState.decode(moment, object_keys.CHECKPOINTS, cluster.wal.cluster.bounds)
         since_ms = 0 if base is None else base.time_ms
         tables = [
             await self._table(topic, loaded.get(topic.topic_id), since_ms)
@@ -233,18 +233,18 @@ class _Copy:
         first = 0
         if base is not None:
             applied, first = base, base.seq
-            key = keys.checkpoint(first)
+            key = object_keys.checkpoint(first)
             await self._take([info async for info in store.list(key)])
         named = set(live_objects(applied))
-        wanted = {keys.wal(seq) for seq in range(first + 1, state.seq + 1)}
-        wanted |= {key for key in named if key.startswith(keys.WAL)}
-        infos = [info async for info in store.list(keys.WAL) if info.key in wanted]
+        wanted = {object_keys.wal(seq) for seq in range(first + 1, state.seq + 1)}
+        wanted |= {key for key in named if key.startswith(object_keys.WAL)}
+        infos = [info async for info in store.list(object_keys.WAL) if info.key in wanted]
         if gone := wanted - {info.key for info in infos}:
             raise Corrupt(min(gone), "is gone: it was deleted before it was copied")
         times: list[int] = []
         for some in batches(infos):
             for info, body in zip(some, await self._take(some), strict=True):
-                seq = keys.seq_of(info.key)
+                seq = object_keys.seq_of(info.key)
                 if seq is None or seq <= first:
                     continue
                 decoded = entries.decode(body, info.key, seq=seq, previous=applied.hash)
@@ -252,9 +252,13 @@ class _Copy:
                 named |= {chunk.data for chunk in decoded.entry.chunks if chunk.data}
                 times.append(decoded.entry.time_ms)
         if applied.encode() != moment:
-            raise Corrupt(keys.wal(state.seq), "the entries do not give the state of the brokers")
-        data = {key for key in named if key.startswith(keys.DATA)}
-        await self._take_all([info async for info in store.list(keys.DATA) if info.key in data])
+            raise Corrupt(
+                object_keys.wal(state.seq), "the entries do not give the state of the brokers"
+            )
+        data = {key for key in named if key.startswith(object_keys.DATA)}
+        await self._take_all(
+            [info async for info in store.list(object_keys.DATA) if info.key in data]
+        )
         if gone := data - self.objects.keys():
             raise Corrupt(min(gone), "is gone: it was deleted before it was copied")
         return BackupManifest(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, StoreUnfit
 from tidelog.storage.core.model import Part
@@ -159,7 +159,10 @@ def is_unique(key: str) -> bool:
     """Return whether the key contains a random id, so that no two objects have the same key. Other
     keys contain only numbers, and two histories of a cluster may have the same numbers."""
     path = key.partition("/partition=")
-    return key.startswith(keys.DATA) or keys.parse_segment(f"partition={path[2]}") is not None
+    return (
+        key.startswith(object_keys.DATA)
+        or object_keys.parse_segment(f"partition={path[2]}") is not None
+    )
 
 
 def batches(infos: Iterable[ObjectInfo]) -> Iterator[list[ObjectInfo]]:

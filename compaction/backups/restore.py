@@ -33,11 +33,11 @@ from tidelog.compaction.backups.place import (
 )
 from tidelog.compaction.garbage import live_objects
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.holds import Holds
 from tidelog.storage.tables.delta import open_table
@@ -117,7 +117,7 @@ class _Restore:
 
     async def run(self, clock: Clock, at_ms: int | None, cluster_id: str) -> Restored:
         state = await self._state(at_ms)
-        time_ms, newest = state.time_ms, keys.wal(state.seq)
+        time_ms, newest = state.time_ms, object_keys.wal(state.seq)
         chosen = [await self._table(topic) for topic in state.topics.values() if is_sealed(topic)]
         # The entry is first, so that no broker mistakes a part of a restore for an empty store.
         if not await self._copy_one(self._object(newest)):
@@ -129,11 +129,11 @@ class _Restore:
                 await self._check(table, files)
         state.cluster_id, state.holds = cluster_id, Holds()
         checkpoint = encode_checkpoint(state.encode())
-        await store_once(self._target, keys.checkpoint(state.seq), checkpoint)
+        await store_once(self._target, object_keys.checkpoint(state.seq), checkpoint)
         identity = msgspec.structs.replace(
             self._manifest.cluster, cluster_id=cluster_id, created_ms=clock.now_ms()
         )
-        await store_once(self._target, keys.CLUSTER, [msgspec.json.encode(identity)])
+        await store_once(self._target, object_keys.CLUSTER, [msgspec.json.encode(identity)])
         doubts = [f"{table.prefix}: {table.doubt}" for table, _ in chosen if table.doubt]
         return Restored(cluster_id, state.seq, time_ms, self._count, self._size, doubts)
 
@@ -144,10 +144,12 @@ class _Restore:
         identity = manifest.cluster
         state = empty_state(identity)
         if manifest.base:
-            key = keys.checkpoint(manifest.base)
+            key = object_keys.checkpoint(manifest.base)
             body = await read_object(self._place, self._object(key))
             state = decode_checkpoint(body, key, identity.cluster_id, identity.bounds)
-        wanted = [self._object(keys.wal(seq)) for seq in range(state.seq + 1, manifest.seq + 1)]
+        wanted = [
+            self._object(object_keys.wal(seq)) for seq in range(state.seq + 1, manifest.seq + 1)
+        ]
         for some in batches(ObjectInfo(each.key, each.size, 0) for each in wanted):
             bodies = await together(
                 *(read_object(self._place, self._named[info.key]) for info in some)
@@ -158,7 +160,7 @@ class _Restore:
                     return state
                 state.apply(decoded, info.key)
         if state.hash != manifest.hash:
-            raise Corrupt(keys.wal(state.seq), "is not the entry of the backup's moment")
+            raise Corrupt(object_keys.wal(state.seq), "is not the entry of the backup's moment")
         return state
 
     async def _table(self, topic: Topic) -> tuple[BackupTable, list[BackupObject]]:

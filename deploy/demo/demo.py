@@ -32,14 +32,14 @@ from deploy.demo.checks import Carrier, CheckResult, Place, ReadRecord
 from deploy.demo.flights import Event, SourceMissing
 from tidelog.service.cli.client import Client
 from tidelog.service.cli.replay import spark_session
-from tidelog.service.cli.results import EXIT_INTERRUPTED, CommandError
-from tidelog.service.server.log_lines import EXIT_FAILED, EXIT_OK
+from tidelog.service.cli.results import CommandError
+from tidelog.service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.blocking import OpenedStore
 from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
+from tidelog.storage.read.offline_log import open_snapshot
 from tidelog.storage.read.plan import TopicSnapshot
-from tidelog.storage.read.snapshot import open_snapshot
 
 TOPIC = "flights"
 PARTITIONS = 6
@@ -229,7 +229,7 @@ class Demo:
     ) -> list[CheckResult]:
         from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-        from tidelog.storage.spark.native import read_topic
+        from tidelog.storage.spark.parquet_scan import read_topic
 
         settings = {
             "spark.local.dir": str(self._folder / "spark"),

@@ -1,19 +1,21 @@
 """The commands of `tidelog`.
 
-main           the application: serve, and the commands of the other modules
-client         requests to a broker: retries, errors
-requests       options of client commands; commands of one request
-results        exit statuses, error lines, tables, JSON
-topics         topics, seal
-groups         groups
-group_consume  consume --group
-access         keys, acls, quotas
-records        options of produce and consume
-lines          input lines to records
-produce        batches in flight, with retries
-consume        records of partitions
-maintenance    retain, delete-records, compact, collect, scrub, maintain
-repair         repair, upgrade, bounds, backup, restore
-engines        the engine of a compaction
-replay         history to files, with Spark
+main             the application, serve, status; the commands of the other modules
+client           requests to a broker: retries, errors
+requests         options of client commands; commands of one request
+results          error lines, JSON, tables, progress, confirmation
+topics           topics, seal
+groups           groups
+group_consume    consume --group
+access           keys, acls, quotas
+produce_consume  produce, consume: their options and checks
+positions        positions and times in options
+store_options    --store and --master, and the settings that follow
+lines            input lines to records
+produce          batches in flight, with retries
+consume          records of partitions
+maintenance      retain, delete-records, compact, collect, scrub, maintain
+repair           repair, upgrade, bounds, backup, restore
+engines          the engine of a compaction
+replay           history to files, with Spark
 """

@@ -18,7 +18,7 @@ from msgspec import Raw
 from tidelog.service.cli.client import Client, Refused
 from tidelog.service.cli.requests import quoted
 from tidelog.service.cli.results import CommandError, SlowProgress, warn, write_out
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 
 Position: TypeAlias = str | int | dt.datetime
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidelog.service.cli.records import position
+from tidelog.service.cli.positions import position
 from tidelog.service.cli.requests import (
     Commands,
     JsonOption,

@@ -1,4 +1,6 @@
-"""`tidelog`: the command line. `serve` runs a broker; the other commands are clients or tools.
+"""`tidelog`: the application of the command line, with the commands `serve` and `status`.
+
+`serve` runs a broker, and `status` shows a cluster. The other commands are in the other modules.
 
 To start fast, a command imports HTTP, Arrow, uvicorn or Spark only when it runs. A command that
 fails raises CommandError; `main` prints its message as one line and returns the exit status.
@@ -17,12 +19,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tidelog.service.cli import access, groups, maintenance, records, repair, replay, topics
+from tidelog.service.cli import access, groups, maintenance, produce_consume, repair, replay, topics
 from tidelog.service.cli.requests import Commands, JsonOption, ServerOption
 from tidelog.service.cli.results import (
-    EXIT_INTERRUPTED,
-    EXIT_STATUSES,
-    EXIT_USAGE,
     BadUsage,
     BrokenOutput,
     CommandError,
@@ -33,8 +32,9 @@ from tidelog.service.cli.results import (
     show_line,
     warn,
 )
+from tidelog.service.exit_status import EXIT_INTERRUPTED, EXIT_OK, EXIT_STATUSES, EXIT_USAGE
 from tidelog.service.secret_files import PRIVATE_UMASK
-from tidelog.service.server.log_lines import EXIT_OK, log_to_stderr
+from tidelog.service.server.log_lines import log_to_stderr
 from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import PREFIX, RENAMED, Settings, load
 
@@ -231,8 +231,8 @@ app.add_typer(groups.app, name="groups")
 app.add_typer(access.keys, name="keys")
 app.add_typer(access.acls, name="acls")
 app.add_typer(access.quotas, name="quotas")
-app.command("produce")(records.produce)
-app.command("consume")(records.consume)
+app.command("produce")(produce_consume.produce)
+app.command("consume")(produce_consume.consume)
 app.command("seal")(topics.seal)
 app.command("replay")(replay.replay)
 

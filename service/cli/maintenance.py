@@ -21,12 +21,6 @@ from tidelog.service.cli.engines import (
     EngineOption,
     started,
 )
-from tidelog.service.cli.replay import (
-    MasterOption,
-    StoreOption,
-    default_store_hint,
-    settings_of,
-)
 from tidelog.service.cli.requests import JsonOption
 from tidelog.service.cli.results import (
     BadUsage,
@@ -38,8 +32,14 @@ from tidelog.service.cli.results import (
     show_table,
     warn,
 )
+from tidelog.service.cli.store_options import (
+    MasterOption,
+    StoreOption,
+    default_store_hint,
+    settings_of,
+)
 from tidelog.service.cli.topics import TopicArgument
-from tidelog.service.server.log_lines import EXIT_FAILED
+from tidelog.service.exit_status import EXIT_FAILED
 
 if TYPE_CHECKING:
     from tidelog.compaction.collect import CollectionPlan
@@ -437,7 +437,7 @@ def run_on_store(
     settings = settings_of(store, warn)
 
     async def session() -> WorkResult:
-        from tidelog.service.server.maintenance import check_cluster, opened_cluster
+        from tidelog.service.server.open_cluster import check_cluster, opened_cluster
 
         # To open a store for writing creates folders, so check first that there is a cluster.
         await check_cluster(settings)

@@ -23,10 +23,10 @@ from tidelog.service.cli.maintenance import (
     table,
     with_progress,
 )
-from tidelog.service.cli.records import parse_time
-from tidelog.service.cli.replay import StoreOption, settings_of
+from tidelog.service.cli.positions import parse_time
 from tidelog.service.cli.requests import JsonOption
 from tidelog.service.cli.results import BadUsage, command_errors, plural, show_line, warn
+from tidelog.service.cli.store_options import StoreOption, settings_of
 
 if TYPE_CHECKING:
     from tidelog.compaction.backups.restore import Restored
@@ -117,8 +117,8 @@ def repair(
 async def _tables(
     cluster: "MaintenanceSession", topics: list[str] | None, way: RepairWay | None, *, yes: bool
 ) -> Done:
-    from tidelog.compaction.repair import NONE
-    from tidelog.compaction.repair import repair as run
+    from tidelog.compaction.repair_tables import NONE
+    from tidelog.compaction.repair_tables import repair as run
 
     found = await run(cluster, topics, is_dry=not yes, way=None if way is None else way.value)
 

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from tidelog.service.cli.records import parse_time
+from tidelog.service.cli.positions import parse_time
 from tidelog.service.cli.requests import JsonOption
 from tidelog.service.cli.results import (
     BadUsage,
@@ -28,12 +28,16 @@ from tidelog.service.cli.results import (
     show,
     warn,
 )
+from tidelog.service.cli.store_options import (
+    MasterOption,
+    StoreOption,
+    default_store_hint,
+    settings_of,
+)
 from tidelog.service.cli.topics import TopicArgument
-from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import (
     Settings,
     is_submitted_to_spark,
-    load,
     set_worker_python,
 )
 
@@ -45,21 +49,6 @@ POSITIONS = (
     "beginning, end, @ and an ISO time, or JSON with an offset for each partition: "
     """'{"0": 17, "1": -2}'; -2 is the beginning, -1 (in --until) the end"""
 )
-
-
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store", metavar="URL", help="URL of the store, as for `tidelog serve` (TIDELOG_STORE)"
-    ),
-]
-
-MasterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--master", metavar="URL", help="Spark master (default: spark-submit's, else local[*])"
-    ),
-]
 
 _CSV_OPTIONS = {"header": "true", "escape": '"'}
 """A quote inside a value is doubled, as in RFC 4180. Spark's default is a backslash before it."""
@@ -105,22 +94,6 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
     show(value, f"replayed {plural(count, 'record')} of {topic} to {to}", as_json=as_json)
 
 
-def settings_of(
-    store: str | None, on_old_name: Callable[[str], object] = lambda _: None
-) -> Settings:
-    """Return the settings of the environment and `--store`. Raises BadUsage."""
-    try:
-        return load({} if store is None else {"store": store}, warn=on_old_name)
-    except BadSettings as error:
-        raise BadUsage(str(error)) from None
-
-
-def default_store_hint(settings: Settings) -> str:
-    """Return the end of a message about the store. It is empty unless the store is the default."""
-    is_default = settings.store == Settings.store
-    return "; this is the default: name another with --store" if is_default else ""
-
-
 def _replay(
     settings: Settings,
     topic: str,
@@ -148,7 +121,7 @@ def frame_of(
     options: Mapping[str, str],
 ) -> "DataFrame":
     """Return the records between the positions in `options`, in the columns of the format."""
-    from tidelog.storage.spark.native import read_topic
+    from tidelog.storage.spark.parquet_scan import read_topic
 
     more = {"endpoint": settings.s3_endpoint, "region": settings.s3_region}
     if settings.s3.path_style is not None:
@@ -162,7 +135,7 @@ def frame_of(
 def _check_topic(settings: Settings, topic: str) -> None:
     from tidelog.storage.io.blocking import OpenedStore
     from tidelog.storage.io.clock import SystemClock
-    from tidelog.storage.read.snapshot import open_snapshot
+    from tidelog.storage.read.offline_log import open_snapshot
 
     with OpenedStore(settings.store, settings.s3) as opened:
         opened.run(open_snapshot(opened.store, SystemClock(), [topic]))

@@ -1,4 +1,5 @@
-"""Results of commands: exit statuses, errors of one line, tables, JSON, progress bars.
+"""Results of commands: errors of one line with an exit status, JSON, tables, progress bars. Also
+questions for a confirmation.
 
 Each run of `tidelog` loads this module, so it imports nothing slow. The first table imports rich.
 """
@@ -11,29 +12,17 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.service.server.log_lines import (
+from tidelog.service.exit_status import (
     EXIT_FAILED,
-    EXIT_OK,
+    EXIT_NOT_FOUND,
     EXIT_UNREACHABLE,
+    EXIT_USAGE,
     UNREACHABLE_ERRORS,
 )
 from tidelog.storage.core.errors import LogError, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-EXIT_USAGE = 2
-EXIT_NOT_FOUND = 4
-EXIT_INTERRUPTED = 130
-
-EXIT_STATUSES = {
-    EXIT_OK: "done",
-    EXIT_FAILED: "failed, or refused by the broker",
-    EXIT_USAGE: "wrong usage",
-    EXIT_UNREACHABLE: "the broker or the store cannot be reached or used",
-    EXIT_NOT_FOUND: "no such topic or partition",
-    EXIT_INTERRUPTED: "interrupted",
-}
 
 PROGRESS_AFTER_S = 2.0
 PIPE_COLUMNS = 1000

@@ -27,7 +27,7 @@ from tidelog.service.cli.results import (
     show_rows,
     show_table,
 )
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 ConfigOption = Annotated[

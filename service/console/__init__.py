@@ -3,5 +3,5 @@
 files         its static files (static/)
 api           data that only the console needs
 topic_layout  where a topic's records are stored
-wal_page      the newest WAL entries
+wal_entries   the newest WAL entries
 """

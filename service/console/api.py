@@ -9,7 +9,7 @@ from fastapi import Query, Request
 from pydantic import BaseModel, Field
 
 from tidelog.service.console.topic_layout import PartitionLayout, TopicLayouts
-from tidelog.service.console.wal_page import Checkpoint, WalEntry, WalPage
+from tidelog.service.console.wal_entries import Checkpoint, WalEntry, WalPage
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import ERRORS, FreshLog, Rights, TopicName, broker_log
 from tidelog.service.routes.group_resources_v3 import group_ids, lags
@@ -28,7 +28,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE, GROUP, TOPIC
 from tidelog.storage.core.topic_configs import CONFIGS
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.state.group import DEFAULT_ASSIGNOR
+from tidelog.storage.state.group_types import DEFAULT_ASSIGNOR
 
 LAYOUT_PARTITIONS_MAX = 100
 """Bound of the partitions in one response with a topic's layout."""

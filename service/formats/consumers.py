@@ -10,10 +10,10 @@ import msgspec
 
 from tidelog.service.formats.bodies import StrictBody, decode_body
 from tidelog.service.formats.json_in import InvalidBody
-from tidelog.service.formats.undecodable import ON_ERROR, OnError
+from tidelog.service.formats.pages import ON_ERROR, OnError
 from tidelog.service.formats.v3_records import milliseconds
-from tidelog.service.http.call import SCHEMA_FORMATS
-from tidelog.service.http.errors import check_printable_field
+from tidelog.service.http.media_types import SCHEMA_FORMATS
+from tidelog.service.http.parameters import check_printable_field
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 

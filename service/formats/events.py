@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tidelog.service.formats.undecodable import Page
+from tidelog.service.formats.pages import Page
 from tidelog.storage.core.errors import OffsetOutOfRange
 
 KEEPALIVE = {"sse": b": keep-alive\n\n", "ndjson": b"\n"}

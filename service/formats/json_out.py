@@ -70,7 +70,7 @@ def encode_records(
     RECORD_SCHEMA. `is_json`: for each batch, whether its keys and values are known to be JSON text;
     format json checks the other batches. `extra` has a text for each record of the only batch: more
     fields, as `,"name":1`, or an empty text. Raises Undecodable if a key or value does not decode:
-    service.formats.undecodable encodes such pages.
+    service.formats.pages encodes such pages.
     """
     fixed = _fixed(_FRAMES[framing], topic, partition, fmt)
     pieces: list[bytes | memoryview] = [

@@ -1,4 +1,5 @@
-"""Encoding of columns of records as columns of JSON texts.
+"""Encoding of columns of records as columns of JSON texts, and `Undecodable`, the error of a record
+that does not decode in the format of the answer.
 
 A JSON answer contains a stored value unchanged only if it is known to be exactly one JSON text in
 UTF-8. This module escapes or refuses every other value. Pure.

@@ -1,5 +1,8 @@
 """Resources of the v3 dialect: their fields as in Confluent's OpenAPI, and a factory of them.
 
+This module has clusters, brokers, topics, partitions, replicas and configs. The resources of groups
+are in service/routes/group_resources_v3.py, those of ACLs in service/routes/acls_v3.py.
+
 The API shows the broker that answers as broker 1, the leader of every partition. Any process serves
 every request, so a client does not need to choose a broker. `replication_factor` is 1, because the
 object store replicates and does not show how.

@@ -6,7 +6,14 @@ with an unknown Accept is served, as RFC 9110 allows. Only routes with several f
 
 from functools import lru_cache
 
-from tidelog.service.http.call import ARROW, EVENT_STREAM, JSON, NDJSON, NotAcceptable, media_type
+from tidelog.service.http.media_types import (
+    ARROW,
+    EVENT_STREAM,
+    JSON,
+    NDJSON,
+    NotAcceptable,
+    media_type,
+)
 
 _SERVED = frozenset({b"", b"*/*", b"application/*", JSON, ARROW, NDJSON, EVENT_STREAM})
 

@@ -1,8 +1,7 @@
 """A request and a response of the hot routes, without a framework: headers, query, body, stream."""
 
-import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
@@ -17,53 +16,18 @@ from tidelog.service.http.content_coding import (
     packed,
     unpacked,
 )
+from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.request_id import REQUEST_ID, sane
-from tidelog.storage.core.errors import InvalidRequest, Unavailable, UnknownPartition
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-JSON_V2 = b"application/vnd.kafka.v2+json"
-JSON = b"application/json"
-ARROW = b"application/vnd.apache.arrow.stream"
-NDJSON = b"application/x-ndjson"
-EVENT_STREAM = b"text/event-stream"
 UNSTORED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """Headers of an answer, unless the method is POST: no browser stores or runs an answer to it."""
-EMBEDDED = ("json", "binary", "text")
-"""Formats of keys and values inside JSON."""
-SCHEMA_FORMATS = ("avro", "jsonschema", "protobuf")
-"""Formats that need a schema registry, which no cluster has."""
-SHOWN_MAX = 100
-"""Characters of an invalid parameter that the error's message quotes."""
 LENGTH_DIGITS_MAX = 18
 """Digits of a Content-Length: `int` is slow for thousands of digits, and then raises."""
-PARTITION_DIGITS_MAX = 9
-_INTEGER = re.compile(r"-?[0-9]{1,19}")
-"""`int` accepts more (`1_0`, blanks, digits of other scripts), which clients do not mean."""
-
-
-class InvalidParameter(InvalidRequest):
-    """A query parameter or header that cannot be used."""
-
-    status = 400
-    code = 40002
-
-
-class UnsupportedMediaType(InvalidRequest):
-    """The route does not accept this Content-Type."""
-
-    status = 415
-    code = 415
-
-
-class NotAcceptable(InvalidRequest):
-    """The route produces no media type that the Accept header names."""
-
-    status = 406
-    code = 40601
 
 
 class IncompleteBody(InvalidRequest):
@@ -239,38 +203,3 @@ def received_again(body: bytes, then: Receive) -> Receive:
         return left.pop() if left else await then()
 
     return receive
-
-
-def integer(name: str, text: str, low: int, high: int) -> int:
-    """Parse a query parameter's whole number. Raises InvalidParameter with the valid range."""
-    if not _INTEGER.fullmatch(text):
-        raise InvalidParameter(f"parameter {name}={text[:SHOWN_MAX]!r} is not a whole number")
-    value = int(text)
-    if not low <= value <= high:
-        raise InvalidParameter(f"parameter {name}={value} must be {low} to {high}")
-    return value
-
-
-def partition_number(topic: Topic, text: str) -> int:
-    """Parse the number of a partition in a path. Raises UnknownPartition."""
-    count = len(topic.partitions)
-    if not (text.isascii() and text.isdigit() and len(text) <= PARTITION_DIGITS_MAX):
-        raise UnknownPartition(topic.name, text, count)
-    number = int(text)
-    if number >= count:
-        raise UnknownPartition(topic.name, number, count)
-    return number
-
-
-def types_of_formats(formats: Iterable[str]) -> dict[bytes, str]:
-    """Return the formats by their media types, in all versions."""
-    return {
-        f"application/vnd.kafka.{name}{version}+json".encode(): name
-        for name in formats
-        for version in (".v2", ".v1", "")
-    }
-
-
-def media_type(header: bytes) -> bytes:
-    """Return the media type without parameters, in lower case."""
-    return header.partition(b";")[0].strip().lower()

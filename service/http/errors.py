@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from tidelog.service.http.call import HttpResponse, InvalidParameter, Scope
+from tidelog.service.http.call import HttpResponse, Scope
 from tidelog.service.http.route import media_type_of_errors
 from tidelog.storage.core.errors import (
     AssignedOtherwise,
@@ -176,29 +176,6 @@ def error_body(code: int, message: str) -> bytes:
         message = message[:MESSAGE_CHARS_MAX] + "..."
     body = json.dumps({"error_code": code, "message": message}, ensure_ascii=False)
     return body.encode("utf-8", "replace")
-
-
-def check_printable(parameter: str, text: str) -> None:
-    """Raise InvalidParameter for control characters in a path parameter, as Redpanda does."""
-    shown = _visible(text)
-    if shown != text:
-        raise InvalidParameter(f"Invalid parameter '{parameter}' got '{shown}'")
-
-
-def check_printable_field(text: str) -> None:
-    """Raise InvalidParameter for control characters in a name in a body."""
-    shown = _visible(text)
-    if shown != text:
-        raise InvalidParameter(f"Parameter contained invalid control characters: {shown}")
-
-
-def _visible(text: str) -> str:
-    """Replace control characters by their symbols: U+2400 + n, and U+2421 for delete."""
-    if text.isprintable():
-        return text
-    return "".join(
-        chr(0x2400 + ord(c)) if ord(c) < 0x20 else "\u2421" if c == "\x7f" else c for c in text
-    )
 
 
 def _invalid_request(error: RequestValidationError) -> ErrorAnswer:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tidelog.service.http.call import JSON, JSON_V2
+from tidelog.service.http.media_types import JSON, JSON_V2
 from tidelog.storage.core.acls import CLUSTER_NAME
 
 # -- access

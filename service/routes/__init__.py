@@ -1,18 +1,18 @@
 """The routes of the API, by dialect. Each module declares its routes in `ROUTES`.
 
-produce             records in, v2
+produce             records in, v2; checks and idempotency keys of all produce routes
 produce_v3          records in, v3: streams and batches
 fetch               records out: long polls, followers
 transactions        records and group offsets, all or nothing
 consumers           handlers of consumer instances, v2
 consumer_routes     the routes of consumer instances
-topics              topics, partitions, offsets, v2
+topics              topics, partitions, offsets, brokers, v2; the seal
 cluster_v3          clusters and brokers, v3
 topics_v3           topics, partitions, offsets, v3
 configs_v3          configs of topics, v3
 groups_v3           consumer groups, v3
 acls_v3             access control lists, v3
-keys                API keys, quotas, the console's login
+keys                API keys, quotas, the console's login, logout and /me
 health              health, metrics, version, the OpenAPI document
 dependencies        what FastAPI's handlers share: state, rights, parameters, errors
 group_resources_v3  resource objects of groups, and lag

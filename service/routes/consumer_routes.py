@@ -3,8 +3,9 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from tidelog.service.formats.undecodable import ON_ERROR
-from tidelog.service.http.call import JSON_V2, HttpResponse
+from tidelog.service.formats.pages import ON_ERROR
+from tidelog.service.http.call import HttpResponse
+from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.route import (
     V2,
     Answer,

@@ -16,27 +16,23 @@ from urllib.parse import parse_qsl, quote
 
 import msgspec
 
-from tidelog.service.formats import arrow, undecodable
+from tidelog.service.formats import arrow
 from tidelog.service.formats import consumers as wire_consumers
 from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.undecodable import OnError, Page
-from tidelog.service.http.call import (
+from tidelog.service.formats.pages import OnError, Page, check_first, encode_page, headers_of
+from tidelog.service.http.call import HttpRequest, HttpResponse, received_again
+from tidelog.service.http.media_types import (
     ARROW,
     EMBEDDED,
     JSON_V2,
     SCHEMA_FORMATS,
-    HttpRequest,
-    HttpResponse,
-    InvalidParameter,
     NotAcceptable,
     UnsupportedMediaType,
-    integer,
     media_type,
-    received_again,
     types_of_formats,
 )
-from tidelog.service.http.errors import check_printable
+from tidelog.service.http.parameters import InvalidParameter, check_printable, integer
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.peers.forwarding import Forwarder, Unreached
@@ -301,7 +297,7 @@ class ConsumerHandlers:
             else:
                 pages = _pages(read, fmt, on_error)
                 body = _array(pages)
-                headers += undecodable.headers_of(pages, read.failure)
+                headers += headers_of(pages, read.failure)
                 kind = f"application/vnd.kafka.{fmt}.v2+json".encode()
                 self._fetch.count(pages, len(body))
             await call.answer(HttpResponse(200, body, kind, headers))
@@ -396,7 +392,7 @@ def _pages(read: Read, fmt: str, on_error: OnError) -> list[Page]:
     there, so that the next read begins with that record."""
     pages = []
     for number, (_, topic, _, fetched) in enumerate(read.portions):
-        page = undecodable.encode_page(
+        page = encode_page(
             [piece.batch for piece in fetched.pieces],
             topic,
             read.portions[number].where.partition,
@@ -428,7 +424,7 @@ def _check_of(fmt: str, on_error: OnError) -> PortionCheck | None:
 
 
 def _check_first(fmt: Format, portion: Portion) -> None:
-    undecodable.check_first(
+    check_first(
         [piece.batch for piece in portion.fetched.pieces],
         TopicPartition(portion.topic, portion.where.partition),
         fmt,

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.formats.resources_v3 import ResourceFactory
-from tidelog.service.http.call import JSON_V2
 from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
+from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.route import V3
 from tidelog.service.http.urls import ADVERTISED, client_url
 from tidelog.service.security.authenticator import Security

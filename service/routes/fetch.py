@@ -12,28 +12,24 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from tidelog.service.formats import arrow, events, json_in, json_out, undecodable
+from tidelog.service.formats import arrow, events, json_in, json_out
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.undecodable import ON_ERROR, OnError, Page
+from tidelog.service.formats.pages import ON_ERROR, OnError, Page, encode_page, headers_of
 from tidelog.service.http.admission import Budget, Share
-from tidelog.service.http.call import (
+from tidelog.service.http.call import HttpRequest, HttpResponse
+from tidelog.service.http.errors import answered, error_body
+from tidelog.service.http.media_types import (
     ARROW,
     EMBEDDED,
     EVENT_STREAM,
     JSON_V2,
     NDJSON,
-    SHOWN_MAX,
-    HttpRequest,
-    HttpResponse,
-    InvalidParameter,
     NotAcceptable,
-    integer,
     media_type,
-    partition_number,
     types_of_formats,
 )
-from tidelog.service.http.errors import answered, error_body
+from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter, integer, partition_number
 from tidelog.service.http.route import V2, Answer, Content, Parameter, Permission, Route, RouteDoc
 from tidelog.service.security.caller import rights_of
 from tidelog.service.settings import Settings
@@ -133,7 +129,7 @@ class Fetch:
             self.count([page], len(page.body), page.topic)
             headers = _positions(fetched)
             if page.wrong:
-                headers += undecodable.headers_of([page])
+                headers += headers_of([page])
             await call.answer(HttpResponse(200, page.body, MEDIA_TYPES[format_name], headers))
         return None
 
@@ -337,7 +333,7 @@ def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
         records = sum(batch.num_rows for batch in batches)
         body = arrow.encode_arrow(batches)
         return FetchPage(fetched, Page(view.topic, view.partition, body, records))
-    page = undecodable.encode_page(
+    page = encode_page(
         batches,
         view.topic,
         view.partition,

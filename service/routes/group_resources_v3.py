@@ -20,7 +20,7 @@ from tidelog.service.telemetry.log_metrics import committed_lags
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DESCRIBE, TOPIC
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
-from tidelog.storage.state.group import DEFAULT_ASSIGNOR, GroupMember
+from tidelog.storage.state.group_types import DEFAULT_ASSIGNOR, GroupMember
 
 
 class _GroupResource(Resource):

@@ -15,8 +15,8 @@ from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
 from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
 from tidelog.service.formats.v3_records import milliseconds
-from tidelog.service.http.call import partition_number
 from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
@@ -48,8 +48,8 @@ from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import GroupNotEmpty
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 from tidelog.storage.state.committed_offsets import check_group_id
-from tidelog.storage.state.group import GroupMember
 from tidelog.storage.state.group_members import NO_GENERATION
+from tidelog.storage.state.group_types import GroupMember
 
 GroupId = Annotated[str, Path(examples=["enrich"])]
 ConsumerId = Annotated[str, Path(examples=["rest-consumer-1"])]

@@ -1,4 +1,5 @@
-"""Keys, quotas and the console's login, under /tidelog/v1. No other REST proxy has these routes.
+"""Routes of keys and quotas, and the console's login, logout and `/me` (the caller), under
+/tidelog/v1. No other REST proxy has these routes.
 
 The secret of a key is only in the response to its creation. If security is off, every route except
 `/me` responds as a Kafka cluster without an authorizer does. The routes of ACLs do the same.

@@ -1,6 +1,8 @@
-"""Produce: decode a request's body, choose each record's partition, append the records to the log.
+"""The produce routes of the v2 dialect, and what they share with the routes of v3 and transactions:
+checks of records, the Idempotency-Key and the fingerprint of a request.
 
-A request is checked as a whole before the log gets any part of it: a request with an error has
+A request takes three steps: decode its body, choose each record's partition, append the records.
+It is checked as a whole before the log gets any part of it: a request with an error has
 written nothing (I6). The response has the order of the request.
 """
 
@@ -13,20 +15,17 @@ import pyarrow as pa
 
 from tidelog.service.formats import arrow, json_in, json_out
 from tidelog.service.formats.v3_records import NoSchemaRegistry
-from tidelog.service.http.call import (
+from tidelog.service.http.call import HttpRequest, HttpResponse
+from tidelog.service.http.media_types import (
     ARROW,
     EMBEDDED,
     JSON_V2,
     SCHEMA_FORMATS,
-    HttpRequest,
-    HttpResponse,
-    InvalidParameter,
     UnsupportedMediaType,
     media_type,
-    partition_number,
     types_of_formats,
 )
-from tidelog.service.http.errors import check_printable
+from tidelog.service.http.parameters import InvalidParameter, check_printable, partition_number
 from tidelog.service.http.route import (
     V2,
     Answer,

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from tidelog.service.formats import json_in, v3_records
-from tidelog.service.http.call import JSON, HttpRequest, HttpResponse
+from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.errors import TopicNotHosted, answered
+from tidelog.service.http.media_types import JSON
 from tidelog.service.http.route import V3, Answer, Body, Content, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import check_cluster
 from tidelog.service.routes.produce import IDEMPOTENCY_KEY, Produce, client_key, fingerprint

@@ -1,5 +1,5 @@
-"""Topics, partitions and offsets in the v2 dialect, creation as in Strimzi's bridge, and the
-seal."""
+"""Topics, partitions, offsets and the list of brokers in the v2 dialect. Also the creation of a
+topic, as in Strimzi's bridge, and the seal of a topic."""
 
 from typing import Annotated
 
@@ -8,8 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.resources_v3 import BROKER_ID
-from tidelog.service.http.call import SHOWN_MAX, integer, partition_number
-from tidelog.service.http.errors import NoSuchResource, TopicNotHosted, check_printable_field
+from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
+from tidelog.service.http.parameters import (
+    SHOWN_MAX,
+    check_printable_field,
+    integer,
+    partition_number,
+)
 from tidelog.service.http.route import V2, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     CREATE_ERRORS,

@@ -20,8 +20,12 @@ from tidelog.service.formats.resources_v3 import (
     TopicData,
     TopicList,
 )
-from tidelog.service.http.call import InvalidParameter, partition_number
-from tidelog.service.http.errors import NoSuchResource, check_printable_field
+from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.parameters import (
+    InvalidParameter,
+    check_printable_field,
+    partition_number,
+)
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,

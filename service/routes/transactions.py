@@ -22,7 +22,8 @@ from tidelog.service.formats.transactions import (
     TransactionRecords,
     decode_transaction,
 )
-from tidelog.service.http.call import JSON, HttpRequest, HttpResponse
+from tidelog.service.http.call import HttpRequest, HttpResponse
+from tidelog.service.http.media_types import JSON
 from tidelog.service.http.route import V3, Answer, Body, Content, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import check_cluster
 from tidelog.service.routes.produce import (

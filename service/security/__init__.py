@@ -1,10 +1,10 @@
 """Authentication and authorization.
 
-authenticator  keys, sessions, ACLs and quotas of this broker's callers
-caller         the caller of a request, as handlers see it
-sessions       the console's session cookies
-quotas         token buckets
-audit          refusals, logins and changes, as JSON lines
-sites          Host and Origin: names of the broker, pages of other sites
-signatures     of messages between brokers
+authenticator   keys, sessions, ACLs and quotas of this broker's callers
+caller          the caller of a request, as handlers see it
+session_cookie  the console's session cookies
+token_bucket    a quota's bucket of bytes
+audit           refusals, logins and changes, as JSON lines
+sites           Host and Origin: names of the broker, pages of other sites
+signatures      of messages between brokers
 """

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.route import Access, Permission, RouteAccess
-from tidelog.service.security import sessions
+from tidelog.service.security import session_cookie
 from tidelog.service.security.caller import BASIC, BEARER, Forbidden, QuotaExceeded, Unauthenticated
-from tidelog.service.security.quotas import Bucket
 from tidelog.service.security.signatures import SIGNED_LEVEL
+from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
@@ -209,7 +209,7 @@ class Security:
         self._callers: dict[tuple[bytes, str], Caller] = {}
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._refreshes = Bucket(REFRESHES_PER_S, broker.clock.boot_s())
-        self.cookie = sessions.cookie_name(broker.identity.cluster_id)
+        self.cookie = session_cookie.cookie_name(broker.identity.cluster_id)
 
     # -- admission
 
@@ -281,7 +281,7 @@ class Security:
         cached = self._callers.get(key)
         if cached is not None and cached.is_valid:
             return cached
-        session = sessions.parse(cookie)
+        session = session_cookie.parse(cookie)
         claimed = None if session is None else await self._of_session(session)
         if claimed is None:
             raise self.refused("session", "the session has expired: log in", challenge)
@@ -300,13 +300,13 @@ class Security:
         """
         now_ms = self.clock.now_ms()
         await self._end_old_sessions(credential.principal, now_ms)
-        until_ms = now_ms + sessions.LIVES_MS
+        until_ms = now_ms + session_cookie.LIVES_MS
         until_ms = min(until_ms, credential.expires_ms or until_ms)
         key, _ = await self._log.create_key(
             credential.principal, expires_ms=until_ms, note=SESSION_NOTE
         )
-        session = sessions.Session(credential.key_id, key.key_id, until_ms)
-        cookie = sessions.sign(self._secret, session, credential.digest)
+        session = session_cookie.Session(credential.key_id, key.key_id, until_ms)
+        cookie = session_cookie.sign(self._secret, session, credential.digest)
         return credential._replace(expires_ms=until_ms, session_id=key.key_id), cookie
 
     async def _end_old_sessions(self, principal: str, now_ms: int) -> None:
@@ -325,7 +325,7 @@ class Security:
         """End the session of a request's cookie on all brokers. Return its principal, or "" if
         there is no session. Raises CrossSite and the errors of a commit."""
         cookie = self._cookie(headers)
-        session = None if cookie is None else sessions.parse(cookie)
+        session = None if cookie is None else session_cookie.parse(cookie)
         claimed = None if session is None else await self._of_session(session)
         if claimed is None:
             return ""
@@ -336,7 +336,7 @@ class Security:
 
     def _cookie(self, headers: Mapping[bytes, bytes]) -> str | None:
         cookies = headers.get(b"cookie", b"").decode("latin-1")
-        return sessions.cookie_of(cookies, self.cookie) if cookies else None
+        return session_cookie.cookie_of(cookies, self.cookie) if cookies else None
 
     async def of_peer(self, principal: str, host: str, proof: tuple[str, str, int]) -> Caller:
         """Return the caller of a forwarded request, which another broker has authenticated. If
@@ -414,7 +414,7 @@ class Security:
             return None
         return _credential(key)
 
-    async def _of_session(self, session: sessions.Session) -> Credential | None:
+    async def _of_session(self, session: session_cookie.Session) -> Credential | None:
         keys = self.access.keys
         if session.session_id not in keys:
             await self.refresh()
@@ -427,7 +427,7 @@ class Security:
             return None
         if session.session_id not in keys:
             return None
-        if not sessions.is_signed(self._secret, session, credential.digest):
+        if not session_cookie.is_signed(self._secret, session, credential.digest):
             return None
         until_ms = min(session.expires_ms, credential.expires_ms or session.expires_ms)
         credential = credential._replace(expires_ms=until_ms, session_id=session.session_id)

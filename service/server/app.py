@@ -18,16 +18,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidelog.service.console.topic_layout import TopicLayouts
-from tidelog.service.console.wal_page import WalPage
+from tidelog.service.console.wal_entries import WalPage
 from tidelog.service.http import openapi
-from tidelog.service.http.call import (
-    SHOWN_MAX,
-    UNSTORED,
-    HttpRequest,
-    InvalidParameter,
-    UnsupportedMediaType,
-    media_type,
-)
+from tidelog.service.http.call import UNSTORED, HttpRequest
 from tidelog.service.http.content_coding import (
     PACKED_BYTES_MIN,
     coding_of_answer,
@@ -35,6 +28,8 @@ from tidelog.service.http.content_coding import (
     packed,
 )
 from tidelog.service.http.errors import ErrorBody, answered, error_response
+from tidelog.service.http.media_types import UnsupportedMediaType, media_type
+from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 from tidelog.service.http.request_id import REQUEST_ID, id_of_error, sane
 from tidelog.service.http.route import V2, Route
 from tidelog.service.http.urls import clean_path
@@ -46,7 +41,7 @@ from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters,
 from tidelog.service.telemetry.rates import Ask, RateSampler, nobody
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.io.tasks import TASK_ENDS
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """Of requests without records (I10): a topic with an assignment of every partition fits."""

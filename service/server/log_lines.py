@@ -1,4 +1,4 @@
-"""Log lines on stderr: text, or one JSON event a line. Exit statuses of a broker.
+"""Log lines on stderr: text, or one JSON event a line.
 
 A JSON event has `time` (RFC 3339, UTC, ms), `level`, `logger`, `message` and `process`. An event of
 an exception also has `exception`, the traceback as one text. An event of the audit log also has
@@ -15,21 +15,12 @@ import traceback
 
 import orjson
 
-from tidelog.storage.core.errors import StoreUnfit, Unavailable
-
 HUMAN = "%(asctime)s %(levelname)s %(name)s %(message)s"
 FORMATS = ("human", "json")
 
 LINES_MAX, WINDOW_S = 20, 10.0
 """LINES_MAX lines of one kind pass in WINDOW_S seconds."""
 KINDS_MAX = 1_000
-
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_UNREACHABLE = 3
-"""Exit statuses of a broker; `cli/results.py` adds the statuses of commands."""
-UNREACHABLE_ERRORS = (StoreUnfit, Unavailable)
-"""Errors of the log that end a broker or a command with the status EXIT_UNREACHABLE."""
 
 
 class JsonFormatter(logging.Formatter):

@@ -12,22 +12,19 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.repair import undo_rearrangement
+from tidelog.compaction.repair_tables import undo_rearrangement
 from tidelog.compaction.retention import retain
-from tidelog.compaction.session import MaintenanceSession, check_exists, topics_of
+from tidelog.compaction.session import MaintenanceSession, topics_of
+from tidelog.service.server.open_cluster import opened_cluster
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import MaintenanceCounters
 from tidelog.storage.core.errors import LogError, TableInDoubt
-from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.loop_thread import LoopThread
-from tidelog.storage.io.open import open_store
-from tidelog.storage.io.read_only import open_to_read
-from tidelog.storage.io.threads import TASK_ENDS, lower_priority
+from tidelog.storage.io.tasks import TASK_ENDS, lower_priority
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Topic
 
@@ -121,35 +118,6 @@ def _note_doubts(broker: Log, session: MaintenanceSession) -> None:
     for name, topic in broker.state.topics.items():
         error = session.skipped.get(name)
         broker.note_doubt(topic, error if isinstance(error, TableInDoubt) else None)
-
-
-async def check_cluster(settings: Settings) -> None:
-    """Raise StoreUnfit if the store of the settings has no cluster. Writes nothing."""
-    store = await open_to_read(settings.store, settings.s3)
-    try:
-        await check_exists(store, SystemClock())
-    finally:
-        await store.close()
-
-
-@asynccontextmanager
-async def opened_cluster(
-    settings: Settings, *, report_damage: bool = True, is_reading: bool = False
-) -> AsyncIterator[MaintenanceSession]:
-    """Open the cluster in the store of the settings; close both at the end of the block. If
-    `is_reading` is set, nothing is written, and the store may be read-only."""
-    open_it = open_to_read if is_reading else open_store
-    store = await open_it(settings.store, s3=settings.s3)
-    try:
-        cluster = await MaintenanceSession.open(
-            store, SystemClock(), report_damage=report_damage, is_reading=is_reading
-        )
-        try:
-            yield cluster
-        finally:
-            await cluster.close()
-    finally:
-        await store.close()
 
 
 async def _retain(cluster: MaintenanceSession, counters: MaintenanceCounters) -> None:

@@ -16,18 +16,11 @@ from starlette.exceptions import HTTPException
 from tidelog.service.console import api, files
 from tidelog.service.http.accept import check_accept
 from tidelog.service.http.admission import Admission, Limits
-from tidelog.service.http.call import (
-    JSON,
-    HttpRequest,
-    HttpResponse,
-    InvalidParameter,
-    NotAcceptable,
-    Receive,
-    Scope,
-    Send,
-)
+from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.cors import Cors, exposing
-from tidelog.service.http.errors import answered, check_printable
+from tidelog.service.http.errors import answered
+from tidelog.service.http.media_types import JSON, NotAcceptable
+from tidelog.service.http.parameters import InvalidParameter, check_printable
 from tidelog.service.http.request_id import REQUEST_ID, id_of_error
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
 from tidelog.service.http.urls import ADVERTISED
@@ -58,7 +51,7 @@ from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups.instances import Instances
-from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.io.tasks import TASK_ENDS
 
 HOT_ROUTES: tuple[Route, ...] = (
     *produce.ROUTES,

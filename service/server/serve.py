@@ -23,6 +23,7 @@ from urllib.request import url2pathname
 
 import uvloop
 
+from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, UNREACHABLE_ERRORS
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.protocol import Server
 from tidelog.service.http.sockets import bound_sockets
@@ -35,14 +36,7 @@ from tidelog.service.secret_files import OTHERS, PRIVATE_UMASK, why_exposed
 from tidelog.service.security.authenticator import Security, topic_filter
 from tidelog.service.security.signatures import Signatures
 from tidelog.service.server.app import build_app
-from tidelog.service.server.log_lines import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_UNREACHABLE,
-    UNREACHABLE_ERRORS,
-    last_words,
-    log_to_stderr,
-)
+from tidelog.service.server.log_lines import last_words, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, run_maintenance
 from tidelog.service.server.open_files import KEPT_FILES, Shares, raised, shares
 from tidelog.service.server.return_memory import return_memory
@@ -52,7 +46,7 @@ from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters,
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
@@ -370,7 +364,7 @@ def _check_files(broker: Broker) -> None:
     url = urlsplit(broker.store_url)
     if url.scheme != "file":
         return
-    path = Path(url2pathname(url.path)) / keys.SECRET
+    path = Path(url2pathname(url.path)) / object_keys.SECRET
     if why := why_exposed(path):
         raise StoreUnfit(why)
     if path.parent.stat().st_mode & OTHERS:

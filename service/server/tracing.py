@@ -26,7 +26,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from tidelog.service.http.call import HttpRequest
 from tidelog.service.server.router import Router, Target
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.entry import Draft
 from tidelog.storage.core.observer import TRACE, TracedRequest
 
@@ -34,7 +34,7 @@ CLOSE_S = 2.0
 """The longest wait for the export of the last spans when a broker stops."""
 LINKS_MAX = 100
 """Maximum requests that one flush links to."""
-TIERS = {keys.WAL: "wal", keys.DATA: "wal", keys.TOPICS: "table"}
+TIERS = {object_keys.WAL: "wal", object_keys.DATA: "wal", object_keys.TOPICS: "table"}
 
 _tiers: ContextVar[set[str] | None] = ContextVar("tidelog-tiers", default=None)
 
@@ -93,7 +93,7 @@ class Traces:
     def request(self, verb: str, key: str, size: int | None) -> Iterator["_RequestSpan | None"]:
         """Trace a request to the store within a span. Polls and heartbeats run in no span."""
         current: Span | None = trace.get_current_span()
-        if verb == "create" and key.startswith(keys.WAL):
+        if verb == "create" and key.startswith(object_keys.WAL):
             current = self._committing
         if current is None or not current.is_recording():
             yield None

@@ -22,7 +22,8 @@ from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 
-from tidelog.service.server.log_lines import EXIT_FAILED, EXIT_OK, log_to_stderr
+from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK
+from tidelog.service.server.log_lines import log_to_stderr
 from tidelog.service.server.serve import leave, run
 from tidelog.service.settings import Settings
 from tidelog.storage.io.clock import SystemClock

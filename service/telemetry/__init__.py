@@ -1,6 +1,6 @@
 """Metrics of a broker, and rates for the console.
 
 metrics      HTTP counters, and the text for Prometheus
-log_metrics  counters of the log
-rates        records and bytes per second, now and in the last half hour
+log_metrics  counters of the log, and the lags of groups
+rates        records and bytes per second, now and in the last half hour; lag history
 """

@@ -1,5 +1,5 @@
-"""Metrics of the log, read from its counters at each scrape. service/METRICS.md lists names and
-meanings; a test compares it with this code.
+"""Metrics of the log, read from its counters at each scrape, and the lags of groups, which other
+modules also read. service/METRICS.md lists names and meanings; a test compares it with this code.
 
 Runs on the event loop that owns the log. The number of series is bounded (I10): topics and
 partitions beyond the bound have no series; a metric counts the partitions.

@@ -1,4 +1,5 @@
 """Rates per second for the console: of this broker and its peers, now and in the last half hour.
+Also the history of the groups' lags.
 
 Every few seconds, a task reads the counters and appends the difference to a ring: no work on a hot
 path, bounded memory (I10). The steps of all brokers end at the same wall-clock times. So one broker
@@ -18,7 +19,7 @@ from tidelog.service.telemetry.log_metrics import SERIES_MAX, lags
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.histogram import SECONDS
-from tidelog.storage.io.threads import surviving
+from tidelog.storage.io.tasks import surviving
 
 log = logging.getLogger("tidelog")
 

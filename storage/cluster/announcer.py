@@ -18,7 +18,7 @@ from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardRefused, encode_announcements
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.io.tasks import TASK_ENDS
 
 log = logging.getLogger("tidelog.members")
 

@@ -1,4 +1,6 @@
 """Find the live brokers in listings of `brokers/` and rank them; the first is the sequencer.
+`Member` is the content of a broker's object, and `MembershipSettings` are the intervals and
+timeouts.
 
 Pure. A broker overwrites its object every few seconds; a changed line in the listing is its
 heartbeat. The observer measures silence with its own clock, and only between two listings. Clocks

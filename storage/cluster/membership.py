@@ -17,11 +17,11 @@ from tidelog.storage.cluster.liveness import (
     MembershipSettings,
     ranked,
 )
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.errors import NotFound
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.threads import surviving
+from tidelog.storage.io.tasks import surviving
 
 log = logging.getLogger("tidelog.members")
 
@@ -90,7 +90,7 @@ class Membership:
         if self._beat is not None:  # a PUT in flight could be stored after the delete
             await asyncio.wait([self._beat])
         with surviving(log, "deleting the liveness object"):  # if it stays, it has no heartbeats
-            await self.store.delete([keys.broker(self.me.id)])
+            await self.store.delete([object_keys.broker(self.me.id)])
 
     async def _beat_and_look(self) -> None:
         if self._failing_s is None:
@@ -109,17 +109,17 @@ class Membership:
         self.me = msgspec.structs.replace(self.me, beat=self.me.beat + 1)
         # Every second heartbeat is a byte longer: stores may round times to seconds, but not sizes.
         body = msgspec.json.encode(self.me) + b" " * (self.me.beat % 2)
-        put = self.store.put(keys.broker(self.me.id), [body])
+        put = self.store.put(object_keys.broker(self.me.id), [body])
         self._beat = asyncio.create_task(put, name="tidelog-beat")
         await asyncio.shield(self._beat)
 
     async def look(self) -> None:
         """Find the live peers: one LIST, and one GET for each new broker."""
         now_s = self.clock.boot_s()
-        self._view.look(now_s, [info async for info in self.store.list(keys.BROKERS)])
+        self._view.look(now_s, [info async for info in self.store.list(object_keys.BROKERS)])
         live = self._view.live
         self._known = {key: self._known[key] for key in live if key in self._known}
-        mine = keys.broker(self.me.id)
+        mine = object_keys.broker(self.me.id)
         for key in live:
             if key not in self._known and key != mine:
                 self._known[key] = await self._read(key)
@@ -136,7 +136,7 @@ class Membership:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             log.warning("%s is not a valid liveness object: %s", key, error)
             return None
-        if member.protocol != PROTOCOL or keys.broker(member.id) != key:
+        if member.protocol != PROTOCOL or object_keys.broker(member.id) != key:
             why = f"version {member.protocol} of the peers' protocol, this broker has {PROTOCOL}"
             log.warning("%s has %s: it is no peer", key, why)
             return None

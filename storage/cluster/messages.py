@@ -1,4 +1,6 @@
-"""Encode and decode the messages between brokers, and merge many drafts into one entry.
+"""Encode and decode the messages between brokers: forwarded drafts and announcements of entries.
+
+`merge` makes one draft of many. `refer` makes a draft that names an object with its chunks.
 
 Pure. Decoding untrusted bytes returns a value or raises Corrupt. Chunks are verified before they
 go into an entry, because an entry cannot be repaired.
@@ -9,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction, Append, Chunk
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.entry import Commit, Draft, DraftId
@@ -66,7 +68,7 @@ def decode_forwarded(message: Part) -> Draft:
     view = memoryview(taken.body)
     for chunk in taken.chunks:
         if chunk.data:
-            if keys.data_not_after_ms(chunk.data) is None:
+            if object_keys.data_not_after_ms(chunk.data) is None:
                 raise Corrupt(MESSAGE, f"refers to {chunk.data!r}, which is no key of an upload")
             continue
         if chunk.position != at or chunk.size < 0:
@@ -127,7 +129,7 @@ def refer(draft: Draft, key: str) -> Draft:
 def not_after_ms(draft: Draft) -> float:
     """Return the elapsed time in ms after which no entry may include the draft, because its uploads
     may be collected (FORMAT rule 8). If the draft has no uploads, return infinity."""
-    ends = {keys.data_not_after_ms(chunk.data) for chunk in draft.chunks if chunk.data}
+    ends = {object_keys.data_not_after_ms(chunk.data) for chunk in draft.chunks if chunk.data}
     return min((end for end in ends if end is not None), default=math.inf)
 
 

@@ -8,7 +8,7 @@ import asyncio
 
 import msgspec
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import NotFound, StoreUnfit
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
@@ -30,10 +30,10 @@ async def cluster_secret(store: ObjectStore, clock: Clock) -> bytes:
     """
     while True:
         try:
-            return _decoded(await store.get(keys.SECRET), store.url)
+            return _decoded(await store.get(object_keys.SECRET), store.url)
         except NotFound:
             drawn = clock.new_id() + clock.new_id()
-        await store.create(keys.SECRET, [msgspec.json.encode(_Secret(1, drawn.hex()))])
+        await store.create(object_keys.SECRET, [msgspec.json.encode(_Secret(1, drawn.hex()))])
         await asyncio.sleep(SECRET_RETRY_S)
 
 
@@ -44,6 +44,7 @@ def _decoded(body: bytes, url: str) -> bytes:
         secret = b""
     if len(secret) < BYTES_MIN:
         raise StoreUnfit(
-            f"{url}/{keys.SECRET} is invalid: delete it and restart; all users must log in again"
+            f"{url}/{object_keys.SECRET} is invalid: delete it and restart; "
+            "all users must log in again"
         )
     return secret

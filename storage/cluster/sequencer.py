@@ -34,7 +34,7 @@ from tidelog.storage.cluster.messages import (
     not_after_ms,
     refer,
 )
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.entry import Draft, DraftId, Entry, draft_header_bytes_max, shares
 from tidelog.storage.core.errors import (
     CommitUnknown,
@@ -46,7 +46,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.object_store import upload
-from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception
+from tidelog.storage.io.tasks import TASK_ENDS, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.announced import AnnouncedChunks
@@ -229,7 +229,7 @@ class Sequencer:
         is_first = state.level == levels.FIRST
         now_ms = max(state.time_ms, self.clock.now_ms()) if is_first else state.elapsed_ms
         end_ms = now_ms + int(state.bounds.now.wal_retention_ms / 2)
-        key = keys.data(self.clock.new_id().hex(), end_ms)
+        key = object_keys.data(self.clock.new_id().hex(), end_ms)
         await upload(self.wal.store, key, draft.bodies)
         return refer(draft, key)
 
@@ -391,7 +391,7 @@ class Sequencer:
 
     def _on_announcement(self, entry: EntryAnnouncement) -> None:
         # The body first: the header ends long polls, which then read the body.
-        self._announced.add(keys.wal(entry.seq), len(entry.header), entry.body)
+        self._announced.add(object_keys.wal(entry.seq), len(entry.header), entry.body)
         self.wal.on_announced(entry.seq, entry.header)
 
     def _announce(self, committed: Committed) -> None:
@@ -402,7 +402,7 @@ class Sequencer:
         is_small = len(header) <= TOLD_BYTES_MAX
         body = b"".join(committed.bodies) if is_small and size <= TOLD_BYTES_MAX else b""
         self._newest = EntryAnnouncement(entry.seq, header if is_small else b"", body)
-        self._announced.add(keys.wal(entry.seq), len(header), body)
+        self._announced.add(object_keys.wal(entry.seq), len(header), body)
         if self.membership.others:
             answered = {origin.origin_id for origin in entry.origins}
             self.announcer.announce(self._newest, but=answered)

@@ -1,4 +1,5 @@
-"""Value types that many modules of the log share. Imports no other module of the log."""
+"""Value types that many modules of the log share: TopicPartition, TopicIdPartition, AppendedRange,
+Acks, SegmentFile and Part; and two limits. Imports no other module of the log."""
 
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias

@@ -1,5 +1,5 @@
-"""The interface of a tracer, which observes flushes, commits and requests to the store. Also the
-trace context and the principal of the current request."""
+"""The interface of a tracer, which observes flushes, commits and requests to the store. Also two
+context variables of the current request: TRACE, its trace context, and PRINCIPAL, its client."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tidelog.storage.core import keys, levels
-from tidelog.storage.core.errors import InvalidConfig, InvalidRequest
+from tidelog.storage.core import levels
+from tidelog.storage.core.errors import InvalidConfig
 
 _FRACTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,19})?")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -235,26 +235,6 @@ def check_all(configs: Mapping[str, str], level: int) -> InvalidConfig | None:
     except InvalidConfig as error:
         return error
     return None
-
-
-def check_name(name: str) -> InvalidRequest | None:
-    """Return why the name is no valid topic name. If it is valid, return None."""
-    if keys.is_topic_name(name):
-        return None
-    return InvalidRequest(
-        f"topic name {name!r} is illegal: use 1 to 249 characters of a-z A-Z 0-9 . _ - "
-        "but not the name . or .."
-    )
-
-
-def check_new_name(name: str) -> None:
-    """Raise InvalidRequest unless a new topic may have this name. A folder store cannot seal topics
-    with longer names. The limit is the same on every store, so that data can be copied."""
-    if not keys.is_topic_name(name) or len(name) > keys.TOPIC_NAME_MAX:
-        raise InvalidRequest(
-            f"topic name {name!r} is illegal: use 1 to {keys.TOPIC_NAME_MAX} characters of "
-            "a-z A-Z 0-9 . _ - but not the name . or .."
-        )
 
 
 def effective(configs: Mapping[str, str]) -> TopicConfig:

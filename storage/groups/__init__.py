@@ -1,6 +1,6 @@
 """Consumer groups on a broker. The group's state itself is in state/.
 
-coordinator     the coordinator of a group: sessions of members, expiry
+coordinator     the coordinator of a group: sessions of members, expiry; Instance
 instances       consumer instances: subscribe, read, commit
 offset_commits  many members' commits in one commit of the log
 portions        what a read of an instance returns

@@ -1,4 +1,5 @@
 """The coordinator of groups: it tracks the heartbeats of members and expires silent members.
+`Instance` is its soft state of one member.
 
 Each group has one coordinator, a broker, which holds soft state: each member's last heartbeat and
 its instance's positions (groups.positions). The cluster state names the coordinator and its term.
@@ -30,10 +31,10 @@ from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import StaleCommit, Unavailable, UnknownMember
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.positions import Positions
-from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Applied
-from tidelog.storage.state.group import ConsumerGroup, GroupMember
+from tidelog.storage.state.group_types import ConsumerGroup, GroupMember
 
 log = logging.getLogger("tidelog.groups")
 

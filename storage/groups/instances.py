@@ -42,11 +42,11 @@ from tidelog.storage.groups import patterns
 from tidelog.storage.groups.coordinator import Coordinator, Coordinators, Instance, MemberSession
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read, portion_bytes
-from tidelog.storage.io.threads import surviving
+from tidelog.storage.io.tasks import surviving
 from tidelog.storage.log import Log
 from tidelog.storage.state.access import TopicFilter, all_topics
-from tidelog.storage.state.group import GroupMember
 from tidelog.storage.state.group_members import GROUP_TOPICS_MAX
+from tidelog.storage.state.group_types import GroupMember
 
 __all__ = ["Instances", "MemberSession"]
 

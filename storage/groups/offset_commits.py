@@ -19,10 +19,10 @@ from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, Unav
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups.coordinator import CoordinatedGroup, Coordinator, MemberSession, all_of
-from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.io.tasks import TASK_ENDS
 from tidelog.storage.log import Log
-from tidelog.storage.state.group import ConsumerGroup
 from tidelog.storage.state.group_members import NO_GENERATION
+from tidelog.storage.state.group_types import ConsumerGroup
 
 log = logging.getLogger("tidelog.groups")
 

@@ -15,5 +15,5 @@ metered       a store that counts its requests
 clock         wall time, boot time, ids
 loop_thread   an event loop in a thread of its own, for large uploads
 malloc        tuning of glibc's allocator
-threads       priority of background threads, errors of tasks
+tasks         errors of tasks, tasks that run together; the lowest priority of a thread
 """

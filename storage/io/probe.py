@@ -10,12 +10,12 @@ The probe writes below `probe/` only, under an id of its own, and deletes the ob
 
 import contextlib
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, NotFound, StoreUnfit, Unavailable
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import Created, ObjectStore
 from tidelog.storage.io.start_retry import START_RETRY_S, StartRetry
-from tidelog.storage.io.threads import together
+from tidelog.storage.io.tasks import together
 
 # Several races of two contenders, not one of many: SeaweedFS answers two contenders in 5 ms, three
 # in 1 s, and eight in up to 12 s.
@@ -36,7 +36,7 @@ class _Probe:
     def __init__(self, store: ObjectStore, retry: StartRetry) -> None:
         self._store = store
         self._retry = retry
-        base = f"{keys.PROBE}{retry.clock.new_id().hex()}/"
+        base = f"{object_keys.PROBE}{retry.clock.new_id().hex()}/"
         self._base = base
         # `-` sorts before `/`: in byte order of keys `a-b` comes first, in a tree `a/c` does.
         self._first, self._second = f"{base}a-b", f"{base}a/c"

@@ -27,7 +27,7 @@ from tidelog.storage.core.errors import Corrupt, DamagedRecords, NotFound, Table
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.segment_reader import (
     BATCH_OVERHEAD,

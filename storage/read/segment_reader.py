@@ -21,7 +21,7 @@ from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.open import folder_of
 from tidelog.storage.io.read_only import ReadOnlyFolder
-from tidelog.storage.io.threads import retrieve_exception
+from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.plan import SegmentRange
 from tidelog.storage.tables.segment import (

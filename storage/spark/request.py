@@ -15,7 +15,7 @@ from tidelog.storage.io.s3_options import S3Options
 from tidelog.storage.read import kafka_options
 from tidelog.storage.read.kafka_options import OffsetSpan, TopicSelection
 from tidelog.storage.read.plan import NO_FILTER, ReadFilter, Slice, Split
-from tidelog.storage.read.splits import read_split
+from tidelog.storage.read.split_reader import read_split
 
 BATCH_ROWS_MIN = 8192
 """Smaller batches are joined, because a batch costs the JVM as much as a thousand rows."""

@@ -2,7 +2,7 @@
 
 Rows and options (read/kafka_options.py) are as in Spark's Kafka source, so code written for
 `format("kafka")` reads the log. No broker is involved. The driver takes a snapshot of the store
-(read/snapshot.py); executors read segments and WAL objects. Call `register` in each session.
+(read/offline_log.py); executors read segments and WAL objects. Call `register` in each session.
 
 Limits of the API for Python data sources, as of pyspark 4.3:
 - Columns are pruned only by an explicit schema: `.schema("offset long")` reads only offsets.
@@ -31,8 +31,8 @@ from tidelog.storage.core.chunk import US_PER_MS
 from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.read import kafka_options
+from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import NO_FILTER, ReadFilter, plan
-from tidelog.storage.read.snapshot import OfflineLog
 from tidelog.storage.spark.request import COLUMNS, ReadRequest, RowShape, read_rows, request_of
 from tidelog.storage.spark.stream import TidelogStreamReader
 

@@ -25,8 +25,8 @@ from tidelog.storage.core.errors import OffsetOutOfRange
 from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.io.blocking import OpenedStore
 from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import LogSnapshot, OffsetRange, limit_offsets, plan
-from tidelog.storage.read.snapshot import OfflineLog
 from tidelog.storage.spark.request import ReadRequest, RowShape, read_rows
 
 log = logging.getLogger("tidelog.spark")

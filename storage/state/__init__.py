@@ -8,7 +8,7 @@ every broker (I4).
     partition          one partition: its offsets, and the index of its tail
     producers          ids, epochs and sequences of idempotent producers
     idempotency        idempotency records: request keys with outcomes
-    group              types of a consumer group and its members
+    group_types        types of a consumer group and its members
     group_members      membership, generations, assignment
     assignors          range, round robin and sticky assignment
     committed_offsets  committed offsets of consumer groups

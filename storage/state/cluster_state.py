@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.storage.core import keys, levels, topic_configs
+from tidelog.storage.core import levels, object_keys, topic_configs
 from tidelog.storage.core.actions import (
     AccessAction,
     AddPartitions,
@@ -54,8 +54,8 @@ from tidelog.storage.state.cluster_bounds import BoundsCheckpoint, ClusterBounds
 from tidelog.storage.state.committed_offsets import CommittedOffsets, KeptGroups, check_group_id
 from tidelog.storage.state.elapsed import ElapsedCheckpoint, ElapsedTime
 from tidelog.storage.state.forwarded_drafts import AppliedDraftMark, AppliedDrafts
-from tidelog.storage.state.group import MembersCheckpoint
 from tidelog.storage.state.group_members import GroupMembers
+from tidelog.storage.state.group_types import MembersCheckpoint
 from tidelog.storage.state.holds import Hold, Holds
 from tidelog.storage.state.idempotency import IdempotencyRecord, IdempotencyRecords
 from tidelog.storage.state.outcome import Outcome, recall
@@ -80,7 +80,7 @@ class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     @property
     def prefix(self) -> str:
-        return keys.topic(self.name, self.topic_id)
+        return object_keys.topic(self.name, self.topic_id)
 
 
 class DeletedTopic(

@@ -49,7 +49,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state.assignors import ASSIGNORS
-from tidelog.storage.state.group import (
+from tidelog.storage.state.group_types import (
     Catalog,
     ConsumerGroup,
     GroupCheckpoint,

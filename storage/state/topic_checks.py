@@ -1,6 +1,6 @@
 """Checks of an action on one topic: why the topic cannot be created or grown. Pure."""
 
-from tidelog.storage.core import topic_configs
+from tidelog.storage.core import topic_configs, topic_names
 from tidelog.storage.core.actions import AddPartitions, CreateTopic
 from tidelog.storage.core.errors import InvalidRequest, LogError
 
@@ -14,7 +14,7 @@ def check_create(action: CreateTopic, level: int) -> LogError | None:
         return InvalidRequest(
             f"a topic has 1 to {PARTITIONS_MAX} partitions, not {action.partitions}"
         )
-    return topic_configs.check_name(action.name) or topic_configs.check_all(action.configs, level)
+    return topic_names.check_name(action.name) or topic_configs.check_all(action.configs, level)
 
 
 def check_growth(action: AddPartitions, name: str, partitions: int) -> LogError | None:

@@ -51,7 +51,7 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.clock import Clock, SystemClock
 from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.threads import lower_priority, retrieve_exception
+from tidelog.storage.io.tasks import lower_priority, retrieve_exception
 from tidelog.storage.tables import delta_log
 from tidelog.storage.tables.delta_json import (
     statistics,

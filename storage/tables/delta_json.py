@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import msgspec
 import numpy as np
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.tables.manifest import TableCommit
 
@@ -82,7 +82,7 @@ def commit_of(body: bytes, version: int) -> TableCommit:
 def _file_of(add: "_Add") -> SegmentFile:
     path = unquote(add.path)
     partition = _partition_of(path, add.partition_values)
-    name = keys.parse_segment(path)
+    name = object_keys.parse_segment(path)
     if name is None or name.partition != partition:
         return SegmentFile(path, partition, -1, -1, add.size, 0, 0, 0)
     facts = _read(_stats, (add.stats or "{}").encode())

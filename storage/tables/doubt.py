@@ -1,4 +1,5 @@
-"""Whether a version of a topic's table is what the log has put there (DESIGN 8, Tables in doubt).
+"""Whether a version of a topic's table is what the log has put there (DESIGN 8, Tables in doubt),
+and which version's files readers use if it is not.
 
 Other programs may commit to a table, and a copy or a restore may contain a table from another
 moment than its WAL. So no maintenance duty trusts a loaded version without a check. `doubt_of`

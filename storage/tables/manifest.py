@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, LogError, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 
@@ -248,7 +248,7 @@ class SegmentColumns(NamedTuple):
 
 def _is_segment(file: SegmentFile) -> bool:
     """Return whether the path is a segment's and names the partition that lists the file."""
-    name = keys.parse_segment(file.path)
+    name = object_keys.parse_segment(file.path)
     return name is not None and name.partition == file.partition
 
 

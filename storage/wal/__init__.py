@@ -7,5 +7,5 @@ copy_fence           hashes of own entries; the fence against a copy of the proc
 freshness            the age of a view, by the boot clock and the store's
 store_time           wall time that the store's clock bounds
 checkpoint_schedule  when a broker writes a checkpoint
-announced            entries and chunks that other brokers announced
+announced            headers and chunks of entries that other brokers announced
 """

@@ -1,5 +1,6 @@
-"""Headers and chunks that peers sent in announcements of small entries. If an announcement ends a
-long poll, the broker answers the poll from these chunks, without a GET.
+"""Small entries that peers announced: their headers (AnnouncedEntries) and chunks
+(AnnouncedChunks). If an announcement ends a long poll, the broker answers the poll from these
+chunks, without a GET.
 
 Pure, with bounded memory (I10). `get` verifies the bytes against the checksum in the WAL. If they
 do not match, the caller reads the store.
@@ -8,7 +9,7 @@ do not match, the caller reads the store.
 import logging
 
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.entry import Decoded
 from tidelog.storage.core.errors import Corrupt, NewerLevel
@@ -69,7 +70,7 @@ class AnnouncedEntries:
         if not header:
             return None
         try:
-            key = keys.wal(seq + 1)
+            key = object_keys.wal(seq + 1)
             decoded = entries.decode(header, key, seq=seq + 1, previous=entry_hash)
         except (Corrupt, NewerLevel) as error:
             log.warning("a peer announced an entry that cannot be read: %s", error)

@@ -1,6 +1,6 @@
 """When a broker writes a checkpoint of its view.
 
-**On a crash** during the write: a whole checkpoint is left, or none (wal.objects).
+**On a crash** during the write: a whole checkpoint is left, or none (wal_objects).
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from tidelog.storage.io.threads import surviving
+from tidelog.storage.io.tasks import surviving
 from tidelog.storage.wal.wal_objects import WalObjects
 
 log = logging.getLogger("tidelog.wal")

@@ -7,12 +7,12 @@ the next reader of the WAL sees which. After the PUT, the entry is left.
 import asyncio
 import logging
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.entry import Decoded, Entry
 from tidelog.storage.core.errors import CommitUnknown, NotFound, StoreRefused, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.object_store import Created
-from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.io.tasks import TASK_ENDS
 from tidelog.storage.wal.freshness import Freshness
 from tidelog.storage.wal.wal_objects import WalObjects
 
@@ -86,9 +86,11 @@ class EntryPut:
                     return True  # the newest entry is never collected
                 return (await self.objects.read(seq + 1)).entry.previous == entry_hash
             except NotFound:  # the next entry was collected
-                raise self._outcome_lost(keys.wal(seq)) from None
+                raise self._outcome_lost(object_keys.wal(seq)) from None
             except Unavailable as error:
-                log.warning("reading the entry after %s failed, retrying: %s", keys.wal(seq), error)
+                log.warning(
+                    "reading the entry after %s failed, retrying: %s", object_keys.wal(seq), error
+                )
             await asyncio.sleep(1.0)
 
     def _outcome_lost(self, key: str) -> CommitUnknown:

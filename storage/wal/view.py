@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.entry import Decoded, Draft, Entry
 from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError, NotFound, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception
+from tidelog.storage.io.tasks import TASK_ENDS, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.announced import AnnouncedEntries
@@ -230,7 +230,7 @@ class WalView:
         )
         with _before_the_put():
             header, entry_hash = entries.encode_header(entry)
-        key = keys.wal(entry.seq)
+        key = object_keys.wal(entry.seq)
         fresh, started = self._freshness.moment, self._freshness.now()
         self.copy_fence.add(entry_hash, entry)
         parts = [header, *draft.bodies, *entries.copy_of(entry, header)]
@@ -415,9 +415,9 @@ class WalView:
             await self._follow(state, lambda decoded: self._apply(state, decoded))
             left = [state.seq, *(number for number in numbers if number > state.seq)]
             if len(strays := await self.objects.strays(left)) < len(left) - 1:
-                raise Corrupt(keys.wal(state.seq + 1), "is missing, but later entries exist")
+                raise Corrupt(object_keys.wal(state.seq + 1), "is missing, but later entries exist")
             for number in strays:
-                log.error("%s is a stray: see tidelog repair", keys.wal(number))
+                log.error("%s is a stray: see tidelog repair", object_keys.wal(number))
             if self._freshness.age_s(started) <= _view_age_max_s(state):
                 return started
 
@@ -448,7 +448,7 @@ class WalView:
                         return started
                     if decoded.entry.previous != state.hash:
                         why = "does not name the entry before it: the chain is broken"
-                        raise Corrupt(keys.wal(decoded.entry.seq), why)
+                        raise Corrupt(object_keys.wal(decoded.entry.seq), why)
                     on_entry(decoded)
             finally:
                 for read in reads:
@@ -459,7 +459,7 @@ class WalView:
     def _apply(self, state: ClusterState, decoded: Decoded) -> Applied:
         self.counters.entries_applied += 1
         self.copy_fence.check_writer(decoded)
-        key = keys.wal(decoded.entry.seq)
+        key = object_keys.wal(decoded.entry.seq)
         try:
             return state.apply(decoded, key)
         except (Corrupt, *TASK_ENDS):  # Corrupt: `apply` has changed nothing

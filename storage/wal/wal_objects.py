@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
 from tidelog.storage.core.bounds import check as check_bounds
 from tidelog.storage.core.checksum import crc32c
@@ -121,13 +121,13 @@ class WalObjects:
         except NotFound:
             if not is_creating:
                 raise StoreUnfit(
-                    f"{self.store.url} holds no cluster: there is no {keys.CLUSTER}"
+                    f"{self.store.url} holds no cluster: there is no {object_keys.CLUSTER}"
                 ) from None
-        async for info in self.store.list(keys.WAL):
+        async for info in self.store.list(object_keys.WAL):
             with contextlib.suppress(NotFound):
                 return await self._read_cluster()  # created since the first read
             raise StoreUnfit(
-                f"{self.store.url} has {info.key} but no {keys.CLUSTER}: "
+                f"{self.store.url} has {info.key} but no {object_keys.CLUSTER}: "
                 "a damaged cluster, or a prefix that is not the root of one"
             )
         if (wrong := check_bounds(bounds)) is not None:
@@ -138,27 +138,29 @@ class WalObjects:
         # The stored object decides, not the outcome of this create: several brokers may create the
         # cluster at once. **On a crash** after the create: an empty cluster is left.
         while True:
-            await self.store.create(keys.CLUSTER, [msgspec.json.encode(fresh)])
+            await self.store.create(object_keys.CLUSTER, [msgspec.json.encode(fresh)])
             with contextlib.suppress(NotFound):
                 return await self._read_cluster()
             await asyncio.sleep(FOUND_RETRY_S)
 
     async def _read_cluster(self) -> ClusterIdentity:
-        body = await self.store.get(keys.CLUSTER)
+        body = await self.store.get(object_keys.CLUSTER)
         try:
             cluster = msgspec.json.decode(body, type=ClusterIdentity)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise StoreUnfit(f"{self.store.url}/{keys.CLUSTER} is invalid: {error}") from error
-        levels.check(cluster.format, keys.CLUSTER)
+            raise StoreUnfit(
+                f"{self.store.url}/{object_keys.CLUSTER} is invalid: {error}"
+            ) from error
+        levels.check(cluster.format, object_keys.CLUSTER)
         if (wrong := check_bounds(cluster.bounds)) is not None:
-            raise StoreUnfit(f"{self.store.url}/{keys.CLUSTER} is invalid: {wrong}")
+            raise StoreUnfit(f"{self.store.url}/{object_keys.CLUSTER} is invalid: {wrong}")
         return cluster
 
     # -- entries
 
     async def read(self, seq: int) -> Decoded:
         """Return the header of entry `seq` without a check of its hash link. Raises NotFound."""
-        key = keys.wal(seq)
+        key = object_keys.wal(seq)
         self.counters.gets += 1
         start = await self.store.get_range(key, 0, READ_BYTES)
         try:
@@ -172,7 +174,7 @@ class WalObjects:
     async def _read_whole(self, seq: int, damage: Corrupt) -> Decoded:
         """Return what `read` does, from the copy of the header at the object's end. Raise `damage`
         if there is no valid copy."""
-        key = keys.wal(seq)
+        key = object_keys.wal(seq)
         copy = entries.copy_in(await self.store.get(key))
         if copy is None:
             raise damage
@@ -210,8 +212,11 @@ class WalObjects:
 
     async def numbers_after(self, seq: int) -> list[int]:
         """Return the WAL's sequence numbers after `seq`, ascending."""
-        found = [info.key async for info in self.store.list(keys.WAL, start_after=keys.wal(seq))]
-        return [number for key in found if (number := keys.seq_of(key)) is not None]
+        found = [
+            info.key
+            async for info in self.store.list(object_keys.WAL, start_after=object_keys.wal(seq))
+        ]
+        return [number for key in found if (number := object_keys.seq_of(key)) is not None]
 
     # -- checkpoints
 
@@ -221,10 +226,10 @@ class WalObjects:
         looks = stale = 0
         while True:
             looks += 1
-            found = [info.key async for info in self.store.list(keys.CHECKPOINTS)]
+            found = [info.key async for info in self.store.list(object_keys.CHECKPOINTS)]
             try:
                 for key in reversed(found):
-                    if keys.seq_of(key) is None:
+                    if object_keys.seq_of(key) is None:
                         continue
                     try:
                         body = await self.store.get(key)
@@ -242,7 +247,7 @@ class WalObjects:
                 return empty_state(cluster)
             # Look twice: a checkpoint and a collection may happen between the first two listings.
             if looks > 1:
-                first = keys.wal(numbers[0]) if numbers else "nothing"
+                first = object_keys.wal(numbers[0]) if numbers else "nothing"
                 raise StoreUnfit(
                     f"{self.store.url}: the WAL begins at {first} and no checkpoint that can be "
                     "read covers the entries before it"
@@ -254,7 +259,7 @@ class WalObjects:
         **On a crash**: a whole checkpoint is left, or none. Another broker's checkpoint of that
         number has the same bytes (I4), so the outcome of the PUT does not matter.
         """
-        await self.store.create(keys.checkpoint(seq), encode_checkpoint(state))
+        await self.store.create(object_keys.checkpoint(seq), encode_checkpoint(state))
         self.counters.checkpoints += 1
         return seq
 

@@ -1,6 +1,7 @@
 """From a produce request to a committed entry, and from a tail to a segment.
 
-hot_segment     requests that wait for their commit; their encoding into a draft, their responses
+hot_segment     the requests of one flush, encoded into a draft; their shares of the outcomes
+requests        append requests, their records by topic, their checks and responses
 hot_log         requests with acks=1 on a local disk, until their commit
 hot_log_file    the bytes of a hot log file, and their recovery
 hot_log_copies  which requests of a hot log are committed, if a copy of the machine ran

@@ -35,7 +35,7 @@ from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.entry import HotMark
 from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
 from tidelog.storage.io.folder import sync_path
-from tidelog.storage.io.threads import TASK_ENDS
+from tidelog.storage.io.tasks import TASK_ENDS
 from tidelog.storage.write.hot_log_file import (
     KEPT,
     Frame,
@@ -47,7 +47,7 @@ from tidelog.storage.write.hot_log_file import (
     read_file,
     write_all,
 )
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 
 log = logging.getLogger("tidelog.hotlog")
 

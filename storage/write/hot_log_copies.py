@@ -22,7 +22,7 @@ from tidelog.storage.core.errors import Corrupt, NotFound
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalObjects
 from tidelog.storage.write.hot_log_file import Recovered
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 
 READS_AT_ONCE = 16
 ENTRIES_MAX = 20_000

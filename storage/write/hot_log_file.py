@@ -16,7 +16,7 @@ from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.entry import HotMark, IdempotencyKey
 from tidelog.storage.core.errors import Corrupt, StoreUnfit
 from tidelog.storage.io.folder import sync_path
-from tidelog.storage.write.hot_segment import AppendRequest, TopicRecords
+from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
 log = logging.getLogger(__name__)
 

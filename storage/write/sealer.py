@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tidelog.storage.core import keys, levels, topic_configs
+from tidelog.storage.core import levels, object_keys, topic_configs
 from tidelog.storage.core.actions import AnyAction, Sealed
 from tidelog.storage.core.errors import (
     Corrupt,
@@ -45,7 +45,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import SKEW_MS_MAX, Acks, SegmentFile
 from tidelog.storage.io.object_store import upload
-from tidelog.storage.io.threads import TASK_ENDS, lower_priority, surviving
+from tidelog.storage.io.tasks import TASK_ENDS, lower_priority, surviving
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.segment_reader import between
 from tidelog.storage.state.cluster_state import ClusterState, Topic
@@ -62,7 +62,7 @@ from tidelog.storage.tables.manifest import (
 )
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.freshness import Freshness, Moment
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.writer import Writer
 
 log = logging.getLogger("tidelog.sealer")
@@ -341,7 +341,7 @@ class Sealer:
             if not is_within or written.rows != upto - at - lost:
                 found = f"{written.rows} records of [{written.base_offset}, {written.end_offset})"
                 raise Corrupt(f"{topic.prefix} partition {number}", f"[{at}, {upto}) has {found}")
-            path = keys.segment(number, base, upto, self.clock.new_id().hex())
+            path = object_keys.segment(number, base, upto, self.clock.new_id().hex())
             await upload(self.store, f"{topic.prefix}/{path}", [memoryview(written.body)])
             stamps = written.timestamp_min, written.timestamp_max
             yield SegmentFile(path, number, base, upto, written.size, written.rows, *stamps)

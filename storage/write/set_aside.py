@@ -19,7 +19,7 @@ from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import Recovered
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 
 log = logging.getLogger("tidelog.writer")
 

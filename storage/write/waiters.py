@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeAlias
 
 from tidelog.storage.core.errors import CommitUnknown, LogError
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.io.threads import retrieve_exception
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.io.tasks import retrieve_exception
+from tidelog.storage.write.requests import AppendRequest
 
 Waiter: TypeAlias = asyncio.Future[list[AppendedRange]]
 

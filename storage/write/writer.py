@@ -30,19 +30,15 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.core.observer import NO_OBSERVER, Observer
-from tidelog.storage.io.threads import TASK_ENDS, retrieve_exception, surviving
+from tidelog.storage.io.tasks import TASK_ENDS, retrieve_exception, surviving
 from tidelog.storage.state.idempotency import another_request
 from tidelog.storage.state.outcome import Outcome, recall
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.counters import WriterCounters
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import Recovered
-from tidelog.storage.write.hot_segment import (
-    AppendRequest,
-    ClosedSegment,
-    EncodedDraft,
-    check_timestamps,
-)
+from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
+from tidelog.storage.write.requests import AppendRequest, check_timestamps
 from tidelog.storage.write.set_aside import KEPT_MAX, SetAsideRequests
 from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
 

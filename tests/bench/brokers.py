@@ -17,7 +17,7 @@ from tests.support import logs
 from tests.support.cluster import SETTINGS, Cluster
 from tests.support.faults import Call
 from tests.support.vloop import run
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.log import Log
 
 BROKERS = 40
@@ -27,8 +27,8 @@ WARM_UP_S = 3.0
 ACK_P50_S, ACK_P99_S, PUTS_PER_S = 0.30, 0.65, 30.0
 
 LATENCIES_MS = {
-    ("create", keys.DATA): (80, 350),
-    ("create", keys.WAL): (30, 150),
+    ("create", object_keys.DATA): (80, 350),
+    ("create", object_keys.WAL): (30, 150),
     ("get_range", ""): (15, 80),
     ("get", ""): (15, 80),
     ("", ""): (30, 150),

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import Append, Chunk, Sealed
 from tidelog.storage.core.entry import Commit, Draft
 from tidelog.storage.core.model import SegmentFile
@@ -91,7 +91,7 @@ async def _make(
 
 async def _write(store: FolderStore, topic: Topic, batch: pa.RecordBatch) -> SegmentFile:
     written = await asyncio.to_thread(segment.write, [batch], codec="zstd", is_json=True)
-    path = keys.segment(0, written.base_offset, written.end_offset, "ab12")
+    path = object_keys.segment(0, written.base_offset, written.end_offset, "ab12")
     await store.create(f"{topic.prefix}/{path}", [memoryview(written.body)])
     span = (written.base_offset, written.end_offset, written.size, written.rows)
     return SegmentFile(path, 0, *span, written.timestamp_min, written.timestamp_max)
@@ -100,5 +100,5 @@ async def _write(store: FolderStore, topic: Topic, batch: pa.RecordBatch) -> Seg
 def _named(count: int, rows: int) -> Iterator[SegmentFile]:
     for first in range(0, count * rows, rows):
         end = first + rows
-        path = keys.segment(0, first, end, "ab12")
+        path = object_keys.segment(0, first, end, "ab12")
         yield SegmentFile(path, 0, first, end, 1_000_000, rows, TIME_MS + first, TIME_MS + end)

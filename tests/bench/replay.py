@@ -33,7 +33,7 @@ def _compare(url: str, root: str, records: int) -> list[Row]:
     from pyspark.sql import functions as fn
 
     from tidelog.storage.spark import source
-    from tidelog.storage.spark.native import read_topic
+    from tidelog.storage.spark.parquet_scan import read_topic
 
     with session() as spark:
         source.register(spark)

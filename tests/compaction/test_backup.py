@@ -21,7 +21,7 @@ from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, TakeHold
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
 from tidelog.storage.io.clock import SystemClock
@@ -148,7 +148,7 @@ def test_a_second_backup_copies_only_what_is_new(root: Path, tmp_path: Path) -> 
     second = backed_up(root, place)
     old = {each.key for each in first.manifest.objects}
     new = [each for each in second.manifest.objects if each.key not in old]
-    assert all(each.key.startswith(keys.WAL) for each in new)
+    assert all(each.key.startswith(object_keys.WAL) for each in new)
     assert second.copied_objects == len(new)
     assert second.copied_bytes == sum(each.size for each in new)
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -231,7 +231,7 @@ def test_a_damaged_object_of_a_backup_is_named(root: Path, tmp_path: Path, how: 
             path.write_bytes(bytes([body[0] ^ 1]) + body[1:])
         with pytest.raises(Corrupt, match=path.name):
             restored(place, tmp_path / f"new{number}")
-        assert not (tmp_path / f"new{number}" / keys.CLUSTER).exists()
+        assert not (tmp_path / f"new{number}" / object_keys.CLUSTER).exists()
         path.write_bytes(body)
     (manifest,) = (place / BACKUPS).iterdir()
     body = manifest.read_bytes()
@@ -325,7 +325,9 @@ def test_a_hold_that_is_taken_while_a_collection_plans_counts() -> None:
 def test_a_cluster_of_level_1_needs_an_upgrade(tmp_path: Path) -> None:
     root = tmp_path / "log"
     root.mkdir()
-    (root / keys.CLUSTER).write_text('{"format": 1, "cluster_id": "c0ffee", "created_ms": 1}')
+    (root / object_keys.CLUSTER).write_text(
+        '{"format": 1, "cluster_id": "c0ffee", "created_ms": 1}'
+    )
     with pytest.raises(InvalidRequest, match="tidelog upgrade"):
         backed_up(root, tmp_path / "place")
     assert not list((tmp_path / "place").glob("[a-z]*"))

@@ -15,7 +15,7 @@ from tidelog.compaction.collect import CollectionPlan, collect, plan
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import FetchResult, Log
@@ -30,8 +30,8 @@ async def listed(inner: MemoryStore, prefix: str = "") -> list[str]:
     return [info.key async for info in inner.list(prefix)]
 
 
-async def numbers(inner: MemoryStore, prefix: str = keys.WAL) -> list[int]:
-    return [keys.seq_of(key) or 0 for key in await listed(inner, prefix)]
+async def numbers(inner: MemoryStore, prefix: str = object_keys.WAL) -> list[int]:
+    return [object_keys.seq_of(key) or 0 for key in await listed(inner, prefix)]
 
 
 async def run_once(inner: MemoryStore) -> CollectionPlan:
@@ -66,13 +66,13 @@ def test_i9_the_wal_is_kept_back_to_a_checkpoint_that_is_old_and_not_the_newest(
             assert await numbers(inner) == list(range(1, last + 1))
             planned = await run_once(inner)
             assert (planned.garbage, planned.kept_from) == ([], 0)
-            assert await numbers(inner, keys.CHECKPOINTS) == [last]
+            assert await numbers(inner, object_keys.CHECKPOINTS) == [last]
             # It is the newest, so it does not count yet, however old it gets.
             inner.now_ms += 2 * HOUR_MS
             assert (await run_once(inner)).garbage == []
             await append(log, "g")
             planned = await run_once(inner)
-            assert await numbers(inner, keys.CHECKPOINTS) == [last, last + 1]
+            assert await numbers(inner, object_keys.CHECKPOINTS) == [last, last + 1]
             assert planned.garbage == []
             inner.now_ms += HOUR_MS
             planned = await run_once(inner)
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_does_not_verify_does_not_count(damage: str) -> None:
             await runs(inner, 1, hours=2)
             await append(log, "g")
             await runs(inner, 1, hours=2)
-            _, second = await listed(inner, keys.CHECKPOINTS)
+            _, second = await listed(inner, object_keys.CHECKPOINTS)
             body = await inner.get(second)
             bad = body[:-1] if damage == "not whole" else body[:-1] + bytes([body[-1] ^ 1])
             await inner.put(second, [bad])
@@ -139,8 +139,8 @@ def test_i9_removed_files_wait_for_the_grace_and_orphans_too() -> None:
         log = await log_with(inner, SEGMENTS)
         prefix = log.state.topic("t").prefix
         async with closing(log), caring(inner) as cluster:
-            files = await listed(inner, keys.TOPICS)
-            orphan = f"{prefix}/{keys.segment(0, 6, 9, 'ab12')}"
+            files = await listed(inner, object_keys.TOPICS)
+            orphan = f"{prefix}/{object_keys.segment(0, 6, 9, 'ab12')}"
             foreign = f"{prefix}/partition=0/notes.txt"
             inner.now_ms += 10 * HOUR_MS
             for key in (orphan, foreign):
@@ -156,7 +156,7 @@ def test_i9_removed_files_wait_for_the_grace_and_orphans_too() -> None:
             inner.now_ms += 1
             planned = await run_once(inner)
             assert [each.key for each in planned.garbage] == [orphan]
-            assert await listed(inner, keys.TOPICS) == sorted([files[2], foreign])
+            assert await listed(inner, object_keys.TOPICS) == sorted([files[2], foreign])
             await assert_whole(inner, VALUES, start=4)
 
     run(main)
@@ -187,7 +187,7 @@ def test_a_deleted_topic_goes_with_all_that_is_below_its_prefix() -> None:
             assert log.state.deleted == []
             assert await read_values(log) == ["anew"]
             # A suspended broker uploads a segment for the deleted topic: no topic owns it.
-            late = f"{old}/{keys.segment(0, 0, 6, 'ab12')}"
+            late = f"{old}/{object_keys.segment(0, 0, 6, 'ab12')}"
             await inner.create(late, [b"x"])
             await runs(inner, 6, hours=5)
             assert late in await listed(inner), "unless a person says so"
@@ -213,7 +213,7 @@ def test_a_collected_number_that_is_created_again_is_collected_again() -> None:
             await append(log, "g")
             await runs(inner, 2, hours=2)
             assert 3 not in await numbers(inner)
-            await inner.create(keys.wal(3), [b"void"])
+            await inner.create(object_keys.wal(3), [b"void"])
             await runs(inner, 1, hours=1)
             assert 3 in await numbers(inner)
             await runs(inner, 1)
@@ -229,7 +229,7 @@ def test_i9_read_that_was_suspended_reads_the_current_segments(is_by_time: bool)
         log = await log_with(inner, SEGMENTS[:1])
         async with closing(log):
             await append(log, "c", timestamps=[TIME_MS + HOUR_MS])
-            lies_in = keys.wal(log.state.seq)
+            lies_in = object_keys.wal(log.state.seq)
             sleeper = await opened(inner, COLD)
             async with closing(sleeper):
                 held = store_of(sleeper).hold("get_range", lies_in)
@@ -261,9 +261,9 @@ def test_data_that_no_tail_names_goes_once_it_is_covered() -> None:
         inner = MemoryStore()
         log = await log_with(inner, SEGMENTS)
         async with closing(log):
-            key = keys.data("ab12", log.state.elapsed_ms + HOUR_MS)
+            key = object_keys.data("ab12", log.state.elapsed_ms + HOUR_MS)
             await inner.create(key, [b"never committed"])
-            foreign = f"{keys.DATA}ab/notes"
+            foreign = f"{object_keys.DATA}ab/notes"
             await inner.create(foreign, [b"of somebody else"])
             for hours in range(6):
                 assert key in await listed(inner), hours
@@ -285,11 +285,11 @@ def test_what_a_probe_left_goes() -> None:
         inner = MemoryStore(now_ms=TIME_MS)
         log = await log_with(inner, SEGMENTS)
         async with closing(log):
-            await inner.create(f"{keys.PROBE}dead/race-1", [b"x"])
+            await inner.create(f"{object_keys.PROBE}dead/race-1", [b"x"])
             await runs(inner, 4, hours=6)
-            assert len(await listed(inner, keys.PROBE)) == 1
+            assert len(await listed(inner, object_keys.PROBE)) == 1
             await runs(inner, 1)
-            assert await listed(inner, keys.PROBE) == []
+            assert await listed(inner, object_keys.PROBE) == []
 
     run(main)
 
@@ -319,7 +319,7 @@ EXPECTED = [*VALUES, "g", "h", "i", "j"]
 async def settled(inner: MemoryStore) -> list[str]:
     await run_once(inner)
     await run_once(inner)
-    left = [key for key in await listed(inner) if not key.startswith(keys.PROBE)]
+    left = [key for key in await listed(inner) if not key.startswith(object_keys.PROBE)]
     return [re.sub("[0-9a-f]{32}", "id", key) for key in left]
 
 
@@ -442,7 +442,7 @@ def test_i5_i9_a_broker_that_was_paused_through_it_goes_on() -> None:
         paused = await opened(inner, COLD)
         way = paused.store
         assert isinstance(way, FaultyStore)
-        gate = way.hold("create", keys.wal(paused.state.seq + 1))
+        gate = way.hold("create", object_keys.wal(paused.state.seq + 1))
         waiting = asyncio.create_task(append(paused, "late"))
         await gate.reached.wait()
         for each in "gh":

@@ -22,7 +22,7 @@ from tidelog.compaction.newest_per_key import Latest, of_ranks, of_shares
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.chunk import RECORD_SCHEMA, Rows
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.memory import MemoryStore
@@ -478,7 +478,7 @@ def test_two_compactors_and_a_retention_at_once_come_to_one_result() -> None:
             found = (await read_table(log, offset=5)).column("offset").to_pylist()
             assert found == [offset for offset, _, _ in expected if offset >= 5]
             await assert_clean(inner)
-            left = [info.key async for info in inner.list(keys.TOPICS)]
+            left = [info.key async for info in inner.list(object_keys.TOPICS)]
             if all(each.is_lost for each in (*one, *other)):
                 assert left
         for cluster in clusters:

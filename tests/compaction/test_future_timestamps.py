@@ -8,7 +8,7 @@ from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.compaction import plan
 from tidelog.compaction.retention import retain
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import effective
 from tidelog.storage.io.memory import MemoryStore
@@ -50,7 +50,7 @@ def test_retention_goes_on_behind_a_record_of_the_year_9999() -> None:
 def test_a_segment_of_the_future_counts_by_its_commit_if_that_is_known(
     committed_ms: int | None, start: int
 ) -> None:
-    path = keys.segment(0, 0, 10, "a")
+    path = object_keys.segment(0, 0, 10, "a")
     file = SegmentFile(path, 0, 0, 10, 1000, 10, TIME_MS, TIME_MS + 10 * HOUR_MS)
     known = None if committed_ms is None else [committed_ms]
     config = effective({"retention.ms": str(HOUR_MS // 2)})
@@ -60,8 +60,10 @@ def test_a_segment_of_the_future_counts_by_its_commit_if_that_is_known(
 
 def test_compaction_goes_on_behind_a_record_of_the_future() -> None:
     files = [
-        SegmentFile(keys.segment(0, 0, 10, "a"), 0, 0, 10, 1000, 10, TIME_MS, YEAR_9999_MS),
-        SegmentFile(keys.segment(0, 10, 20, "b"), 0, 10, 20, 1000, 10, 0, TIME_MS - 2 * HOUR_MS),
+        SegmentFile(object_keys.segment(0, 0, 10, "a"), 0, 0, 10, 1000, 10, TIME_MS, YEAR_9999_MS),
+        SegmentFile(
+            object_keys.segment(0, 10, 20, "b"), 0, 10, 20, 1000, 10, 0, TIME_MS - 2 * HOUR_MS
+        ),
     ]
     columns = SegmentColumns.of(files, [TIME_MS - 2 * HOUR_MS] * 2)
     config = effective({"cleanup.policy": "compact", "min.compaction.lag.ms": str(HOUR_MS)})

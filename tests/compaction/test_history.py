@@ -22,7 +22,7 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange, Unavailable
@@ -213,7 +213,9 @@ async def at_the_end(world: World) -> None:
         await compact(cluster, None, is_dry=False, is_forced=True)
         report = await scrub(cluster, None, GRACE)
         assert [each for each in report.findings if each.is_damage] == []
-        assert [info async for info in world.inner.list(keys.wal(1))] == [], "nothing collected"
+        assert [info async for info in world.inner.list(object_keys.wal(1))] == [], (
+            "nothing collected"
+        )
         second = await opened(world.inner, COLD)
         async with closing(second):
             await second.wal.refresh()

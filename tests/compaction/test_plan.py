@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.properties import examples
 from tidelog.compaction import garbage, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import effective
 from tidelog.storage.io.object_store import ObjectInfo
@@ -26,7 +26,7 @@ def files_of(shapes: Sequence[tuple[int, int, int]], first: int = 0) -> list[Seg
     """Segments one after the other; a shape is offsets, bytes, age of the newest record."""
     found = []
     for count, size, age_ms in shapes:
-        path = keys.segment(0, first, first + count, f"{first:x}")
+        path = object_keys.segment(0, first, first + count, f"{first:x}")
         stamps = (NOW_MS - age_ms - 5, NOW_MS - age_ms)
         found.append(SegmentFile(path, 0, first, first + count, size, count, *stamps))
         first += count
@@ -202,14 +202,15 @@ def test_i9_of_the_wal_only_what_is_covered_old_and_unnamed_goes(
     ages: dict[int, int], base_seq: int, tails: set[int]
 ) -> None:
     infos = [
-        ObjectInfo(keys.wal(seq), 10, NOW_MS - ages[seq] * HOUR_MS // 3) for seq in sorted(ages)
+        ObjectInfo(object_keys.wal(seq), 10, NOW_MS - ages[seq] * HOUR_MS // 3)
+        for seq in sorted(ages)
     ]
     base = ClusterState("c")
     base.seq = base_seq
-    live = {keys.wal(seq) for seq in tails}
+    live = {object_keys.wal(seq) for seq in tails}
     found = {each.key for each in garbage.of_wal(infos, base, live, NOW_MS, GRACE)}
     expected = {
-        keys.wal(seq)
+        object_keys.wal(seq)
         for seq, age in ages.items()
         if seq <= base_seq and age >= 3 and seq not in tails and seq != max(ages)
     }
@@ -219,8 +220,8 @@ def test_i9_of_the_wal_only_what_is_covered_old_and_unnamed_goes(
 def test_a_key_below_topics_has_its_topic() -> None:
     topic_id = "0af3" * 8
     for name in ("a", "a-b", "a.b_c", f"x-{topic_id}"):
-        prefix = keys.topic(name, topic_id)
-        for path in ("_delta_log/x.json", keys.segment(0, 0, 1, "ab")):
+        prefix = object_keys.topic(name, topic_id)
+        for path in ("_delta_log/x.json", object_keys.segment(0, 0, 1, "ab")):
             assert garbage.topic_of(f"{prefix}/{path}") == (prefix, topic_id)
     for key in ("topics/x", f"topics/{topic_id}/x", f"topics/a-{topic_id}", "topics/a-0af3/x"):
         assert garbage.topic_of(key) is None

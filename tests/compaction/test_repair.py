@@ -9,7 +9,14 @@ import pytest
 from tests.findings.foreign import END, batch_offsets, broker_records, caring, filled, table
 from tests.support.broker_log import BrokerLog
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.repair import ADOPT, NONE, RESTORE, Repair, repair, undo_rearrangement
+from tidelog.compaction.repair_tables import (
+    ADOPT,
+    NONE,
+    RESTORE,
+    Repair,
+    repair,
+    undo_rearrangement,
+)
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
 

@@ -29,7 +29,7 @@ from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import MembershipSettings
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.entry import header_length
 from tidelog.storage.core.errors import (
     Corrupt,
@@ -69,9 +69,9 @@ async def spoil_chunk(inner: MemoryStore, log: Log, *numbers: int, partition: in
 
 async def spoil_entry(inner: MemoryStore, seq: int) -> None:
     """Both copies of its header are damaged."""
-    body = await inner.get(keys.wal(seq))
-    copy = len(body) - 12 - header_length(body, keys.wal(seq))
-    await inner.put(keys.wal(seq), [flip(flip(body, 40), copy + 40)])
+    body = await inner.get(object_keys.wal(seq))
+    copy = len(body) - 12 - header_length(body, object_keys.wal(seq))
+    await inner.put(object_keys.wal(seq), [flip(flip(body, 40), copy + 40)])
 
 
 async def offsets(log: Log, partition: int = 0, first: int = 0) -> list[int]:
@@ -237,7 +237,7 @@ def test_below_level_2_no_record_is_given_up() -> None:
     async def main() -> None:
         inner = MemoryStore()
         body = b'{"format":1,"cluster_id":"c0ffee","created_ms":1}'
-        await inner.put(keys.CLUSTER, [body])
+        await inner.put(object_keys.CLUSTER, [body])
         log = await written(inner)
         async with closing(log):
             assert log.state.level == levels.FIRST
@@ -291,7 +291,11 @@ def test_a_drop_continues_after_the_last_readable_entry(how: str) -> None:
         newest = log.state.seq
         await kill(log)
         for seq in (newest - 2, newest) if how == "two of them" else (newest - 2,):
-            await (inner.delete([keys.wal(seq)]) if how == "missing" else spoil_entry(inner, seq))
+            await (
+                inner.delete([object_keys.wal(seq)])
+                if how == "missing"
+                else spoil_entry(inner, seq)
+            )
         with pytest.raises(Corrupt):
             await opened(inner)
         async with caring(inner, report_damage=False) as cluster:
@@ -329,21 +333,23 @@ def test_a_broker_that_slept_through_a_drop_commits_nothing(how: str) -> None:
         half = await opened(inner)  # a view from the middle
         newest = sleeper.state.seq
         await asyncio.sleep(0.1)
-        await inner.delete([key for key in inner._objects if key.startswith(keys.CHECKPOINTS)])
+        await inner.delete(
+            [key for key in inner._objects if key.startswith(object_keys.CHECKPOINTS)]
+        )
         async with closing(half):
             await append(sleeper, "last")
             seq = sleeper.state.seq
             if how == "missing":
-                await inner.delete([keys.wal(newest)])
+                await inner.delete([object_keys.wal(newest)])
             else:
                 await spoil_entry(inner, newest)
             async with caring(inner, report_damage=False) as cluster:
                 await drop_after(cluster, newest - 1, BROKERS)
-            before = {key for key in inner._objects if key.startswith(keys.WAL)}
+            before = {key for key in inner._objects if key.startswith(object_keys.WAL)}
             for log in (sleeper, half):
                 with pytest.raises(LogError):
                     await append(log, "of another history")
-            assert {key for key in inner._objects if key.startswith(keys.WAL)} == before
+            assert {key for key in inner._objects if key.startswith(object_keys.WAL)} == before
             assert seq == newest + 1
             async with fresh(inner) as other:
                 assert await offsets(other) == list(range(8))
@@ -360,7 +366,7 @@ def test_a_drop_that_is_killed_at_any_write_can_be_repeated() -> None:
             log = await written(inner)
             newest = log.state.seq
             await kill(log)
-            await inner.delete([keys.wal(newest - 3), keys.wal(newest - 1)])
+            await inner.delete([object_keys.wal(newest - 3), object_keys.wal(newest - 1)])
             async with caring(inner, report_damage=False) as cluster:
                 if not await cut_off(cluster, newest - 4, writes):
                     assert writes > 3, "two holes, the new number, the checkpoint"
@@ -404,15 +410,15 @@ def test_no_drop_while_a_broker_is_live() -> None:
 
         async def beats() -> None:
             for number in itertools.count():
-                await inner.put(keys.broker("x"), [b"{}" + b" " * number])
+                await inner.put(object_keys.broker("x"), [b"{}" + b" " * number])
                 await asyncio.sleep(1)
 
         beating = asyncio.create_task(beats())
-        wal = {key for key in inner._objects if key.startswith(keys.WAL)}
+        wal = {key for key in inner._objects if key.startswith(object_keys.WAL)}
         async with caring(inner, report_damage=False) as cluster:
             with pytest.raises(Unavailable, match="live"):
                 await drop_after(cluster, newest - 1, BROKERS)
-            assert {key for key in inner._objects if key.startswith(keys.WAL)} == wal
+            assert {key for key in inner._objects if key.startswith(object_keys.WAL)} == wal
             beating.cancel()
             await drop_after(cluster, newest - 1, BROKERS)  # its object is left, as after a kill
 
@@ -428,7 +434,7 @@ def test_a_stray_is_passed_over_and_named_and_deleted(body: bytes) -> None:
         inner = MemoryStore()
         log = await written(inner)
         async with closing(log):
-            stray = keys.wal(log.state.seq + 1000)
+            stray = object_keys.wal(log.state.seq + 1000)
             await inner.put(stray, [body])
             await inner.put("wal/notes.txt", [body])
             async with fresh(inner) as other:
@@ -455,15 +461,15 @@ def test_what_may_be_an_entry_behind_a_hole_is_no_stray(how: str) -> None:
         log = await written(inner)
         newest = log.state.seq
         await kill(log)
-        body = await inner.get(keys.wal(newest))
-        await inner.delete([keys.wal(newest)])
+        body = await inner.get(object_keys.wal(newest))
+        await inner.delete([object_keys.wal(newest)])
         if how == "near":
-            await inner.put(keys.wal(newest + 99), [b""])
+            await inner.put(object_keys.wal(newest + 99), [b""])
         else:
-            await inner.put(keys.wal(newest), [body])
-            await inner.delete([keys.wal(newest - 1)])
+            await inner.put(object_keys.wal(newest), [body])
+            await inner.delete([object_keys.wal(newest - 1)])
             if how == "behind an entry":
-                await inner.put(keys.wal(newest + 1), [b""])
+                await inner.put(object_keys.wal(newest + 1), [b""])
         with pytest.raises(Corrupt, match="see tidelog repair"):
             await opened(inner)
         async with caring(inner, report_damage=False) as cluster:

@@ -11,7 +11,7 @@ from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.compaction.retention import HIGH_WATERMARK, Retained, delete_records, retain
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import (
     OffsetOutOfRange,
     Unavailable,
@@ -157,7 +157,7 @@ async def retain_with(cluster: MaintenanceSession, step: str) -> None:
     """A run that stops at that step and never continues."""
     seq, way = cluster.state.seq + 1, way_of(cluster)
     if "entry" in step:
-        gate = way.hold("create", keys.wal(seq), is_after="after" in step)
+        gate = way.hold("create", object_keys.wal(seq), is_after="after" in step)
     else:
         table = await cluster.table(cluster.state.topic("t"))
         gate = way.hold("never", "never")
@@ -225,11 +225,11 @@ def test_an_unknown_outcome_is_waited_for(fault: Fault) -> None:
         log = await log_with(inner, SEGMENTS, retention_ms=str(HOUR_MS // 2))
         inner.now_ms += HOUR_MS // 4
         async with caring(inner) as cluster, closing(log):
-            way_of(cluster).plan = Script("create", keys.WAL, [fault])
+            way_of(cluster).plan = Script("create", object_keys.WAL, [fault])
             await retain(cluster, ["t"], is_dry=False)
             assert await starts(log) == [4]
             assert await bases(log) == [4]
-            way_of(cluster).plan = Script("create", keys.PROBE, [Fault.ABSENT] * 3)
+            way_of(cluster).plan = Script("create", object_keys.PROBE, [Fault.ABSENT] * 3)
             with pytest.raises(Unavailable, match="clock"):
                 await retain(cluster, ["t"], is_dry=False)
 
@@ -241,7 +241,7 @@ def test_a_topic_deleted_meanwhile_is_left_alone() -> None:
         inner = MemoryStore()
         log = await log_with(inner, SEGMENTS, retention_ms=str(HOUR_MS // 2))
         async with caring(inner) as cluster:
-            gate = way_of(cluster).hold("create", keys.wal(cluster.state.seq + 1))
+            gate = way_of(cluster).hold("create", object_keys.wal(cluster.state.seq + 1))
             task = asyncio.create_task(retain(cluster, None, is_dry=False))
             await gate.reached.wait()
             await log.delete_topic("t")

@@ -14,7 +14,7 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.scrub_checks import Kind
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.entry import header_length
 from tidelog.storage.core.errors import Corrupt, Unavailable, UnknownTopic
 from tidelog.storage.io.memory import MemoryStore
@@ -63,9 +63,9 @@ def test_a_log_that_is_whole_is_clean(is_collected: bool, is_quick: bool) -> Non
             assert report.runs == 4
             assert report.rows == (4 if is_quick else 12)
             assert (report.entries < log.state.seq) is is_collected
-            assert (1 in {keys.seq_of(key) for key in await listed(inner, keys.WAL)}) is (
-                not is_collected
-            )
+            assert (
+                1 in {object_keys.seq_of(key) for key in await listed(inner, object_keys.WAL)}
+            ) is (not is_collected)
 
     run(main)
 
@@ -105,7 +105,7 @@ def test_a_damaged_object_is_named(how: str, what: str) -> None:
             run_ = log.state.partition("t", 0).tail[0]
             key = {
                 "segment": (await listed(inner, f"{log.state.topic('t').prefix}/"))[1],
-                "newest entry but one": keys.wal(log.state.seq - 1),
+                "newest entry but one": object_keys.wal(log.state.seq - 1),
                 "entry of a tail": run_.object_key,
             }[what]
             await damage(inner, log, how, key)
@@ -133,7 +133,7 @@ def test_scrub_reports_damage_that_stops_brokers_and_all_other_damage(how: str) 
         async with closing(log):
             await append(log, "k")
             await append(log, "l")
-            key = keys.wal(log.state.seq - 1)
+            key = object_keys.wal(log.state.seq - 1)
             segment = (await listed(inner, f"{log.state.topic('t').prefix}/"))[1]
             body = await inner.get(key)
             copy = len(body) - 12 - header_length(body, key)
@@ -157,7 +157,7 @@ def test_a_damaged_checkpoint_is_named(how: str, which: int) -> None:
         inner = MemoryStore()
         log = await aged(inner)
         async with closing(log):
-            key = (await listed(inner, keys.CHECKPOINTS))[which]
+            key = (await listed(inner, object_keys.CHECKPOINTS))[which]
             await damage(inner, log, how, key)
             report = await scrubbed(inner)
             assert [(each.kind, each.where) for each in report.findings] == [(Kind.CHECKPOINT, key)]
@@ -178,11 +178,13 @@ def test_damage_in_an_entry_that_a_checkpoint_covers_is_named(where: str) -> Non
             await append(log, "collected")
             await log.wal.checkpoint()
             await append(log, "after")
-            await inner.delete([keys.wal(kept + 1)])
-            body = await inner.get(keys.wal(kept))
-            await inner.put(keys.wal(kept), [flip(body, 40 if where == "header" else -40)])
+            await inner.delete([object_keys.wal(kept + 1)])
+            body = await inner.get(object_keys.wal(kept))
+            await inner.put(object_keys.wal(kept), [flip(body, 40 if where == "header" else -40)])
             found = [
-                each for each in (await scrubbed(inner)).findings if each.where == keys.wal(kept)
+                each
+                for each in (await scrubbed(inner)).findings
+                if each.where == object_keys.wal(kept)
             ]
             assert [each.is_damage for each in found] == [False]
 
@@ -194,9 +196,9 @@ def test_a_checkpoint_that_says_something_else_is_named() -> None:
         inner = MemoryStore()
         log = await aged(inner)
         async with closing(log):
-            key = (await listed(inner, keys.CHECKPOINTS))[-1]
+            key = (await listed(inner, object_keys.CHECKPOINTS))[-1]
             log.state.topic("t").partitions[1].log_start_offset = 1
-            log.state.seq, seq = keys.seq_of(key), log.state.seq
+            log.state.seq, seq = object_keys.seq_of(key), log.state.seq
             await inner.delete([key])
             await log.wal.checkpoint()
             log.state.seq = seq
@@ -211,7 +213,7 @@ def test_a_swapped_entry_breaks_the_chain() -> None:
         inner, other = MemoryStore(), MemoryStore()
         log, foreign = await aged(inner), await aged(other)
         async with closing(log, foreign):
-            key = keys.wal(log.state.seq - 1)
+            key = object_keys.wal(log.state.seq - 1)
             await inner.put(key, [await other.get(key)])
             report = await scrubbed(inner)
             assert {each.where for each in report.findings} == {key}
@@ -260,8 +262,8 @@ def test_scrub_lists_unnamed_objects_without_damage() -> None:
         log = await aged(inner)
         async with closing(log):
             prefix = log.state.topic("t").prefix
-            orphan = f"{prefix}/{keys.segment(0, 6, 9, 'ab12')}"
-            forgotten = f"{keys.topic('u', 'f' * 32)}/{keys.segment(0, 6, 9, 'ab12')}"
+            orphan = f"{prefix}/{object_keys.segment(0, 6, 9, 'ab12')}"
+            forgotten = f"{object_keys.topic('u', 'f' * 32)}/{object_keys.segment(0, 6, 9, 'ab12')}"
             foreign = [f"{prefix}/notes.txt", "notes.txt", "topics/notes.txt"]
             for key in (orphan, forgotten, "secret.json", *foreign):
                 await inner.create(key, [b"x"])
@@ -284,7 +286,11 @@ def test_a_store_that_fails_is_said_to() -> None:
         inner = MemoryStore()
         log = await aged(inner)
         async with closing(log):
-            for verb, prefix in (("get_range", keys.TOPICS), ("list", ""), ("get", keys.WAL)):
+            for verb, prefix in (
+                ("get_range", object_keys.TOPICS),
+                ("list", ""),
+                ("get", object_keys.WAL),
+            ):
                 async with caring(inner) as cluster:
                     way_of(cluster).plan = Script(verb, prefix, [Fault.UNAVAILABLE])
                     with pytest.raises(Unavailable):

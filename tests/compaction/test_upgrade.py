@@ -19,7 +19,7 @@ from tests.support.vloop import run
 from tidelog.compaction.upgrade import LevelChange, upgrade
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Chunk, DeleteTopic
 from tidelog.storage.core.entry import Commit, Entry
 from tidelog.storage.core.errors import CommitUnknown, Corrupt, NewerLevel, Unavailable
@@ -36,7 +36,7 @@ OLD_KEY = "brokers/old.json"
 async def found_level_1(store: ObjectStore) -> None:
     """As version 0.1 does."""
     identity = ClusterIdentity(levels.FIRST, CLUSTER_ID, 1)
-    await store.create(keys.CLUSTER, [msgspec.json.encode(identity)])
+    await store.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
 
 
 async def levels_in(store: ObjectStore) -> list[int]:
@@ -110,7 +110,7 @@ def test_two_upgrades_at_once_raise_the_level_once(faults: list[Fault]) -> None:
             for cluster in (first, second):
                 way = cluster.store
                 way.latency = lambda _: 0.02  # type: ignore[attr-defined]
-            first.store.plan = Script("create", keys.WAL, faults)  # type: ignore[attr-defined]
+            first.store.plan = Script("create", object_keys.WAL, faults)  # type: ignore[attr-defined]
             both = await asyncio.gather(
                 *(upgrade(each, is_dry=False, settings=MEMBERS) for each in (first, second))
             )
@@ -237,8 +237,8 @@ def test_a_commit_in_flight_keeps_its_outcome(moment: str | Fault) -> None:
         wal = await with_topic(inner)
         await wal.commit(one(wal, "a"))
         if isinstance(moment, Fault):
-            store_of(wal).plan = Script("create", keys.WAL, [moment])
-        gate = store_of(wal).hold("create", keys.wal(3), is_after=moment == "after the PUT")
+            store_of(wal).plan = Script("create", object_keys.WAL, [moment])
+        gate = store_of(wal).hold("create", object_keys.wal(3), is_after=moment == "after the PUT")
         commit = asyncio.create_task(wal.commit(one(wal, "b")))
         await gate.reached.wait()
         assert await upgraded(inner) == LevelChange(1, 2)
@@ -322,8 +322,8 @@ def test_a_broker_starts_again_across_the_raise(checkpoint: str) -> None:
         await append(log, "b")
         if checkpoint == "after":
             newest = await log.wal.checkpoint()
-            await inner.delete([keys.wal(1), keys.wal(3)])  # the others have records
-            body = await inner.get(keys.checkpoint(newest))
+            await inner.delete([object_keys.wal(1), object_keys.wal(3)])  # the others have records
+            body = await inner.get(object_keys.checkpoint(newest))
             assert msgspec.msgpack.decode(body[12:])[0] == 2
         before = log.state.encode()
         await kill(log)
@@ -334,7 +334,7 @@ def test_a_broker_starts_again_across_the_raise(checkpoint: str) -> None:
             await append(again, "c")
             assert await read_values(again) == ["a", "b", "c"]
             newest = await again.wal.checkpoint()
-            body = await inner.get(keys.checkpoint(newest))
+            body = await inner.get(object_keys.checkpoint(newest))
             assert msgspec.msgpack.decode(body[12:])[0] == 2
 
     run(main)
@@ -348,8 +348,8 @@ async def next_entry(wal: WalView, store: ObjectStore, level: int, **changed: An
     state = wal.state
     entry = Entry(level, state.seq + 1, state.hash, b"id", "other", state.time_ms, [], [])
     header, _ = entries.encode_header(msgspec.structs.replace(entry, **changed))
-    await store.create(keys.wal(entry.seq), [header])
-    return keys.wal(entry.seq)
+    await store.create(object_keys.wal(entry.seq), [header])
+    return object_keys.wal(entry.seq)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_a_view_stops_at_an_entry_that_may_not_have_its_level(
     async def main() -> None:
         inner = MemoryStore()
         identity = ClusterIdentity(begin, CLUSTER_ID, 1)
-        await inner.create(keys.CLUSTER, [msgspec.json.encode(identity)])
+        await inner.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
         wal = await with_topic(inner)
         before = wal.state.encode()
         key = await next_entry(wal, inner, level, **changed)
@@ -392,7 +392,7 @@ def test_a_view_stops_at_an_entry_that_may_not_have_its_level(
         assert wal.state.encode() == before
         with pytest.raises(Corrupt, match=why):
             await opened_view(inner)
-        assert [info.key async for info in inner.list("wal/")] == [keys.wal(1), key]
+        assert [info.key async for info in inner.list("wal/")] == [object_keys.wal(1), key]
         await wal.close()
 
     run(main)

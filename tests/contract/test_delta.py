@@ -16,7 +16,7 @@ import pytest
 from tests.contract.test_table import PREFIX, file, files_of, fresh, seal
 from tests.support.moto import Moto
 from tests.support.seaweed import REGION
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, StoreUnfit, TableInDoubt, Unavailable
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.s3 import S3Store
@@ -63,7 +63,7 @@ async def test_the_log_says_what_engines_need(folder: FolderStore) -> None:
     assert opened.metadata().partition_columns == ["partition"]
     assert (opened.protocol().min_reader_version, opened.protocol().min_writer_version) == (1, 2)
     [add] = [line["add"] for line in actions(folder, 1) if "add" in line]
-    assert add["path"] == keys.segment(0, 0, 10, "ab12")
+    assert add["path"] == object_keys.segment(0, 0, 10, "ab12")
     assert add["partitionValues"] == {"partition": "0"}
     assert add["dataChange"] is True
     assert json.loads(add["stats"]) == {

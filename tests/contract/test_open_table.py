@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.chunk import RECORD_SCHEMA, Headers, Rows, batch_of_rows
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.folder import FolderStore
@@ -19,7 +19,7 @@ from tidelog.storage.tables import segment
 from tidelog.storage.tables.delta import TABLE_SCHEMA, open_table
 from tidelog.storage.tables.manifest import seal_app_id
 
-PREFIX = keys.topic("orders", "0af3")
+PREFIX = object_keys.topic("orders", "0af3")
 START_MS = 1_700_000_000_000
 COUNT = 12_000  # more than one row group
 
@@ -59,7 +59,7 @@ async def written(root: Path, codec: str) -> str:
         files = []
         for partition in (0, 1):
             one = segment.write([batch(partition, base, end)], codec=codec, is_json=False)
-            path = keys.segment(partition, base, end, "0123456789abcdef")
+            path = object_keys.segment(partition, base, end, "0123456789abcdef")
             assert await store.create(f"{PREFIX}/{path}", [memoryview(one.body)]) is Created.DONE
             times = (one.timestamp_min, one.timestamp_max)
             files.append(SegmentFile(path, partition, base, end, one.size, one.rows, *times))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.folder import FolderStore
@@ -21,7 +21,7 @@ from tidelog.storage.tables.manifest import (
 )
 from tidelog.storage.tables.memory import MemoryManifest
 
-PREFIX = keys.topic("orders", "0af3")
+PREFIX = object_keys.topic("orders", "0af3")
 START_MS = 1_700_000_000_000
 
 Open = Callable[[], Table]
@@ -49,7 +49,7 @@ def file(
     unique: str = "ab12",
     stamps: tuple[int, int] = (START_MS, START_MS + 999),
 ) -> SegmentFile:
-    path = keys.segment(partition, base, end, unique)
+    path = object_keys.segment(partition, base, end, unique)
     return SegmentFile(path, partition, base, end, 1000 + base, end - base, *stamps)
 
 

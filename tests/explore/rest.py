@@ -14,7 +14,7 @@ from tests.explore.script import ACT_S, Cast
 from tests.sim.history import to_line
 from tests.support.records import TIME_MS
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.log import Log
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -64,7 +64,7 @@ def digest(cast: Cast) -> bytes:
     objects = [
         (names.text(key), (at_ms - TIME_MS) // int(ACT_S * 1000), _content(names, key, body))
         for key, (body, at_ms) in sorted(world.bucket._objects.items())
-        if not key.startswith((keys.BROKERS, keys.PROBE))
+        if not key.startswith((object_keys.BROKERS, object_keys.PROBE))
     ]
     brokers = [
         (slot, broker.process.is_stopped, _broker(names, broker.log))
@@ -81,9 +81,9 @@ def digest(cast: Cast) -> bytes:
 
 
 def _content(names: _Names, key: str, body: bytes) -> object:
-    if key.startswith(keys.WAL):
+    if key.startswith(object_keys.WAL):
         return names.plain(_decoded(body))
-    if key.startswith(keys.CHECKPOINTS):
+    if key.startswith(object_keys.CHECKPOINTS):
         return _state(names, body[12:])
     if key.endswith(".json"):
         return _TIME.sub("time", names.text(body.decode()))

@@ -19,7 +19,7 @@ from tests.sim.network import Refusal, Silence
 from tests.sim.world import Broker
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable
 from tidelog.storage.log import FetchResult
 
@@ -86,7 +86,7 @@ class Cast:
             broker = self.slots.get(slot)
             if broker is None or broker.process.is_dead:
                 if broker is not None and hasattr(broker, "log"):
-                    world.bucket.remove([keys.broker(broker.log.membership.me.id)])
+                    world.bucket.remove([object_keys.broker(broker.log.membership.me.id)])
                 self.slots[slot] = world.start(slot)
                 while not self.slots[slot].is_ready:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)

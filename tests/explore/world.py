@@ -31,7 +31,7 @@ from tidelog.storage.cluster.announcer import PeerTransport
 from tidelog.storage.cluster.liveness import Member, MembershipSettings
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.cluster.sequencer import SequencerSettings
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import Part
@@ -59,7 +59,7 @@ SETTINGS = LogSettings(
 
 _OF_ENTRIES = (NOT_DONE, ANSWER_LOST, CALLED_412, LATE, KILLED_BEFORE, KILLED_AFTER)
 _OF_UPLOADS = (NOT_DONE, ANSWER_LOST, KILLED_AFTER)
-_QUIET = (keys.BROKERS, keys.CLUSTER, keys.SECRET, keys.PROBE)
+_QUIET = (object_keys.BROKERS, object_keys.CLUSTER, object_keys.SECRET, object_keys.PROBE)
 
 
 class ExploredWorld(World):
@@ -101,7 +101,7 @@ class ExploredWorld(World):
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         process = machine.current_process()
         of = machine.current()
-        is_own = name.startswith((f"create {keys.CHECKPOINTS}", "announce"))
+        is_own = name.startswith((f"create {object_keys.CHECKPOINTS}", "announce"))
         lane = f"{of} {name}" if is_own else of
 
         def act(fate: str) -> None:
@@ -193,9 +193,9 @@ class _ExploredWay(Way):
         return await self._request("create", key, perform, lambda: self._fates(key), body)
 
     def _fates(self, key: str) -> tuple[str, ...]:
-        if key.startswith((keys.DATA, keys.TOPICS, keys.CHECKPOINTS)):
+        if key.startswith((object_keys.DATA, object_keys.TOPICS, object_keys.CHECKPOINTS)):
             return _OF_UPLOADS
-        if not key.startswith(keys.WAL):
+        if not key.startswith(object_keys.WAL):
             return ()
         suspended = (SUSPENDED,) if self.stage.may_suspend else ()
         if key in self.bucket._objects:
@@ -243,7 +243,7 @@ class _ExploredWay(Way):
         is_alone = not self.stage.has_deletes
         if verb in {"get", "get_range"}:  # objects are immutable, and the collector alone deletes
             return key in self.bucket._objects and (is_alone or of == COLLECTOR)
-        return verb == "create" and not key.startswith(keys.WAL) and is_alone
+        return verb == "create" and not key.startswith(object_keys.WAL) and is_alone
 
 
 class _ExploredPeers:

@@ -16,7 +16,7 @@ from tests.support.records import creating
 from tests.support.views import with_topic
 from tests.support.vloop import run
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreUnfit
@@ -43,12 +43,14 @@ async def upgraded(inner: MemoryStore, level: int, *, is_collected: bool) -> str
         seq = log.state.seq
         state = msgspec.msgpack.decode(log.state.encode())
     state = [level, *state[1:], NEW]
-    await inner.put(keys.checkpoint(seq), [checkpoint_of(state)])  # the broker wrote one at its end
+    await inner.put(
+        object_keys.checkpoint(seq), [checkpoint_of(state)]
+    )  # the broker wrote one at its end
     if is_collected:
-        await inner.delete([keys.wal(number) for number in range(1, seq)])
-        older = [info.key async for info in inner.list(keys.CHECKPOINTS)]
-        await inner.delete([key for key in older if key != keys.checkpoint(seq)])
-    return keys.checkpoint(seq)
+        await inner.delete([object_keys.wal(number) for number in range(1, seq)])
+        older = [info.key async for info in inner.list(object_keys.CHECKPOINTS)]
+        await inner.delete([key for key in older if key != object_keys.checkpoint(seq)])
+    return object_keys.checkpoint(seq)
 
 
 @pytest.mark.parametrize("is_collected", [False, True])
@@ -122,7 +124,7 @@ def test_d17_an_older_version_stops_at_an_entry_that_it_does_not_know(
         part(values).append(NEW)
         header = msgspec.msgpack.encode(values)
         prefix = entries._PREFIX.pack(entries.MAGIC, len(header), crc32c(header))
-        await inner.create(keys.wal(newer.seq), [prefix + header])
+        await inner.create(object_keys.wal(newer.seq), [prefix + header])
         known = pytest.raises(Corrupt, match="does not decode")
         unknown = pytest.raises(NewerLevel, match="it needs a newer tidelog")
         before = wal.state.encode()

@@ -21,7 +21,7 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.clock import SystemClock
@@ -160,7 +160,7 @@ def test_d5_no_value_of_the_option_takes_a_file_that_no_commit_named(tmp_path: P
         store, log = await sealed_on(tmp_path)
         prefix = log.state.topic("t").prefix
         await log.close()
-        uploaded = f"{prefix}/{keys.segment(0, 8, 9, 'ab12')}"
+        uploaded = f"{prefix}/{object_keys.segment(0, 8, 9, 'ab12')}"
         await store.create(uploaded, [b"a seal under way"])
         await store.close()
         return uploaded

@@ -8,7 +8,7 @@ import pytest
 
 from tests.findings.brokers import Acked, assert_kept, broker, given, held, produce
 from tests.support.broker import tidelog
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.entry import header_length
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
@@ -57,14 +57,14 @@ async def held_in(root: Path) -> Acked:
 async def test_d8_a_broker_starts_with_one_wrong_bit_in_a_header(tmp_path: Path) -> None:
     root = tmp_path / "killed"
     acked, newest = await written(root)
-    flip_in_header(root / keys.wal(newest - 1))
+    flip_in_header(root / object_keys.wal(newest - 1))
     assert_kept(acked, await held_in(root))
 
 
 async def test_d8_a_broker_starts_beside_a_number_that_is_not_in_the_chain(tmp_path: Path) -> None:
     root = tmp_path / "killed"
     acked, newest = await written(root)
-    (root / keys.wal(newest + 1000)).write_bytes(b"")
+    (root / object_keys.wal(newest + 1000)).write_bytes(b"")
     assert_kept(acked, await held_in(root))
 
 
@@ -81,7 +81,7 @@ async def test_d8_a_command_drops_what_is_behind_a_damaged_entry(
 ) -> None:
     root = tmp_path / "killed"
     acked, newest = await written(root)
-    damage(root / keys.wal(newest - 1))
+    damage(root / object_keys.wal(newest - 1))
     dropped_after = str(newest - 2)
     tidelog("repair", "--drop-after", dropped_after, "--yes", "--store", str(root))
     left = {offset: value for offset, value in acked.items() if offset < RECORDS - 2}

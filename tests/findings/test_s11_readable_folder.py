@@ -19,7 +19,7 @@ from tidelog.service.server.serve import _security
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.memory import MemoryStore
@@ -42,8 +42,8 @@ async def test_s11_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:
         async with broker_on(store, security="keys", admin_key=ADMIN_KEY) as broker:
             await broker.log.create_topic("t", 1, {})
             await broker.log.wal.checkpoint()
-            await store.put(keys.broker("b1"), [b"{}"])
-            assert (tmp_path / "store" / keys.SECRET).exists()
+            await store.put(object_keys.broker("b1"), [b"{}"])
+            assert (tmp_path / "store" / object_keys.SECRET).exists()
         await store.close()
     finally:
         os.umask(before)
@@ -57,7 +57,7 @@ def test_s11_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
     broker = Broker(tmp_path, security="keys", admin_key=f"@{key}")
     with broker:
         broker.stop()
-        (tmp_path / "store" / keys.SECRET).chmod(0o644)
+        (tmp_path / "store" / object_keys.SECRET).chmod(0o644)
         with pytest.raises(BrokerFailed):
             broker.start()
 

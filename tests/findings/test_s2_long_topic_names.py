@@ -21,7 +21,7 @@ from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
-from tidelog.storage.core import keys
+from tidelog.storage.core import topic_names
 from tidelog.storage.core.actions import CreateTopic
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreRefused
@@ -34,7 +34,7 @@ from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.tables.manifest import Table
 from tidelog.storage.write.sealer import ROUNDS_MAX, SealerSettings
 
-LONGEST = "n" * keys.TOPIC_NAME_MAX
+LONGEST = "n" * topic_names.TOPIC_NAME_MAX
 LONG = "n" * 223
 """One more than fits: an older broker took it."""
 SEALING = LogSettings(sealer=SealerSettings(check_interval_s=0.02))

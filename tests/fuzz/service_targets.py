@@ -21,7 +21,7 @@ from tests.service.conftest import arrow_of
 from tidelog.service.formats import arrow, consumers, json_in, json_out, transactions, v3_records
 from tidelog.service.formats.json_in import Format, Produced
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.undecodable import ON_ERROR, OnError, encode_page
+from tidelog.service.formats.pages import ON_ERROR, OnError, encode_page
 from tidelog.service.peers import forwarding
 from tidelog.service.routes.produce import SCHEMA_FORMATS, schema_error
 from tidelog.storage.core import chunk as chunks

@@ -27,7 +27,7 @@ from tests.golden.make import (
 from tidelog.storage.cluster import messages
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardDraft
-from tidelog.storage.core import actions, checksum, keys, levels
+from tidelog.storage.core import actions, checksum, levels, object_keys
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core.actions import Chunk
@@ -145,7 +145,7 @@ def _apply(state: ClusterState, entry: Entry) -> None:
         entry, level=state.level, seq=state.seq + 1, previous=state.hash
     )
     decoded = Decoded(fitting, bytes(32), PREFIX_BYTES)
-    outcomes = state.apply(decoded, keys.wal(fitting.seq)).outcomes
+    outcomes = state.apply(decoded, object_keys.wal(fitting.seq)).outcomes
     assert len(outcomes) == len(entry.commits)
 
 
@@ -443,22 +443,22 @@ def check_member(data: bytes) -> None:
 
 def _names() -> list[bytes]:
     names = [
-        keys.wal(17),
-        keys.checkpoint(3),
-        keys.data("ab" * 16, 1_700_000_000_000),
-        keys.segment(2, 5, 9, "c" * 32),
-        keys.topic("flights", "d" * 32),
+        object_keys.wal(17),
+        object_keys.checkpoint(3),
+        object_keys.data("ab" * 16, 1_700_000_000_000),
+        object_keys.segment(2, 5, 9, "c" * 32),
+        object_keys.topic("flights", "d" * 32),
     ]
     return [name.encode() for name in names]
 
 
 def check_name(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
-    seq = keys.seq_of(text)
+    seq = object_keys.seq_of(text)
     assert seq is None or 0 <= seq < 10**20
-    end_ms = keys.data_not_after_ms(text)
+    end_ms = object_keys.data_not_after_ms(text)
     assert end_ms is None or 0 <= end_ms < 10**16
-    name = keys.parse_segment(text)
+    name = object_keys.parse_segment(text)
     file = manifest.SegmentFile(text, 0, 0, 1, 1, 1, 0, 0)
     view = ManifestVersion(1, "t", manifest.SegmentColumns.of([file]))
     try:

@@ -18,7 +18,7 @@ from tests.support.clock import ManualClock
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import (
     AddPartitions,
     AlterTopic,
@@ -45,7 +45,8 @@ from tidelog.storage.tables.manifest import seal_app_id
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import DEFAULT_BOUNDS, ClusterIdentity
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
+from tidelog.storage.write.hot_segment import ClosedSegment
+from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
 HERE = Path(__file__).parent
 RELEASED = 1
@@ -112,7 +113,7 @@ class Making:
     async def open(self) -> None:
         bounds = Bounds(300_000, 7_200_000) if self.level > levels.FIRST else DEFAULT_BOUNDS
         identity = ClusterIdentity(self.level, CLUSTER_ID, self.clock.now_ms(), bounds)
-        await self.store.create(keys.CLUSTER, [msgspec.json.encode(identity)])
+        await self.store.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
         self.wal = await WalView.open(
             self.store, self.clock, "golden-broker", cluster_id=CLUSTER_ID
         )
@@ -241,14 +242,16 @@ class Making:
         )
         header, _ = entries.encode_header(entry)
         parts = [header, *draft.bodies, *entries.copy_of(entry, header)]
-        await self.store.create(keys.wal(entry.seq), parts)
+        await self.store.create(object_keys.wal(entry.seq), parts)
         await self.wal.refresh()
 
     async def refer(self) -> None:
         """An entry whose chunk lies in an object of its own, after eight bytes of another's."""
         self.clock.advance(1.5)
         unique = self.clock.new_id().hex()
-        key = f"{keys.DATA}{unique[:2]}/{unique}"  # before names said a time; readers take any
+        key = (
+            f"{object_keys.DATA}{unique[:2]}/{unique}"  # before names said a time; readers take any
+        )
         request = self.request({2: rows_of_json('"referred"')})
         encoded = ClosedSegment([request], self.clock.new_id).encode("")
         await self.store.create(key, [bytes(8), *encoded.draft.bodies])
@@ -268,7 +271,7 @@ class Making:
             [chunks.with_offsets(batch, 0)], codec="zstd", is_json=False, level=self.level
         )
         prefix = self.wal.state.topic("flights").prefix
-        path = keys.segment(0, 0, SEALED_END, self.clock.new_id().hex())
+        path = object_keys.segment(0, 0, SEALED_END, self.clock.new_id().hex())
         await self.store.create(f"{prefix}/{path}", [memoryview(written.body)])
         stamps = (written.timestamp_min, written.timestamp_max)
         file = SegmentFile(path, 0, 0, SEALED_END, written.size, written.rows, *stamps)

@@ -24,7 +24,7 @@ import pytest
 from tests.support.records import rows
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.io.clock import SystemClock
@@ -212,7 +212,7 @@ async def found_level_1(folder: Path) -> None:
     """Write the first object as version 0.1 does."""
     store = FolderStore(folder)
     identity = ClusterIdentity(levels.FIRST, CLUSTER_ID, 1)
-    await store.create(keys.CLUSTER, [msgspec.json.encode(identity)])
+    await store.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
     await store.close()
 
 
@@ -291,7 +291,7 @@ def test_at_level_1_each_version_starts_from_the_others_checkpoint(
             newest = await (
                 old.call("checkpoint") if is_checkpoint_of_0_1 else new.wal.checkpoint()
             )
-            await new.wal.store.delete([keys.wal(seq) for seq in range(1, newest - 2)])
+            await new.wal.store.delete([object_keys.wal(seq) for seq in range(1, newest - 2)])
         late = start()
         await late.call("open")
         async with this_version(folder) as new:
@@ -303,7 +303,9 @@ def test_at_level_1_each_version_starts_from_the_others_checkpoint(
 
 def line_about(seq: int) -> str:
     """How version 0.1 refuses the entry that raised the level."""
-    return f"object {keys.wal(seq)} is corrupt: format 2 is newer than this version reads (1)"
+    return (
+        f"object {object_keys.wal(seq)} is corrupt: format 2 is newer than this version reads (1)"
+    )
 
 
 def test_after_the_raise_a_broker_of_0_1_stops_at_the_entry_and_says_why(
@@ -347,7 +349,7 @@ def test_after_the_raise_a_broker_of_0_1_does_not_start(
             if has_checkpoint:
                 await new.wal.checkpoint()
             if is_collected:
-                await new.wal.store.delete([keys.wal(seq) for seq in range(1, raised + 1)])
+                await new.wal.store.delete([object_keys.wal(seq) for seq in range(1, raised + 1)])
         old = start()
         with pytest.raises(Refused) as caught:
             await old.call("open")

@@ -20,7 +20,7 @@ from tests.service.keyed import (
     secured,
 )
 from tidelog.service.peers.forwarding import Forwarder
-from tidelog.service.security.quotas import BURST_S, Bucket
+from tidelog.service.security.token_bucket import BURST_S, Bucket
 from tidelog.storage.core.acls import DEFAULT
 from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.groups.coordinator import Rendezvous

@@ -23,7 +23,7 @@ from tests.service.conftest import (
     stored,
 )
 from tests.support.faults import FaultyStore
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.murmur2 import partition_of
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
@@ -165,7 +165,7 @@ async def test_a_retry_meets_the_first_under_way(store: MemoryStore) -> None:
     faulty = FaultyStore(store)
     async with broker_on(faulty) as broker:
         await broker.log.create_topic("t", 2, {})
-        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1), is_after=True)
+        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
         first = asyncio.create_task(post(broker.http, KEYED, key="a"))
         await gate.reached.wait()
         first.cancel()  # the client gave up
@@ -181,7 +181,7 @@ async def test_a_lost_answer_is_found_again(store: MemoryStore) -> None:
     faulty = FaultyStore(store)
     async with broker_on(faulty, produce_timeout_ms=100) as broker:
         await broker.log.create_topic("t", 2, {})
-        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1), is_after=True)
+        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
         answer = await post(broker.http, KEYED, key="a")
         assert "Idempotency-Key" in assert_refused(answer, 504, 50003)
         gate.opened.set()

@@ -30,7 +30,7 @@ from tests.service.conftest import (
 from tests.support.faults import Fault, FaultyStore, Script
 from tests.support.properties import examples
 from tidelog.service.routes.produce import ACCEPTED
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.io.memory import MemoryStore
 
 VALUES = pa.array([b"a", None, b"", b"d"], pa.binary())
@@ -259,7 +259,7 @@ async def test_a_full_buffer_says_when_to_come_back(store: MemoryStore, acks: st
     bounds = {"buffer_bytes_max": 8192, "request_bytes_max": 8192}
     async with broker_on(faulty, **bounds) as broker:
         await broker.log.create_topic("t", 1, {})
-        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1))
+        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
         first = asyncio.create_task(post(broker.http, [{"value": "v" * 5000}]))
         await gate.reached.wait()
         answer = await post(broker.http, [{"value": "w" * 5000}], acks=acks)
@@ -330,7 +330,7 @@ async def test_a_client_that_is_gone_does_not_stop_its_commit(store: MemoryStore
     faulty = FaultyStore(store)
     async with broker_on(faulty) as broker:
         await broker.log.create_topic("t", 1, {})
-        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1))
+        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
         producing = asyncio.create_task(post(broker.http, [{"value": 1}]))
         await gate.reached.wait()
         producing.cancel()

@@ -23,7 +23,7 @@ from tests.service.conftest import (
 )
 from tests.service.test_produce_refusals import JSONISH, anything
 from tests.support.faults import FaultyStore
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.io.memory import MemoryStore
 
 JSON = "application/json"
@@ -212,7 +212,7 @@ async def test_a_full_buffer_is_reported_in_place(store: MemoryStore) -> None:
     faulty = FaultyStore(store)
     async with broker_on(faulty, buffer_bytes_max=8192, request_bytes_max=4096) as broker:
         await broker.log.create_topic("t", 1, {})
-        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1))
+        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
 
         async def body() -> AsyncIterator[bytes]:
             for n in range(8):
@@ -290,7 +290,7 @@ async def test_reports_of_slow_commits_are_in_order(store: MemoryStore) -> None:
         open_stream(port, path(broker)) as (reader, writer),
     ):
         await broker.log.create_topic("t", 2, {})
-        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1))
+        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
         writer.write(chunk(json.dumps(of(0)).encode()))
         await gate.reached.wait()
         writer.write(chunk(json.dumps(of(1, partition_id=9)).encode()))  # refused at once

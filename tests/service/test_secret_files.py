@@ -12,7 +12,7 @@ from tidelog.service.server.serve import _security
 from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import Settings, load
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.memory import MemoryStore
@@ -79,7 +79,7 @@ async def test_a_clusters_secret_that_others_can_read_is_refused(
         async with broker_on(store, **SETTINGS) as broker:
             await _security(settings, broker.log, HttpCounters())
             assert f"chmod -R go= {folder}" in caplog.text
-            (folder / keys.SECRET).chmod(0o640)
+            (folder / object_keys.SECRET).chmod(0o640)
             with pytest.raises(LogError, match="chmod 0600"):
                 await _security(settings, broker.log, HttpCounters())
     finally:

@@ -22,7 +22,7 @@ from tests.service.keyed import (
     key_of,
     secured,
 )
-from tidelog.service.security import sessions
+from tidelog.service.security import session_cookie
 from tidelog.service.security.authenticator import REFRESHES_PER_S, SESSIONS_MAX
 from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import Settings, client_key, load
@@ -364,13 +364,13 @@ async def test_logging_in_and_out(broker: Broker) -> None:
 
 def test_a_session_is_over_at_its_end() -> None:
     secret, digest = b"s" * 32, b"d" * 32
-    cookie = sessions.sign(secret, sessions.Session("k", "s", 1000), digest)
-    session = sessions.parse(cookie)
+    cookie = session_cookie.sign(secret, session_cookie.Session("k", "s", 1000), digest)
+    session = session_cookie.parse(cookie)
     assert session is not None
     assert session[:3] == ("k", "s", 1000)
-    assert sessions.is_signed(secret, session, digest)
-    assert not sessions.is_signed(secret, session, b"e" * 32)
-    assert not sessions.is_signed(b"t" * 32, session, digest)
+    assert session_cookie.is_signed(secret, session, digest)
+    assert not session_cookie.is_signed(secret, session, b"e" * 32)
+    assert not session_cookie.is_signed(b"t" * 32, session, digest)
 
 
 async def test_only_browsers_are_redirected_to_the_login(

@@ -11,7 +11,7 @@ from tests.fuzz.http_target import Served
 from tests.service import keyed
 from tests.support.properties import examples
 from tidelog.service.http.errors import CrossSite
-from tidelog.service.security import sessions
+from tidelog.service.security import session_cookie
 from tidelog.service.security.authenticator import Caller
 from tidelog.service.security.caller import Unauthenticated
 
@@ -85,15 +85,17 @@ def test_the_right_ones_are(served: Served) -> None:
 def test_a_session_is_what_was_signed_and_nothing_else(
     key_id: str, expires_ms: int, digest: bytes
 ) -> None:
-    signed = sessions.Session(key_id, "its-id", expires_ms)
-    session = sessions.parse(sessions.sign(b"secret", signed, digest))
+    signed = session_cookie.Session(key_id, "its-id", expires_ms)
+    session = session_cookie.parse(session_cookie.sign(b"secret", signed, digest))
     if "." in key_id or not key_id.isascii() or expires_ms >= 10**15:
         assert session is None or session.key_id == key_id
         return
     assert session is not None
     assert session._replace(mac="") == signed
-    assert sessions.is_signed(b"secret", session, digest)
-    assert not sessions.is_signed(b"other", session, digest)
-    assert not sessions.is_signed(b"secret", session._replace(key_id=key_id + "x"), digest)
-    assert not sessions.is_signed(b"secret", session._replace(session_id="other"), digest)
-    assert not sessions.is_signed(b"secret", session._replace(expires_ms=expires_ms + 1), digest)
+    assert session_cookie.is_signed(b"secret", session, digest)
+    assert not session_cookie.is_signed(b"other", session, digest)
+    assert not session_cookie.is_signed(b"secret", session._replace(key_id=key_id + "x"), digest)
+    assert not session_cookie.is_signed(b"secret", session._replace(session_id="other"), digest)
+    assert not session_cookie.is_signed(
+        b"secret", session._replace(expires_ms=expires_ms + 1), digest
+    )

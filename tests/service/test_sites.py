@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import Broker, broker_on
-from tidelog.service.http.call import UnsupportedMediaType
 from tidelog.service.http.errors import CrossSite
+from tidelog.service.http.media_types import UnsupportedMediaType
 from tidelog.service.security.sites import KNOWN_MAX, Sites, WrongHost
 from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import Settings

@@ -15,7 +15,7 @@ from tidelog.service.server.tracing import TIERS, Traces
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.metered import MeteredStore
@@ -76,7 +76,7 @@ async def test_a_produce_its_flush_and_the_put(traced: Traced) -> None:
     assert flush.parent is None
     assert parent_of(commit) == flush.context.span_id
     assert parent_of(put) == commit.context.span_id
-    assert put.attributes["tidelog.object"] == keys.wal(traced.log.state.seq)
+    assert put.attributes["tidelog.object"] == object_keys.wal(traced.log.state.seq)
     assert put.attributes["tidelog.outcome"] == "done"
     assert put.attributes["tidelog.bytes"] > 0
 
@@ -125,4 +125,4 @@ async def test_an_error_of_ours_is_one_and_a_refusal_is_not(traced: Traced) -> N
 
 
 def test_every_prefix_with_records_is_a_tier() -> None:
-    assert set(TIERS) == {keys.WAL, keys.DATA, keys.TOPICS}
+    assert set(TIERS) == {object_keys.WAL, object_keys.DATA, object_keys.TOPICS}

@@ -18,7 +18,7 @@ from tidelog.service.formats.transactions import (
     TRANSACTION_TOPICS_MAX,
 )
 from tidelog.service.routes.transactions import EXAMPLE
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.committed_offsets import METADATA_BYTES_MAX
 
@@ -294,7 +294,7 @@ async def test_a_lost_answer_is_found_again(store: MemoryStore) -> None:
     body = {"topics": [keyed("t", 7)], "consumer_groups": [group(("t", 0, 1))]}
     async with broker_on(faulty, produce_timeout_ms=100) as broker:
         await broker.log.create_topic("t", 2, {})
-        gate = faulty.hold("create", keys.wal(broker.log.state.seq + 1), is_after=True)
+        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
         answer = await transact(broker, body, "a")
         assert "Idempotency-Key" in assert_refused(answer, 504, 50003, JSON)
         gate.opened.set()
@@ -427,7 +427,7 @@ async def test_i4_a_topic_that_goes_meanwhile_takes_all_of_it_along(
         await one.log.create_topic("t", 2, {})
         await one.log.create_topic("u", 1, {})
         await other.log.wal.refresh()
-        gate = faulty.hold("create", keys.wal(one.log.state.seq + 1))
+        gate = faulty.hold("create", object_keys.wal(one.log.state.seq + 1))
         body = {"topics": [keyed("t", 5)], "consumer_groups": [group(("u", 0, 1), ("t", 0, 1))]}
         asking = asyncio.create_task(transact(one, body, "a"))
         await gate.reached.wait()

@@ -36,7 +36,7 @@ from tidelog.storage.wal.freshness import Moment
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects
 from tidelog.storage.write.hot_log import HotLog, _LogFile
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 
 KINDS = (0, 4)  # worlds of brokers, and of disks: seed % 5
 CLONES_MAX = 3

@@ -30,7 +30,7 @@ from tidelog.compaction.repair_wal import delete_strays, lost_records, strays
 from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.errors import (
     Corrupt,
     DamagedRecords,
@@ -70,7 +70,7 @@ class Follower(Reader):
                 self.jump = error.end_offset
                 raise
             except Corrupt as error:
-                segment = keys.parse_segment("/".join(error.key.split("/")[-2:]))
+                segment = object_keys.parse_segment("/".join(error.key.split("/")[-2:]))
                 self.jump = None if segment is None else segment.end_offset
                 raise
 
@@ -149,7 +149,7 @@ class DamageRun(Run):
         """I9: nothing that a reader may name is deleted."""
         gone = list(gone)
         truth, bucket = self.world.truth, self.world.bucket
-        named = set(live_objects(truth)) | {keys.wal(truth.seq)}
+        named = set(live_objects(truth)) | {object_keys.wal(truth.seq)}
         for topic in truth.topics.values():
             commits = bucket.tables.get(topic.prefix, [])
             files = files_at(commits, len(commits) - 1)

@@ -11,7 +11,7 @@ from tests.sim.clients import TOPIC
 from tests.sim.stores import files_at
 from tests.sim.world import World
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 
 FAR = 1000
 """Numbers between the chain and a stray: no chain of a run comes so far."""
@@ -42,9 +42,11 @@ class Objects:
         self.ever: dict[str, Damaged] = {}
 
     def entries(self) -> list[str]:
-        infos = self.world.bucket.infos(keys.WAL, "")
+        infos = self.world.bucket.infos(object_keys.WAL, "")
         return [
-            info.key for info in infos if (keys.seq_of(info.key) or FAR**3) <= self.world.truth.seq
+            info.key
+            for info in infos
+            if (object_keys.seq_of(info.key) or FAR**3) <= self.world.truth.seq
         ]
 
     def any_of(self, found: list[str]) -> str | None:
@@ -140,7 +142,7 @@ def _checkpoint(of: Objects) -> Damaged | None:
     """One at a time: of two, an entry between them may be collected."""
     if "checkpoint" in of.kinds():
         return None
-    key = of.any_of([info.key for info in of.world.bucket.infos(keys.CHECKPOINTS, "")][-2:])
+    key = of.any_of([info.key for info in of.world.bucket.infos(object_keys.CHECKPOINTS, "")][-2:])
     if key is None:
         return None
     body = of.world.bucket.read(key)
@@ -188,7 +190,7 @@ def _commit(of: Objects) -> Damaged | None:
 
 
 def _stray(of: Objects, what: str, beyond: int) -> Damaged | None:
-    key, bucket = keys.wal(of.world.truth.seq + beyond), of.world.bucket
+    key, bucket = object_keys.wal(of.world.truth.seq + beyond), of.world.bucket
     if key in bucket._objects:
         return None
     known = of.entries()
@@ -200,8 +202,8 @@ def _stray(of: Objects, what: str, beyond: int) -> Damaged | None:
 DEEDS: dict[str, Callable[[Objects], Damaged | None]] = {
     "header": _header,
     "copy": _copy,
-    "chunk": lambda of: _chunk_in(of, "chunk", keys.WAL),
-    "upload": lambda of: _chunk_in(of, "upload", keys.DATA),
+    "chunk": lambda of: _chunk_in(of, "chunk", object_keys.WAL),
+    "upload": lambda of: _chunk_in(of, "upload", object_keys.DATA),
     "cut": _cut,
     "emptied": _emptied,
     "checkpoint": _checkpoint,

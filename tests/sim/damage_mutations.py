@@ -8,7 +8,7 @@ import tidelog.storage.core.errors
 import tidelog.storage.wal.wal_objects
 from tidelog.compaction import scrub_wal
 from tidelog.storage.cluster.sequencer import Sequencer
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.wal.copy_fence import CopyFence
 from tidelog.storage.wal.wal_objects import WalObjects
@@ -32,7 +32,7 @@ def no_checkpoint_before() -> Patches:
     real = WalObjects.newest_checkpoint
 
     async def newest(self: WalObjects, cluster: Any) -> Any:
-        found = [info.key async for info in self.store.list(keys.CHECKPOINTS)]
+        found = [info.key async for info in self.store.list(object_keys.CHECKPOINTS)]
         if found:
             body = await self.store.get(found[-1])
             tidelog.storage.wal.wal_objects.decode_checkpoint(

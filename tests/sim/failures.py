@@ -11,7 +11,7 @@ from tests.sim.plans import Plan
 from tidelog.storage.core.errors import CommitUnknown, LogError, SetAside, Unavailable
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.set_aside import SetAsideRequests
 from tidelog.storage.write.writer import Writer
 

@@ -15,7 +15,7 @@ from tests.sim.plans import Plan, plan_of
 from tests.sim.runs import Result, Run, simulated
 from tests.sim.stores import Commit, files_at
 from tests.sim.world import World
-from tidelog.compaction.repair import repair
+from tidelog.compaction.repair_tables import repair
 from tidelog.storage.core import levels
 from tidelog.storage.core.errors import LogError, TableInDoubt
 from tidelog.storage.core.model import SegmentFile

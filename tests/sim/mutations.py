@@ -40,7 +40,7 @@ from tidelog.compaction.newest_per_key import Latest
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.cluster.messages import refer
 from tidelog.storage.cluster.sequencer import Sequencer
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import MoveLogStart, Sealed
 from tidelog.storage.core.entry import Draft, Entry
 from tidelog.storage.core.errors import Unavailable
@@ -55,7 +55,7 @@ from tidelog.storage.state.group_members import GroupMembers
 from tidelog.storage.state.idempotency import IdempotencyRecords
 from tidelog.storage.state.producers import Producers
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.sealer import Sealer
 
 FOREIGN = ("foreign",)
@@ -116,7 +116,7 @@ def _offset_before_the_bytes() -> list[Patch]:
     async def upload(self: Sequencer, draft: Draft) -> Draft:
         if not draft.bodies:
             return draft
-        key = keys.data(self.clock.new_id().hex(), self.clock.now_ms() + 3_600_000)
+        key = object_keys.data(self.clock.new_id().hex(), self.clock.now_ms() + 3_600_000)
         uploading = asyncio.create_task(self.wal.store.create(key, draft.bodies))
         uploading.add_done_callback(lambda done: done.cancelled() or done.exception())
         return refer(draft, key)

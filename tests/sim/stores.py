@@ -16,7 +16,7 @@ import msgspec
 from deltalake.exceptions import DeltaError
 
 from tests.support.records import TIME_MS
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, StoreRefused, Unavailable
 from tidelog.storage.core.model import Part, SegmentFile
 from tidelog.storage.io.memory import MemoryStore
@@ -135,7 +135,11 @@ class Way:
         body = b"".join(parts)
         weather, draws = self.weather(), self._draws
         fault = draws.random()
-        is_odd = weather.refused_part and key.startswith(keys.WAL) and weather.refused_part in body
+        is_odd = (
+            weather.refused_part
+            and key.startswith(object_keys.WAL)
+            and weather.refused_part in body
+        )
         if is_odd or fault < weather.refused:
             await self._ask("refuse", key, lambda: None)
             raise StoreRefused(f"no space for {key}")
@@ -201,11 +205,15 @@ class Way:
             self._note(f"{verb} {key} {type(result).__name__}")
             _ = self._world.later(back_s, _give, answer, result)
 
-        if self.on_put is not None and verb.startswith("create") and key.startswith(keys.WAL):
+        if (
+            self.on_put is not None
+            and verb.startswith("create")
+            and key.startswith(object_keys.WAL)
+        ):
             self.on_put()
             self.on_put = None
             _ = asyncio.get_running_loop().call_later(self._s(), arrive)
-        elif self.on_upload is not None and verb == "create" and key.startswith(keys.DATA):
+        elif self.on_upload is not None and verb == "create" and key.startswith(object_keys.DATA):
             self.on_upload()
             self.on_upload = None
             _ = self._world.later(self._s(), arrive)

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.stores import Bucket
 from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.entry import Draft, Entry
 from tidelog.storage.io.object_store import Created
 from tidelog.storage.wal.entry_put import EntryPut
@@ -74,7 +74,7 @@ def _ack_before_the_put() -> list[Patch]:
         entry, header, entry_hash = _made(self, draft)
         parts = [header, *draft.bodies]
         putting = asyncio.create_task(
-            self._entry_put.put(keys.wal(entry.seq), parts, entry, entry_hash)
+            self._entry_put.put(object_keys.wal(entry.seq), parts, entry, entry_hash)
         )
         putting.add_done_callback(lambda done: done.cancelled() or done.exception())
         outcomes = self._on_entry(entries.Decoded(entry, entry_hash, len(header)))

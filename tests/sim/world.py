@@ -39,7 +39,7 @@ from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.cluster.announcer import PeerTransport
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, Fenced, LogError, StoreUnfit, Unavailable
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.log import LogSettings
@@ -147,7 +147,7 @@ class World:
 
     def _created(self, key: str, body: bytes) -> None:
         """Extend the truth; or a suspended broker created a collected number again (DESIGN 5)."""
-        seq = keys.seq_of(key) if key.startswith(keys.WAL) else None
+        seq = object_keys.seq_of(key) if key.startswith(object_keys.WAL) else None
         if seq is None:
             return
         if seq > self.truth.seq + 1:
@@ -168,7 +168,7 @@ class World:
     def found(self) -> None:
         """Found the cluster, at the world's level; brokers found one at the newest."""
         identity = ClusterIdentity(self.level, CLUSTER_ID, 1, self.settings.wal.bounds)
-        self.bucket.write(keys.CLUSTER, msgspec.json.encode(identity))
+        self.bucket.write(object_keys.CLUSTER, msgspec.json.encode(identity))
 
     def inputs(self) -> dict[str, int]:
         """The topics that there are for producers, and how many partitions each has."""

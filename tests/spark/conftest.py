@@ -103,7 +103,7 @@ Read = Callable[..., "DataFrame"]
 @pytest.fixture(params=["format", "native"])
 def read(request: pytest.FixtureRequest, spark: "SparkSession") -> Read:
     """Both ways to read one topic in batch: read(url, topic, **options)."""
-    from tidelog.storage.spark.native import read_topic
+    from tidelog.storage.spark.parquet_scan import read_topic
 
     def by_format(url: str, topic: str, **options: str) -> "DataFrame":
         return spark.read.format("tidelog").options(store=url, topic=topic, **options).load()

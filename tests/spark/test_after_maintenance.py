@@ -23,7 +23,7 @@ from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log
-from tidelog.storage.read.snapshot import open_snapshot
+from tidelog.storage.read.offline_log import open_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

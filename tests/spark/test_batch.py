@@ -266,7 +266,7 @@ def test_filters_are_pushed_where_asked_for(spark: "SparkSession", history: Hist
 
 def test_only_the_manifests_files_are_read(spark: "SparkSession", tmp_path: Path) -> None:
     """Garbage of a dead sealer lies beside the segments, and is no part of the log."""
-    from tidelog.storage.spark.native import read_topic
+    from tidelog.storage.spark.parquet_scan import read_topic
 
     broker = BrokerLog(tmp_path)
     broker.create("t", 1)
@@ -283,7 +283,7 @@ def test_only_the_manifests_files_are_read(spark: "SparkSession", tmp_path: Path
 
 
 def test_files_outside_of_the_range_are_not_named(spark: "SparkSession", history: History) -> None:
-    from tidelog.storage.spark.native import read_topic
+    from tidelog.storage.spark.parquet_scan import read_topic
 
     frame = read_topic(
         spark,
@@ -297,7 +297,7 @@ def test_files_outside_of_the_range_are_not_named(spark: "SparkSession", history
 
 
 def test_local_files_are_listed_without_a_job(spark: "SparkSession", history: History) -> None:
-    from tidelog.storage.spark.native import read_topic
+    from tidelog.storage.spark.parquet_scan import read_topic
 
     def jobs() -> int:
         return len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
@@ -317,7 +317,7 @@ def test_local_files_are_listed_without_a_job(spark: "SparkSession", history: Hi
 def test_spark_takes_sizes_for_a_listing(spark: "SparkSession", history: History) -> None:
     """Reads of S3 use the manifest's sizes, through an internal API of Spark. If it changes, the
     public API is used, with three requests a file."""
-    from tidelog.storage.spark.native import parquet_by_listing, parquet_by_sizes
+    from tidelog.storage.spark.parquet_scan import parquet_by_listing, parquet_by_sizes
 
     paths = sorted((history.root / "topics").glob("events-*/partition=*/*.parquet"))
     files = [(f"file://{path}", path.stat().st_size) for path in paths]

@@ -17,6 +17,7 @@ from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.read_only import ReadOnlyFolder
 from tidelog.storage.read.kafka_options import Boundary, OffsetSpan, TopicSelection, selection_of
+from tidelog.storage.read.offline_log import OfflineLog, open_snapshot
 from tidelog.storage.read.plan import (
     NO_FILTER,
     LogSnapshot,
@@ -26,8 +27,7 @@ from tidelog.storage.read.plan import (
     plan,
 )
 from tidelog.storage.read.segment_reader import FetchedGroups
-from tidelog.storage.read.snapshot import OfflineLog, open_snapshot
-from tidelog.storage.read.splits import SliceReader, read_split
+from tidelog.storage.read.split_reader import SliceReader, read_split
 
 COLUMNS = ["offset", "timestamp", "key", "value", "headers"]
 

@@ -15,12 +15,12 @@ from tests.support.logs import COLD, append, closing, opened, read_table
 from tests.support.vloop import run
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.read.plan import SegmentRange, TailRange
-from tidelog.storage.read.splits import SliceReader
+from tidelog.storage.read.split_reader import SliceReader
 from tidelog.storage.tables import segment as segments
 from tidelog.storage.wal import wal_objects
 
@@ -199,11 +199,11 @@ def test_an_entry_with_a_flipped_bit_is_not_replayed() -> None:
     async def main() -> None:
         inner = MemoryStore()
         await with_both_tiers(inner)
-        numbers = [seq for key in inner._objects if (seq := keys.seq_of(key)) is not None]
+        numbers = [seq for key in inner._objects if (seq := object_keys.seq_of(key)) is not None]
         store = Flipping(inner)
 
         async def replay() -> bytes:
-            for key in [key for key in inner._objects if key.startswith(keys.CHECKPOINTS)]:
+            for key in [key for key in inner._objects if key.startswith(object_keys.CHECKPOINTS)]:
                 await inner.delete([key])
             log = await opened(store, COLD)
             async with closing(log):
@@ -211,7 +211,7 @@ def test_an_entry_with_a_flipped_bit_is_not_replayed() -> None:
 
         right = await replay()
         for seq in (1, 2, max(numbers)):
-            key = keys.wal(seq)
+            key = object_keys.wal(seq)
             header = entries.header_length(inner._objects[key][0], key)
             found = await store.outcomes(key, replay, range(header))
             check_all(found, key, right, range(header))
@@ -236,7 +236,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_passed_over() -> None:
                 return log.state.encode()
 
         right = await load()
-        key = max(key for key in inner._objects if key.startswith(keys.CHECKPOINTS))
+        key = max(key for key in inner._objects if key.startswith(object_keys.CHECKPOINTS))
         found = await store.outcomes(key, load, range(0, size_of(inner, key), 7))
         assert all(outcome == right for outcome in found.values())
 
@@ -247,7 +247,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_passed_over() -> None:
 
 
 def test_every_bit_of_an_entry_s_header_counts(both_tiers: MemoryStore) -> None:
-    key = keys.wal(2)
+    key = object_keys.wal(2)
     body = both_tiers._objects[key][0]
     header = body[: entries.header_length(body, key)]
     for wrong in each_bit(header):
@@ -256,7 +256,7 @@ def test_every_bit_of_an_entry_s_header_counts(both_tiers: MemoryStore) -> None:
 
 
 def test_every_bit_of_a_checkpoint_counts(both_tiers: MemoryStore) -> None:
-    key = max(key for key in both_tiers._objects if key.startswith(keys.CHECKPOINTS))
+    key = max(key for key in both_tiers._objects if key.startswith(object_keys.CHECKPOINTS))
     body = both_tiers._objects[key][0]
     state = wal_objects.decode_checkpoint(body, key, "c0ffee")
     assert state.topics
@@ -266,7 +266,7 @@ def test_every_bit_of_a_checkpoint_counts(both_tiers: MemoryStore) -> None:
 
 
 def test_every_bit_of_a_chunk_counts(both_tiers: MemoryStore) -> None:
-    key = max(key for key in both_tiers._objects if key.startswith(keys.CHECKPOINTS))
+    key = max(key for key in both_tiers._objects if key.startswith(object_keys.CHECKPOINTS))
     state = wal_objects.decode_checkpoint(both_tiers._objects[key][0], key, "c0ffee")
     held = state.topic("t").partitions[0].tail[0]
     body = both_tiers._objects[held.object_key][0][held.position : held.position + held.size]

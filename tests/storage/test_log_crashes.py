@@ -27,7 +27,7 @@ from tests.support.logs import (
     store_of,
 )
 from tests.support.vloop import run
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.core.model import Acks, SegmentFile
 from tidelog.storage.io.memory import MemoryStore
@@ -87,13 +87,13 @@ async def hold(log: Log, step: str, seq: int) -> asyncio.Event:
         log.tables._open[topic.topic_id].table = table
         return table.reached
     if "entry" in step:
-        return store_of(log).hold("create", keys.wal(seq), is_after=when).reached
+        return store_of(log).hold("create", object_keys.wal(seq), is_after=when).reached
     reached = asyncio.Event()
     count = 1 if "first" in step else 2
 
     def plan(call: Call) -> Fault | None:
         nonlocal count
-        if call.verb == "create" and call.key.startswith(keys.TOPICS):
+        if call.verb == "create" and call.key.startswith(object_keys.TOPICS):
             count -= 1
             if count == 0:
                 store_of(log).hold("create", call.key, is_after=when)
@@ -163,7 +163,7 @@ def test_i7_next_seal_finishes_one_that_crashed_at_any_step(step: str) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ABSENT, Fault.STORED, Fault.OWN_412])
-@pytest.mark.parametrize("what", [keys.TOPICS, keys.WAL])
+@pytest.mark.parametrize("what", [object_keys.TOPICS, object_keys.WAL])
 def test_i7_a_seal_on_a_store_that_fails_is_done_or_tried_again(what: str, fault: Fault) -> None:
     async def main() -> None:
         inner = MemoryStore()
@@ -305,7 +305,7 @@ def test_i4_a_recovery_that_is_killed_at_every_step_is_repeated(
         log = await with_topic(inner)
         await log.close()
         log = await opened(inner, hot_dir=tmp_path)
-        gate = store_of(log).hold("create", keys.wal(log.state.seq + 1))
+        gate = store_of(log).hold("create", object_keys.wal(log.state.seq + 1))
         for i in range(5):
             await append(log, str(i), acks=Acks.LOCAL)
         await gate.reached.wait()
@@ -331,7 +331,7 @@ async def checkpointed(inner: MemoryStore) -> bytes:
 async def stopped_recovery(inner: MemoryStore, hot_dir: Path, seq: int, *, is_after: bool) -> None:
     """A process that crashes before or after the PUT of that entry, or after its recovery."""
     log = made(inner, hot_dir=hot_dir)
-    gate = store_of(log).hold("create", keys.wal(seq), is_after=is_after)
+    gate = store_of(log).hold("create", object_keys.wal(seq), is_after=is_after)
     opening = asyncio.create_task(log.open("c0ffee"))
     reached = asyncio.create_task(gate.reached.wait())
     await asyncio.wait([opening, reached], return_when=asyncio.FIRST_COMPLETED)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.logs import COLD, append, closing, opened, read_table, read_values
 from tests.support.vloop import run
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import MoveLogStart
 from tidelog.storage.core.entry import Commit, Draft
 from tidelog.storage.core.errors import Corrupt, OffsetOutOfRange, Unavailable
@@ -49,7 +49,7 @@ async def merge(log: Log, unique: str) -> None:
     prefix, end = log.state.topic("t").prefix, files[-1].end_offset
     batches = (await read_table(log)).to_batches()
     written = segments.write(batches, codec="zstd", is_json=False)
-    path = keys.segment(0, 0, end, unique)
+    path = object_keys.segment(0, 0, end, unique)
     await log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
     stamps = (files[0].timestamp_min, files[-1].timestamp_max)
     await remove(log, files, [SegmentFile(path, 0, 0, end, written.size, end, *stamps)])
@@ -213,7 +213,9 @@ def test_i7_a_tail_is_kept_until_its_late_segment_is_known_to_be_there(is_collec
             await append(log, "12")
             task, _, go_on = await held_at_add(log)
             files = [
-                info.key async for info in inner.list(keys.TOPICS) if f"/{12:020d}-" in info.key
+                info.key
+                async for info in inner.list(object_keys.TOPICS)
+                if f"/{12:020d}-" in info.key
             ]
             if is_collected:
                 await inner.delete(files)
@@ -242,7 +244,7 @@ def test_a_seal_whose_upload_took_too_long_is_not_committed() -> None:
             gates: asyncio.Queue = asyncio.Queue()
 
             def plan(call):
-                if call.verb == "create" and call.key.startswith(keys.TOPICS):
+                if call.verb == "create" and call.key.startswith(object_keys.TOPICS):
                     log.store.plan = lambda _: None
                     gates.put_nowait(log.store.hold("create", call.key))
 

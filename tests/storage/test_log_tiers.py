@@ -19,7 +19,7 @@ from tests.support.logs import (
 )
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import Sealed
 from tidelog.storage.core.errors import Corrupt, Unavailable
 from tidelog.storage.core.model import Acks, SegmentFile
@@ -27,7 +27,7 @@ from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.tables import segment as segments
 from tidelog.storage.tables.manifest import seal_app_id
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.sealer import SealerSettings
 
 
@@ -113,7 +113,7 @@ def test_i7_a_seal_while_a_time_is_looked_for_hides_nothing(reads: int) -> None:
             for i in range(6):
                 await append(log, str(i), timestamps=[i])
             store = store_of(log)
-            keys_read = [keys.wal(2 + i) for i in range(6)]
+            keys_read = [object_keys.wal(2 + i) for i in range(6)]
             # All chunks look promising by their bounds; the last alone has the record.
             for run_ in log.state.partition("t", 0).tail:
                 run_.timestamp_max = 100
@@ -357,7 +357,7 @@ async def rewrite(log: Log, kept: list[int]) -> None:
     prefix = log.state.topic("t").prefix
     batch = (await read_table(log)).take(kept).combine_chunks().to_batches()
     written = segments.write(batch, codec="zstd", is_json=False)
-    path = keys.segment(0, 0, 10, "abc")
+    path = object_keys.segment(0, 0, 10, "abc")
     await log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
     commits = store_of(log).tables[prefix]
     new = file._replace(path=path, size=written.size, rows=len(kept))
@@ -426,7 +426,7 @@ def test_a_store_that_does_not_answer_fails_the_read_and_not_the_log() -> None:
         async with closing(writer, cold):
             await append(writer, "a")
             await cold.wal.refresh()
-            store_of(cold).plan = Script("get_range", keys.WAL, [Fault.UNAVAILABLE])
+            store_of(cold).plan = Script("get_range", object_keys.WAL, [Fault.UNAVAILABLE])
             with pytest.raises(Unavailable):
                 await cold.fetch("t", 0, 0, bytes_max=100)
             assert await read_values(cold) == ["a"]

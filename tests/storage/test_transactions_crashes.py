@@ -22,7 +22,7 @@ from tests.support.logs import (
 )
 from tests.support.records import fold, rows, tail_values
 from tests.support.vloop import run
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import (
@@ -185,7 +185,7 @@ def test_a_broker_that_crashes_at_its_put(is_after: bool, is_retried: bool) -> N
         await prepared(inner)
         log = await opened(inner)
         await commit(log, 0, ["0", "1", "2"])
-        gate = store_of(log).hold("create", keys.wal(log.state.seq + 1), is_after=is_after)
+        gate = store_of(log).hold("create", object_keys.wal(log.state.seq + 1), is_after=is_after)
         asking = asyncio.create_task(commit(log, 3, ["3", "4"]))
         await gate.reached.wait()
         await kill(log)

@@ -11,7 +11,7 @@ from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import Recovered, recover
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 
 CLUSTER_ID = "c0ffee"
 LOG_ID = "f" * 32

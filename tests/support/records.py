@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction, CreateTopic
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.entry import Draft, HotMark, IdempotencyKey
@@ -13,7 +13,8 @@ from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.wal_objects import WalObjects, empty_state
-from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
+from tidelog.storage.write.hot_segment import ClosedSegment
+from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
 TOPIC_ID = "a1" * 16
 TIME_MS = 1_700_000_000_000
@@ -63,7 +64,7 @@ async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entr
     found: list[tuple[str, entries.Decoded]] = []
     previous = entries.GENESIS if first == 1 else None
     while True:
-        key = keys.wal(first + len(found))
+        key = object_keys.wal(first + len(found))
         try:
             body = await store.get(key)
         except NotFound:

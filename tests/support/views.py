@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tests.support.clock import ManualClock
 from tests.support.faults import Call, FaultyStore, Plan
 from tests.support.records import creating, draft, fold, request, rows, tail_values
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.entry import Draft
 from tidelog.storage.io.object_store import ObjectStore
@@ -84,7 +84,7 @@ def suspend(wal: WalView | Unopened, seconds: float) -> None:
 async def checkpoint_and_collect(wal: WalView, inner: ObjectStore) -> None:
     """Collect as after the retention: of the WAL only the newest entry is kept."""
     newest = await wal.checkpoint()
-    await inner.delete([keys.wal(seq) for seq in range(1, newest)])
+    await inner.delete([object_keys.wal(seq) for seq in range(1, newest)])
 
 
 async def values_of(inner: ObjectStore) -> list[str]:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from tests.support.records import request, rows
 from tests.support.views import store_of, with_topic
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.wal.view import WalView
-from tidelog.storage.write.hot_segment import AppendRequest
+from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.writer import Writer, WriterSettings
 
 
@@ -43,7 +43,7 @@ async def append(writer: Writer, *values: str, acks: Acks = Acks.ALL) -> list[Ap
 
 
 def puts(writer: Writer) -> int:
-    return store_of(writer.wal).count("create", keys.WAL)
+    return store_of(writer.wal).count("create", object_keys.WAL)
 
 
 async def ended(writer: Writer) -> None:

@@ -15,7 +15,7 @@ from tidelog.storage.cluster.liveness import (
     ranked,
 )
 from tidelog.storage.cluster.membership import Membership
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
@@ -118,4 +118,4 @@ async def test_who_leaves_in_the_middle_of_a_beat_leaves_nothing() -> None:
     await leaving
     for _ in range(3):  # of the put, if it is late
         await asyncio.sleep(0)
-    assert [info.key async for info in store.list(keys.BROKERS)] == []
+    assert [info.key async for info in store.list(object_keys.BROKERS)] == []

@@ -16,7 +16,7 @@ from tidelog.storage.cluster.messages import (
     refer,
 )
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Append, Chunk, CreateTopic, ProducerAppend
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.entry import Commit, Decoded, Draft, DraftId, Entry
@@ -63,7 +63,7 @@ def test_a_merged_draft_says_what_its_drafts_said(
     parts: list[tuple[list[bytes], bool]],
 ) -> None:
     drafts = [
-        draft_of(bodies, f"o{index}", 1, keys.data("aa", 7) if is_referred else "")
+        draft_of(bodies, f"o{index}", 1, object_keys.data("aa", 7) if is_referred else "")
         for index, (bodies, is_referred) in enumerate(parts)
     ]
     drafts.append(draft_of([b"own"]))
@@ -105,7 +105,7 @@ def test_a_draft_goes_over_as_it_is() -> None:
     assert merge([draft_of([b"x"], "p", 1), taken]).commits[2].principal == "User:alice"
     assert taken._replace(bodies=[]) == draft._replace(bodies=[])
     assert b"".join(taken.bodies) == b"onetwo"
-    referred = refer(draft, keys.data("aa01", 7))
+    referred = refer(draft, object_keys.data("aa01", 7))
     assert decode_forwarded(encode_forwarded(referred)) == referred
     assert [chunk.position for chunk in referred.chunks] == [0, 3]
 
@@ -144,7 +144,7 @@ def test_announcements_survive_encoding() -> None:
 def outcomes_of(state: ClusterState, draft: Draft, at_ms: int = 0) -> list[Outcome]:
     seq = state.seq + 1
     decoded = entry_of(draft, seq, previous=state.hash, at_ms=at_ms, level=state.level)
-    return state.apply(decoded, keys.wal(seq)).outcomes
+    return state.apply(decoded, object_keys.wal(seq)).outcomes
 
 
 def state_with_topic(level: int = levels.NEWEST) -> ClusterState:

@@ -15,7 +15,7 @@ from tests.support.records import fold, tail_values
 from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.log import Log
@@ -48,11 +48,11 @@ async def values(cluster: Cluster) -> list[str]:
 
 
 def puts(*brokers: Log) -> int:
-    return sum(logs.store_of(log).count("create", keys.WAL) for log in brokers)
+    return sum(logs.store_of(log).count("create", object_keys.WAL) for log in brokers)
 
 
 def gets(*brokers: Log) -> int:
-    return sum(logs.store_of(log).count("get_range", keys.WAL) for log in brokers)
+    return sum(logs.store_of(log).count("get_range", object_keys.WAL) for log in brokers)
 
 
 def test_one_broker_alone_pays_nothing_for_the_others_that_might_be() -> None:
@@ -222,7 +222,7 @@ def test_a_put_of_the_sequencer_that_is_not_answered_clearly(fault: Fault) -> No
     async def main() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
             first, one, two = await three(cluster)
-            logs.store_of(first).plan = Script("create", keys.WAL, [fault] * 2)
+            logs.store_of(first).plan = Script("create", object_keys.WAL, [fault] * 2)
             answers = await asyncio.gather(
                 logs.append(one, "one"), logs.append(two, "two"), logs.append(first, "first")
             )
@@ -238,7 +238,7 @@ def test_a_sequencer_that_is_refused_by_the_store_says_so_and_others_go_on() -> 
     async def main() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
             first, one, _ = await three(cluster)
-            logs.store_of(first).plan = Script("create", keys.WAL, [Fault.REFUSED] * 50)
+            logs.store_of(first).plan = Script("create", object_keys.WAL, [Fault.REFUSED] * 50)
             (placed,) = await logs.append(one, "one")
             with pytest.raises(Unavailable):
                 await logs.append(first, "first")
@@ -288,14 +288,14 @@ def test_a_large_draft_is_uploaded_first_and_referred_to() -> None:
             _first, one, two = await three(cluster)
             large = "x" * 50_000
             await asyncio.gather(logs.append(one, large), logs.append(two, "small"))
-            assert logs.store_of(one).count("create", keys.DATA) == 1
+            assert logs.store_of(one).count("create", object_keys.DATA) == 1
             assert sorted(await values(cluster), key=len) == ["small", large]
             for log in cluster.logs:
                 assert sorted(await logs.read_values(log), key=len) == ["small", large]
             # Its way to the sequencer breaks after the upload: no second upload.
             cluster.net.plan = lambda verb, to: Broken.REFUSED
             await logs.append(one, large)
-            assert logs.store_of(one).count("create", keys.DATA) == 2
+            assert logs.store_of(one).count("create", object_keys.DATA) == 2
             assert len(await values(cluster)) == 3
 
     run(main)
@@ -314,7 +314,7 @@ def test_i9_expired_upload_is_not_committed(is_lost: bool) -> None:
 
     async def main() -> None:
         def latency(call: Call) -> float:
-            return 5.0 if (call.verb, call.key[:5]) == ("create", keys.DATA) else 0.02
+            return 5.0 if (call.verb, call.key[:5]) == ("create", object_keys.DATA) else 0.02
 
         async with Cluster(LARGE, latency=latency) as cluster:
             first, one, two = await three(cluster)
@@ -339,7 +339,7 @@ def test_i9_suspended_put_loses_its_number_before_its_upload_is_deleted() -> Non
             first, one, two = await three(cluster)
             await logs.append(one, "0")
             cluster.net.plan = lambda verb, _: Broken.REFUSED if verb == "hand_over" else None
-            held = logs.store_of(one).hold("create", keys.wal(first.state.seq + 1))
+            held = logs.store_of(one).hold("create", object_keys.wal(first.state.seq + 1))
             sent = asyncio.create_task(logs.append(one, "x" * 50_000))
             await held.reached.wait()
             said = ["0"]
@@ -349,7 +349,7 @@ def test_i9_suspended_put_loses_its_number_before_its_upload_is_deleted() -> Non
                     await logs.append(two, said[-1])
                 async with caring(cluster.store) as care:
                     await collect(care, await plan(care, Grace(wal_ms=120_000)))
-                is_there = bool([info async for info in cluster.store.list(keys.DATA)])
+                is_there = bool([info async for info in cluster.store.list(object_keys.DATA)])
                 if not is_there:
                     break
                 await asyncio.sleep(60.0)
@@ -366,7 +366,7 @@ def test_a_killed_sequencer_is_missed_for_one_put() -> None:
     async def main() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
             first, one, two = await three(cluster)
-            held = logs.store_of(first).hold("create", keys.wal(first.state.seq + 1))
+            held = logs.store_of(first).hold("create", object_keys.wal(first.state.seq + 1))
             sent = asyncio.create_task(logs.append(one, "a"))
             await held.reached.wait()
             loop = asyncio.get_running_loop()
@@ -411,7 +411,7 @@ def test_sequencer_with_an_expired_view_commits_nothing() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
             first, one, two = await three(cluster)
             store = logs.store_of(first)
-            held = store.hold("create", keys.wal(first.state.seq + 1))
+            held = store.hold("create", object_keys.wal(first.state.seq + 1))
             own = asyncio.create_task(logs.append(first, "first"))
             await held.reached.wait()
             sent = [asyncio.create_task(logs.append(one, "one"))]
@@ -442,7 +442,7 @@ def test_collected_number_created_again_by_a_suspended_sequencer_is_ignored(
         async with Cluster(latency=lambda _: 0.02) as cluster:
             first, one, two = await three(cluster)
             seq = first.state.seq + 1
-            held = logs.store_of(first).hold("create", keys.wal(seq))
+            held = logs.store_of(first).hold("create", object_keys.wal(seq))
             sent = asyncio.create_task(logs.append(one, "one"))
             await held.reached.wait()
             cluster.freeze(first)
@@ -453,7 +453,7 @@ def test_collected_number_created_again_by_a_suspended_sequencer_is_ignored(
             newest = await two.wal.checkpoint()
             kept = {newest, seq + 1} if is_second_left else {newest}
             await cluster.store.delete(
-                [keys.wal(number) for number in range(1, newest) if number not in kept]
+                [object_keys.wal(number) for number in range(1, newest) if number not in kept]
             )
             first.clock.advance(2 * 3600.0)  # type: ignore[attr-defined]
             held.opened.set()
@@ -479,8 +479,8 @@ def test_a_broker_that_stops_leaves_at_once_and_loses_nothing() -> None:
             await cluster.stop(first)
             await asyncio.gather(*sent)
             assert len(await values(cluster)) == 2
-            found = [info.key async for info in cluster.store.list(keys.BROKERS)]
-            assert found == sorted(keys.broker(log.membership.me.id) for log in (one, two))
+            found = [info.key async for info in cluster.store.list(object_keys.BROKERS)]
+            assert found == sorted(object_keys.broker(log.membership.me.id) for log in (one, two))
             await cluster.settled()
             assert len(one.membership.others) == 1
             await asyncio.gather(logs.append(one, "x"), logs.append(two, "y"))

@@ -8,7 +8,7 @@ from tests.support.maintenance import caring
 from tests.support.views import CLUSTER_ID, opened, wal_on
 from tests.support.vloop import run
 from tidelog.compaction.garbage import Grace
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import LEAST, Bounds, check
 from tidelog.storage.core.errors import NotFound, StoreUnfit
 from tidelog.storage.io.memory import MemoryStore
@@ -58,7 +58,7 @@ def test_the_process_that_creates_the_cluster_writes_them_and_all_others_obey() 
     async def main() -> None:
         inner = MemoryStore()
         first = await opened(inner, settings=WalSettings(LONG))
-        stored = msgspec.json.decode(await inner.get(keys.CLUSTER))
+        stored = msgspec.json.decode(await inner.get(object_keys.CLUSTER))
         assert (stored["format"], stored["bounds"]) == (2, msgspec.to_builtins(LONG))
         for settings in (WalSettings(), WalSettings(Bounds(1, 4))):
             other = await opened(inner, settings=settings)
@@ -67,7 +67,7 @@ def test_the_process_that_creates_the_cluster_writes_them_and_all_others_obey() 
         async with caring(inner) as care:
             assert care.wal.cluster.bounds == LONG
             assert care.wal.view_age_max_s == LONG.view_age_ms / 1000
-        assert msgspec.json.decode(await inner.get(keys.CLUSTER)) == stored
+        assert msgspec.json.decode(await inner.get(object_keys.CLUSTER)) == stored
 
     run(main)
 
@@ -84,10 +84,10 @@ def test_a_cluster_without_them_has_those_of_version_0_1(level: int) -> None:
     async def main() -> None:
         inner = MemoryStore()
         body = b'{"format":%d,"cluster_id":"%s","created_ms":1}' % (level, CLUSTER_ID.encode())
-        await inner.create(keys.CLUSTER, [body])
+        await inner.create(object_keys.CLUSTER, [body])
         wal = await opened(inner, settings=WalSettings(LONG))
         assert wal.cluster.bounds == Bounds(600_000, 3_600_000)
-        assert await inner.get(keys.CLUSTER) == body
+        assert await inner.get(object_keys.CLUSTER) == body
 
     run(main)
 
@@ -103,7 +103,7 @@ def test_a_cluster_without_them_has_those_of_version_0_1(level: int) -> None:
 def test_a_cluster_file_with_unsafe_bounds_is_unfit(body: bytes, why: str) -> None:
     async def main() -> None:
         inner = MemoryStore()
-        await inner.create(keys.CLUSTER, [body])
+        await inner.create(object_keys.CLUSTER, [body])
         with pytest.raises(StoreUnfit, match=why):
             await opened(inner)
 
@@ -116,7 +116,7 @@ def test_no_cluster_is_created_with_unsafe_bounds() -> None:
         with pytest.raises(StoreUnfit, match=r"gets no cluster: the WAL retention \(3999 ms\)"):
             await wal_on(inner, settings=WalSettings(Bounds(1000, 3999))).open()
         with pytest.raises(NotFound):
-            await inner.get(keys.CLUSTER)
+            await inner.get(object_keys.CLUSTER)
 
     run(main)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.properties import examples
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import (
     AddPartitions,
     AlterTopic,
@@ -35,7 +35,7 @@ from tidelog.storage.core.entry import (
 )
 from tidelog.storage.core.errors import Corrupt, NewerLevel
 
-KEY = keys.wal(7)
+KEY = object_keys.wal(7)
 PREVIOUS = bytes(range(32))
 
 ids = st.text("0123456789abcdef", min_size=32, max_size=32)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.properties import examples
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import (
     AddPartitions,
     AlterTopic,
@@ -148,14 +148,14 @@ def encoded(state: ClusterState, spec: Spec) -> Decoded:
         state.level, number, state.hash, b"id", "b", spec.at_ms, spec.chunks, spec.commits
     )
     header, _ = entries.encode_header(entry)
-    return entries.decode(header, keys.wal(number), seq=number, previous=state.hash)
+    return entries.decode(header, object_keys.wal(number), seq=number, previous=state.hash)
 
 
 def applied(state: ClusterState, *specs: Spec) -> list[list[Outcome]]:
     outcomes = []
     for spec in specs:
         decoded = encoded(state, spec)
-        outcomes.append(state.apply(decoded, keys.wal(decoded.entry.seq)).outcomes)
+        outcomes.append(state.apply(decoded, object_keys.wal(decoded.entry.seq)).outcomes)
     return outcomes
 
 
@@ -189,7 +189,7 @@ def test_i2_offsets_are_dense_and_the_tail_is_whole(history: list[Spec]) -> None
     records: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
     for spec in history:
         decoded = encoded(state, spec)
-        key = keys.wal(decoded.entry.seq)
+        key = object_keys.wal(decoded.entry.seq)
         for commit, outcome in zip(spec.commits, state.apply(decoded, key).outcomes, strict=True):
             made = [action for action in commit.actions if isinstance(action, Append)]
             if outcome.refusal is not None or outcome.is_duplicate:
@@ -243,7 +243,7 @@ def test_i4_every_fold_gives_the_same_bytes(history: list[Spec], data: st.DataOb
     restarts = data.draw(st.sets(st.integers(0, len(history))))
     for number, spec in enumerate(history):
         decoded = encoded(first, spec)
-        key = keys.wal(decoded.entry.seq)
+        key = object_keys.wal(decoded.entry.seq)
         outcomes = first.apply(decoded, key).outcomes
         again = second.apply(encoded(second, spec), key).outcomes
         assert [str(one) for one in outcomes] == [str(one) for one in again]
@@ -264,7 +264,7 @@ def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
     state, clean = ClusterState("c"), ClusterState("c")
     for spec in history:
         decoded = encoded(state, spec)
-        key = keys.wal(decoded.entry.seq)
+        key = object_keys.wal(decoded.entry.seq)
         outcomes = state.apply(decoded, key).outcomes
         kept = []
         for commit, outcome in zip(spec.commits, outcomes, strict=True):

@@ -18,7 +18,7 @@ from tests.storage.state.test_cluster_state import (
 from tests.storage.state.test_levels import raising
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Append
 from tidelog.storage.core.entry import Commit, IdempotencyKey
 from tidelog.storage.core.errors import Corrupt
@@ -149,7 +149,7 @@ def test_at_level_1_a_jump_forgets_as_version_0_1_does() -> None:
 def test_a_cluster_that_is_raised_goes_on_from_its_time() -> None:
     state = ClusterState("c", levels.FIRST)
     applied(state, FIRST._replace(at_ms=YEAR_MS), keyed(YEAR_MS + 5))
-    state.apply(raising(state, 2, at_ms=YEAR_MS + 9), keys.wal(3))
+    state.apply(raising(state, 2, at_ms=YEAR_MS + 9), object_keys.wal(3))
     assert (state.elapsed_ms, is_known(state)) == (YEAR_MS + 5, True)
     # "b" wrote the entry that raised the level; its clock counts from that entry on.
     writer_ms = YEAR_MS + 9
@@ -189,7 +189,7 @@ def test_the_stores_time_bounds_the_time_of_an_entry(
     state = with_records()
     decoded = encoded(state, appending((0, 0, 1), at_ms=at_ms, chunks=[chunk(1)]))
     entry = msgspec.structs.replace(decoded.entry, store_ms=store_ms)
-    state.apply(decoded._replace(entry=entry), keys.wal(entry.seq))
+    state.apply(decoded._replace(entry=entry), object_keys.wal(entry.seq))
     assert state.time_ms == stamp_ms
     assert [run.committed_ms for run in state.partition("alpha", 0).tail] == [stamp_ms]
 

@@ -17,7 +17,7 @@ from tests.storage.state.test_cluster_state import (
     random_histories,
 )
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Chunk, DeleteTopic
 from tidelog.storage.core.entry import Commit, Decoded, Entry
 from tidelog.storage.core.errors import Corrupt, NewerLevel
@@ -61,14 +61,14 @@ def raising(state: ClusterState, level: int, **changed: object) -> Decoded:
     seq = state.seq + 1
     entry = Entry(level, seq, state.hash, b"id", "b", 5, [], [])
     header, _ = entries.encode_header(msgspec.structs.replace(entry, **changed))
-    return entries.decode(header, keys.wal(seq), seq=seq, previous=state.hash)
+    return entries.decode(header, object_keys.wal(seq), seq=seq, previous=state.hash)
 
 
 def test_an_entry_without_commits_raises_the_level_by_one() -> None:
     state = ClusterState("c", levels.FIRST)
     applied(state, FIRST)
     before = msgspec.msgpack.decode(state.encode())
-    assert state.apply(raising(state, 2), keys.wal(2)) == ([], [], set())
+    assert state.apply(raising(state, 2), object_keys.wal(2)) == ([], [], set())
     assert (state.level, state.seq, state.time_ms) == (2, 2, 5)
     after = msgspec.msgpack.decode(state.encode())
     assert after == [
@@ -109,7 +109,7 @@ def test_no_other_entry_changes_the_level(before: int, level: int, changed: dict
     applied(state, FIRST)
     body = state.encode()
     with pytest.raises(Corrupt, match=f"it has level {level} in a cluster of {before}"):
-        state.apply(raising(state, level, **changed), keys.wal(2))
+        state.apply(raising(state, level, **changed), object_keys.wal(2))
     assert state.encode() == body
 
 
@@ -119,10 +119,10 @@ def test_a_jump_of_two_levels_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> Non
     applied(state, FIRST)
     body = state.encode()
     with pytest.raises(Corrupt, match="it has level 3 in a cluster of 1"):
-        state.apply(raising(state, 3), keys.wal(2))
+        state.apply(raising(state, 3), object_keys.wal(2))
     assert state.encode() == body
-    state.apply(raising(state, 2), keys.wal(2))
-    state.apply(raising(state, 3), keys.wal(3))
+    state.apply(raising(state, 2), object_keys.wal(2))
+    state.apply(raising(state, 3), object_keys.wal(3))
     assert state.level == 3
 
 
@@ -135,7 +135,7 @@ def test_the_level_changes_nothing_else(history: list[Spec], at: int) -> None:
         spec = spec._replace(at_ms=number)
         if number == min(at, len(history) - 1):
             for state in (raised, newest):
-                state.apply(raising(state, 2, at_ms=state.time_ms), keys.wal(state.seq + 1))
+                state.apply(raising(state, 2, at_ms=state.time_ms), object_keys.wal(state.seq + 1))
         outcomes = [  # without the lengths of headers, which are in the positions of chunks
             state.apply(encoded(state, spec)._replace(body_start=0), "wal/x").outcomes
             for state in (raised, newest)

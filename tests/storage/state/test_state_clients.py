@@ -18,7 +18,7 @@ from tests.storage.state.test_levels import BOUNDS
 from tests.storage.state.test_producers import batch, chunk
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import (
     AnyAction,
     Append,
@@ -97,7 +97,7 @@ def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
     state, clean = ClusterState("c"), ClusterState("c")
     for spec in history:
         decoded = encoded(state, spec)
-        key = keys.wal(decoded.entry.seq)
+        key = object_keys.wal(decoded.entry.seq)
         kept = [
             commit
             if outcome.refusal is None and not outcome.is_duplicate
@@ -299,7 +299,7 @@ def test_actions_and_checkpoint_are_what_format_md_says(level: int) -> None:
             *principals,
         ],
     ]
-    state.apply(decoded, keys.wal(decoded.entry.seq))
+    state.apply(decoded, object_keys.wal(decoded.entry.seq))
     body = msgspec.msgpack.decode(state.encode())
     assert body[9:] == [
         [1, [[0, 0, -1, 40, 40]], [[0, IDS[0], 0, 0, [[0, 1, 0, 40]]]]],

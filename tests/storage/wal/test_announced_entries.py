@@ -17,7 +17,7 @@ from tests.support.views import (
 )
 from tests.support.vloop import run
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.wal.announced import ANNOUNCED_ENTRIES_MAX
@@ -25,12 +25,12 @@ from tidelog.storage.wal.view import TURN_WAIT_S, WalView
 
 
 async def header_of(inner: MemoryStore, seq: int) -> bytes:
-    body = await inner.get(keys.wal(seq))
+    body = await inner.get(object_keys.wal(seq))
     return body[: entries.header_length(body, "it")]
 
 
 def gets(wal: WalView) -> int:
-    return store_of(wal).count("get_range", keys.WAL)
+    return store_of(wal).count("get_range", object_keys.WAL)
 
 
 def test_entries_that_are_offered_cost_no_request_in_whatever_order() -> None:
@@ -94,7 +94,7 @@ def test_an_offer_during_an_own_put_waits_for_its_outcome() -> None:
         inner = MemoryStore()
         first = await with_topic(inner)
         second = await opened(inner)
-        gate = store_of(second).hold("create", keys.wal(2))
+        gate = store_of(second).hold("create", object_keys.wal(2))
         own = asyncio.create_task(second.commit(one(second, "mine")))
         await gate.reached.wait()
         await first.commit(one(first, "theirs"))
@@ -162,7 +162,7 @@ def test_announcements_during_an_own_put_are_applied_without_a_poll() -> None:
         inner = MemoryStore()
         first = await with_topic(inner)
         second = await opened(inner)
-        gate = store_of(second).hold("create", keys.wal(2), is_after=True)
+        gate = store_of(second).hold("create", object_keys.wal(2), is_after=True)
         own = asyncio.create_task(second.commit(one(second, "mine")))
         await gate.reached.wait()
         await first.commit(one(first, "3"))

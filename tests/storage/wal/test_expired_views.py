@@ -23,7 +23,7 @@ from tests.support.views import (
     with_topic,
 )
 from tests.support.vloop import run
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.entry import Draft, HotMark
 from tidelog.storage.core.errors import CommitUnknown
 from tidelog.storage.io.memory import MemoryStore
@@ -35,7 +35,7 @@ async def held_commit(
     wal: WalView, draft: Draft, *, is_after: bool = False
 ) -> tuple[Gate, asyncio.Task[list[Outcome]]]:
     """Begin a commit whose PUT of number 2 is held before the store has it, or after."""
-    gate = store_of(wal).hold("create", keys.wal(2), is_after=is_after)
+    gate = store_of(wal).hold("create", object_keys.wal(2), is_after=is_after)
     commit = asyncio.create_task(wal.commit(draft))
     await gate.reached.wait()
     return gate, commit
@@ -53,7 +53,7 @@ def test_i3_refresh_suspended_in_its_get_discards_the_result() -> None:
         inner = MemoryStore()
         zombie = await with_topic(inner)
         other = await opened(inner)
-        gate = store_of(zombie).hold("get_range", keys.wal(2))
+        gate = store_of(zombie).hold("get_range", object_keys.wal(2))
         refresh = asyncio.create_task(zombie.refresh())
         await gate.reached.wait()
         await commit_three(other)
@@ -122,7 +122,7 @@ def test_i5_put_after_its_number_was_collected_is_unknown() -> None:
         assert other.state.partition("t", 0).high_watermark == 4
         assert other.state.encode() == zombie.state.encode()
         # The entry of the expired view is there, and no starting broker reads it.
-        await inner.get(keys.wal(2))
+        await inner.get(object_keys.wal(2))
         assert (await opened(inner)).state.encode() == other.state.encode()
 
     run(main)
@@ -139,7 +139,7 @@ def test_i5_put_after_its_number_was_collected_is_committed_again() -> None:
         gate, commit = await held_commit(zombie, one(zombie, "mine"))
         await commit_three(other)
         await other.checkpoint()
-        await inner.delete([keys.wal(1), keys.wal(2)])
+        await inner.delete([object_keys.wal(1), object_keys.wal(2)])
         suspend(zombie, 2 * HOUR_S)
         gate.opened.set()
         (outcome,) = await commit
@@ -160,7 +160,7 @@ def test_i1_entry_in_time_stays_committed_though_its_writer_was_suspended(fault)
         inner = MemoryStore()
         suspended = await with_topic(inner)
         other = await opened(inner)
-        store_of(suspended).plan = Script("create", keys.WAL, [fault])
+        store_of(suspended).plan = Script("create", object_keys.WAL, [fault])
         gate, commit = await held_commit(suspended, one(suspended, "mine"), is_after=True)
         await commit_three(other)
         suspend(suspended, AGE_S + 60)
@@ -196,7 +196,7 @@ def test_i6_nothing_is_said_of_an_entry_that_was_collected_before_its_writer_wok
         inner = MemoryStore()
         suspended = await with_topic(inner)
         other = await opened(inner)
-        store_of(suspended).plan = Script("create", keys.WAL, [fault])
+        store_of(suspended).plan = Script("create", object_keys.WAL, [fault])
         gate, commit = await held_commit(suspended, one(suspended, "mine"), is_after=True)
         await commit_three(other)
         await checkpoint_and_collect(other, inner)
@@ -225,7 +225,7 @@ def test_i6_nothing_is_said_of_a_number_that_was_taken_and_is_gone() -> None:
         inner = MemoryStore()
         suspended = await with_topic(inner)
         other = await opened(inner)
-        store_of(suspended).plan = Script("create", keys.WAL, [Fault.OWN_412])
+        store_of(suspended).plan = Script("create", object_keys.WAL, [Fault.OWN_412])
         gate, commit = await held_commit(suspended, one(suspended, "mine"), is_after=True)
         await other.commit(one(other, "theirs"))
         await checkpoint_and_collect(other, inner)
@@ -250,11 +250,11 @@ def test_i5_writer_suspended_after_a_lost_put_loads_its_view_again(has_begun) ->
         other = await opened(inner)
         await other.commit(one(other, "0"))
         store = store_of(zombie)
-        asleep = read_back = store.hold("get_range", keys.wal(2), is_after=True)
+        asleep = read_back = store.hold("get_range", object_keys.wal(2), is_after=True)
         commit = asyncio.create_task(zombie.commit(one(zombie, "mine")))
         await read_back.reached.wait()
         if has_begun:
-            asleep = store.hold("get_range", keys.wal(2))
+            asleep = store.hold("get_range", object_keys.wal(2))
             read_back.opened.set()
             await asleep.reached.wait()
         for i in range(1, 3):
@@ -281,16 +281,16 @@ def test_i5_broker_suspended_while_it_loads_its_view_loads_it_again(verb: str) -
         first = await other.checkpoint()
         zombie = wal_on(inner)
         key = {
-            "list": keys.CHECKPOINTS,
-            "get": keys.checkpoint(first),
-            "get_range": keys.wal(first + 1),
+            "list": object_keys.CHECKPOINTS,
+            "get": object_keys.checkpoint(first),
+            "get_range": object_keys.wal(first + 1),
         }[verb]
         gate = store_of(zombie).hold(verb, key, is_after=verb != "get_range")
         opening = asyncio.create_task(zombie.open(CLUSTER_ID))
         await gate.reached.wait()
         await commit_three(other)
         await checkpoint_and_collect(other, inner)
-        await inner.delete([keys.checkpoint(first)])
+        await inner.delete([object_keys.checkpoint(first)])
         suspend(zombie, 2 * HOUR_S)
         gate.opened.set()
         opened_late = await opening
@@ -309,11 +309,11 @@ def test_i5_suspended_broker_ignores_the_entry_of_another_expired_view() -> None
         inner = MemoryStore()
         first = await with_topic(inner)
         second, other = await opened(inner), await opened(inner)
-        put = store_of(first).hold("create", keys.wal(2))
+        put = store_of(first).hold("create", object_keys.wal(2))
         commit = asyncio.create_task(first.commit(one(first, "void")))
         await put.reached.wait()
         await other.commit(one(other, "0"))
-        probe, read = (store_of(second).hold("get_range", keys.wal(2)) for _ in range(2))
+        probe, read = (store_of(second).hold("get_range", object_keys.wal(2)) for _ in range(2))
         refresh = asyncio.create_task(second.refresh())
         probe.opened.set()  # there is an entry; the broker is suspended when it reads it
         await read.reached.wait()
@@ -352,15 +352,15 @@ def test_i5_entry_of_an_expired_view_breaks_no_new_view() -> None:
         zombie = await with_topic(inner)
         await zombie.checkpoint()
         other, late = await opened(inner), wal_on(inner)
-        put = store_of(zombie).hold("create", keys.wal(2))
+        put = store_of(zombie).hold("create", object_keys.wal(2))
         commit = asyncio.create_task(zombie.commit(one(zombie, "void")))
-        listed = store_of(late).hold("list", keys.CHECKPOINTS, is_after=True)
+        listed = store_of(late).hold("list", object_keys.CHECKPOINTS, is_after=True)
         opening = asyncio.create_task(late.open(CLUSTER_ID))
         await put.reached.wait()
         await listed.reached.wait()
         await commit_three(other)
         await other.checkpoint()
-        await inner.delete([keys.wal(1), keys.wal(2)])
+        await inner.delete([object_keys.wal(1), object_keys.wal(2)])
         suspend(zombie, 2 * HOUR_S)
         put.opened.set()
         await commit  # made again at a new number

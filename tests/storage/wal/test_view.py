@@ -19,7 +19,7 @@ from tests.support.views import (
     with_topic,
 )
 from tests.support.vloop import run
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, StoreRefused, Unavailable
 from tidelog.storage.io.memory import MemoryStore
 
@@ -47,7 +47,7 @@ def test_i1_a_commit_is_in_the_wal_once_whatever_the_store_says(faults, puts) ->
     async def main() -> None:
         inner = MemoryStore()
         wal = await with_topic(inner)
-        store_of(wal).plan = Script("create", keys.WAL, faults)
+        store_of(wal).plan = Script("create", object_keys.WAL, faults)
         before = wal.counters.puts
         (outcome,) = await wal.commit(one(wal, "a", "b"))
         assert outcome.refusal is None
@@ -65,7 +65,7 @@ def test_i6_a_refusal_before_anything_was_under_way_is_a_definite_no() -> None:
     async def main() -> None:
         inner = MemoryStore()
         wal = await with_topic(inner)
-        store_of(wal).plan = Script("create", keys.WAL, [Fault.REFUSED])
+        store_of(wal).plan = Script("create", object_keys.WAL, [Fault.REFUSED])
         with pytest.raises(StoreRefused):
             await wal.commit(one(wal, "never"))
         await wal.commit(one(wal, "later"))
@@ -81,7 +81,7 @@ def test_i6_a_refusal_after_a_lost_number_is_a_definite_no_too() -> None:
         wal = await with_topic(inner)
         other = await opened(inner)
         await other.commit(one(other, "theirs"))
-        store_of(wal).plan = Script("create", keys.WAL, [None, Fault.REFUSED])
+        store_of(wal).plan = Script("create", object_keys.WAL, [None, Fault.REFUSED])
         with pytest.raises(StoreRefused):
             await wal.commit(one(wal, "never"))
         assert await values_of(inner) == ["theirs"]
@@ -96,8 +96,8 @@ def test_i5_a_number_that_another_took_is_lost_and_the_next_one_is_tried(fault) 
         inner = MemoryStore()
         wal = await with_topic(inner)
         other = await opened(inner)
-        store_of(wal).plan = Script("create", keys.WAL, [fault])
-        gate = store_of(wal).hold("create", keys.wal(2), is_after=True)
+        store_of(wal).plan = Script("create", object_keys.WAL, [fault])
+        gate = store_of(wal).hold("create", object_keys.wal(2), is_after=True)
         if fault is None:
             gate.is_after = False
         commit = asyncio.create_task(wal.commit(one(wal, "mine")))
@@ -116,8 +116,8 @@ def test_reading_back_goes_on_until_the_store_answers() -> None:
     async def main() -> None:
         inner = MemoryStore()
         wal = await with_topic(inner)
-        creates = Script("create", keys.WAL, [Fault.STORED])
-        reads = Script("get_range", keys.WAL, [Fault.UNAVAILABLE] * 5)
+        creates = Script("create", object_keys.WAL, [Fault.STORED])
+        reads = Script("get_range", object_keys.WAL, [Fault.UNAVAILABLE] * 5)
         store_of(wal).plan = lambda call: creates(call) or reads(call)
         await wal.commit(one(wal, "a"))
         assert wal.counters.unknown == 1
@@ -133,7 +133,7 @@ def test_i6_a_store_that_cannot_be_read_after_a_lost_number_is_a_definite_no() -
         other = await opened(inner)
         await other.commit(one(other, "theirs"))
         # Read back answers (the number is another's), catching up does not.
-        store_of(wal).plan = Script("get_range", keys.WAL, [None, Fault.UNAVAILABLE])
+        store_of(wal).plan = Script("get_range", object_keys.WAL, [None, Fault.UNAVAILABLE])
         with pytest.raises(Unavailable):
             await wal.commit(one(wal, "never"))
         await wal.commit(one(wal, "later"))
@@ -146,8 +146,8 @@ def test_what_the_store_has_under_our_number_and_cannot_be_read_ends_the_commit(
     async def main() -> None:
         inner = MemoryStore()
         wal = await with_topic(inner)
-        await inner.create(keys.wal(2), [b"not an entry at all"])
-        with pytest.raises(Corrupt, match=keys.wal(2)):
+        await inner.create(object_keys.wal(2), [b"not an entry at all"])
+        with pytest.raises(Corrupt, match=object_keys.wal(2)):
             await wal.commit(one(wal, "x"))
 
     run(main)
@@ -314,7 +314,7 @@ def test_a_cancelled_refresh_disturbs_no_other() -> None:
         await asyncio.sleep(0.01)
         gone.cancel()
         await stays
-        store_of(wal).plan = Script("get_range", keys.WAL, [Fault.UNAVAILABLE])
+        store_of(wal).plan = Script("get_range", object_keys.WAL, [Fault.UNAVAILABLE])
         only = asyncio.create_task(wal.refresh())
         await asyncio.sleep(0.01)
         only.cancel()
@@ -332,7 +332,7 @@ def test_refresh_raises_when_the_store_does_not_answer_and_recovers() -> None:
     async def main() -> None:
         inner = MemoryStore()
         wal = await with_topic(inner)
-        store_of(wal).plan = Script("get_range", keys.WAL, [Fault.UNAVAILABLE])
+        store_of(wal).plan = Script("get_range", object_keys.WAL, [Fault.UNAVAILABLE])
         with pytest.raises(Unavailable):
             await wal.refresh()
         await wal.refresh()

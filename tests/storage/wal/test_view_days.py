@@ -16,7 +16,7 @@ from tests.support.faults import Call, Seeded
 from tests.support.records import TOPIC_ID, fold, tail_values
 from tests.support.views import CLUSTER_ID, HOUR_S, one, opened, store_of, with_topic
 from tests.support.vloop import run
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, StoreRefused, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.memory import MemoryStore
@@ -47,13 +47,13 @@ class Archive(MemoryStore):
     async def collect(self) -> None:
         """WAL entries that a checkpoint covers, an hour after they were made; the newest stays."""
         now_ms = int(asyncio.get_running_loop().time() * 1000)
-        covered = [info.key async for info in self.list(keys.CHECKPOINTS)]
-        entries = [info async for info in self.list(keys.WAL)]
+        covered = [info.key async for info in self.list(object_keys.CHECKPOINTS)]
+        entries = [info async for info in self.list(object_keys.WAL)]
         if covered:
             await self.delete(
                 info.key
                 for info in entries[:-1]
-                if keys.seq_of(info.key) <= keys.seq_of(covered[-1])  # type: ignore[operator]
+                if object_keys.seq_of(info.key) <= object_keys.seq_of(covered[-1])  # type: ignore[operator]
                 and info.modified_ms < now_ms - HOUR_S * 1000
             )
             await self.delete(covered[:-1])
@@ -129,7 +129,7 @@ def test_i1_i5_days_of_suspensions_and_collection_lose_and_double_nothing(seed: 
         assert set(acked) <= set(values)
         assert not set(never) & set(values)
         assert len(acked) > 200
-        assert len([info async for info in inner.list(keys.WAL)]) < truth.seq / 2
+        assert len([info async for info in inner.list(object_keys.WAL)]) < truth.seq / 2
         return len(inner.second_times)
 
     # The schedule is effective: suspended brokers created collected numbers again, without harm.

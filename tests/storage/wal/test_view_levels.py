@@ -6,7 +6,7 @@ import pytest
 from tests.support.records import entries_of
 from tests.support.views import CLUSTER_ID, one, opened, with_topic
 from tests.support.vloop import run
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, NewerLevel
 from tidelog.storage.io.memory import MemoryStore
@@ -20,7 +20,7 @@ def cluster_file(level: int) -> bytes:
 def test_a_cluster_of_a_newer_level_is_refused() -> None:
     async def main() -> None:
         inner = MemoryStore()
-        await inner.create(keys.CLUSTER, [cluster_file(levels.NEWEST + 1)])
+        await inner.create(object_keys.CLUSTER, [cluster_file(levels.NEWEST + 1)])
         with pytest.raises(NewerLevel) as caught:
             await opened(inner)
         assert str(caught.value) == (
@@ -28,7 +28,7 @@ def test_a_cluster_of_a_newer_level_is_refused() -> None:
             "it needs a newer tidelog"
         )
         inner = MemoryStore()
-        await inner.create(keys.CLUSTER, [cluster_file(0)])
+        await inner.create(object_keys.CLUSTER, [cluster_file(0)])
         with pytest.raises(Corrupt, match="it has level 0 of the format; the first is 1"):
             await opened(inner)
 
@@ -39,7 +39,7 @@ def test_a_cluster_of_a_newer_level_is_refused() -> None:
 def test_the_wal_begins_at_the_level_of_the_cluster_file(level: int) -> None:
     async def main() -> None:
         inner = MemoryStore()
-        await inner.create(keys.CLUSTER, [cluster_file(level)])
+        await inner.create(object_keys.CLUSTER, [cluster_file(level)])
         wal = await with_topic(inner)
         await wal.commit(one(wal, "a"))
         assert [decoded.entry.level for _, decoded in await entries_of(inner)] == [level, level]
@@ -56,7 +56,7 @@ def test_new_clusters_begin_at_the_newest_level() -> None:
         inner = MemoryStore()
         wal = await with_topic(inner)
         assert wal.cluster.format == wal.state.level == levels.NEWEST
-        assert b'"format":2' in await inner.get(keys.CLUSTER)
+        assert b'"format":2' in await inner.get(object_keys.CLUSTER)
 
     run(main)
 
@@ -72,10 +72,10 @@ def test_a_checkpoint_of_a_newer_level_is_not_passed_over(is_collected: bool) ->
         await wal.commit(one(wal, "a"))
         payload = msgspec.msgpack.encode([levels.NEWEST + 1, {"all": "new"}])
         head = wal_objects.CHECKPOINT_MAGIC + crc32c(payload).to_bytes(4, "little")
-        await inner.create(keys.checkpoint(2), [head, payload])
+        await inner.create(object_keys.checkpoint(2), [head, payload])
         if is_collected:
-            await inner.delete([keys.wal(1)])
-        with pytest.raises(NewerLevel, match=f"{keys.checkpoint(2)} has level 3"):
+            await inner.delete([object_keys.wal(1)])
+        with pytest.raises(NewerLevel, match=f"{object_keys.checkpoint(2)} has level 3"):
             await opened(inner)
 
     run(main)

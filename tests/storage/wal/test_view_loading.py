@@ -22,7 +22,7 @@ from tests.support.views import (
 )
 from tests.support.vloop import run
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import (
     Corrupt,
@@ -86,7 +86,7 @@ def test_a_broker_starts_from_the_newest_checkpoint_and_reads_on() -> None:
         fresh = MemoryStore()
         for info in [info async for info in inner.list("wal/")]:
             await fresh.create(info.key, [await inner.get(info.key)])
-        await fresh.create(keys.CLUSTER, [await inner.get(keys.CLUSTER)])
+        await fresh.create(object_keys.CLUSTER, [await inner.get(object_keys.CLUSTER)])
         folded = await opened(fresh, latency=lambda _: 0.06)
         assert folded.state.encode() == wal.state.encode()
         assert asyncio.get_running_loop().time() < 2.0  # entries are read many at once
@@ -128,10 +128,10 @@ def test_checkpoints_are_written_when_due_and_not_more_often() -> None:
         await asyncio.sleep(0.1)
         assert wal.counters.checkpoints == 2
         await wal.close()
-        found = [info.key async for info in inner.list(keys.CHECKPOINTS)]
+        found = [info.key async for info in inner.list(object_keys.CHECKPOINTS)]
         for key in found:
             body = await inner.get(key)
-            assert ClusterState.decode(body[12:], key).seq == keys.seq_of(key)
+            assert ClusterState.decode(body[12:], key).seq == object_keys.seq_of(key)
 
     run(main)
 
@@ -141,12 +141,14 @@ def test_a_checkpoint_that_is_not_stored_stops_nothing(fault: Fault) -> None:
     async def main() -> None:
         inner = MemoryStore()
         settings = WalSettings(checkpoint_entries=5, checkpoint_interval_s=0.0)
-        wal = await opened(inner, Script("create", keys.CHECKPOINTS, [fault]), settings=settings)
+        wal = await opened(
+            inner, Script("create", object_keys.CHECKPOINTS, [fault]), settings=settings
+        )
         await wal.commit(creating(wal.clock))
         for i in range(20):
             await wal.commit(one(wal, str(i)))
             await asyncio.sleep(0.01)
-        assert [info async for info in inner.list(keys.CHECKPOINTS)]
+        assert [info async for info in inner.list(object_keys.CHECKPOINTS)]
 
     run(main)
 
@@ -157,10 +159,10 @@ def test_two_brokers_write_the_same_checkpoint() -> None:
         first = await with_topic(inner)
         second = await opened(inner)
         assert await first.checkpoint() == 1
-        body = await inner.get(keys.checkpoint(1))
-        await inner.delete([keys.checkpoint(1)])
+        body = await inner.get(object_keys.checkpoint(1))
+        await inner.delete([object_keys.checkpoint(1)])
         assert await second.checkpoint() == 1
-        assert await inner.get(keys.checkpoint(1)) == body
+        assert await inner.get(object_keys.checkpoint(1)) == body
 
     run(main)
 
@@ -174,7 +176,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage: str) 
         await wal.commit(one(wal, "a"))
         newest = await wal.checkpoint()
         await wal.commit(one(wal, "b"))
-        key = keys.checkpoint(newest)
+        key = object_keys.checkpoint(newest)
         body = await inner.get(key)
         other = await WalView.open(MemoryStore(), ManualClock(), "x", cluster_id="another-cluster")
         await other.checkpoint()
@@ -184,7 +186,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage: str) 
             "payload": flip(body, len(body) - 1),
             "cut": body[: len(body) // 2],
             "empty": b"",
-            "foreign": await other.store.get(keys.checkpoint(0)),
+            "foreign": await other.store.get(object_keys.checkpoint(0)),
         }[damage]
         await inner.put(key, [damaged])
         assert (await opened(inner)).state.encode() == wal.state.encode()
@@ -204,10 +206,10 @@ def test_i5_an_older_checkpoint_whose_entries_are_collected_is_not_taken_for_the
             await wal.commit(one(wal, str(i)))
         newest = await wal.checkpoint()
         await wal.commit(one(wal, "after"))
-        await inner.delete([keys.wal(seq) for seq in range(1, newest + 1)])
-        body = await inner.get(keys.checkpoint(newest))
-        await inner.put(keys.checkpoint(newest), [flip(body, 20)])
-        with pytest.raises(Corrupt, match=keys.wal(2)):
+        await inner.delete([object_keys.wal(seq) for seq in range(1, newest + 1)])
+        body = await inner.get(object_keys.checkpoint(newest))
+        await inner.put(object_keys.checkpoint(newest), [flip(body, 20)])
+        with pytest.raises(Corrupt, match=object_keys.wal(2)):
             await opened(inner)
 
     run(main)
@@ -219,12 +221,12 @@ def test_a_checkpoint_that_is_collected_while_it_is_looked_at_is_looked_for_agai
         wal = await with_topic(inner)
         first = await wal.checkpoint()
         late = wal_on(inner)
-        gate = store_of(late).hold("get", keys.checkpoint(first))
+        gate = store_of(late).hold("get", object_keys.checkpoint(first))
         opening = asyncio.create_task(late.open(CLUSTER_ID))
         await gate.reached.wait()
         await wal.commit(one(wal, "a"))
         await checkpoint_and_collect(wal, inner)
-        await inner.delete([keys.checkpoint(first)])
+        await inner.delete([object_keys.checkpoint(first)])
         gate.opened.set()
         assert (await opening).state.encode() == wal.state.encode()
 
@@ -238,7 +240,7 @@ def test_a_first_checkpoint_that_is_written_while_one_looks_is_found() -> None:
         inner = MemoryStore()
         wal = await with_topic(inner)
         late = wal_on(inner)
-        gate = store_of(late).hold("list", keys.CHECKPOINTS, is_after=True)
+        gate = store_of(late).hold("list", object_keys.CHECKPOINTS, is_after=True)
         opening = asyncio.create_task(late.open(CLUSTER_ID))
         await gate.reached.wait()
         await wal.commit(one(wal, "a"))
@@ -258,7 +260,7 @@ def test_strange_keys_among_ours_are_passed_over() -> None:
         await inner.create("wal/zzz", [b"?"])
         await wal.commit(one(wal, "a"))
         assert (await opened(inner)).state.encode() == wal.state.encode()
-        gate = store_of(wal).hold("create", keys.wal(3), is_after=True)
+        gate = store_of(wal).hold("create", object_keys.wal(3), is_after=True)
         commit = asyncio.create_task(wal.commit(one(wal, "b")))
         await gate.reached.wait()
         suspend(wal, AGE_S + 1)
@@ -276,7 +278,7 @@ def test_a_wal_without_its_cluster_is_refused() -> None:
     async def main() -> None:
         inner = MemoryStore()
         await with_topic(inner)
-        await inner.delete([keys.CLUSTER])
+        await inner.delete([object_keys.CLUSTER])
         with pytest.raises(StoreUnfit, match=r"cluster\.json"):
             await opened(inner)
 
@@ -288,8 +290,8 @@ def test_a_wal_that_begins_late_without_a_checkpoint_is_refused() -> None:
         inner = MemoryStore()
         wal = await with_topic(inner)
         await wal.commit(one(wal, "a"))
-        await inner.delete([keys.wal(1)])
-        with pytest.raises(StoreUnfit, match=keys.wal(2)):
+        await inner.delete([object_keys.wal(1)])
+        with pytest.raises(StoreUnfit, match=object_keys.wal(2)):
             await opened(inner)
 
     run(main)
@@ -311,7 +313,7 @@ def test_another_cluster_is_refused_and_left_alone() -> None:
 def test_a_cluster_file_that_is_not_ours_is_refused(body: bytes) -> None:
     async def main() -> None:
         inner = MemoryStore()
-        await inner.create(keys.CLUSTER, [body])
+        await inner.create(object_keys.CLUSTER, [body])
         with pytest.raises(StoreUnfit):
             await opened(inner)
 
@@ -326,7 +328,7 @@ def test_brokers_that_found_a_cluster_at_once_found_one(faults) -> None:
     async def main() -> None:
         inner = MemoryStore()
         wals = [
-            wal_on(inner, Script("create", keys.CLUSTER, faults), latency=lambda _: 0.02)
+            wal_on(inner, Script("create", object_keys.CLUSTER, faults), latency=lambda _: 0.02)
             for _ in range(3)
         ]
         views = await asyncio.gather(*(wal.open() for wal in wals))
@@ -341,7 +343,7 @@ def test_a_cluster_that_is_founded_while_one_looks_is_no_damaged_one() -> None:
     async def main() -> None:
         inner = MemoryStore()
         slow = wal_on(inner)
-        gate = store_of(slow).hold("get", keys.CLUSTER, is_after=True)
+        gate = store_of(slow).hold("get", object_keys.CLUSTER, is_after=True)
         opening = asyncio.create_task(slow.open(CLUSTER_ID))
         await gate.reached.wait()
         await with_topic(inner)
@@ -353,7 +355,7 @@ def test_a_cluster_that_is_founded_while_one_looks_is_no_damaged_one() -> None:
 
 def test_a_refused_founding_is_unavailable() -> None:
     async def main() -> None:
-        wal = wal_on(MemoryStore(), Script("create", keys.CLUSTER, [Fault.REFUSED]))
+        wal = wal_on(MemoryStore(), Script("create", object_keys.CLUSTER, [Fault.REFUSED]))
         with pytest.raises(StoreRefused):
             await wal.open()
 
@@ -367,10 +369,10 @@ def test_i2_a_broken_chain_is_not_read_past(how: str) -> None:
         wal = await with_topic(inner)
         for i in range(6):
             await wal.commit(one(wal, str(i)))
-        key = keys.wal(4)
+        key = object_keys.wal(4)
         body = await inner.get(key)
         if how == "swapped":
-            await inner.put(key, [await inner.get(keys.wal(5))])
+            await inner.put(key, [await inner.get(object_keys.wal(5))])
         elif how == "damaged":  # in both copies of the header
             copy = len(body) - 12 - entries.header_length(body, key)
             await inner.put(key, [flip(flip(body, 30), copy + 30)])
@@ -411,10 +413,10 @@ class StaleListings(MemoryStore):
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         async for info in super().list(prefix, start_after=start_after):
             yield info
-        if prefix == keys.CHECKPOINTS:
+        if prefix == object_keys.CHECKPOINTS:
             self.lists += 1
             if self.lists <= self.left:
-                yield ObjectInfo(keys.checkpoint(999), 1, 0)
+                yield ObjectInfo(object_keys.checkpoint(999), 1, 0)
 
 
 @pytest.mark.parametrize("left", [1, 100])

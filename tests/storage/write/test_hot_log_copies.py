@@ -17,7 +17,7 @@ from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import LogSettings
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_copies import CLAIM
-from tidelog.storage.write.hot_segment import AppendRequest, part_rows
+from tidelog.storage.write.requests import AppendRequest, part_rows
 
 LOG_ID = "f" * 32
 SETTINGS = LogSettings(is_sealing=False, poll_interval_s=1e6)

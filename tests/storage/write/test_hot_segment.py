@@ -13,7 +13,7 @@ from tests.support.properties import examples
 from tests.support.records import rows
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core import entry as entries
-from tidelog.storage.core import keys, levels
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import CreateTopic, DeleteTopic
 from tidelog.storage.core.chunk import PACK_BYTES_MIN, Rows
 from tidelog.storage.core.entry import Draft, Entry, HotMark, IdempotencyKey
@@ -21,12 +21,8 @@ from tidelog.storage.core.errors import IdempotencyMismatch, UnknownTopic
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
-from tidelog.storage.write.hot_segment import (
-    AppendRequest,
-    ClosedSegment,
-    EncodedDraft,
-    TopicRecords,
-)
+from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
+from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
 IDS = ["a" * 32, "b" * 32]
 GONE = "c" * 32
@@ -75,7 +71,7 @@ def apply(state: ClusterState, encoded: EncodedDraft) -> tuple[bytes, list[Outco
         levels.NEWEST, state.seq + 1, state.hash, b"", "b", 0, draft.chunks, draft.commits
     )
     body = b"".join([entries.encode_header(entry)[0], *draft.bodies])
-    key = keys.wal(entry.seq)
+    key = object_keys.wal(entry.seq)
     decoded = entries.decode(body, key, seq=entry.seq, previous=state.hash)
     return body, state.apply(decoded, key).outcomes
 

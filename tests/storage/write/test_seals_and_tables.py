@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.logs import COLD, append, closing, opened, read_table, read_values
 from tests.support.vloop import run
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.chunk import RECORD_SCHEMA
 from tidelog.storage.core.errors import Corrupt, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
@@ -33,7 +33,7 @@ async def put_ahead(log: Log, values: Sequence[bytes], **transactions: int) -> N
     rows = (await read_table(log)).slice(2, 2).combine_chunks()
     rows = rows.set_column(2 + 1, RECORD_SCHEMA.field("value"), [list(values)])
     written = segments.write(rows.cast(RECORD_SCHEMA).to_batches(), codec="none", is_json=False)
-    path = keys.segment(0, 2, 4, "ab")
+    path = object_keys.segment(0, 2, 4, "ab")
     topic = log.state.topic("t")
     await log.store.create(f"{topic.prefix}/{path}", [memoryview(written.body)])
     stamps = written.timestamp_min, written.timestamp_max

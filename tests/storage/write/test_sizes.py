@@ -15,7 +15,8 @@ from tidelog.storage.core.actions import AlterTopic, CommitOffsets, GroupOffset
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import InvalidConfig, InvalidRequest, RecordTooLarge
 from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.write.hot_segment import AppendRequest, ClosedSegment, TopicRecords
+from tidelog.storage.write.hot_segment import ClosedSegment
+from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
 ROWS = rows("v", timestamps=[0])
 

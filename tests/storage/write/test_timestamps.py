@@ -13,7 +13,7 @@ from tidelog.storage.core.errors import InvalidConfig, InvalidTimestamp
 from tidelog.storage.core.topic_configs import CONFIGS, effective
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.write.hot_segment import check_timestamps
+from tidelog.storage.write.requests import check_timestamps
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

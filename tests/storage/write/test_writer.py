@@ -23,7 +23,7 @@ from tests.support.views import (
 )
 from tests.support.vloop import run
 from tests.support.writers import append, ended, puts, say, started
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import CreateTopic, DeleteTopic
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import (
@@ -36,7 +36,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import Acks
 from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.write.hot_segment import AppendRequest, TopicRecords
+from tidelog.storage.write.requests import AppendRequest, TopicRecords
 from tidelog.storage.write.writer import WriterSettings
 
 OTHER_ID = "b2" * 16
@@ -52,7 +52,7 @@ def test_an_idle_writer_flushes_at_once_with_one_request_to_the_store() -> None:
         store_of(writer.wal).answered.clear()
         assert await append(writer, "a", "b") == [("t", 0, 0, 2)]
         assert asyncio.get_running_loop().time() == pytest.approx(0.1)
-        assert store_of(writer.wal).answered == [(("create", keys.wal(2)), "done")]
+        assert store_of(writer.wal).answered == [(("create", object_keys.wal(2)), "done")]
         await ended(writer)
 
     run(main)
@@ -242,7 +242,7 @@ def test_i10_tiny_requests_are_bounded_by_what_they_cost_in_memory() -> None:
     async def main() -> None:
         inner = MemoryStore()
         writer = await started(inner, WriterSettings(buffer_bytes_max=1024 * 1024))
-        gate = store_of(writer.wal).hold("create", keys.wal(2))
+        gate = store_of(writer.wal).hold("create", object_keys.wal(2))
         await append(writer, "first", acks=Acks.NONE)
         await gate.reached.wait()
         taken = 0
@@ -312,7 +312,7 @@ def test_i6_refused_flush_fails_all_waiters_and_is_never_stored() -> None:
     async def main() -> None:
         inner = MemoryStore()
         writer = await started(inner, latency_s=0.1)
-        store_of(writer.wal).plan = Script("create", keys.WAL, [Fault.REFUSED])
+        store_of(writer.wal).plan = Script("create", object_keys.WAL, [Fault.REFUSED])
         answers = await asyncio.gather(
             *(append(writer, str(i)) for i in range(5)), return_exceptions=True
         )
@@ -330,7 +330,7 @@ def test_a_lost_outcome_is_reported_as_unknown_and_the_writer_continues() -> Non
         inner = MemoryStore()
         writer = await started(inner)
         other = await opened(inner)
-        gate = store_of(writer.wal).hold("create", keys.wal(2), is_after=True)
+        gate = store_of(writer.wal).hold("create", object_keys.wal(2), is_after=True)
         asked = asyncio.create_task(append(writer, "perhaps"))
         await gate.reached.wait()
         for i in range(3):
@@ -350,10 +350,10 @@ def test_a_chain_that_cannot_be_continued_is_reported_as_unknown() -> None:
     async def main() -> None:
         inner = MemoryStore()
         writer = await started(inner)
-        await inner.create(keys.wal(2), [b"no entry"])
+        await inner.create(object_keys.wal(2), [b"no entry"])
         with pytest.raises(CommitUnknown, match="cannot be continued"):
             await append(writer, "x")
-        await inner.delete([keys.wal(2)])
+        await inner.delete([object_keys.wal(2)])
         assert await append(writer, "y") == [("t", 0, 0, 1)]
         await ended(writer)
 
@@ -364,7 +364,7 @@ def test_timed_out_request_is_answered_and_withdrawn_if_not_under_way() -> None:
     async def main() -> None:
         inner = MemoryStore()
         writer = await started(inner, WriterSettings(answer_timeout_s=10.0))
-        gate = store_of(writer.wal).hold("create", keys.wal(2))
+        gate = store_of(writer.wal).hold("create", object_keys.wal(2))
         under_way = asyncio.create_task(append(writer, "under way"))
         await gate.reached.wait()
         waiting = [asyncio.create_task(append(writer, f"waiting {i}")) for i in range(3)]
@@ -408,7 +408,7 @@ def test_closing_on_a_refusing_store_answers_every_caller() -> None:
     async def main() -> None:
         inner = MemoryStore()
         writer = await started(inner, latency_s=0.1)
-        store_of(writer.wal).plan = Script("create", keys.WAL, [Fault.REFUSED] * 9)
+        store_of(writer.wal).plan = Script("create", object_keys.WAL, [Fault.REFUSED] * 9)
         first = asyncio.create_task(append(writer, "first"))
         await asyncio.sleep(0.01)
         second = asyncio.create_task(append(writer, "second"))

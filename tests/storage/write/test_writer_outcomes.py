@@ -23,7 +23,7 @@ from tests.support.views import (
 )
 from tests.support.vloop import run
 from tests.support.writers import append, ended, say, started, writing
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import IdempotencyMismatch, Unavailable
 from tidelog.storage.core.model import Acks
@@ -136,7 +136,7 @@ def test_i6_a_refused_flush_keeps_what_was_acked_in_its_order(tmp_path: Path) ->
     async def main() -> None:
         inner = MemoryStore()
         writer = await started(inner, latency_s=0.05, hot_dir=tmp_path)
-        store_of(writer.wal).plan = Script("create", keys.WAL, [Fault.REFUSED] * 3)
+        store_of(writer.wal).plan = Script("create", object_keys.WAL, [Fault.REFUSED] * 3)
         refused = 0
         for i in range(30):
             if i % 3 == 2:
@@ -200,7 +200,7 @@ def test_i4_put_of_a_crashed_process_may_land_late(tmp_path: Path, lands_first: 
         inner = MemoryStore()
         writer = await started(inner, hot_dir=tmp_path)
         store = store_of(writer.wal)
-        store.plan = Script("create", keys.WAL, [Fault.LATE])
+        store.plan = Script("create", object_keys.WAL, [Fault.LATE])
         store.late_s = 1.0
         await append(writer, "a", "b", acks=Acks.LOCAL)
         await append(writer, "c", acks=Acks.LOCAL)
@@ -221,7 +221,7 @@ def test_i4_request_of_unknown_outcome_is_committed_again_once(tmp_path: Path) -
         inner = MemoryStore()
         writer = await started(inner, hot_dir=tmp_path)
         other = await opened(inner)
-        gate = store_of(writer.wal).hold("create", keys.wal(2), is_after=True)
+        gate = store_of(writer.wal).hold("create", object_keys.wal(2), is_after=True)
         await append(writer, "acked", acks=Acks.LOCAL)
         await gate.reached.wait()
         asked = asyncio.create_task(append(writer, "asked meanwhile"))
@@ -259,7 +259,7 @@ def test_closing_on_a_store_that_refuses_leaves_acked_records_in_their_file(
     async def main() -> None:
         inner = MemoryStore()
         writer = await started(inner, latency_s=0.05, hot_dir=tmp_path)
-        store_of(writer.wal).plan = Script("create", keys.WAL, [Fault.REFUSED] * 9)
+        store_of(writer.wal).plan = Script("create", object_keys.WAL, [Fault.REFUSED] * 9)
         await append(writer, "a", acks=Acks.LOCAL)
         await append(writer, "b", acks=Acks.LOCAL)
         await writer.close()
@@ -298,7 +298,7 @@ def test_a_keyed_retry_after_a_crash_finds_the_first_answer(tmp_path: Path) -> N
         inner = MemoryStore()
         writer = await started(inner, hot_dir=tmp_path)
         key = IdempotencyKey("k", b"f")
-        store_of(writer.wal).plan = Script("create", keys.WAL, [Fault.ABSENT] * 100)
+        store_of(writer.wal).plan = Script("create", object_keys.WAL, [Fault.ABSENT] * 100)
         assert await writer.append(say(writer, "once", key=key), Acks.LOCAL) is None
         assert await writer.append(say(writer, "once", key=key), Acks.LOCAL) is None
         await crash(writer)

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import MoveLogStart
 from tidelog.storage.core.chunk import RECORD_SCHEMA
 from tidelog.storage.core.errors import NotFound, TableInDoubt
@@ -385,7 +385,7 @@ class _Adoption:
         self, number: int, base: int, end: int, piece: _Piece, *, is_dry: bool
     ) -> SegmentFile:
         """Upload the piece as a segment with [base, end) in its name, unless `is_dry`."""
-        path = keys.segment(number, base, end, self._cluster.clock.new_id().hex())
+        path = object_keys.segment(number, base, end, self._cluster.clock.new_id().hex())
         key = f"{self._topic.prefix}/{path}"
         if isinstance(piece, SegmentFile):
             if not is_dry:

@@ -1,4 +1,4 @@
-"""Quotas: a bucket of bytes for each principal and direction. Pure: time is an argument.
+"""The token bucket of a quota: bytes of one principal in one direction. Pure: time is an argument.
 
 As in Kafka, a quota applies to each broker, and bytes are charged after they were transferred. A
 principal that exceeds its quota receives 429 with Retry-After until its bucket is refilled to zero.

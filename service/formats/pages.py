@@ -1,4 +1,6 @@
-"""Pages with records that do not decode in the format of the answer.
+"""Pages of an answer: the encoded records of one partition, also if some do not decode.
+
+`encode_page` encodes each page in the format of the answer.
 
 A client can always read past a record that does not decode. The `on_error` of a request decides
 which records its page contains:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tidelog.service.cli.positions import position
 from tidelog.service.cli.requests import JsonOption, ServerOption
 from tidelog.service.cli.results import BadUsage, show
 from tidelog.service.cli.topics import TopicArgument
@@ -270,25 +271,3 @@ def consume(  # noqa: PLR0913 - as above
         asyncio.run(cli_consume.consume(client, topic, options))
     else:
         asyncio.run(group_consume.consume_as_member(client, topic, group, options))
-
-
-def position(text: str) -> "str | int | dt.datetime":
-    """Parse `beginning`, `end`, an offset, or `@` and a time."""
-    if text in {"beginning", "end"}:
-        return text
-    if text.isascii() and text.isdigit():
-        return int(text)
-    if text.startswith("@"):
-        return parse_time(text)
-    raise BadUsage(f"position {text!r}: expected beginning, end, an offset, or @ and an ISO time")
-
-
-def parse_time(text: str) -> dt.datetime:
-    """Parse `@` and an ISO time, UTC if it has no zone. Raises BadUsage."""
-    try:
-        when = dt.datetime.fromisoformat(text[1:])
-    except ValueError:
-        raise BadUsage(
-            f"{text!r} is not @ and an ISO 8601 time, for example @2026-01-31T12:00:00Z"
-        ) from None
-    return when if when.tzinfo is not None else when.replace(tzinfo=dt.UTC)

@@ -1,4 +1,5 @@
-"""Priority of threads; errors of tasks that no caller awaits, and of tasks that run together."""
+"""Helpers of asyncio tasks: errors that end a task, errors of one round of a task, errors that no
+caller awaits, and tasks that run together. Also the lowest priority of a thread."""
 
 import asyncio
 import contextlib

@@ -19,12 +19,13 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.read_only import ReadOnlyFolder
+from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import (
     LogSnapshot,
     OffsetRange,
@@ -32,7 +33,6 @@ from tidelog.storage.read.plan import (
     TopicSnapshot,
     segment_slices,
 )
-from tidelog.storage.read.snapshot import OfflineLog
 from tidelog.storage.spark.request import ReadRequest, request_of
 from tidelog.storage.spark.source import NAME, register
 
@@ -113,7 +113,7 @@ def _sealed(
 
 
 def _is_whole(topic: TopicSnapshot, one: SegmentRange) -> bool:
-    name = keys.parse_segment(one.key.removeprefix(f"{topic.prefix}/"))
+    name = object_keys.parse_segment(one.key.removeprefix(f"{topic.prefix}/"))
     assert name is not None, "the manifest names segments only"
     return (name.base_offset, name.end_offset) == (one.start, one.end)
 

@@ -1,4 +1,5 @@
-"""Build and parse the object keys of a cluster (FORMAT.md section 2); only this module does so."""
+"""Build and parse the keys of a cluster's objects in the store (FORMAT.md section 2). Only this
+module does so."""
 
 import re
 from typing import NamedTuple
@@ -14,11 +15,6 @@ PROBE = "probe/"
 
 _SEGMENT = re.compile(r"partition=(\d+)/(\d{20})-(\d{20})-([0-9a-f]+)\.parquet")
 _DATA = re.compile(r"data/([0-9a-z]{2})/\1[0-9a-z]*-(\d{1,16})")
-_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-
-TOPIC_NAME_MAX = 222
-"""Longest name of a new topic. With a dash and the topic id it is a folder name of 255 bytes, the
-limit of file systems. `apply` accepts Kafka's 249: existing topics may have longer names."""
 
 
 class SegmentName(NamedTuple):
@@ -28,11 +24,6 @@ class SegmentName(NamedTuple):
     base_offset: int
     end_offset: int
     unique: str
-
-
-def is_topic_name(name: str) -> bool:
-    """Check Kafka's rule: 1 to 249 of `[a-zA-Z0-9._-]`, and neither `.` nor `..`."""
-    return _NAME.fullmatch(name) is not None and name not in {".", ".."}
 
 
 def wal(seq: int) -> str:

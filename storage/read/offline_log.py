@@ -31,7 +31,7 @@ from tidelog.storage.read.plan import (
     segment_slices,
     tail_slices,
 )
-from tidelog.storage.read.splits import SliceReader
+from tidelog.storage.read.split_reader import SliceReader
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.tables.delta import open_table

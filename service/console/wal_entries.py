@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from pydantic import BaseModel, Field
 
 from tidelog.storage.broker import Broker
-from tidelog.storage.core import keys
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.io.object_store import ObjectInfo
@@ -54,7 +54,7 @@ class WalPage:
         infos = await self._log.list_entries(after)
         found = []
         for info in reversed(infos[:ENTRIES_SHOWN]):
-            seq = keys.seq_of(info.key)
+            seq = object_keys.seq_of(info.key)
             entry = None if seq is None else await self._entry(seq, info)
             if entry is not None:
                 found.append(entry)
@@ -81,7 +81,7 @@ class WalPage:
         found = [
             Checkpoint(seq=seq, bytes=info.size, modified_ms=info.modified_ms)
             for info in infos
-            if (seq := keys.seq_of(info.key)) is not None
+            if (seq := object_keys.seq_of(info.key)) is not None
         ]
         return found[::-1][:CHECKPOINTS_SHOWN]
 

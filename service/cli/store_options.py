@@ -1,0 +1,41 @@
+"""Options of the commands that work on a store without a broker: `--store` and `--master`, and the
+settings that follow from them."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from tidelog.service.cli.results import BadUsage
+from tidelog.service.setting_fields import BadSettings
+from tidelog.service.settings import Settings, load
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store", metavar="URL", help="URL of the store, as for `tidelog serve` (TIDELOG_STORE)"
+    ),
+]
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master", metavar="URL", help="Spark master (default: spark-submit's, else local[*])"
+    ),
+]
+
+
+def settings_of(
+    store: str | None, on_old_name: Callable[[str], object] = lambda _: None
+) -> Settings:
+    """Return the settings of the environment and `--store`. Raises BadUsage."""
+    try:
+        return load({} if store is None else {"store": store}, warn=on_old_name)
+    except BadSettings as error:
+        raise BadUsage(str(error)) from None
+
+
+def default_store_hint(settings: Settings) -> str:
+    """Return the end of a message about the store. It is empty unless the store is the default."""
+    is_default = settings.store == Settings.store
+    return "; this is the default: name another with --store" if is_default else ""

@@ -1,0 +1,39 @@
+"""Open the cluster in the store of the settings for maintenance, by a broker or by a command."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tidelog.compaction.session import MaintenanceSession, check_exists
+from tidelog.service.settings import Settings
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.open import open_store
+from tidelog.storage.io.read_only import open_to_read
+
+
+async def check_cluster(settings: Settings) -> None:
+    """Raise StoreUnfit if the store of the settings has no cluster. Writes nothing."""
+    store = await open_to_read(settings.store, settings.s3)
+    try:
+        await check_exists(store, SystemClock())
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def opened_cluster(
+    settings: Settings, *, report_damage: bool = True, is_reading: bool = False
+) -> AsyncIterator[MaintenanceSession]:
+    """Open the cluster in the store of the settings; close both at the end of the block. If
+    `is_reading` is set, nothing is written, and the store may be read-only."""
+    open_it = open_to_read if is_reading else open_store
+    store = await open_it(settings.store, s3=settings.s3)
+    try:
+        cluster = await MaintenanceSession.open(
+            store, SystemClock(), report_damage=report_damage, is_reading=is_reading
+        )
+        try:
+            yield cluster
+        finally:
+            await cluster.close()
+    finally:
+        await store.close()
