@@ -282,9 +282,18 @@ class _Records:
         sent = self.sent.get(read.value)
         if not self.story.is_compacted(where[0]) or sent is None or sent.record_key is None:
             return False
-        return sent.is_tombstone or any(
+        if sent.is_tombstone or any(
             offset > read.offset and self.sent[value].record_key == sent.record_key
             for offset, value in self.at[where].items()
+        ):
+            return True
+        # A tombstone without an answer, which compaction has taken after it.
+        return any(
+            other.is_tombstone
+            and other.record_key == sent.record_key
+            and other.copies_max > 0
+            and not self.places[value]
+            for value, other in self.sent.items()
         )
 
     def _acks(self) -> Iterator[tuple[str, str]]:
