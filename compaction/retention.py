@@ -49,9 +49,9 @@ async def retain(
     """Apply retention to the topics (all if None); a dry run only reports.
 
     A topic whose table is damaged or in doubt is left as it is (`cluster.skipped`). Raises
-    UnknownTopic. When the other topics are done, raises Unavailable or CommitUnknown: run again.
-    Then it also raises ManifestConflict if other runs committed first in each of TRIES tries: their
-    result counts.
+    UnknownTopic. If a topic fails with Unavailable, CommitUnknown or ManifestConflict, raises the
+    first such error after the last topic: run again. ManifestConflict means that other runs
+    committed first in each of TRIES tries.
     """
     await cluster.refresh()
     now_ms = await cluster.store_now_ms()

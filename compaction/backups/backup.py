@@ -2,14 +2,15 @@
 
 1. Take a hold. From the hold's entry on, collection deletes nothing. A task renews the hold.
 2. Read the newest version of each table, then renew the hold. The entry of this renewal is M, the
-   moment of the backup. A table that was read before M has no row that the WAL lacks at M. If a
-   topic was sealed between this read and M, take the oldest later version that has all rows below
-   the sealed end at M. The sealer committed this version before the entry of its seal, so the
-   version has no row from after M either.
+   moment of the backup. If a table was read before M, all its rows come from entries before M. If
+   a topic was sealed between this read and M, take the oldest later version that has all rows below
+   the sealed end at M. The sealer committed this version before the entry of its seal, and that
+   entry is before M. So all rows of this version come from entries before M too.
 3. For each table, copy its log up to that version, then its files. The log is first because Delta's
    own cleanup of the log obeys no hold.
-4. Copy the WAL from the base of collection on, and the objects in `data/` that the tails of the
-   base and the copied entries name.
+4. Copy the WAL entries after the base, which is the checkpoint that `kept_base` returns. Also copy
+   this checkpoint, the objects that hold its tails, and the objects in `data/` that the entries
+   name.
 5. Write the manifest, then release the hold.
 
 The hold does not decide which objects are copied. It only keeps these objects until they are
@@ -278,8 +279,9 @@ class _Copy:
     async def _table(
         self, topic: Topic, loaded: ManifestVersion | None, since_ms: int
     ) -> BackupTable:
-        """Copy a table at the moment of `topic`. Copy also the files of its versions since
-        `since_ms` that still exist. A table that is damaged or in doubt is copied as it is."""
+        """Copy the version of a table that `_version` returns. Copy also the files of the table's
+        versions since `since_ms` that still exist. A table that is damaged or in doubt is copied
+        as it is."""
         listed = self.cluster.store.list(f"{topic.prefix}/")
         infos = [info async for info in listed]
         try:

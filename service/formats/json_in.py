@@ -50,7 +50,7 @@ PRODUCE_BODY_BYTES_MAX = 1 << 30
 """A column's 32-bit offsets suffice for a body of this size (I10). Settings bound bodies lower."""
 
 JSON_OBJECTS_MAX = 2_000_000
-"""Bound of the objects in a body (I10). Even a short record or header may take 200 bytes."""
+"""Bound of the objects in a body (I10). In memory, a short record or header may take 200 bytes."""
 
 TIMESTAMP_MS_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999, the end of most calendars."""
@@ -387,7 +387,7 @@ def refusal(message: str, body: bytes, fmt: Format) -> InvalidRequest:
 
 
 def _not_base64(message: str, body: bytes) -> str:
-    """Return Karapace's message, which quotes the wrong value."""
+    """Return Karapace's message, which quotes the value that is not base64."""
     where = _PATH.search(message)
     if where is None:
         return message

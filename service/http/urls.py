@@ -110,7 +110,8 @@ def split_host(text: str) -> tuple[str, int | None] | None:
 
 
 def _first(header: str | None) -> str | None:
-    """Return the first element, which describes the client's side, because proxies append."""
+    """Return the first element. Each proxy appends its element at the end, so the first element
+    describes the client's side."""
     return None if header is None else header.partition(",")[0].strip()
 
 

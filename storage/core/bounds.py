@@ -11,7 +11,7 @@ import msgspec
 from tidelog.storage.core.errors import InvalidRequest
 
 RETENTION_FACTOR_MIN = 4
-"""Least WAL retention, in view ages (DESIGN 5)."""
+"""The WAL retention must be at least this many times the view age (DESIGN 5)."""
 
 
 class Bounds(msgspec.Struct, frozen=True):

@@ -27,12 +27,12 @@ from tidelog.storage.state.group_types import ConsumerGroup
 log = logging.getLogger("tidelog.groups")
 
 PAUSE_S = 0.02
-"""At most 50 flushes a second for offset commits alone; a flush for records takes waiting commits
-along."""
+"""While commits wait for this pause, they cause at most about 50 flushes a second. If records wait
+for a flush too, one flush commits both."""
 BUSY_MEMBERS = 50
 WINDOW_S = 0.1
 """Commits wait only if BUSY_MEMBERS different members commit in one window. With fewer members, a
-commit takes no longer than the store."""
+commit does not wait for other commits."""
 TOGETHER_MAX = 5_000
 """Offsets in one commit of the log: about 0.5 MiB of an entry's header (I10)."""
 AT_ONCE = 100
@@ -156,7 +156,7 @@ class OffsetCommits:
                 await asyncio.gather(*(self._commit([waiting]) for waiting in together))
         except TASK_ENDS:
             raise
-        except BaseException as error:  # the root of a task: no caller may wait without end
+        except BaseException as error:  # if the task gave no answer, callers would wait forever
             log.critical("bug in a commit of offsets", exc_info=error)
             _fail(together, CommitUnknown(f"the commit failed: {error!r}"))
         else:

@@ -76,8 +76,9 @@ class TailCache:
             self._evict()
 
     def wants(self, key: tuple[str, int], base_offset: int, *, is_newest: bool) -> bool:
-        """Return whether to add records that a reader fetched: they continue the cached records, or
-        are the partition's newest. Old ones must not evict new."""
+        """Return whether to add records that a reader fetched. Add them if they directly follow the
+        cached records, or if they are the partition's newest and not cached. Old records must not
+        evict new ones."""
         end = self.end(key)
         return is_newest if end is None else end == base_offset or (is_newest and end < base_offset)
 
@@ -122,7 +123,7 @@ class TailCache:
         pieces.append(merged)
 
     def _evict(self) -> None:
-        # A scan over partitions for each ~1 MiB evicted: cheaper than to maintain an order.
+        # Each eviction scans all partitions. This costs less than to keep the pieces in order.
         key = min(self._pieces, key=lambda held: self._pieces[held][0].born)
         pieces = self._pieces[key]
         self.bytes -= pieces.pop(0).nbytes

@@ -2,8 +2,8 @@
 
 A cloned machine and a restored snapshot continue with the name, the ids and the memory of the
 process. The hash of an entry shows who wrote it: this process knows the hashes of its own PUTs.
-A view that is loaded again passes over entries that a checkpoint covers. The state then has the
-time of the last entry by this name. One of the process's own PUTs must have the same time.
+A view that is loaded again passes over entries that a checkpoint covers. The loaded state has the
+time of the last entry under the name of this process. One of its own PUTs must have the same time.
 """
 
 import asyncio
@@ -36,8 +36,9 @@ class CopyFence:
             del self._puts[next(iter(self._puts))]
 
     def check_writer(self, decoded: Decoded) -> None:
-        """Fence this process if another process wrote the entry under the name of this one. An own
-        entry comes here too, after a reload, or where its outcome was unknown."""
+        """Fence this process if another process wrote the entry under the name of this one. An
+        entry whose hash is kept is from this process. If PUTS_KEPT are kept, each entry before them
+        also counts as from this process."""
         seq = decoded.entry.seq
         if decoded.entry.writer != self.writer or decoded.hash in self._puts:
             return

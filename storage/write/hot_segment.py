@@ -1,9 +1,9 @@
 """Hot segments: the requests of all partitions that one flush commits, as chunks and commits.
 
-A closed segment assigns to each request its rows of the chunks, by partition. `encode` then sorts
-all records into the chunks at once. Requests keep their order, so the records of one producer also
-keep their order. `answers` gives each request its share of the outcomes. Pure: no loop, no clock,
-no IO; `encode` may run in a thread.
+For each request, a closed segment notes which rows of which chunks get the request's records.
+`encode` then sorts all records into the chunks at once. Requests keep their order, so the records
+of one producer also keep their order. `answers` gives each request its share of the outcomes. Pure:
+no loop, no clock, no IO; `encode` may run in a thread.
 """
 
 from collections.abc import Callable, Sequence
