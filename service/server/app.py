@@ -245,7 +245,7 @@ class Edge:
             await self._app(scope, _whole_body(call), watched)
         except TASK_ENDS:
             raise
-        except BaseException as error:  # the root of a request
+        except BaseException as error:  # no caller handles it
             given, clock = call.headers.get(REQUEST_ID, b""), scope["app"].state.log.clock
             call.headers[REQUEST_ID] = request_id = id_of_error(given, clock).encode()
             answer = answered(error, scope, self._counters, request_id.decode())

@@ -57,7 +57,7 @@ async def run_maintenance(
             log.warning("retention and collection failed and will be retried: %s", error)
         except TASK_ENDS:
             raise
-        except BaseException:  # the root of a task: log a bug, or a panic of deltalake, and go on
+        except BaseException:  # no caller handles it: log a bug, or a panic of deltalake
             counters.failures += 1
             log.exception("retention and collection failed")
 

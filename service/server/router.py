@@ -289,7 +289,7 @@ class Router:
                 await call.answer(response)
         except TASK_ENDS:
             raise
-        except BaseException as error:  # noqa: BLE001 the root of a request; `answered` logs it
+        except BaseException as error:  # noqa: BLE001 no caller handles it; `answered` logs it
             await self._answer_error(call, error)
         finally:
             call.release()
@@ -322,7 +322,7 @@ class Router:
             response = await target.serve(call, *[segments[at] for at in target.positions])
             if response is not None:
                 await call.answer(response)
-        except Exception as error:  # noqa: BLE001 the root of a request; `answered` logs it
+        except Exception as error:  # noqa: BLE001 no caller handles it; `answered` logs it
             await self._answer_error(call, error)
 
     async def _answer_error(self, call: HttpRequest, error: BaseException) -> None:

@@ -146,7 +146,7 @@ class Announcer:
                 await self.transport.announce(sender.peer, encode_announcements(waiting))
         except TASK_ENDS:
             raise
-        except BaseException as error:  # the root of a task
+        except BaseException as error:  # no caller handles it
             if not isinstance(error, (LogError, TimeoutError)):
                 log.critical("bug in a message to a peer", exc_info=error)
             self.counters.failed += 1

@@ -331,7 +331,7 @@ class Sequencer:
                 self._fail(list(self._queue), error, ForwardRefused(str(error)))
             except TASK_ENDS:
                 raise
-            except BaseException as bug:  # the root of a task: no caller may wait without end
+            except BaseException as bug:  # if this task gave no answer, callers would wait forever
                 log.critical("bug in a commit", exc_info=bug)
                 why = f"the sequencer failed: {bug!r}"
                 self._fail(list(self._queue), CommitUnknown(why), ForwardOutcomeUnknown(why))

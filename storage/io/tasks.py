@@ -14,8 +14,8 @@ from tidelog.storage.core.errors import LogError
 LOWEST_PRIORITY = 19
 
 TASK_ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a task or the process. The root of a task raises them again. The task
-continues after any other exception, even the BaseException of a panic in a Rust library."""
+"""Exceptions that end a task or the process. The outermost function of a task raises them again.
+The task continues after any other exception, even the BaseException of a panic in a Rust library."""
 
 
 @contextlib.contextmanager

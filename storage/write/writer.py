@@ -309,7 +309,7 @@ class Writer:
                     return
             except TASK_ENDS:
                 raise
-            except BaseException as error:  # the root of a task
+            except BaseException as error:  # no caller handles it
                 log.critical("bug in the writer", exc_info=error)
                 await asyncio.sleep(FAILED_PAUSE_S)
 
