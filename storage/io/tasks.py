@@ -15,7 +15,7 @@ LOWEST_PRIORITY = 19
 
 TASK_ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 """Exceptions that end a task or the process. The outermost function of a task raises them again.
-The task continues after any other exception, even the BaseException of a panic in a Rust library."""
+The task continues after any other exception, even the BaseException of a panic in Rust code."""
 
 
 @contextlib.contextmanager
