@@ -13,7 +13,11 @@ import pyarrow as pa
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.state.partition import Partition
-from tidelog.storage.tables.manifest import SegmentColumns
+from tidelog.storage.tables.manifest import (
+    SegmentColumns,
+    in_no_segment,
+    in_two_segments,
+)
 from tidelog.storage.tables.segment import RowGroup
 
 
@@ -75,13 +79,14 @@ def ranges(
         yield f"the WAL is sealed to {partition.sealed_end}, the table only to {sealed_to}"
     if len(start):
         for at in np.flatnonzero(start[1:] != end[:-1]):
-            yield f"offsets {end[at]} to {start[at + 1]} are in no segment"
+            first, last = end[at], start[at + 1]
+            yield in_no_segment(first, last) if first < last else in_two_segments(last, first)
         if end[-1] < partition.sealed_end:
-            yield f"offsets {end[-1]} to {partition.sealed_end} are in no segment"
+            yield in_no_segment(end[-1], partition.sealed_end)
         if start[0] > partition.log_start_offset and start[0] < partition.sealed_end:
-            yield f"offsets {partition.log_start_offset} to {start[0]} are in no segment"
+            yield in_no_segment(partition.log_start_offset, start[0])
     elif partition.log_start_offset < partition.sealed_end:
-        yield f"no segment has offsets {partition.log_start_offset} to {partition.sealed_end}"
+        yield in_no_segment(partition.log_start_offset, partition.sealed_end)
     least = np.where(start < lost_end, 0, end - np.maximum(start, partition.log_start_offset))
     wrong = (columns.rows > end - start) | ((columns.rows < least) & (end > clean_end))
     for at in np.flatnonzero(wrong | (columns.rows < 1)):

@@ -287,7 +287,7 @@ def check_sizes(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
     if before[-1] <= bytes_max:
         return
     sizes = before[1:] - before[:-1]
-    index = int(sizes.argmax())
+    index = int((sizes > bytes_max).argmax())
     if sizes[index] > bytes_max:
         raise _record_too_large(index, int(sizes[index]), bytes_max)
 

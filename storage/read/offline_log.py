@@ -36,7 +36,12 @@ from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.doubt import blamed, hole
-from tidelog.storage.tables.manifest import SegmentIndex, Table, segments_to
+from tidelog.storage.tables.manifest import (
+    SegmentIndex,
+    Table,
+    in_no_segment,
+    segments_to,
+)
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalSettings
 
@@ -179,7 +184,7 @@ class OfflineLog:
             part = part._replace(log_start_offset=max(part.log_start_offset, moved))
         start = max(start, part.log_start_offset)
         while (gone := hole(index, start, end)) is not None:
-            what = f"partition {part.number}: offsets {gone[0]} to {gone[1]} are in no segment"
+            what = f"partition {part.number}: {in_no_segment(*gone)}"
             doubt = TableInDoubt(topic.prefix, table.version, await blamed(table, what))
             if fail_on_data_loss:
                 raise doubt

@@ -41,7 +41,11 @@ from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.tables.doubt import blamed, hole
-from tidelog.storage.tables.manifest import SegmentIndex, segments_to
+from tidelog.storage.tables.manifest import (
+    SegmentIndex,
+    in_no_segment,
+    segments_to,
+)
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 
@@ -270,7 +274,7 @@ class Reader:
         gone = hole(index, offset, end)
         assert gone is not None
         table = await self._tables.of(topic)
-        what = f"partition {number}: offsets {gone[0]} to {gone[1]} are in no segment"
+        what = f"partition {number}: {in_no_segment(*gone)}"
         raise TableInDoubt(topic.prefix, table.version, await blamed(table, what))
 
     async def _index(self, topic: Topic, number: int, end: int) -> SegmentIndex:

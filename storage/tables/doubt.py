@@ -25,6 +25,7 @@ from tidelog.storage.tables.manifest import (
     SegmentIndex,
     Table,
     TableCommit,
+    in_no_segment,
 )
 
 HISTORY_MAX = 1000
@@ -84,7 +85,7 @@ def doubt_of(
         sealed_end = sealed_ends[number] if number < len(sealed_ends) else 0
         gone = missing(spans.get(number), partition.log_start_offset, sealed_end)
         if gone is not None:
-            return f"partition {number}: offsets {gone[0]} to {gone[1]} are in no segment"
+            return f"partition {number}: {in_no_segment(*gone)}"
         if number in spans and spans[number][1] > partition.high_watermark:
             ends = f"it ends at {spans[number][1]}, the log at {partition.high_watermark}"
             return f"partition {number}: {ends}: the WAL is from another moment"

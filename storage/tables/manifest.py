@@ -246,6 +246,20 @@ class SegmentColumns(NamedTuple):
         return SegmentColumns(path[first:end], *(array[first:end] for array in numbers))
 
 
+def in_no_segment(offset: int, end: int) -> str:
+    """Return the words for a hole: the offsets [offset, end)."""
+    return f"{_range(offset, end)} in no segment"
+
+
+def in_two_segments(offset: int, end: int) -> str:
+    """Return the words for an overlap: the offsets [offset, end)."""
+    return f"{_range(offset, end)} in two segments"
+
+
+def _range(offset: int, end: int) -> str:
+    return f"offsets {offset} to {end - 1} are" if end - offset > 1 else f"offset {offset} is"
+
+
 def _is_segment(file: SegmentFile) -> bool:
     """Return whether the path is a segment's and names the partition that lists the file."""
     name = object_keys.parse_segment(file.path)
@@ -363,7 +377,7 @@ class ManifestVersion:
             at = int(np.argmax(self._is_hole))
             ends, bases = self.columns.end_offset, self.columns.base_offset
             where = f"partition {self.columns.partition[at]}"
-            return f"{where}: offsets {ends[at - 1]} to {bases[at]} are in no segment"
+            return f"{where}: {in_no_segment(ends[at - 1], bases[at])}"
         return None
 
     def spans(self) -> dict[int, tuple[int, int]]:

@@ -56,6 +56,7 @@ from tidelog.storage.tables.manifest import (
     ManifestConflict,
     Table,
     clean_app_id,
+    in_no_segment,
     lost_app_id,
     maintenance_app_id,
     seal_app_id,
@@ -374,7 +375,7 @@ class Sealer:
         docstring)."""
         index = await table.segments(number)
         gone = hole(index, base, end)
-        why = None if gone is None else f"offsets {gone[0]} to {gone[1]} are in no segment"
+        why = None if gone is None else in_no_segment(*gone)
         cleaned = await table.transaction_version(clean_app_id(number)) or 0
         if cleaned > base:  # compacted by records that this WAL does not have
             why = f"key compaction ran up to {cleaned}, the WAL is sealed to {base}"
