@@ -143,6 +143,8 @@ class Sealer:
         self._turn = asyncio.Lock()
         # By topic id and partition: failures, rounds left.
         self._set_aside: dict[tuple[str, int], tuple[int, int]] = {}
+        # By topic id: how many times the part of a tail that one seal takes was halved.
+        self._halvings: dict[str, int] = {}
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -160,6 +162,7 @@ class Sealer:
         self._set_aside = {
             key: of for key, of in self._set_aside.items() if key[1] in due.get(key[0], ())
         }
+        self._halvings = {key: count for key, count in self._halvings.items() if key in due}
         for topic_id, numbers in due.items():
             topic = state.topic_of_id(topic_id)
             ready = [number for number in numbers if self._is_turn(topic_id, number)]
@@ -271,6 +274,8 @@ class Sealer:
                     return _Seal([], {}, [], {})
             if seal.actions:
                 await self.writer.append(AppendRequest((), 0, actions=seal.actions), Acks.ALL)
+            if halvings := self._halvings.pop(topic.topic_id, 0):
+                self._halvings[topic.topic_id] = halvings - 1
             self.counters.segments += len(seal.files)
             self.counters.rows += seal.rows
             self.counters.bytes += sum(file.size for file in seal.files)
@@ -295,8 +300,10 @@ class Sealer:
                 seal.actions.append(Sealed(topic.topic_id, number, done))
             return
         end = base
+        halvings = self._halvings.get(topic.topic_id, 0)
+        upto = base + max((partition.high_watermark - base) >> halvings, 1)
         try:
-            async for file in self._write(topic, number, base, partition.high_watermark):
+            async for file in self._write(topic, number, base, min(upto, partition.high_watermark)):
                 seal.files.append(file)
                 end = file.end_offset
         finally:
@@ -314,10 +321,13 @@ class Sealer:
         # Not from the state: the topic may be deleted.
         config = topic_configs.effective(topic.configs)
         partition = topic.partitions[number]
+        bytes_max = config.segment_bytes
+        if halvings := self._halvings.get(topic.topic_id, 0):
+            bytes_max = min(bytes_max, max(partition.tail_bytes >> halvings, 1))
         at = base
         while at < end:
             try:
-                taken = await self.reader.read(topic, number, at, config.segment_bytes)
+                taken = await self.reader.read(topic, number, at, bytes_max)
             except DamagedRecords as damage:
                 beyond = min(damage.end_offset, partition.log_start_offset)
                 if not at < beyond < end:
@@ -362,8 +372,10 @@ class Sealer:
         self._check_age(topic, started)
 
     def _check_age(self, topic: Topic, started: Moment) -> None:
-        """Raise Unavailable if collection may delete files that were uploaded since `started`."""
+        """Raise Unavailable if collection may delete files that were uploaded since `started`. The
+        next seal of the topic then takes half as much, so that it can end in time."""
         if self._freshness.age_s(started) > UPLOAD_AGE_MAX_S:
+            self._halvings[topic.topic_id] = self._halvings.get(topic.topic_id, 0) + 1
             raise Unavailable(f"sealing {topic.name} took too long: its files may be deleted")
 
     async def _check_there(

@@ -92,6 +92,36 @@ def test_i7_i9_a_segment_that_was_named_late_is_replaced(
     run(main)
 
 
+def test_a_tail_that_takes_too_long_is_sealed_in_parts() -> None:
+    """A store takes five minutes for each chunk, and the tail has 32: one seal would take hours."""
+
+    async def main() -> None:
+        moved = await Moved.opened()
+        for number in range(30):
+            await append(moved.log, str(number))
+        read_range = moved.inner.get_range
+
+        async def slow(key: str, start: int, size: int) -> bytes:
+            moved.pass_time(300.0)
+            return await read_range(key, start, size)
+
+        moved.inner.get_range = slow  # type: ignore[method-assign]
+        async with closing(moved.log):
+            failures, ends = 0, [0]
+            while ends[-1] < 32:
+                try:
+                    await moved.log.seal("t")
+                except Unavailable:
+                    failures += 1
+                ends.append(moved.log.state.partition("t", 0).sealed_end)
+            assert 1 <= failures <= 4
+            assert len(set(ends)) > 3
+            moved.inner.get_range = read_range  # type: ignore[method-assign]
+            assert len(await read_values(moved.log)) == 32
+
+    run(main)
+
+
 def test_a_young_segment_of_another_sealer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         moved = await Moved.opened()
