@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from deltalake import DeltaTable
 from tests.support.broker import Broker
 from tests.support.history import Log, Read
 from tests.support.records import entries_of
-from tests.system.client import JSON, Client, wait_until
+from tests.system.client import JSON, Client, NotServed, wait_until
 from tests.system.load import Sent
 from tidelog.storage.io.folder import FolderStore
 
@@ -31,9 +32,13 @@ def new_topic() -> str:
 
 
 def the_log(broker: Broker, topic: str, partitions: int) -> Log:
-    """All of it, as a reader of this broker gets it."""
+    """All of it, as a reader of this broker gets it. After a 503 it tries again."""
     with Client(broker.base_url) as client:
-        return client.read_all(topic, partitions)
+        while True:
+            try:
+                return client.read_all(topic, partitions)
+            except NotServed:
+                time.sleep(0.1)
 
 
 def json_values(url: str, query: str = "") -> list[Any]:
