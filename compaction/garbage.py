@@ -19,10 +19,11 @@ Garbage stays garbage, so any process may delete the objects of a plan at any la
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tidelog.storage.core import object_keys, topic_names
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState, DeletedTopic
+from tidelog.storage.state.topic_checks import is_topic_name
 from tidelog.storage.tables.manifest import Removal
 
 TOPIC_ID_CHARS = 32
@@ -186,7 +187,7 @@ def topic_of(key: str) -> tuple[str, str] | None:
     folder, slash, _ = key.removeprefix(object_keys.TOPICS).partition("/")
     name, dash, topic_id = folder.rpartition("-")
     is_id = len(topic_id) == TOPIC_ID_CHARS and not set(topic_id) - set("0123456789abcdef")
-    if not (slash and dash and is_id and topic_names.is_topic_name(name)):
+    if not (slash and dash and is_id and is_topic_name(name)):
         return None
     return f"{object_keys.TOPICS}{folder}", topic_id
 

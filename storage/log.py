@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
-from tidelog.storage.core import topic_configs, topic_names
+from tidelog.storage.core import topic_configs
 from tidelog.storage.core.actions import (
     AddPartitions,
     AlterTopic,
@@ -53,7 +53,7 @@ from tidelog.storage.state.committed_offsets import CommittedOffset
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.producers import ProducerEpoch
-from tidelog.storage.state.topic_checks import PARTITIONS_MAX
+from tidelog.storage.state.topic_checks import PARTITIONS_MAX, check_new_name
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committer, WalView
@@ -169,7 +169,7 @@ class Log:
             each: topic_configs.canonical(each, value, self.state.level)
             for each, value in configs.items()
         }
-        topic_names.check_new_name(name)
+        check_new_name(name)
         _check_partitions(partitions)
         if name in self.state.topics:
             await self.wal.refresh()  # another broker may have just deleted it

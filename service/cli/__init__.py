@@ -6,14 +6,11 @@ requests         options of client commands; commands of one request
 results          error lines, JSON, tables, progress, confirmation
 topics           topics, seal
 groups           groups
-group_consume    consume --group
 access           keys, acls, quotas
 produce_consume  produce, consume: their options and checks
 positions        positions and times in options
 store_options    --store and --master, and the settings that follow
-lines            input lines to records
-produce          batches in flight, with retries
-consume          records of partitions
+records          their work: lines to records, batches, partitions, members of a group
 maintenance      retain, delete-records, compact, collect, scrub, maintain
 repair           repair, upgrade, bounds, backup, restore
 engines          the engine of a compaction

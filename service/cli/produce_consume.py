@@ -131,9 +131,9 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
     if key_separator == "":
         raise BadUsage("--key-separator is empty")
 
-    from tidelog.service.cli import lines
-    from tidelog.service.cli import produce as cli_produce
     from tidelog.service.cli.client import client_of
+    from tidelog.service.cli.records import lines
+    from tidelog.service.cli.records import produce as cli_produce
 
     if line_format is LineFormat.TEXT:
         parse = lines.text_parser(key_separator)
@@ -249,9 +249,9 @@ def consume(  # noqa: PLR0913 - as above
             "--follow excludes --until with a time: timestamps need not rise; give an offset"
         )
 
-    from tidelog.service.cli import consume as cli_consume
-    from tidelog.service.cli import group_consume
     from tidelog.service.cli.client import client_of
+    from tidelog.service.cli.records import consume as cli_consume
+    from tidelog.service.cli.records import group_consume
 
     options = cli_consume.ConsumeOptions(
         partitions=partition or [],

@@ -8,7 +8,6 @@ object_keys      builds and parses every object key
 histogram        counts of durations and sizes, by bucket
 bounds           view age, WAL retention and file grace of a cluster
 topic_configs    configs of a topic: names, defaults, checks
-topic_names      the rule for topic names
 acls             access control lists, with Kafka's rules
 chunk            records as Arrow columns, and the bytes of a chunk
 checksum         CRC-32C

@@ -2,7 +2,7 @@
 every broker (I4).
 
     cluster_state      the state, `apply`, checkpoints
-    topic_checks       refusals of actions on a topic
+    topic_checks       the rule for topic names; refusals of actions on a topic
     cluster_bounds     bounds in effect, and bounds that come into effect later
     elapsed            the elapsed time of the cluster: a lower bound of the time that has passed
     partition          one partition: its offsets, and the index of its tail

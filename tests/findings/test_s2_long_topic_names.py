@@ -21,7 +21,6 @@ from tidelog.compaction.retention import retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
-from tidelog.storage.core import topic_names
 from tidelog.storage.core.actions import CreateTopic
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreRefused
@@ -31,10 +30,11 @@ from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic_checks import TOPIC_NAME_MAX
 from tidelog.storage.tables.manifest import Table
 from tidelog.storage.write.sealer import ROUNDS_MAX, SealerSettings
 
-LONGEST = "n" * topic_names.TOPIC_NAME_MAX
+LONGEST = "n" * TOPIC_NAME_MAX
 LONG = "n" * 223
 """One more than fits: an older broker took it."""
 SEALING = LogSettings(sealer=SealerSettings(check_interval_s=0.02))

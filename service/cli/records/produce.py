@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.service.cli.client import Client
-from tidelog.service.cli.lines import BadLine, Parser, Source
+from tidelog.service.cli.records.lines import BadLine, Parser, Source
 from tidelog.service.cli.requests import quoted
 from tidelog.service.cli.results import CommandError, SlowProgress, plural, warn
 from tidelog.storage.core.murmur2 import partition_of

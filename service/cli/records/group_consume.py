@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from tidelog.service.cli.client import Client
-from tidelog.service.cli.consume import (
+from tidelog.service.cli.records.consume import (
     ConsumeOptions,
     Line,
     Skipped,
