@@ -18,7 +18,6 @@ from tidelog.storage.core.errors import LogError, SetAside
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.hot_log_file import Recovered
 from tidelog.storage.write.requests import AppendRequest
 
 log = logging.getLogger("tidelog.writer")
@@ -73,12 +72,10 @@ class SetAsideRequests:
         self._pause_s = PAUSE_S
         self._next_s = 0.0
         self._kept_next_s = 0.0
-        self._leaving: Recovered | None = None
-        """The new file of the first waiting request, until the request's old mark is used up."""
         self._new_log_id = ""
-        """The log of that file, as soon as the file may exist. The writer then does not flush the
-        request with its old mark, and each attempt makes the same file. If not, a recovery would
-        find the request in the new file, and commit it a second time."""
+        """The log in the new file of the first waiting request, as soon as the file may exist. The
+        writer then does not flush the request with its old mark, and each attempt makes the same
+        file. If not, a recovery would find the request in that file, and commit it twice."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -164,10 +161,8 @@ class SetAsideRequests:
                 self._flusher.answer(request, [], None)
                 return
             self._new_log_id = self._clock.new_id().hex()
-        if self._leaving is None:
-            self._leaving = await hot_log.keep(request, self._new_log_id)
+        kept = await hot_log.keep(request, self._new_log_id)
         await self._commit(Commit(self._clock.new_id(), [], hot=mark))
-        kept, self._leaving = self._leaving, None
         hot_log.set_aside(kept)
         hot_log.committed([mark])
         self.set_aside += 1
