@@ -6,10 +6,11 @@ call            a request and a response of the hot routes
 content_coding  gzip and zstd of bodies and answers
 cors            pages of other origins that may use the API
 errors          from an error to an HTTP response
+exchange        one request and its answer on a connection, without messages of ASGI
 media_types     media types, formats inside JSON, refusals of other types
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
 parameters      parameters of a path, a query and a body: parsers, checks
-protocol        uvicorn's server, bounded by Admission; head and body in one packet, offers ignored
+protocol        uvicorn's server and its connections, bounded by Admission; offers are ignored
 request_id      X-Request-Id
 route           a route as one declaration: path, handler, access, label, documentation
 sockets         sockets to listen on

@@ -1,7 +1,7 @@
 """A request and a response of the hot routes, without a framework: headers, query, body, stream."""
 
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
@@ -44,6 +44,26 @@ class HttpResponse(NamedTuple):
     body: bytes
     media_type: bytes = JSON_V2
     headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class WholeExchange:
+    """A request and its answer without messages of ASGI. `receive` and `send` of a request are
+    methods of it, unless something wraps them."""
+
+    def whole_body(self) -> bytes | None:
+        """Take the body, or return None if it has not come in whole."""
+        raise NotImplementedError
+
+    async def answer(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> None:
+        """Write the whole answer. `headers` give its length."""
+        raise NotImplementedError
+
+
+def _whole_exchange(method: object) -> WholeExchange | None:
+    owner = getattr(method, "__self__", None)
+    return owner if isinstance(owner, WholeExchange) else None
 
 
 class HttpRequest:
@@ -106,6 +126,12 @@ class HttpRequest:
             size = int(declared) if len(declared) <= LENGTH_DIGITS_MAX else sys.maxsize
             if size > bytes_max:
                 raise BodyTooLarge(size, bytes_max)
+        exchange = _whole_exchange(self.receive)
+        whole = None if exchange is None else exchange.whole_body()
+        if whole is not None:
+            if len(whole) > bytes_max:
+                raise BodyTooLarge(len(whole), bytes_max)
+            return whole
         message = await self._part()
         first: bytes = message.get("body", b"")
         received = len(first)
@@ -158,6 +184,9 @@ class HttpRequest:
             headers += UNSTORED
         if REQUEST_ID in self.headers and (request_id := sane(self.headers[REQUEST_ID])):
             headers.append((REQUEST_ID, request_id))
+        if (exchange := _whole_exchange(self.send)) is not None:
+            await exchange.answer(answer.status, headers, body)
+            return
         await self.send(
             {"type": "http.response.start", "status": answer.status, "headers": headers}
         )

@@ -1,9 +1,5 @@
 """uvicorn's server and its HTTP protocol, as both listeners of a broker use them.
 
-The head and the body of an answer go in one packet. ASGI sends them apart and uvloop writes at
-once: two system calls and two packets for each answer, ~8 us of CPU. A head waits for what comes
-next, or for the loop's next turn: a stream that has only begun is seen to have begun.
-
 A request that offers another protocol (`Upgrade: h2c`, which Java's HttpClient sends with each
 request) is read as if it did not (RFC 9110, 7.8). llhttp ends such a request at its head; uvicorn
 then serves it without its body, and the body is parsed as the next request.
@@ -15,7 +11,7 @@ answered before its body has come ends its connection: what comes next is not th
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -23,7 +19,7 @@ from urllib.parse import unquote
 import httptools
 import uvicorn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tidelog.service.http.admission import (
     HEAD_BYTES_MAX,
@@ -35,70 +31,15 @@ from tidelog.service.http.admission import (
 )
 from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.errors import error_body
+from tidelog.service.http.exchange import LINGER_S, CountedTransport, Exchange
 from tidelog.service.http.route import media_type_of_errors
 from tidelog.service.http.sockets import bound_sockets, cannot_listen
 
-HEAD = b"HTTP/1.1 "
-JOINED_BYTES_MAX = 64 * 1024
-"""A larger body is not copied for it."""
 NOT_HTTP = "Invalid HTTP request received."
 CHECK_S = 1.0
 """Between two looks at the clocks of all connections."""
-LINGER_S = 2.0
-"""How long a connection stays after an answer that came before the end of its request."""
 HEALTH = frozenset({"/healthy", "/ready", "/startup", "/_health", "/status/ready"})
 """Routes that connections above the bound get, too."""
-
-
-class HeadWithBody:
-    """A transport as uvicorn uses it. Order is kept; nothing but a head ever waits."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-        self._written = 0
-        self.linger_s = 0.0
-
-    def write(self, data: bytes) -> None:
-        self._written += len(data)
-        if self._head and len(data) <= JOINED_BYTES_MAX:
-            data, self._head = self._head + data, b""
-            self._transport.write(data)
-        elif self._head:
-            self._flush()
-            self._transport.write(data)
-        elif data.startswith(HEAD):
-            self._head = data
-            self._loop.call_soon(self._flush)
-        else:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        """Close. With `linger_s`, end the answers at once and close later: to close while bytes of
-        the client come would reset the connection, and the client would not get its answer."""
-        self._flush()
-        if not self.linger_s:
-            self._transport.close()
-            return
-        if self._transport.can_write_eof():  # TLS has no such end
-            self._transport.write_eof()
-        self._transport.resume_reading()
-        self._loop.call_later(self.linger_s, self._transport.close)
-
-    def taken(self) -> tuple[int, int]:
-        """Return the bytes that the socket has taken, and those that it has not."""
-        size = self._transport.get_write_buffer_size()
-        return self._written - size, size
-
-    def _flush(self) -> None:
-        if self._head:
-            data, self._head = self._head, b""
-            if not self._transport.is_closing():
-                self._transport.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 class Server(uvicorn.Server):
@@ -189,31 +130,9 @@ class Config(uvicorn.Config):
 async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
     """The application of connections above the bound."""
     body = error_body(50302, "too many connections: retry later")
-    headers = ((b"retry-after", b"1"), (b"connection", b"close"))
     media_type = media_type_of_errors(scope["path"])
-    await HttpRequest(scope, receive, send).answer(HttpResponse(503, body, media_type, headers))
-
-
-class _Cycle(RequestResponseCycle):
-    """One request and its answer. `send` returns when the socket has taken all but
-    CONNECTION_BYTES: what the sender holds is in use until then."""
-
-    async def send(self, message: MutableMapping[str, Any]) -> None:  # type: ignore[override]
-        if self.more_body:
-            self._answer_early(message)
-        await super().send(message)  # type: ignore[arg-type]
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-
-    def _answer_early(self, message: MutableMapping[str, Any]) -> None:
-        """The body has not come: end the connection with the answer."""
-        if message["type"] == "http.response.start":
-            if message["status"] >= HTTPStatus.BAD_REQUEST:
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-        elif not message.get("more_body", False):
-            self.keep_alive = False
-            transport: Any = self.transport
-            transport.linger_s = LINGER_S
+    busy = HttpResponse(503, body, media_type, ((b"retry-after", b"1"),))
+    await HttpRequest(scope, receive, send).answer(busy)
 
 
 class _Refused(Exception):
@@ -224,7 +143,7 @@ class Protocol(HttpToolsProtocol):
     """One connection."""
 
     config: Config
-    cycle: Any  # _Cycle, None before the first request
+    cycle: Any  # Exchange, None before the first request
 
     def __init__(self, config: Config, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -241,7 +160,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = HeadWithBody(transport, self.loop)  # type: ignore[assignment]
+        self.transport = CountedTransport(transport, self.loop)  # type: ignore[assignment]
         displaced = self._admission.arrive(self, self.client[0] if self.client else "")
         self._is_spare = self._admission.is_spare(self)
         self.config.watch(self.loop)
@@ -330,7 +249,7 @@ class Protocol(HttpToolsProtocol):
         scope["raw_path"] = raw_path
         scope["query_string"] = url.query or b""
         self._app = self.app if not self._is_spare or path in HEALTH else _busy
-        self.cycle = _Cycle(
+        self.cycle = Exchange(
             scope=scope,
             transport=self.transport,
             flow=self.flow,

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
 from tidelog.storage.core import entry as entries
@@ -70,19 +70,17 @@ class ViewExpired(Exception):
     """The view expired during an operation."""
 
 
-@contextlib.contextmanager
-def _before_the_put() -> Iterator[None]:
+class _BeforeThePut:
     """Make an unforeseen exception a refusal: this PUT has not begun, all earlier ones are lost."""
-    try:
-        yield
-    except (LogError, *TASK_ENDS):
-        raise
-    except BaseException as error:
-        raise Unavailable(f"the next entry cannot be made: {error!r}") from error
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, (LogError, *TASK_ENDS)):
+            raise Unavailable(f"the next entry cannot be made: {error!r}") from error
 
 
-def _view_age_max_s(state: ClusterState) -> float:
-    return state.bounds.now.view_age_ms / 1000
+_BEFORE_THE_PUT = _BeforeThePut()
 
 
 class WalView:
@@ -126,7 +124,7 @@ class WalView:
     @property
     def view_age_max_s(self) -> float:
         """The age in seconds above which a view is expired (DESIGN 5)."""
-        return _view_age_max_s(self._state)
+        return self._state.bounds.now.view_age_ms / 1000
 
     @property
     def state(self) -> ClusterState:
@@ -199,7 +197,7 @@ class WalView:
                 await self._ensure_view()
                 self._apply_offers()
                 self.copy_fence.check_fence()
-                with _before_the_put():
+                with _BEFORE_THE_PUT:
                     draft = next_draft()
                 if draft is None:
                     return None
@@ -228,7 +226,7 @@ class WalView:
             origins=list(draft.origins),
             store_ms=self.store.seen_ms,
         )
-        with _before_the_put():
+        with _BEFORE_THE_PUT:
             header, entry_hash = entries.encode_header(entry)
         key = object_keys.wal(entry.seq)
         fresh, started = self._freshness.moment, self._freshness.now()
@@ -418,7 +416,7 @@ class WalView:
                 raise Corrupt(object_keys.wal(state.seq + 1), "is missing, but later entries exist")
             for number in strays:
                 log.error("%s is a stray: see tidelog repair", object_keys.wal(number))
-            if self._freshness.age_s(started) <= _view_age_max_s(state):
+            if self._freshness.age_s(started) <= state.bounds.now.view_age_ms / 1000:
                 return started
 
     async def _catch_up(self) -> None:

@@ -106,8 +106,11 @@ class Waiters:
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:
     """Wait until the event is set, for `seconds` at most."""
+    if seconds == math.inf:
+        await event.wait()
+        return
     try:
-        async with asyncio.timeout(None if seconds == math.inf else seconds):
+        async with asyncio.timeout(seconds):
             await event.wait()
     except TimeoutError:
         pass

@@ -3,12 +3,16 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.service.conftest import listening
-from tidelog.service.http.protocol import JOINED_BYTES_MAX
+from tidelog.service.http.call import HttpRequest, HttpResponse
+from tidelog.service.http.exchange import JOINED_BYTES_MAX
 
 
 class App:
-    """Answers with a body of the size that the path asks for, in two parts where it says so."""
+    """Answers with a body of the size that the path asks for: whole, or in two messages of ASGI
+    where the path says so."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -16,10 +20,12 @@ class App:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         _, size, *parted = scope["path"].split("/")
         body = b"x" * int(size)
+        if not parted:
+            await HttpRequest(scope, receive, send).answer(HttpResponse(200, body))
+            return
         headers = [(b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if parted:
-            await self.go_on.wait()
+        await self.go_on.wait()
         await send({"type": "http.response.body", "body": body})
 
 
@@ -95,5 +101,61 @@ async def test_an_answer_before_the_end_of_a_body_arrives_and_is_the_last() -> N
             answer = await reader.read()  # ends: the client sees that nothing comes any more
         assert answer.startswith(b"HTTP/1.1 413")
         assert answer.endswith(b"\r\n\r\nno")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_header_of_an_answer_never_becomes_two() -> None:
+    async def split(scope: Any, receive: Any, send: Any) -> None:
+        headers = ((b"location", b"/x\r\nset-cookie: a=b"),)
+        await HttpRequest(scope, receive, send).answer(HttpResponse(200, b"{}", headers=headers))
+
+    async with listening(split) as port:  # type: ignore[arg-type]
+        reader, writer = await _ask(port, "/")
+        got = await reader.read(1 << 20)
+        assert got.startswith(b"HTTP/1.1 500 ")
+        assert b"set-cookie" not in got
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("field", ["", "connection: close\r\n"])
+async def test_the_last_answer_says_so_and_ends_the_connection(field: str) -> None:
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        call = HttpRequest(scope, receive, send)
+        await call.answer(HttpResponse(200, await call.body(100)))
+
+    async with listening(serve) as port:  # type: ignore[arg-type]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        version = "1.1" if field else "1.0"
+        head = f"POST / HTTP/{version}\r\nhost: x\r\n{field}content-length: 5\r\n\r\n"
+        writer.write(head.encode() + b"hello")
+        got = await reader.read(-1)
+        assert b"\r\nconnection: close\r\n" in got
+        assert got.endswith(b"\r\n\r\nhello")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_whole_bodies_and_parted_ones_are_read_on_one_connection() -> None:
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        call = HttpRequest(scope, receive, send)
+        await call.answer(HttpResponse(200, await call.body(1 << 20)))
+
+    async with listening(serve) as port:  # type: ignore[arg-type]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for size, is_parted in ((5, False), (5, True), (0, False), (300_000, True), (1, False)):
+            body = b"x" * size
+            head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
+            if is_parted:
+                writer.write(head + body[: size // 2])
+                await writer.drain()
+                await asyncio.sleep(0.02)
+                writer.write(body[size // 2 :])
+            else:
+                writer.write(head + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert b"content-length: %d\r\n" % size in answer
+            assert await reader.readexactly(size) == body
         writer.close()
         await writer.wait_closed()
