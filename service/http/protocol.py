@@ -155,6 +155,8 @@ class Protocol(HttpToolsProtocol):
         self._refusal = HTTPStatus.BAD_REQUEST, NOT_HTTP
         self._requests = 0
         self._received = 0
+        self._hosts = 0
+        self._is_coded = False  # by another Transfer-Encoding than chunked
         self._head_bytes = 0
         """Of packets after the one in which the head began."""
 
@@ -186,6 +188,8 @@ class Protocol(HttpToolsProtocol):
             self.scope["prove"] = self.prove  # type: ignore[typeddict-unknown-key]
         self._requests += 1
         self._is_in_head = True
+        self._hosts = 0
+        self._is_coded = False
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() or self._is_ended:
@@ -207,18 +211,24 @@ class Protocol(HttpToolsProtocol):
             before.keep_alive = False
             self._is_ended = True
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+        elif name == b"transfer-encoding":
+            self._is_coded = self._is_coded or value.strip().lower() != b"chunked"
+        self.headers.append((name, value))
+
     def _check_head(self) -> None:
         """Raise _Refused for a head that is too large, or that HTTP/1.1 does not allow."""
         self._check_size()
         version = self.parser.get_http_version()
-        hosts = 0
-        for name, value in self.headers:
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                raise self._refused(501, "the only Transfer-Encoding is chunked")
+        if self._is_coded:
+            raise self._refused(501, "the only Transfer-Encoding is chunked")
         if version == "1.1":
-            if hosts != 1:
+            if self._hosts != 1:
                 raise self._refused(400, "a request has one Host field")
         elif version != "1.0":
             raise self._refused(505, "the versions of HTTP here are 1.1 and 1.0")

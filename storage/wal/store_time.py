@@ -23,7 +23,9 @@ class StoreTime:
         """Return this machine's wall time, moved to within SKEW_MS_MAX of the store's."""
         own_ms = self._clock.now_ms()
         skew_ms = self._skew_ms(own_ms)
-        return own_ms - skew_ms + min(max(skew_ms, -SKEW_MS_MAX), SKEW_MS_MAX)
+        if abs(skew_ms) <= SKEW_MS_MAX:
+            return own_ms
+        return own_ms - skew_ms + (SKEW_MS_MAX if skew_ms > 0 else -SKEW_MS_MAX)
 
     def skew_ms(self) -> int:
         """Return how far this machine's clock is ahead of the store's. If no answer of the store
