@@ -20,7 +20,7 @@ Octets: TypeAlias = npt.NDArray[np.uint8]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
 SMALL = 2048
-"""Up to SMALL bytes, a regular expression is the fastest search."""
+"""Up to SMALL bytes, methods of bytes are faster than numpy."""
 DIGITS_MIN = 200
 """A number with an exponent below 100 and fewer digits before its point fits a double."""
 DIGITS = b"0" * DIGITS_MIN
@@ -30,11 +30,10 @@ MANTISSA_MAX = 24
 """The search reads so many bytes before an exponent. A longer mantissa counts as a number."""
 POSITIONS_AT_ONCE = 4096
 
-_LIKE_EXPONENT = re.compile(rb"[0-9][eE]\+?[0-9]{3}")
 _EXPONENT = re.compile(rb"(?:[\s,:\[]|\A)-?[0-9]+(?:\.[0-9]+)?[eE]\+?[0-9]{3}")
 """A number with a large exponent, where JSON allows a number. `3e812` in a UUID does not match."""
 _NUMBER = re.compile(rb"(?:[\s,:\[]|\A)-?([0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]+)?)(?=[\s,\]}]|\Z)")
-_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+_ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 _OTHER, _IN_NUMBER, _BEFORE_NUMBER = range(3)
 _KINDS = np.full(256, _OTHER, np.uint8)
 _KINDS[list(b"0123456789.-")] = _IN_NUMBER
@@ -66,9 +65,10 @@ def _may_overflow(text: bytes) -> bool:
     """Return whether the text has the digits or the exponent of such a number. A string may have
     them, too."""
     if len(text) <= SMALL:
-        if len(text) >= DIGITS_MIN and DIGITS in text.translate(_ZEROS):
+        alike = text.translate(_ALIKE)
+        if len(text) >= DIGITS_MIN and DIGITS in alike:
             return True
-        return _LIKE_EXPONENT.search(text) is not None and _EXPONENT.search(text) is not None
+        return b"0e" in alike and _EXPONENT.search(text) is not None
     octets = np.frombuffer(text, np.uint8)
     like_digits = (octets & 0xF0) == 0x30  # the digits, and `:` to `?`: faster than an exact test
     if DIGITS_PACKED in np.packbits(like_digits).tobytes():
