@@ -115,7 +115,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_bytes((ROOT / path).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", folder, source], check=True, timeout=110)
+    subprocess.run([*command, "--wheel-dir", folder, source], check=True, timeout=300)
     return next(folder.glob("*.whl"))
 
 

@@ -120,7 +120,7 @@ def test_every_block_does_what_the_page_says(page: str, tmp_path: Path) -> None:
             ),
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=400,
             check=False,
         )
     ran = sorted(int(path.stem) for path in tmp_path.glob("*.out"))

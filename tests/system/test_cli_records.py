@@ -263,8 +263,8 @@ def test_following_ends_at_what_was_asked_for(broker: Broker, topic: str) -> Non
         running(broker, "consume", topic, "--follow", "--max", "3") as few,
     ):
         broker.cli("produce", topic, stdin="2\n3\n4\n")
-        assert until.communicate(timeout=30) == (b"0\n1\n2\n3\n", b"")
-        assert few.communicate(timeout=30) == (b"0\n1\n2\n", b"")
+        assert until.communicate(timeout=200) == (b"0\n1\n2\n3\n", b"")
+        assert few.communicate(timeout=200) == (b"0\n1\n2\n", b"")
         assert (until.returncode, few.returncode) == (0, 0)
 
 

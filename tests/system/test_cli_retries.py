@@ -32,7 +32,7 @@ def test_produce_goes_on_when_the_broker_is_killed_and_comes_back(tmp_path: Path
             say(range(2000, 4000))
             time.sleep(0.5)
             broker.start()
-            said, errors = producing.communicate(timeout=60)
+            said, errors = producing.communicate(timeout=200)
             assert producing.returncode == 0, errors
         assert json.loads(said)["records"] == 4000
         assert json.loads(said)["retries"] > 0
@@ -52,7 +52,7 @@ def test_following_goes_on_when_the_broker_is_killed_and_comes_back(tmp_path: Pa
             assert following.stdout.readline() == b"before\n"
             broker.restart()
             broker.cli("produce", "t", stdin="after\n")
-            assert following.communicate(timeout=60) == (b"after\n", b"")
+            assert following.communicate(timeout=200) == (b"after\n", b"")
             assert following.returncode == 0
 
 

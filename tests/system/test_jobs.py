@@ -57,7 +57,7 @@ def test_the_wrapper_compacts_through_spark_submit(folder: Path) -> None:
     variables = environment(folder, SPARK_MASTER="local[1]", SPARK_LOCAL_IP="127.0.0.1")
     variables["SPARK_OPTIONS"] = "--driver-memory 1g --conf spark.sql.shuffle.partitions=1"
     command = [JOBS / "spark-compact.sh", "t", "--json"]
-    done = subprocess.run(command, env=variables, capture_output=True, check=False, timeout=110)
+    done = subprocess.run(command, env=variables, capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     told = json.loads(done.stdout)
     assert (told["is_dry"], told["engine"]) == (False, "spark")
