@@ -77,8 +77,8 @@ def long_names(broker: Broker) -> str:
 
 def unpacked(way: str, scale: float, broker: Broker) -> str:
     """One body that unpacks to more than a request may have, and four that may be taken."""
-    sizes = [80 * MIB, *[20 * MIB] * 4]  # of a row; a body has three
-    bodies = [packed(max(int(size * scale), MIB))[way] for size in sizes]
+    rows = [480, 120, 120, 120, 120]  # of half a MiB each
+    bodies = [packed(MIB // 2, max(int(count * scale), 1))[way] for count in rows]
     return sent(broker, produced(bodies, ARROW_TYPE), at_once=5)
 
 
