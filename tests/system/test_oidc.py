@@ -14,6 +14,8 @@ from tests.support.broker import Broker, error_line, lines_of, until
 from tests.system.several import QUICK
 from tests.system.test_keys import ADMIN_KEY, JSON, V2, Pair, metric
 
+pytestmark = pytest.mark.xdist_group("oidc")  # the two brokers are started once
+
 ALICE = "oidc-alice"
 
 
