@@ -61,6 +61,10 @@ sim: $(VENV)/.has-all  ## Simulate clusters by seed: SEEDS=2000, FROM=0, or a si
 explore: $(VENV)/.has-all  ## Explore small worlds to the end, within a bound; ARGS=--mutations, "--world small"
 	@$(BIN)/python -m tests.explore $(ARGS)
 
+.PHONY: attack
+attack: $(VENV)/.has-all  ## Attack real brokers, and measure memory, stalls and a neighbour; ARGS are --scale, --only
+	$(BIN)/python -m tests.attack $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.has-all  ## Check lint, format, types, layers and vocabulary: all, even when one fails
 	@failed=0; \

@@ -239,6 +239,11 @@ class Settings:
     allowed_hosts: str = trust_settings.ALLOWED_HOSTS
     security_off_with_keys: bool = trust_settings.SECURITY_OFF_WITH_KEYS
     audit_log: str = trust_settings.AUDIT_LOG
+    oidc_issuer: str = trust_settings.OIDC_ISSUER
+    oidc_audience: str = trust_settings.OIDC_AUDIENCE
+    oidc_jwks_url: str = trust_settings.OIDC_JWKS_URL
+    oidc_principal_claim: str = trust_settings.OIDC_PRINCIPAL_CLAIM
+    oidc_principal_prefix: str = trust_settings.OIDC_PRINCIPAL_PREFIX
     cors_origins: str = setting(
         "",
         "origins whose pages may use the API from a browser, separated by `;`: `https://app.example.com`; `*`: every origin; empty: none",
@@ -319,9 +324,7 @@ class Settings:
                 f"admin_key has {len(self.admin_key)} characters: use {ADMIN_KEY_CHARS_MIN} or "
                 "more random ones (openssl rand -base64 32)"
             )
-        if why := trust_settings.why_not(
-            self.allowed_hosts, self.security_off_with_keys, self.security
-        ):
+        if why := trust_settings.why_not(self):
             raise BadSettings(why)
         for name in self.super_user_names:
             if not name.startswith("User:") or name in ("User:", "User:*"):

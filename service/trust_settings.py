@@ -1,6 +1,9 @@
 """Settings that decide which clients a broker trusts, and what it writes down about them."""
 
+import ipaddress
 import re
+from typing import Any
+from urllib.parse import urlsplit
 
 from tidelog.service.setting_fields import setting
 
@@ -20,6 +23,21 @@ AUDIT_LOG = setting(
     AUDIT_AUTO,
     "file for denials, logins and changes, as JSON lines; `stderr` for the broker's log; `off`; `auto`: `stderr` with `security=keys`, else `off`",
 )
+OIDC_ISSUER = setting(
+    "",
+    "URL of the OIDC issuer whose tokens prove a principal, as its tokens have it in `iss`; empty: only keys prove one; needs `tidelog[oidc]`",
+)
+OIDC_AUDIENCE = setting("", "audience that a token must have in `aud`")
+OIDC_JWKS_URL = setting(
+    "",
+    "URL of the issuer's public keys; empty: `jwks_uri` of `<issuer>/.well-known/openid-configuration`",
+)
+OIDC_PRINCIPAL_CLAIM = setting("sub", "claim of a token that has the name of its principal")
+OIDC_PRINCIPAL_PREFIX = setting(
+    "oidc-",
+    "text before the name: `User:oidc-alice`. If it is empty, tokens prove the same principals as keys: set it so only if the issuer gives out names that its users cannot choose",
+)
+_PREFIX_CHARS_MAX = 64
 
 
 def hosts_of(allowed_hosts: str) -> list[str]:
@@ -27,11 +45,52 @@ def hosts_of(allowed_hosts: str) -> list[str]:
     return [entry.strip().lower() for entry in allowed_hosts.split(";") if entry.strip()]
 
 
-def why_not(allowed_hosts: str, security_off_with_keys: bool, security: str) -> str | None:
-    """Return why these values cannot be used. If they can, return None."""
-    for entry in hosts_of(allowed_hosts):
+def is_protected(url: str) -> bool:
+    """Whether the URL is https, or http to this machine."""
+    try:
+        found = urlsplit(url)
+        host = found.hostname or ""
+        _ = found.port
+    except ValueError:
+        return False
+    if found.scheme == "https":
+        return bool(host)
+    return found.scheme == "http" and _is_loopback(host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def why_not(settings: Any) -> str | None:
+    """Return why these settings of trust cannot be used. If they can, return None."""
+    for entry in hosts_of(settings.allowed_hosts):
         if entry != ANY_HOST and not _ENTRY.fullmatch(entry):
             return f"allowed_hosts: {entry!r} is neither a host name nor *.DOMAIN"
-    if security_off_with_keys and security != "off":
+    if settings.security_off_with_keys and settings.security != "off":
         return "security_off_with_keys is for security=off: remove it"
+    return _why_not_oidc(settings)
+
+
+def _why_not_oidc(settings: Any) -> str | None:
+    if not settings.oidc_issuer:
+        if settings.oidc_audience or settings.oidc_jwks_url:
+            return "oidc_audience and oidc_jwks_url need oidc_issuer"
+        return None
+    if settings.security != "keys":
+        return "oidc_issuer needs security=keys, but security is off"
+    if not settings.oidc_audience:
+        return "oidc_issuer needs oidc_audience: else a token for any other service is taken"
+    for name in ("oidc_issuer", "oidc_jwks_url"):
+        url = getattr(settings, name)
+        if url and not is_protected(url):
+            return f"{name}: {url!r} is no URL of https (http: only to this machine)"
+    if not settings.oidc_principal_claim:
+        return "oidc_principal_claim is empty: use sub"
+    prefix = settings.oidc_principal_prefix
+    if len(prefix) > _PREFIX_CHARS_MAX or not prefix.isprintable():
+        return f"oidc_principal_prefix: {prefix!r} is not printable, or too long"
     return None

@@ -2,6 +2,7 @@
 
 authenticator   keys, sessions, ACLs and quotas of this broker's callers
 caller          the caller of a request, as handlers see it
+oidc            bearer tokens of an OIDC issuer (extra oidc)
 session_cookie  the console's session cookies
 token_bucket    a quota's bucket of bytes
 audit           refusals, logins and changes, as JSON lines

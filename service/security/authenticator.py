@@ -1,9 +1,9 @@
 """Authentication and authorization on one broker: keys, sessions, ACLs and quotas.
 
 Every request needs a principal, except on public routes (RouteAccess.PUBLIC). The request proves it
-by `Authorization: Basic` (user and secret of a key), by `Bearer` (the secret), or by the console's
-cookie. Callers are cached by header and address, so authorization costs two lookups in dicts. A
-change of the cluster's state applies to the next request.
+by `Authorization: Basic` (user and secret of a key), by `Bearer` (the secret, or a token of the
+OIDC issuer), or by the console's cookie. Callers are cached by header and address, so authorization
+costs two lookups in dicts. A change of the cluster's state applies to the next request.
 
 Before a broker rejects a request, it refreshes its view, because another broker may have added the
 key or the ACL (I3). It does so at most REFRESHES_PER_S times a second. So an invalid key costs a
@@ -16,32 +16,42 @@ import binascii
 import hmac
 import math
 from collections.abc import Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.route import Access, Permission, RouteAccess
 from tidelog.service.security import session_cookie
-from tidelog.service.security.caller import BASIC, BEARER, Forbidden, QuotaExceeded, Unauthenticated
+from tidelog.service.security.caller import (
+    ADMIN,
+    BASIC,
+    BEARER,
+    Forbidden,
+    QuotaExceeded,
+    Unauthenticated,
+    super_users_of,
+)
 from tidelog.service.security.signatures import SIGNED_LEVEL
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import CLUSTER, DESCRIBE, OPERATIONS_OF, TOPIC
+from tidelog.storage.core.acls import CLUSTER, OPERATIONS_OF
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import Access as AccessState
-from tidelog.storage.state.access import Key, TopicFilter, all_topics, digest
+from tidelog.storage.state.access import Key, digest
+
+if TYPE_CHECKING:
+    from tidelog.service.security.oidc import Issuer
 
 ADMIN_ID = "admin"
 """Id of the key in the settings, which is not in the state. Its principal is User:admin."""
-ADMIN = "User:admin"
+TOKEN_ID = "token"
+"""In place of a key's id: the principal was proved by a token. Ids of keys are hexadecimal."""
 NO_DIGEST = b""
-SESSION_NOTE = "session of the console"
-SESSIONS_MAX = 10
-"""Maximum sessions of one principal; the next login ends the oldest (I10)."""
 HEADER_BYTES_MAX = 1024
+TOKEN_BYTES_MAX = 8192
 CALLERS_MAX = 10_000
 """Maximum cached callers; the next caller clears the cache. The same for quota buckets."""
 DECISIONS_MAX = 1_000
@@ -54,7 +64,8 @@ CONSOLE_HEADER = b"tidelog-console"
 
 class Credential(NamedTuple):
     """The key that proves a principal, or a session of this key. If `expires_ms` is 0, it never
-    expires."""
+    expires. For a token, `digest` is the thumbprint of the issuer's key, which only the broker that
+    verified the token knows."""
 
     key_id: str
     principal: str
@@ -101,7 +112,11 @@ class Caller:
         credential = self.credential
         if self._is_revoked or credential is None:
             return not self._is_revoked
-        return not credential.expires_ms or self._security.clock.now_ms() < credential.expires_ms
+        if not credential.expires_ms:
+            return True
+        if self._security.clock.now_ms() >= credential.expires_ms:
+            return False
+        return credential.key_id != TOKEN_ID or self._security.trusts(credential.digest)
 
     @property
     def proof(self) -> tuple[str, str, int]:
@@ -112,7 +127,9 @@ class Caller:
 
     def check_valid(self) -> None:
         if not self.is_valid:
-            raise self._security.refused("revoked", "API key revoked, or the session has ended")
+            is_token = self.credential is not None and self.credential.key_id == TOKEN_ID
+            what = "the token has expired" if is_token else "API key revoked"
+            raise self._security.refused("revoked", f"{what}, or the session has ended")
 
     def may(self, operation: str, resource_type: str, name: str) -> bool:
         if not self.is_valid:
@@ -171,45 +188,36 @@ class Caller:
         credential = self.credential
         if credential is None:
             return
-        if credential.key_id != ADMIN_ID:
+        if credential.key_id not in (ADMIN_ID, TOKEN_ID):
             key = access.keys.get(credential.key_id)
             self._is_revoked = key is None or key.digest != credential.digest
         if credential.session_id and credential.session_id not in access.keys:
             self._is_revoked = True
 
 
-def topic_filter(settings: Settings) -> TopicFilter:
-    """Return the function that decides whether a principal may describe a topic, from any host."""
-    if settings.security == "off":
-        return all_topics
-    super_users = _super_users(settings)
-
-    def may_describe(access: AccessState, principal: str, topic: str) -> bool:
-        return principal in super_users or access.acls.allows(principal, "", DESCRIBE, TOPIC, topic)
-
-    return may_describe
-
-
-def _super_users(settings: Settings) -> frozenset[str]:
-    return frozenset({ADMIN, *settings.super_user_names})
-
-
 class Security:
-    """The access checks of one broker with security on. `secret` is the cluster's."""
+    """The access checks of one broker with security on. `secret` is the cluster's; `issuer` is None
+    if only keys prove a principal."""
 
     def __init__(
-        self, broker: Broker, settings: Settings, secret: bytes, counters: HttpCounters
+        self,
+        broker: Broker,
+        settings: Settings,
+        secret: bytes,
+        counters: HttpCounters,
+        issuer: "Issuer | None" = None,
     ) -> None:
         self._log = broker
         self._secret = secret
         self.counters = counters
         self.clock = broker.clock
-        self.super_users = _super_users(settings)
+        self.super_users = super_users_of(settings)
         self._admin = digest(settings.admin_key.encode()) if settings.admin_key else None
         self._callers: dict[tuple[bytes, str], Caller] = {}
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._refreshes = Bucket(REFRESHES_PER_S, broker.clock.boot_s())
         self.cookie = session_cookie.cookie_name(broker.identity.cluster_id)
+        self._issuer = issuer
 
     # -- admission
 
@@ -229,7 +237,7 @@ class Security:
                     break
             client = scope.get("client")
             host = client[0] if client else ""
-            caller = None if header is None else self._callers.get((header, host))
+            caller = None if header is None else self._callers.get((_kept(header), host))
             if caller is None or not caller.is_valid:
                 caller = await self._identify(scope, access, header, host)
                 if caller is None:
@@ -264,7 +272,7 @@ class Security:
         if header is not None:
             credential = await self._of_header(header)
             caller = Caller(self, credential.principal, _plain(host), credential)
-            return self._remember((header, host), caller)
+            return self._remember((_kept(header), host), caller)
         headers = dict(scope["headers"])
         if _needs_no_key(scope, access):
             return None
@@ -299,27 +307,17 @@ class Security:
         cookie is sent, the key is of no use, and a later login of the principal deletes it.
         """
         now_ms = self.clock.now_ms()
-        await self._end_old_sessions(credential.principal, now_ms)
+        keys = self.access.keys.values()
+        for key_id in session_cookie.ended_by_login(keys, credential.principal, now_ms):
+            await self._log.change_access(DeleteKey(key_id))
         until_ms = now_ms + session_cookie.LIVES_MS
         until_ms = min(until_ms, credential.expires_ms or until_ms)
         key, _ = await self._log.create_key(
-            credential.principal, expires_ms=until_ms, note=SESSION_NOTE
+            credential.principal, expires_ms=until_ms, note=session_cookie.NOTE
         )
         session = session_cookie.Session(credential.key_id, key.key_id, until_ms)
         cookie = session_cookie.sign(self._secret, session, credential.digest)
         return credential._replace(expires_ms=until_ms, session_id=key.key_id), cookie
-
-    async def _end_old_sessions(self, principal: str, now_ms: int) -> None:
-        own = [
-            key
-            for key in self.access.keys.values()
-            if key.note == SESSION_NOTE and key.principal == principal
-        ]
-        own.sort(key=lambda key: key.created_ms)
-        too_many = max(len(own) - SESSIONS_MAX + 1, 0)
-        for number, key in enumerate(own):
-            if number < too_many or key.expires_ms <= now_ms:
-                await self._log.change_access(DeleteKey(key.key_id))
 
     async def end_session(self, headers: Mapping[bytes, bytes]) -> str:
         """End the session of a request's cookie on all brokers. Return its principal, or "" if
@@ -364,7 +362,8 @@ class Security:
         key = self.access.keys.get(key_id)
         is_of_principal = key is not None and key.principal == principal
         digest_of_key = key.digest if key is not None and is_of_principal else NO_DIGEST
-        if key_id == ADMIN_ID and principal != ADMIN:
+        is_odd_token = key_id == TOKEN_ID and (principal == ADMIN or not expires_ms)
+        if is_odd_token or (key_id == ADMIN_ID and principal != ADMIN):
             key_id = ""
         return Credential(key_id, principal, digest_of_key, expires_ms, session_id)
 
@@ -378,6 +377,9 @@ class Security:
         scheme, _, rest = header.strip().partition(b" ")
         user: bytes | None = None
         secret = rest.strip()
+        if self._issuer is not None and scheme.lower() == b"bearer" and self._is_token(secret):
+            found = await self._issuer.verify(secret)
+            return Credential(TOKEN_ID, found.principal, found.thumbprint, found.expires_ms)
         if len(header) > HEADER_BYTES_MAX or scheme.lower() not in (b"basic", b"bearer"):
             raise self.refused("malformed", "Authorization is neither Basic nor Bearer")
         if scheme.lower() == b"basic":
@@ -391,6 +393,15 @@ class Security:
         if user is not None and b"User:" + user != credential.principal.encode():
             raise self.refused("unknown", "invalid credentials: no key of this user")
         return credential
+
+    def _is_token(self, secret: bytes) -> bool:
+        has_parts = len(secret) <= TOKEN_BYTES_MAX and secret.count(b".") == 2
+        return has_parts and self._find(digest(secret)) is None  # the admin key may have dots, too
+
+    def trusts(self, thumbprint: bytes) -> bool:
+        """Whether the key that signed a token is still the issuer's. A broker that a request was
+        forwarded to does not know the key: the other broker checks it before it answers."""
+        return not thumbprint or (self._issuer is not None and self._issuer.trusts(thumbprint))
 
     async def _of_secret(self, secret: bytes, challenge: str) -> Credential:
         sha256 = digest(secret)
@@ -463,6 +474,11 @@ class Security:
         """Count the failure and return its error."""
         self.counters.auth_failures[kind] += 1
         return Unauthenticated(kind, why, challenge)
+
+
+def _kept(header: bytes) -> bytes:
+    """Return what the cache of callers keeps of a header: not a long token. No header has a NUL."""
+    return header if len(header) <= HEADER_BYTES_MAX else b"\0" + digest(header)
 
 
 def _credential(key: Key) -> Credential:

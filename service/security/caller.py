@@ -7,9 +7,13 @@ service.security.authenticator puts the caller into the request's scope before a
 from collections.abc import Iterable, MutableMapping
 from typing import Any, Protocol
 
+from tidelog.service.settings import Settings
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, CREATE, DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.errors import LogError, Throttled
+from tidelog.storage.state.access import Access, TopicFilter, all_topics
 
+ADMIN = "User:admin"
+"""The principal of the key in the settings."""
 BASIC = 'Basic realm="tidelog", charset="UTF-8"'
 BEARER = 'Bearer realm="tidelog"'
 
@@ -103,6 +107,22 @@ def rights_of(scope: MutableMapping[str, Any]) -> CallerRights:
     """Return the rights of an admitted request's caller."""
     rights: CallerRights = scope.get("rights", ALL_RIGHTS)
     return rights
+
+
+def super_users_of(settings: Settings) -> frozenset[str]:
+    return frozenset({ADMIN, *settings.super_user_names})
+
+
+def topic_filter(settings: Settings) -> TopicFilter:
+    """Return the function that decides whether a principal may describe a topic, from any host."""
+    if settings.security == "off":
+        return all_topics
+    super_users = super_users_of(settings)
+
+    def may_describe(access: Access, principal: str, topic: str) -> bool:
+        return principal in super_users or access.acls.allows(principal, "", DESCRIBE, TOPIC, topic)
+
+    return may_describe
 
 
 def may_describe_group(rights: CallerRights, group: str) -> bool:

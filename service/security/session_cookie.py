@@ -8,9 +8,16 @@ a session is in the cluster's state until a logout or a later login deletes it.
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from tidelog.storage.state.access import Key
+
 COOKIE_VERSION = "v2"
+NOTE = "session of the console"
+"""The note of a session's key."""
+SESSIONS_MAX = 10
+"""Maximum sessions of one principal; the next login ends the oldest (I10)."""
 LIVES_MS = 12 * 3_600_000
 NAME_PREFIX = "tidelog_"
 COOKIE_CHARS_MAX = 512
@@ -34,6 +41,19 @@ def cookie_name(cluster_id: str) -> str:
 def sign(secret: bytes, session: Session, digest: bytes) -> str:
     """Return the cookie's value. `digest` is the digest of the key."""
     return f"{_signed(session)}{_mac(secret, session, digest)}"
+
+
+def ended_by_login(keys: Iterable[Key], principal: str, now_ms: int) -> list[str]:
+    """Return the ids of the sessions that a login of the principal ends: those that have expired,
+    and the oldest above the bound."""
+    own = [key for key in keys if key.note == NOTE and key.principal == principal]
+    own.sort(key=lambda key: key.created_ms)
+    too_many = max(len(own) - SESSIONS_MAX + 1, 0)
+    return [
+        key.key_id
+        for number, key in enumerate(own)
+        if number < too_many or key.expires_ms <= now_ms
+    ]
 
 
 def parse(cookie: str) -> Session | None:

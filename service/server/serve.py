@@ -33,7 +33,8 @@ from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener
 from tidelog.service.routes.health import VERSION
 from tidelog.service.secret_files import OTHERS, PRIVATE_UMASK, why_exposed
-from tidelog.service.security.authenticator import Security, topic_filter
+from tidelog.service.security.authenticator import Security
+from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.signatures import Signatures
 from tidelog.service.server.app import build_app
 from tidelog.service.server.log_lines import last_words, log_to_stderr
@@ -58,6 +59,7 @@ from tidelog.storage.io.open import open_store
 from tidelog.storage.io.probe import probe
 
 if TYPE_CHECKING:
+    from tidelog.service.security.oidc import Issuer
     from tidelog.service.server.tracing import Traces
 
 log = logging.getLogger("tidelog")
@@ -341,11 +343,25 @@ async def _security(settings: Settings, broker: Broker, counters: HttpCounters) 
         return None
     secret = await broker.secret()
     _check_files(broker)
-    if not (settings.admin_key or broker.state.access.keys):
+    issuer = _issuer(settings, broker, counters)
+    if not (issuer or settings.admin_key or broker.state.access.keys):
         log.warning("security=keys, but no key exists: set admin_key and create keys with it")
     if settings.host not in LOOPBACK:
         log.warning("keys are sent unencrypted: put a TLS proxy before %s", settings.host)
-    return Security(broker, settings, secret, counters)
+    return Security(broker, settings, secret, counters, issuer)
+
+
+def _issuer(settings: Settings, broker: Broker, counters: HttpCounters) -> "Issuer | None":
+    """Return the OIDC issuer, None if there is none. Raises LogError if a package is missing."""
+    if not settings.oidc_issuer:
+        return None
+    try:
+        from tidelog.service.security.oidc import Issuer
+    except ImportError as error:
+        raise LogError(f"oidc_issuer needs tidelog[oidc]: {error}") from error
+    issuer = Issuer(settings, broker.clock, counters.auth_failures)
+    issuer.begin_fetch()
+    return issuer
 
 
 def _other_bounds(settings: Settings) -> dict[str, int]:

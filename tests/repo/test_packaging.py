@@ -26,7 +26,7 @@ SETUPTOOLS = PROJECT["tool"]["setuptools"]
 BASE_MODULES = {"httpx", "msgspec", "orjson", "rich", "typer"}
 """Dependencies of the base distribution: enough for a client."""
 HIDDEN = (
-    *("aioboto3", "boto3", "botocore", "deltalake", "fastapi", "google_crc32c", "httptools"),
+    *("aioboto3", "boto3", "botocore", "deltalake", "fastapi", "google_crc32c", "httptools", "jwt"),
     *("numpy", "pandas", "prometheus_client", "pyarrow", "pyspark", "re2", "uvicorn", "uvloop"),
 )
 """Modules of the extras."""

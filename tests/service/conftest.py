@@ -13,7 +13,9 @@ import pytest
 from fastapi import FastAPI
 
 from tidelog.service.http.protocol import Server
-from tidelog.service.security.authenticator import Security, topic_filter
+from tidelog.service.security.authenticator import Security
+from tidelog.service.security.caller import topic_filter
+from tidelog.service.security.oidc import Issuer
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router
 from tidelog.service.settings import Settings
@@ -80,7 +82,10 @@ async def serving(log: LogBroker, settings: Settings) -> AsyncIterator[Broker]:
     counters = HttpCounters()
     security = None
     if settings.security == "keys":
-        security = Security(log, settings, await log.secret(), counters)
+        issuer = None
+        if settings.oidc_issuer:
+            issuer = Issuer(settings, log.clock, counters.auth_failures)
+        security = Security(log, settings, await log.secret(), counters, issuer)
     inner = build_app(log, http=counters, security=security)
     app = Router(inner, log, settings, counters, log.groups, security=security)
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]

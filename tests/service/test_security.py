@@ -23,7 +23,7 @@ from tests.service.keyed import (
     secured,
 )
 from tidelog.service.security import session_cookie
-from tidelog.service.security.authenticator import REFRESHES_PER_S, SESSIONS_MAX
+from tidelog.service.security.authenticator import REFRESHES_PER_S
 from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import Settings, client_key, load
 from tidelog.storage.cluster.secret import cluster_secret
@@ -329,9 +329,10 @@ async def test_sessions_of_a_principal_are_bounded(broker: Broker) -> None:
     bob = await made(broker, principal="User:bob")
     his = {"cookie": cookie_of(await login(broker, bob["secret"]))}
     hers = [
-        {"cookie": cookie_of(await login(broker, alice["secret"]))} for _ in range(SESSIONS_MAX + 2)
+        {"cookie": cookie_of(await login(broker, alice["secret"]))}
+        for _ in range(session_cookie.SESSIONS_MAX + 2)
     ]
-    assert len(broker.log.state.access.keys) == 2 + 1 + SESSIONS_MAX
+    assert len(broker.log.state.access.keys) == 2 + 1 + session_cookie.SESSIONS_MAX
     for number, cookie in enumerate(hers):
         answer = await broker.http.get("/tidelog/v1/me", headers=cookie)
         assert answer.status_code == (401 if number < 2 else 200)

@@ -15,7 +15,8 @@ from tidelog.service.peers.client import ANNOUNCE, GROUP_REQUEST, HAND_OVER, MET
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers, _Request, _Response
 from tidelog.service.peers.listener import PeerApp, PeerListener
 from tidelog.service.security import authenticator, signatures
-from tidelog.service.security.authenticator import ADMIN, ADMIN_ID, Security, topic_filter
+from tidelog.service.security.authenticator import ADMIN_ID, Security
+from tidelog.service.security.caller import ADMIN, topic_filter
 from tidelog.service.security.signatures import HEADER, Signatures
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.broker import Broker
 from tests.ui.conftest import CHROMIUM, JSON, Console
-from tidelog.service.security.authenticator import SESSION_NOTE
+from tidelog.service.security import session_cookie
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
@@ -151,7 +151,7 @@ def test_a_session_ends_while_a_page_is_open(console: Console, broker: Broker) -
     log_in(console, key_of(broker, "User:leaving"))
     keys = httpx.get(url, headers=headers).json()
     own = [each for each in keys if each["principal"] == "User:leaving"]
-    (key_id,) = [each["key_id"] for each in own if each["note"] != SESSION_NOTE]
+    (key_id,) = [each["key_id"] for each in own if each["note"] != session_cookie.NOTE]
     httpx.delete(f"{url}/{key_id}", headers=headers).raise_for_status()
     # The console asks again every half a minute.
     console.page.get_by_label("Key", exact=True).wait_for(timeout=240_000)

@@ -1,0 +1,138 @@
+"""The attacks: each takes a broker and returns its answers, counted by status.
+
+`scale` is 1 for the whole size, and small for a test. Counts and sizes are bounded; each attack
+ends by itself. Bodies and heads are those of the tests of tests/findings and tests/system.
+"""
+
+import functools
+import io
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pyarrow as pa
+
+from tests.attack.measure import MIB, TYPE
+from tests.findings.test_s1_views_behind_nulls import SLOTS, WAYS, views
+from tests.findings.test_s3_unpacked_bytes import TYPE as ARROW_TYPE
+from tests.findings.test_s3_unpacked_bytes import packed
+from tests.support.broker import Broker
+from tests.system.test_admission import ATTACKS as CONNECTIONS
+from tests.system.test_admission import attacked
+
+VICTIM = "t"
+TIMEOUT_S = 120.0
+HOLD_S = 10.0
+"""How long connections that stop are held open, at scale 1."""
+Attack = Callable[[Broker], str]
+
+
+def sent(broker: Broker, requests: Iterable[tuple[str, str, Any]], at_once: int = 1) -> str:
+    """Send requests (method, path, keywords); return the count of answers by status."""
+
+    def one(request: tuple[str, str, Any]) -> str:
+        method, path, more = request
+        try:
+            return str(client.request(method, path, **more).status_code)
+        except httpx.HTTPError as error:
+            return type(error).__name__
+
+    with (
+        httpx.Client(base_url=broker.base_url, timeout=TIMEOUT_S) as client,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
+        counts = Counter(pool.map(one, requests))
+    return ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()))
+
+
+def produced(bodies: Iterable[bytes], headers: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+    return [
+        ("POST", f"/topics/{VICTIM}", {"content": body, "headers": dict(headers)})
+        for body in bodies
+    ]
+
+
+def negative_views(broker: Broker) -> str:
+    kinds = (pa.binary_view(), pa.string_view())
+    bodies = [
+        way(views(kind, slot)) for kind in kinds for way in WAYS.values() for slot in SLOTS.values()
+    ]
+    return sent(broker, produced(bodies, ARROW_TYPE))
+
+
+def long_names(broker: Broker) -> str:
+    """The longest names that are taken or refused, sealed at once."""
+    names = ["n" * size for size in (222, 223, 249)]
+    body = {"configs": {"segment.ms": "100"}}
+    topics = [{"json": {"topic_name": name, **body}} for name in names]
+    made = sent(broker, [("POST", "/admin/topics", topic) for topic in topics])
+    record = {"content": b'{"records":[{"value":1}]}', "headers": TYPE}
+    written = sent(broker, [("POST", f"/topics/{name}", record) for name in names])
+    sealed = sent(broker, [("POST", f"/admin/topics/{name}/seal", {}) for name in names])
+    return f"{made}; {written}; {sealed}"
+
+
+def unpacked(way: str, scale: float, broker: Broker) -> str:
+    """One body that unpacks to more than a request may have, and four that may be taken."""
+    rows = [480, 120, 120, 120, 120]  # of half a MiB each
+    bodies = [packed(MIB // 2, max(int(count * scale), 1))[way] for count in rows]
+    return sent(broker, produced(bodies, ARROW_TYPE), at_once=5)
+
+
+def empty_records(scale: float, broker: Broker) -> str:
+    """Records that have no bytes, and a fetch of one byte of them."""
+    rows = int(1_000_000 * scale)
+    table = pa.record_batch({"value": pa.nulls(rows)})
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_batch(table)
+    lines = b'{"records":[' + b",".join([b"{}"] * rows) + b"]}"
+    made = sent(broker, [*produced([out.getvalue()], ARROW_TYPE), *produced([lines], TYPE)])
+    path = f"/topics/{VICTIM}/partitions/0/records?offset=0&max_bytes=1"
+    return f"{made}; {sent(broker, [('GET', path, {})] * 4, at_once=4)}"
+
+
+def many_partitions(scale: float, broker: Broker) -> str:
+    count = max(int(10_000 * scale), 1)
+    body = {"topic_name": "p", "partitions_count": count}
+    made = sent(broker, [("POST", "/admin/topics", {"json": body})])
+    cluster = httpx.get(f"{broker.base_url}/v3/clusters", timeout=TIMEOUT_S).json()["data"][0]
+    listing = f"/v3/clusters/{cluster['cluster_id']}/topics/p/partitions"
+    return f"{made}; {sent(broker, [('GET', listing, {})] * 4, at_once=4)}"
+
+
+def held(data: bytes, scale: float, broker: Broker) -> str:
+    with attacked(broker, data):
+        time.sleep(HOLD_S * scale)
+    return ""
+
+
+def woken(accept: str, query: str, scale: float, broker: Broker) -> str:
+    """Readers that wait for the same records, and the records."""
+    head = f"GET /topics/{VICTIM}/partitions/0/records?offset=latest&{query} HTTP/1.1\r\n"
+    data = f"{head}Host: x\r\nAccept: {accept}\r\n\r\n".encode()
+    bodies = [b'{"records":[{"value":"%b"}]}' % (b"x" * 1000)] * max(int(100 * scale), 5)
+    with attacked(broker, data):
+        return sent(broker, produced(bodies, TYPE))
+
+
+def attacks(scale: float) -> dict[str, Attack]:
+    """All attacks by name."""
+    wait = "timeout=30000"
+    json_type = "application/vnd.kafka.json.v2+json"
+    found: dict[str, Attack] = {
+        "views of negative size": negative_views,
+        "topics with long names": long_names,
+        "bodies that unpack (zstd)": functools.partial(unpacked, "zstd", scale),
+        "bodies that unpack (dictionary)": functools.partial(unpacked, "dictionary", scale),
+        "records without bytes": functools.partial(empty_records, scale),
+        "many partitions": functools.partial(many_partitions, scale),
+        "followers of one partition": functools.partial(woken, "text/event-stream", "", scale),
+        "long polls on one partition": functools.partial(woken, json_type, wait, scale),
+    }
+    for name, data in CONNECTIONS.items():
+        found[f"connections: {name}"] = functools.partial(held, data, scale)
+    return found

@@ -1,0 +1,137 @@
+"""Measures during an attack: memory of the broker, its slowest answer, requests of a neighbour."""
+
+import http.client
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.broker import Broker
+
+MIB = 1 << 20
+PEAK_MIB_MAX = 1024
+NEIGHBOUR = "neighbour"
+EACH_S = {"memory": 0.02, "stall": 0.01, NEIGHBOUR: 0.05}
+TIMEOUT_S = 60.0
+"""For one request of a prober: generous, because a busy machine is slow without an attack, too."""
+TYPE = {"content-type": "application/vnd.kafka.json.v2+json"}
+Request = tuple[str, str, bytes | None, dict[str, str]]
+HEALTH: Sequence[Request] = [("GET", "/healthy", None, {})]
+RECORD: Sequence[Request] = [
+    ("POST", f"/topics/{NEIGHBOUR}", b'{"records":[{"value":1}]}', TYPE),
+    ("GET", f"/topics/{NEIGHBOUR}/partitions/0/records?offset=0&max_bytes=1", None, {}),
+]
+
+
+class Result(NamedTuple):
+    """One row: MiB of memory, seconds, and counts of the neighbour's rounds."""
+
+    attack: str
+    answers: str
+    before_mib: int
+    peak_mib: int
+    after_mib: int
+    stall_s: float
+    done: int
+    failed: int
+    slowest_s: float
+    is_alive: bool
+    faults: tuple[str, ...] = ()
+
+    @property
+    def why_failed(self) -> str:
+        """The limit that the broker broke; empty if it withstood the attack."""
+        if not self.is_alive:
+            return "the broker ended"
+        if self.peak_mib > PEAK_MIB_MAX:
+            return f"memory above {PEAK_MIB_MAX} MiB"
+        return f"the neighbour failed: {self.faults[0]}" if self.failed else ""
+
+
+class _Probe:
+    """A thread with a connection of its own, which sends the same requests again and again."""
+
+    def __init__(self, broker: Broker, name: str, requests: Sequence[Request]) -> None:
+        self._broker, self._name, self._requests = broker, name, requests
+        self.times_s: list[float] = []
+        self.faults: list[str] = []
+
+    def run(self, end: threading.Event) -> None:
+        connection: http.client.HTTPConnection | None = None
+        while not end.is_set():
+            began_s = time.perf_counter()
+            try:
+                if connection is None:
+                    connection = http.client.HTTPConnection(
+                        self._broker.address, self._broker.port, timeout=TIMEOUT_S
+                    )
+                for request in self._requests:
+                    connection.request(*request)
+                    answer = connection.getresponse()
+                    answer.read()
+                    if answer.status != 200:
+                        self.faults.append(f"{request[0]} {answer.status}")
+            except (OSError, http.client.HTTPException) as error:
+                self.faults.append(repr(error))
+                connection = None
+            self.times_s.append(time.perf_counter() - began_s)
+            end.wait(EACH_S[self._name])
+        if connection is not None:
+            connection.close()
+
+
+def resident_mib(pid: int) -> int:
+    """The resident memory of the process; 0 if it has ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) // 1024
+    return 0
+
+
+def measured(broker: Broker, name: str, attack: Callable[[Broker], str], rest_s: float) -> Result:
+    """Run the attack beside the probers; then the broker has `rest_s` to free memory. The attack
+    returns its answers in words."""
+    health, neighbour = _Probe(broker, "stall", HEALTH), _Probe(broker, NEIGHBOUR, RECORD)
+    peaks = [before := resident_mib(broker.pid)]
+
+    def watch(end: threading.Event) -> None:
+        while not end.wait(EACH_S["memory"]):
+            peaks.append(resident_mib(broker.pid))
+
+    with _running(watch, health.run, neighbour.run):
+        try:
+            answers = attack(broker)
+        except OSError as error:  # of a connection: the broker may have ended
+            answers = repr(error)
+        time.sleep(rest_s)
+    after = resident_mib(broker.pid)
+    return Result(
+        name,
+        answers,
+        before,
+        max(peaks),
+        after,
+        max(health.times_s, default=0.0),
+        len(neighbour.times_s) - len(neighbour.faults),
+        len(neighbour.faults),
+        max(neighbour.times_s, default=0.0),
+        after > 0,
+        tuple(neighbour.faults),
+    )
+
+
+@contextmanager
+def _running(*tasks: Callable[[threading.Event], None]) -> Iterator[None]:
+    end = threading.Event()
+    threads = [threading.Thread(target=task, args=(end,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
