@@ -26,6 +26,7 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AccessAction, CreateKey, RetireHotLog
 from tidelog.storage.core.entry import Commit, Draft, Entry
 from tidelog.storage.core.errors import (
+    Corrupt,
     InvalidRequest,
     LogError,
     NotFound,
@@ -132,12 +133,14 @@ class BrokerStats(NamedTuple):
 class PartitionFiles(NamedTuple):
     """A partition's sealed segments. `live` are the segments with offsets in [log start, sealed
     end). `hot_start` is the first offset in this broker's memory. If it has no record in memory,
-    `hot_start` is the high watermark. Key compaction has run up to `clean_end`."""
+    `hot_start` is the high watermark. Key compaction has run up to `clean_end`. If the table is
+    damaged, there are no segments, and `damage` says why."""
 
     segments: SegmentColumns
     live: SegmentColumns
     clean_end: int
     hot_start: int
+    damage: Corrupt | None = None
 
 
 class Broker(Log):
@@ -435,18 +438,22 @@ class Broker(Log):
 
     async def partition_files(self, topic: Topic, number: int) -> PartitionFiles:
         """Return the partition's files, from a manifest that is at most LAYOUT_AGE_MAX_S old.
-        Raises Unavailable, Corrupt."""
-        table = await self.tables.of(topic, age_max_s=LAYOUT_AGE_MAX_S)
-        sealed = await table.transaction_version(seal_app_id(number)) or 0
-        if sealed < topic.partitions[number].sealed_end:
-            await table.refresh()
-        segments = (await table.segments(number)).columns
-        clean_end = await table.transaction_version(clean_app_id(number)) or 0
+        Raises Unavailable."""
+        segments, clean_end, damage = SegmentColumns.of([]), 0, None
+        try:
+            table = await self.tables.of(topic, age_max_s=LAYOUT_AGE_MAX_S)
+            sealed = await table.transaction_version(seal_app_id(number)) or 0
+            if sealed < topic.partitions[number].sealed_end:
+                await table.refresh()
+            segments = (await table.segments(number)).columns
+            clean_end = await table.transaction_version(clean_app_id(number)) or 0
+        except Corrupt as error:
+            segments, damage = SegmentColumns.of([]), error
         held = topic.partitions[number]
         live = segments.of_offsets(held.log_start_offset, held.sealed_end)
         hot = self.tail.start((topic.topic_id, number))
         hot = held.high_watermark if hot is None else max(hot, held.log_start_offset)
-        return PartitionFiles(segments, live, clean_end, hot)
+        return PartitionFiles(segments, live, clean_end, hot, damage)
 
     async def list_entries(self, after: int) -> list[ObjectInfo]:
         """Return the WAL's objects with a number above `after`, ascending."""

@@ -72,7 +72,8 @@ class TopicLayouts:
         self._broker = broker
 
     async def of(self, topic: Topic, numbers: range) -> list[PartitionLayout]:
-        """Return the layouts of these partitions of the topic. Raises Unavailable, Corrupt."""
+        """Return the layouts of these partitions of the topic. A damaged table costs only the
+        segments of its partitions (`error`). Raises Unavailable."""
         return [await self._partition(topic, number) for number in numbers]
 
     async def _partition(self, topic: Topic, number: int) -> PartitionLayout:
@@ -93,6 +94,7 @@ class TopicLayouts:
             unsealed_since_ms=held.tail[0].committed_ms if held.tail else None,
             segments=list(_segments(files)),
             compaction=self._compaction(files, held, config),
+            error=None if files.damage is None else str(files.damage),
         )
 
     def _compaction(

@@ -17,7 +17,7 @@ from tidelog.service.http.content_coding import (
     unpacked,
 )
 from tidelog.service.http.media_types import JSON_V2
-from tidelog.service.http.request_id import REQUEST_ID, sane
+from tidelog.service.http.request_id import echo
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -182,8 +182,7 @@ class HttpRequest:
             headers.append((b"content-length", b"%d" % len(body)))
         if self.scope["method"] != "POST":
             headers += UNSTORED
-        if REQUEST_ID in self.headers and (request_id := sane(self.headers[REQUEST_ID])):
-            headers.append((REQUEST_ID, request_id))
+        headers += echo(self.headers)
         if (exchange := _whole_exchange(self.send)) is not None:
             await exchange.answer(answer.status, headers, body)
             return
@@ -201,9 +200,7 @@ class HttpRequest:
     ) -> None:
         """Begin a response of unknown length; `chunk` continues and `end` ends it."""
         self.status = 200
-        start = [(b"content-type", media_type), *UNSTORED, *headers]
-        if REQUEST_ID in self.headers and (request_id := sane(self.headers[REQUEST_ID])):
-            start.append((REQUEST_ID, request_id))
+        start = [(b"content-type", media_type), *UNSTORED, *headers, *echo(self.headers)]
         await self.send({"type": "http.response.start", "status": 200, "headers": start})
 
     async def chunk(self, body: bytes) -> None:

@@ -4,6 +4,7 @@ Hot routes make no id. If the client sends none, the header costs them one looku
 """
 
 import re
+from collections.abc import Mapping
 
 from tidelog.storage.io.clock import Clock
 
@@ -15,6 +16,14 @@ _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 def sane(given: bytes) -> bytes:
     """Return the id that a client has sent, or nothing if the id is not sane."""
     return given if _SANE.fullmatch(given) else b""
+
+
+def echo(headers: Mapping[bytes, bytes]) -> tuple[tuple[bytes, bytes]] | tuple[()]:
+    """Return the header that answers a request with these headers: the client's id, if it sent a
+    sane one."""
+    if REQUEST_ID in headers and (given := sane(headers[REQUEST_ID])):
+        return ((REQUEST_ID, given),)
+    return ()
 
 
 def id_of_error(given: str | bytes, clock: Clock) -> str:

@@ -30,7 +30,7 @@ from tidelog.service.http.content_coding import (
 from tidelog.service.http.errors import ErrorBody, answered, error_response
 from tidelog.service.http.media_types import UnsupportedMediaType, media_type
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
-from tidelog.service.http.request_id import REQUEST_ID, id_of_error, sane
+from tidelog.service.http.request_id import REQUEST_ID, echo, id_of_error
 from tidelog.service.http.route import V2, Route
 from tidelog.service.http.urls import clean_path
 from tidelog.service.routes.dependencies import V2Response, check_cluster_id
@@ -283,8 +283,8 @@ async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[M
     headers = [*head["headers"]]
     names = {name for name, _ in headers}
     headers += (each for each in UNSTORED if each[0] not in names)
-    if REQUEST_ID not in names and (given := sane(call.headers.get(REQUEST_ID, b""))):
-        headers.append((REQUEST_ID, given))
+    if REQUEST_ID not in names:
+        headers += echo(call.headers)
     content = body.get("body", b"")
     is_whole = not body.get("more_body", False) and len(content) >= PACKED_BYTES_MIN
     if is_whole and not names & {b"content-encoding", b"etag"}:

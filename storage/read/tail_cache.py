@@ -135,7 +135,9 @@ class TailCache:
 
 
 def _may_merge(left: CachedBatch, right: CachedBatch) -> bool:
-    # Sizes grow as in a binary counter: a record is copied again only if its piece doubles.
+    # A merge copies the records of `left` into a piece of at least 1.5 times as many rows. So a
+    # record is copied few times, as many as a logarithm of MERGE_ROWS_MAX. `right` is always the
+    # newest piece. It may grow by less, but only until the next piece is added.
     return (
         left.batch.num_rows <= 2 * right.batch.num_rows
         and left.batch.num_rows + right.batch.num_rows <= MERGE_ROWS_MAX

@@ -9,5 +9,6 @@ writer          the write path: one flush at a time, one entry for all waiting r
 waiters         the callers of requests: who waits for which outcome
 set_aside       acknowledged requests that the store refuses: tried apart, then set aside
 counters        the counters of a writer
+tail_segments   tails encoded as Parquet segments
 sealer          moves tails into tables
 """

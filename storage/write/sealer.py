@@ -15,42 +15,43 @@ commit, the table has more records than the WAL calls sealed. Readers still use 
 next sealer finds the transaction ahead of `sealed_end`, verifies the segments and repeats the WAL
 action.
 
-**If the process is suspended**: after a day, collection deletes a file that no version names. A
-sealer commits nothing if more than `UPLOAD_AGE_MAX_S` passed since its first upload. If it finds
-this only after the commit, it does not trim the tail. A sealer that finds the table ahead replaces
-segments of that age by new ones with the same records, and then trims the tail. It does not only
-remove them: another sealer may have verified them, and may trim the tail at any later time.
+**If a seal takes long**: after a day, collection deletes a file that no version names. So if half
+of `UPLOAD_AGE_MAX_S` has passed since the first upload, a sealer stops its read, commits what it
+has uploaded, and seals the rest in another commit. The time before the first upload does not count.
+So each commit has at least one segment, however slow the store is.
+
+If the process is suspended, more than `UPLOAD_AGE_MAX_S` may pass: the sealer commits nothing. If
+it finds this only after the commit, it does not trim the tail. A sealer that finds the table ahead
+replaces segments of that age by new ones with the same records, and then trims the tail. It does
+not only remove them: another sealer may have verified them, and may trim the tail at any later
+time.
 """
 
 import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from tidelog.storage.core import levels, object_keys, topic_configs
+from tidelog.storage.core import levels
 from tidelog.storage.core.actions import AnyAction, Sealed
 from tidelog.storage.core.errors import (
     Corrupt,
-    DamagedRecords,
     LogError,
     TableInDoubt,
     Unavailable,
 )
 from tidelog.storage.core.model import SKEW_MS_MAX, Acks, SegmentFile
 from tidelog.storage.io.object_store import upload
-from tidelog.storage.io.tasks import TASK_ENDS, lower_priority, surviving
+from tidelog.storage.io.tasks import TASK_ENDS, surviving
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.segment_reader import between
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.partition import Partition
-from tidelog.storage.tables import segment as segments
 from tidelog.storage.tables.doubt import hole
 from tidelog.storage.tables.manifest import (
     ManifestConflict,
@@ -62,8 +63,9 @@ from tidelog.storage.tables.manifest import (
     seal_app_id,
 )
 from tidelog.storage.tables.open_tables import OpenTables
-from tidelog.storage.wal.freshness import Freshness, Moment
+from tidelog.storage.wal.freshness import NEVER, Freshness, Moment
 from tidelog.storage.write.requests import AppendRequest
+from tidelog.storage.write.tail_segments import EncodedSegment, TailSegments
 from tidelog.storage.write.writer import Writer
 
 log = logging.getLogger("tidelog.sealer")
@@ -81,7 +83,7 @@ COMPARED_BYTES = 4 * 1024 * 1024
 """Bytes of the tail that are in memory at once while the tail is compared with a segment."""
 UPLOAD_AGE_MAX_S = 3600.0
 """Maximum time from a segment's upload to its commit. The grace of collection is several times as
-long."""
+long. One upload and one commit must be possible within half of it."""
 
 
 class SealerSettings(NamedTuple):
@@ -104,18 +106,19 @@ class SealerCounters:
     failures: int = 0
 
 
-class _Seal(NamedTuple):
-    """The work of one seal: uploaded segments, the transactions of their commit, and the WAL
-    actions after it. `damage` has, by partition, the damage at which the seal stopped."""
+@dataclass
+class _Commit:
+    """The work of one commit: uploaded segments, the transactions of their commit, and the WAL
+    actions after it."""
 
-    files: list[SegmentFile]
-    transactions: dict[str, int]
-    actions: list[AnyAction]
-    damage: dict[int, Corrupt]
-
-    @property
-    def rows(self) -> int:
-        return sum(file.rows for file in self.files)
+    limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    """Ends a seal's reads when its uploads must be committed."""
+    started: Moment = NEVER
+    started_s: float = 0.0
+    """Before the first upload; `started_s` by the loop's time."""
+    files: list[SegmentFile] = field(default_factory=list)
+    transactions: dict[str, int] = field(default_factory=dict)
+    actions: list[AnyAction] = field(default_factory=list)
 
 
 class Sealer:
@@ -139,13 +142,13 @@ class Sealer:
         self._freshness = Freshness(self.store, self.clock)
         self._owns = owns
         self._tables = tables
-        self._threads = ThreadPoolExecutor(1, "tidelog-seal", initializer=lower_priority)
+        self._segments = TailSegments(reader, writer.clock, lambda: writer.wal.state.level)
         self._turn = asyncio.Lock()
         # By topic id and partition: failures, rounds left.
         self._set_aside: dict[tuple[str, int], tuple[int, int]] = {}
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._segments.close()
 
     async def run(self, state_of: Callable[[], ClusterState]) -> None:
         """Seal the partitions that are due. Does not return. A partition whose seal fails, for
@@ -175,7 +178,7 @@ class Sealer:
     async def _try(self, topic: Topic, numbers: Sequence[int]) -> None:
         failed: dict[int, BaseException] = {}
         try:
-            failed.update((await self._seal(topic, numbers)).damage)
+            failed.update((await self._seal(topic, numbers))[1])
         except TASK_ENDS:
             raise
         except BaseException as error:  # noqa: BLE001 - a panic of deltalake; logged below
@@ -237,50 +240,67 @@ class Sealer:
         rest.
         """
         wanted = range(len(topic.partitions)) if numbers is None else numbers
-        done = await self._seal(topic, wanted)
-        for error in done.damage.values():
+        rows, damage = await self._seal(topic, wanted)
+        for error in damage.values():
             raise error
-        return done.rows
+        return rows
 
-    async def _seal(self, topic: Topic, wanted: Sequence[int]) -> _Seal:
-        """Seal each partition up to its end or to damage; raise errors of the whole topic."""
+    async def _seal(self, topic: Topic, wanted: Sequence[int]) -> tuple[int, dict[int, Corrupt]]:
+        """Seal each partition up to its end or to damage; raise errors of the whole topic. Return
+        the number of records sealed, and the damage by partition."""
+        rows, damage = 0, dict[int, Corrupt]()
         async with self._turn:
-            # Read before the table. The view may apply another sealer's seal during this seal. The
-            # table must not look as if it had lost that seal.
-            started = self._freshness.now()
-            bases = [topic.partitions[number].sealed_end for number in wanted]
-            table = await self._tables.checked(topic)
-            seal = _Seal([], {}, [], {})
-            try:
-                for number, base in zip(wanted, bases, strict=True):
+            left = {number: topic.partitions[number].high_watermark for number in wanted}
+            while left:  # each turn commits at least one segment, or leaves nothing
+                topic = self._tables.topic_of_id(topic.topic_id) or topic
+                rows += await self._seal_some(topic, left, damage)
+        return rows, damage
+
+    async def _seal_some(
+        self, topic: Topic, left: dict[int, int], damage: dict[int, Corrupt]
+    ) -> int:
+        """Seal the partitions of `left` up to the offsets there, as much as one commit takes. Drop
+        the partitions that are done from `left`. Return the number of records sealed."""
+        # Read before the table. The view may apply another sealer's seal during this seal. The
+        # table must not look as if it had lost that seal.
+        bases = {number: topic.partitions[number].sealed_end for number in left}
+        table = await self._tables.checked(topic)
+        work = _Commit()
+        try:
+            async with work.limit:
+                for number, base in bases.items():
                     try:
-                        await self._partition(topic, table, number, base, seal)
+                        await self._partition(topic, table, number, base, left[number], work)
                     except TableInDoubt:
                         raise
                     except Corrupt as error:
-                        seal.damage[number] = error
-            except Exception:
-                await self._remove(topic, seal.files)
+                        damage[number] = error
+                    del left[number]
+        except Exception as error:
+            if not (isinstance(error, TimeoutError) and work.limit.expired()):
+                await self._remove(topic, work.files)
                 raise
-            if seal.files:
-                try:
-                    await self._add(topic, table, seal.files, seal.transactions, started)
-                except ManifestConflict as conflict:
-                    self.counters.conflicts += 1
-                    log.info("another sealer was faster on %s: %s", topic.name, conflict)
-                    return _Seal([], {}, [], {})
-            if seal.actions:
-                await self.writer.append(AppendRequest((), 0, actions=seal.actions), Acks.ALL)
-            self.counters.segments += len(seal.files)
-            self.counters.rows += seal.rows
-            self.counters.bytes += sum(file.size for file in seal.files)
-            return seal
+        if work.files:
+            try:
+                await self._add(topic, table, work.files, work.transactions, work.started)
+            except ManifestConflict as conflict:
+                self.counters.conflicts += 1
+                log.info("another sealer was faster on %s: %s", topic.name, conflict)
+                left.clear()
+                return 0
+        if work.actions:
+            await self.writer.append(AppendRequest((), 0, actions=work.actions), Acks.ALL)
+        rows = sum(file.rows for file in work.files)
+        self.counters.segments += len(work.files)
+        self.counters.rows += rows
+        self.counters.bytes += sum(file.size for file in work.files)
+        return rows
 
     async def _partition(
-        self, topic: Topic, table: Table, number: int, base: int, seal: _Seal
+        self, topic: Topic, table: Table, number: int, base: int, upto: int, work: _Commit
     ) -> None:
-        """Upload the partition's tail from `base` on; add the files, transactions and actions to
-        `seal`. Raises Corrupt if the tail is damaged; `seal` then has the part before the
+        """Upload the partition's tail [base, upto); add the files, transactions and actions to
+        `work`. Raises Corrupt if the tail is damaged; `work` then has the part before the
         damage."""
         partition = topic.partitions[number]
         done = await table.transaction_version(seal_app_id(number)) or 0
@@ -292,61 +312,28 @@ class Sealer:
         if done > base:
             if done > partition.sealed_end:
                 await self._check_there(topic, table, number, base, done)
-                seal.actions.append(Sealed(topic.topic_id, number, done))
+                work.actions.append(Sealed(topic.topic_id, number, done))
             return
         end = base
         try:
-            async for file in self._write(topic, number, base, partition.high_watermark):
-                seal.files.append(file)
-                end = file.end_offset
+            async for segment in self._segments.encoded(topic, number, base, upto):
+                await self._upload(topic, segment, work)
+                end = segment.file.end_offset
+                if work.limit.when() is None:
+                    work.limit.reschedule(work.started_s + UPLOAD_AGE_MAX_S / 2)
         finally:
             if end > base:
-                seal.transactions[seal_app_id(number)] = end
+                work.transactions[seal_app_id(number)] = end
                 if lost := partition.lost(base, end):
-                    seal.transactions[lost_app_id(number)] = lost[-1][1]
-                seal.actions.append(Sealed(topic.topic_id, number, end))
+                    work.transactions[lost_app_id(number)] = lost[-1][1]
+                work.actions.append(Sealed(topic.topic_id, number, end))
 
-    async def _write(
-        self, topic: Topic, number: int, base: int, end: int
-    ) -> AsyncIterator[SegmentFile]:
-        """Upload [base, end) as one or more segments, which the table does not have yet. They have
-        no rows for lost records and for damaged records below the log start."""
-        # Not from the state: the topic may be deleted.
-        config = topic_configs.effective(topic.configs)
-        partition = topic.partitions[number]
-        at = base
-        while at < end:
-            try:
-                taken = await self.reader.read(topic, number, at, config.segment_bytes)
-            except DamagedRecords as damage:
-                beyond = min(damage.end_offset, partition.log_start_offset)
-                if not at < beyond < end:
-                    raise
-                at = beyond  # these records are deleted
-                continue
-            batches = [piece.batch for piece in taken.pieces]
-            upto = min(taken.next_offset, end)
-            if upto < taken.next_offset:  # committed since the seal began
-                batches = _without_from(batches, end)
-            if not batches:
-                return  # only lost records are left
-            is_json = all(piece.is_json for piece in taken.pieces)
-            level = self.writer.wal.state.level
-            encode = partial(
-                segments.write, codec=config.compression_type, is_json=is_json, level=level
-            )
-            loop = asyncio.get_running_loop()
-            written = await loop.run_in_executor(self._threads, encode, batches)
-            lost = sum(last - first for first, last in partition.lost(at, upto))
-            is_within = at <= written.base_offset and written.end_offset <= upto
-            if not is_within or written.rows != upto - at - lost:
-                found = f"{written.rows} records of [{written.base_offset}, {written.end_offset})"
-                raise Corrupt(f"{topic.prefix} partition {number}", f"[{at}, {upto}) has {found}")
-            path = object_keys.segment(number, base, upto, self.clock.new_id().hex())
-            await upload(self.store, f"{topic.prefix}/{path}", [memoryview(written.body)])
-            stamps = written.timestamp_min, written.timestamp_max
-            yield SegmentFile(path, number, base, upto, written.size, written.rows, *stamps)
-            base = at = upto
+    async def _upload(self, topic: Topic, segment: EncodedSegment, work: _Commit) -> None:
+        if not work.files:
+            work.started = self._freshness.now()
+            work.started_s = asyncio.get_running_loop().time()
+        await upload(self.store, f"{topic.prefix}/{segment.file.path}", [segment.body])
+        work.files.append(segment.file)
 
     async def _add(
         self,
@@ -437,32 +424,24 @@ class Sealer:
         """In the table, replace segments of the tail's records by new ones. **On a crash** before
         the commit, files that nothing names are left. After it, the next sealer finds young
         segments."""
-        if not old:
-            return
-        started, app_id = self._freshness.now(), maintenance_app_id(number)
-        added = [
-            new
-            for file in old
-            async for new in self._write(topic, number, file.base_offset, file.end_offset)
-        ]
-        if [file.end_offset for file in added][-1:] != [old[-1].end_offset]:
-            raise Corrupt(f"{topic.prefix}/{old[-1].path}", "has records that are lost since")
-        self._check_age(topic, started)
-        locked = {app_id: (await table.transaction_version(app_id) or 0) + 1}
-        try:
-            await table.replace(old, added, locked, data_change=False)
-        except ManifestConflict as conflict:
-            raise Unavailable(f"sealing {topic.name}: {conflict}: retry") from conflict
-        self._check_age(topic, started)
+        app_id = maintenance_app_id(number)
+        for file in old:  # one commit each: no upload waits for the read of the next segment
+            work = _Commit()
+            encoded = self._segments.encoded(topic, number, file.base_offset, file.end_offset)
+            for segment in [each async for each in encoded]:
+                await self._upload(topic, segment, work)
+            if not work.files or work.files[-1].end_offset != file.end_offset:
+                raise Corrupt(f"{topic.prefix}/{file.path}", "has records that are lost since")
+            self._check_age(topic, work.started)
+            locked = {app_id: (await table.transaction_version(app_id) or 0) + 1}
+            try:
+                await table.replace([file], work.files, locked, data_change=False)
+            except ManifestConflict as conflict:
+                raise Unavailable(f"sealing {topic.name}: {conflict}: retry") from conflict
+            self._check_age(topic, work.started)
 
     async def _remove(self, topic: Topic, files: Sequence[SegmentFile]) -> None:
         """Delete the uploads of a seal that failed before its commit. Otherwise each retry would
         leave as many again, on a disk that may be full."""
         with contextlib.suppress(LogError):
             await self.store.delete([f"{topic.prefix}/{file.path}" for file in files])
-
-
-def _without_from(batches: list[pa.RecordBatch], end: int) -> list[pa.RecordBatch]:
-    """Drop the records at offset `end` and later ones."""
-    kept = (between(batch, 0, end) for batch in batches)
-    return [batch for batch in kept if batch.num_rows]

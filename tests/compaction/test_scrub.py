@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.faults import Fault, FaultyStore, Script
-from tests.support.logs import append, closing
+from tests.support.logs import COLD, append, closing, opened
 from tests.support.maintenance import caring, log_with, way_of
 from tests.support.views import flip
 from tests.support.vloop import run
@@ -326,5 +326,32 @@ def test_a_log_that_is_written_meanwhile_is_clean() -> None:
                 await asyncio.sleep(0.1)
             report = await task
             assert report.findings == []
+
+    run(main)
+
+
+def test_damage_of_a_tail_is_not_called_damage_of_the_segment_that_has_its_records() -> None:
+    """A sealer crashed between its two commits, then the entry in the WAL was damaged."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await opened(inner, COLD)
+        await log.create_topic("t", 1, {})
+        await append(log, "a")
+
+        async def killed(*_: object) -> None:
+            raise Unavailable("killed")
+
+        log.writer.append = killed  # type: ignore[assignment]
+        with pytest.raises(Unavailable, match="killed"):
+            await log.seal("t")
+        chunk = log.state.partition("t", 0).tail[0]
+        body = bytearray(await inner.get(chunk.object_key))
+        body[chunk.position] ^= 1
+        await inner.put(chunk.object_key, [bytes(body)])
+        async with caring(inner, report_damage=False) as cluster:
+            report = await scrub(cluster, None, GRACE)
+        await log.close()
+        assert {found.where for found in report.findings if found.is_damage} == {chunk.object_key}
 
     run(main)

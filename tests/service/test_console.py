@@ -8,7 +8,9 @@ import pytest
 from tests.service.conftest import Broker, append, post
 from tidelog.service.console.files import CONTENT_SECURITY_POLICY, FILES, load
 from tidelog.service.console.topic_layout import SEGMENTS_MAX
+from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.log import Log
+from tidelog.storage.tables.manifest import SegmentIndex, Table
 
 # -- its files
 
@@ -103,6 +105,29 @@ async def test_topics_and_their_picture(broker: Broker, topic: str) -> None:
     assert (await http.get("/tidelog/v1/topics/t?first=9")).json()["partitions"] == []
     assert (await http.get("/tidelog/v1/topics/nope")).status_code == 404
     assert (await http.get("/tidelog/v1/topics/t?count=101")).status_code == 422
+
+
+async def test_a_partition_whose_segments_cannot_be_read_does_not_hide_the_others(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        await append(broker.log, b"a", partition=number)
+    await broker.log.seal("t")
+    await append(broker.log, b"b", partition=1)
+    table = await broker.log.tables.of(broker.log.state.topic("t"))
+    real = type(table).segments
+
+    async def segments(self: Table, partition: int) -> SegmentIndex:
+        if partition == 1:
+            raise Corrupt("topics/t/_delta_log", "is not a manifest")
+        return await real(self, partition)
+
+    monkeypatch.setattr(type(table), "segments", segments)
+    said = (await broker.http.get("/tidelog/v1/topics/t")).json()["partitions"]
+    assert [len(each["segments"]) for each in said] == [1, 0, 1]
+    assert [each["error"] is None for each in said] == [True, False, True]
+    assert "topics/t/_delta_log" in said[1]["error"]
+    assert (said[1]["sealed_end_offset"], said[1]["high_watermark"]) == (1, 2)
 
 
 async def test_compaction_that_is_due_shows(broker: Broker) -> None:

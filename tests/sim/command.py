@@ -36,7 +36,7 @@ OTHERS_SHARE = 8
 Job = tuple[str, int]
 """A world and a seed."""
 FAILED = Path(__file__).with_name("failed_seeds.txt")
-"""Seeds that ever failed, one a line, `#` and what it was."""
+"""Worlds and seeds that ever failed, one a line, `#` and what it was; no world: brokers."""
 SHOWN = 6
 """Violations of one seed."""
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.seed is not None:
         return _one(options.world, options.seed)
     first, last = options.start, options.start + options.seeds
-    jobs: list[Job] = [("brokers", seed) for seed in (*_failed_before(), *range(first, last))]
+    jobs = [*_failed_before(), *(("brokers", seed) for seed in range(first, last))]
     others = range(first // OTHERS_SHARE, -(-last // OTHERS_SHARE))
     jobs += [(world, seed) for world in WORLDS if world != "brokers" for seed in others]
     return _many(jobs, options.jobs)
@@ -69,9 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _failed_before() -> list[int]:
+def _failed_before() -> list[Job]:
     lines = FAILED.read_text(encoding="utf-8").splitlines()
-    return [int(number) for line in lines if (number := line.partition("#")[0].strip())]
+    found = [words for line in lines if (words := line.partition("#")[0].split())]
+    return [(words[0] if words[1:] else "brokers", int(words[-1])) for words in found]
 
 
 def _many(seeds: Sequence[Job], jobs: int) -> int:

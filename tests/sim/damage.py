@@ -279,26 +279,33 @@ class DamageRun(Run):
         world.bug(f"{broker.name} takes no record of {topic} beside damage")
 
     async def _until_sealed(self, until_s: float) -> None:
-        """Each partition is sealed to its end or to damage, if its table can be read."""
+        """Each partition is sealed to damage or to the end that it has now, if its table can be
+        read. Producers go on: an end is passed before it is sealed."""
         world = self.world
-        left = self._unsealed()
+        ends = {
+            (topic.name, number): held.high_watermark
+            for topic, number, held in world.truth.partitions()
+        }
+        left = self._unsealed(ends)
         while left and world.now_s < until_s:
             await asyncio.sleep(0.5)
             for name in {name for name, _ in left}:
                 if world.ready():
                     with contextlib.suppress(LogError, Silence, Refusal):
                         await world.ask(world.ready()[0].address, partial(_seal, name))
-            left = self._unsealed()
+            left = self._unsealed(ends)
         if left:
             world.bug(f"{left} are not sealed beside damage")
 
-    def _unsealed(self) -> list[tuple[str, int]]:
+    def _unsealed(self, ends: dict[tuple[str, int], int]) -> list[tuple[str, int]]:
         found = []
         for topic, number, held in self.world.truth.partitions():
             if any(each.what == "commit" for each in self.damaged.values()) and topic.name == TOPIC:
                 continue
             run = held.tail[0] if held.tail else None
             if run is None or all(each.is_lost for each in held.tail):
+                continue
+            if run.base_offset >= ends[topic.name, number]:
                 continue
             at = Range(topic.name, number, run.base_offset, run.end_offset)
             if not run.is_lost and not any(_has(each.ranges, at) for each in self.damaged.values()):

@@ -54,10 +54,10 @@ def damage_stops_all_seals() -> Patches:
     real = Sealer._partition
 
     async def partition(
-        self: Sealer, topic: Any, table: Any, number: int, base: int, seal: Any
+        self: Sealer, topic: Any, table: Any, number: int, base: int, upto: int, work: Any
     ) -> None:
         try:
-            await real(self, topic, table, number, base, seal)
+            await real(self, topic, table, number, base, upto, work)
         except Corrupt as error:
             raise tidelog.storage.core.errors.Unavailable(str(error)) from error
 

@@ -57,6 +57,7 @@ from tidelog.storage.state.producers import Producers
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.sealer import Sealer
+from tidelog.storage.write.tail_segments import TailSegments
 
 FOREIGN = ("foreign",)
 BACKUPS = ("backups",)
@@ -210,14 +211,15 @@ def _sealed_before_the_table() -> list[Patch]:
 
 
 def _seal_a_record_too_many() -> list[Patch]:
-    real = Sealer._write
+    real = TailSegments.encoded
 
-    async def write(self: Sealer, topic: Any, number: int, base: int, end: int) -> Any:
+    async def encoded(self: TailSegments, topic: Any, number: int, base: int, end: int) -> Any:
         last = end - 1 if end - base > 1 else end
-        async for file in real(self, topic, number, base, last):
-            yield file._replace(end_offset=end) if file.end_offset == last else file
+        async for each in real(self, topic, number, base, last):
+            longer = each._replace(file=each.file._replace(end_offset=end))
+            yield longer if each.file.end_offset == last else each
 
-    return [(Sealer, "_write", write)]
+    return [(TailSegments, "encoded", encoded)]
 
 
 def _remove_before_the_log_start() -> list[Patch]:

@@ -90,6 +90,7 @@ function Partition({ row, topic }) {
       <div><dt>Not compacted yet</dt><dd>${Math.round(compaction.dirty_ratio * 100)} %</dd></div>
       <div><dt>Merges to do</dt><dd>${count(compaction.merges)}</dd></div>
     </dl>
+    ${row.error && html`<p class="warn-text"><strong>The table cannot be read</strong>: ${row.error}</p>`}
     ${row.segments.length ? html`
       <h3>Segment sizes</h3>
       <div class="sizes" role="img" aria-label=${`Sizes of ${row.segments.length} segments, the largest ${bytes(largest)}`}>
