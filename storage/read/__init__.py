@@ -3,6 +3,7 @@
 reader          a broker's reads
 segment_reader  footers and row groups of segments, verified
 tail_cache      the newest records in memory
+record_waits    long polls and followers that wait for records
 cache           a cache bounded in bytes; one fetch serves all waiting readers
 plan            what to read as of one moment, split into tasks
 split_reader    the records of a split: segments and tail chunks
