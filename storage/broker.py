@@ -338,7 +338,7 @@ class Broker(Log):
 
         It can if it read the WAL to its end within READY_GRACE_S, its last writes succeeded, it is
         not shutting down, and its clock is within SKEW_MS_MAX of the store's."""
-        if self._waiting.is_draining or self.writer.task is None or self.writer.task.done():
+        if self._is_draining or self.writer.task is None or self.writer.task.done():
             raise Unavailable("this broker is shutting down")
         if why := self.writer.why_failing() or self.membership.why_failing():
             raise Unavailable(f"the store does not accept writes: {why}")

@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from operator import ne
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +37,7 @@ from tidelog.storage.core.errors import (
     OffsetOutOfRange,
     TableInDoubt,
     TopicExists,
+    Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
@@ -46,8 +46,8 @@ from tidelog.storage.core.observer import Observer
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.io.start_retry import START_RETRY_S
 from tidelog.storage.io.tasks import surviving
+from tidelog.storage.read.long_polls import ANY_PARTITION, LongPolls
 from tidelog.storage.read.reader import ReadBatch, Reader, ReaderSettings, retry_after_suspend
-from tidelog.storage.read.record_waits import ANY_PARTITION, RecordWaits
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset
@@ -128,7 +128,8 @@ class Log:
             observer=observer,
         )
         self.sealer = Sealer(self.reader, self.writer, self.tables, settings.sealer, owns)
-        self._waiting = RecordWaits()
+        self._waiting = LongPolls()
+        self._is_draining = False
         wal.subscribers.append(self)
 
     # -- the cluster
@@ -151,7 +152,8 @@ class Log:
 
     def end_waits(self) -> None:
         """End all long polls. From now on, a fetch that has to wait raises Unavailable."""
-        self._waiting.end()
+        self._is_draining = True
+        self._waiting.wake_all()
 
     def _topic_of_id(self, topic_id: str) -> Topic | None:
         return self.state.topic_of_id(topic_id)
@@ -381,20 +383,21 @@ class Log:
     ) -> bool:
         """Wait until one of the partitions gets records, or a caller sets `waiter`. Return False if
         the loop's time reaches `deadline` first. Call only if no partition has records yet."""
-        return await self._waiting.wait(partitions, waiter, deadline)
+        if self._is_draining:
+            raise Unavailable("this broker is shutting down: continue at another broker")
+        return await self._waiting.wait(list(partitions), waiter, deadline)
 
-    async def wait_for_topic(self, name: str, offsets: Sequence[int], wait_s: float) -> Topic:
+    async def wait_for_topic(self, name: str, offsets: list[int], wait_s: float) -> Topic:
         """Return the topic when a partition has records at its offset of `offsets`, when there are
         more partitions than offsets, or after `wait_s`. Also when an offset is out of range.
 
-        It is one waiter, whatever the number of partitions. A broker learns of other brokers'
-        commits as soon as `poll` does. Raises UnknownTopic, Unavailable.
+        Commits of other brokers are found as `poll` finds them. Raises UnknownTopic, Unavailable.
         """
         await self.wal.ensure_view()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         topic = await self._topic(name)
-        while not _has_news(topic, offsets) and loop.time() < deadline:
+        while _ends(topic) == offsets and loop.time() < deadline:
             if not await self.wait_any([(name, ANY_PARTITION)], loop.create_future(), deadline):
                 break
             topic = self.state.topic(name)
@@ -444,18 +447,18 @@ class Log:
             for action in commit.actions:
                 if isinstance(action, LoseRecords):  # from a repair; do not serve them
                     self.tail.forget(action.topic_id, action.partition)
-                elif isinstance(action, AddPartitions) and self._waiting:
-                    self._waiting.wake_all()  # rare
+                elif isinstance(action, AddPartitions):
+                    self._waiting.wake_all()  # followers of the topic; it is rare
         for topic in applied.deleted:
             self.tail.forget_topic(topic.topic_id)
             self.tables.forget(topic.topic_id)
-            self._waiting.wake_topic(topic.name)
+            self._waiting.wake_all(topic.name)
         if not self._waiting:
             return
         for outcome in applied.outcomes:
             if not outcome.is_duplicate:
                 for placement in outcome.placements:
-                    self._waiting.wake(placement.topic, placement.partition)
+                    self._waiting.wake_reads(placement.topic, placement.partition)
 
     def on_reset(self) -> None:
         """Drop the data that was derived from an expired view; wake all fetches."""
@@ -488,10 +491,8 @@ class Log:
             )
 
 
-def _has_news(topic: Topic, offsets: Sequence[int]) -> bool:
-    """Whether the partitions end at other offsets."""
-    ends = (partition.high_watermark for partition in topic.partitions)
-    return len(topic.partitions) != len(offsets) or any(map(ne, ends, offsets))
+def _ends(topic: Topic) -> list[int]:
+    return [partition.high_watermark for partition in topic.partitions]
 
 
 def _check_partitions(partitions: int) -> None:

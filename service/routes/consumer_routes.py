@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from tidelog.service.formats.pages import ON_ERROR
-from tidelog.service.formats.read_parameters import (
+from tidelog.service.formats.record_formats import (
     ON_ERROR_HEADERS,
     ON_ERROR_PARAMETER,
     records_answer,

@@ -21,7 +21,7 @@ from tidelog.service.formats import consumers as wire_consumers
 from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import OnError, Page, check_first, encode_page, headers_of
-from tidelog.service.formats.read_parameters import FETCH_FORMATS, MEDIA_TYPES, on_error_of
+from tidelog.service.formats.record_formats import FETCH_FORMATS, MEDIA_TYPES, on_error_of
 from tidelog.service.http.call import HttpRequest, HttpResponse, received_again
 from tidelog.service.http.media_types import (
     ARROW,

@@ -14,7 +14,7 @@ from tidelog.service.formats import arrow, events, json_in
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import OnError, Page, encode_page, headers_of
-from tidelog.service.formats.read_parameters import (
+from tidelog.service.formats.record_formats import (
     FORMAT_PARAMETER,
     FRAMINGS,
     MAX_BYTES_PARAMETER,
@@ -22,8 +22,8 @@ from tidelog.service.formats.read_parameters import (
     ON_ERROR_HEADERS,
     ON_ERROR_PARAMETER,
     RESET_PARAMETER,
-    embedded_of,
-    format_of,
+    embedded_format,
+    format_of_accept,
     on_error_of,
     records_answer,
     reset_of,
@@ -81,9 +81,9 @@ class Fetch:
         """Answer; the answer is in the budget until the socket has taken it."""
         rights = rights_of(call.scope)
         rights.charge(CONSUMER_BYTE_RATE)
-        format_name = format_of(call.headers.get(b"accept", b""))
+        format_name = format_of_accept(call.headers.get(b"accept", b""))
         query = call.query()
-        embedded = embedded_of(query, format_name)
+        embedded = embedded_format(query, format_name)
         number = await self._partition(topic, partition_text)
         bytes_max = self.bytes_max_of(query)
         wait_ms = 0

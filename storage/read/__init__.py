@@ -1,9 +1,9 @@
 """Reads of both tiers: the tail (WAL) and the table (segments).
 
 reader          a broker's reads
+long_polls      reads that wait for new records
 segment_reader  footers and row groups of segments, verified
 tail_cache      the newest records in memory
-record_waits    long polls and followers that wait for records
 cache           a cache bounded in bytes; one fetch serves all waiting readers
 plan            what to read as of one moment, split into tasks
 split_reader    the records of a split: segments and tail chunks

@@ -6,7 +6,7 @@ Partitions that are added later are read from their beginning.
 
 The partitions take turns: each turn sends one page of one partition, so a partition with many
 records delays another by a page of each. A follower at the end of all partitions is one waiter
-(RecordWaits), and a commit wakes it once.
+(storage.read.long_polls), and a commit wakes it once.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from typing import NamedTuple
 from tidelog.service.formats import events
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import Page
-from tidelog.service.formats.read_parameters import (
+from tidelog.service.formats.record_formats import (
     FORMAT_PARAMETER,
     MAX_BYTES_PARAMETER,
     MEDIA_TYPES,
     ON_ERROR_PARAMETER,
     RESET_PARAMETER,
     FetchedRecord,
-    embedded_of,
+    embedded_format,
     on_error_of,
     reset_of,
 )
@@ -144,7 +144,7 @@ class TopicFollower:
         rights_of(call.scope).charge(CONSUMER_BYTE_RATE)
         query = call.query()
         format_name = _format(call.headers.get(b"accept", b""), query)
-        embedded = embedded_of(query, format_name)
+        embedded = embedded_format(query, format_name)
         bytes_max = self._fetch.bytes_max_of(query)
         view = FetchParams(name, 0, format_name, embedded, bytes_max, on_error_of(query) or "stop")
         reset = reset_of(query)

@@ -44,7 +44,7 @@ MEDIA_TYPES: dict[str, bytes] = {
 }
 
 
-def format_of(accept: bytes) -> str:
+def format_of_accept(accept: bytes) -> str:
     """Return the format of the answer by `Accept`. Raises NotAcceptable."""
     for part in accept.split(b",") if b"," in accept else (accept,):
         found = FETCH_FORMATS.get(media_type(part))
@@ -53,7 +53,7 @@ def format_of(accept: bytes) -> str:
     raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')}")
 
 
-def embedded_of(query: dict[str, str], format_name: str) -> str:
+def embedded_format(query: dict[str, str], format_name: str) -> str:
     """Return the format of keys and values: the format itself, or `format=` for lines and
     events."""
     if format_name in EMBEDDED:
