@@ -43,10 +43,10 @@ torture: $(VENV)/.has-all  ## Run three brokers under injected faults for MINUTE
 	$(BIN)/python -m pytest -s --timeout 0 tests/system/test_torture.py --torture-minutes $(MINUTES) $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/.has-all  ## Fuzz each decoder for MINUTES; ARGS are targets
+fuzz: $(VENV)/.has-all  ## Fuzz each decoder for MINUTES, or the service with INPUTS=1000000; ARGS are targets
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary atheris \
 		--editable ".[fuzz]" || true
-	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m tests.fuzz.run $(if $(INPUTS),--inputs $(INPUTS),--minutes $(MINUTES)) $(ARGS)
 
 .PHONY: test-ui
 test-ui: $(VENV)/.has-all  ## Run only the tests of the console, in Debian's chromium

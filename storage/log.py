@@ -46,6 +46,7 @@ from tidelog.storage.core.observer import Observer
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.io.start_retry import START_RETRY_S
 from tidelog.storage.io.tasks import surviving
+from tidelog.storage.read.long_polls import ANY_PARTITION, LongPolls
 from tidelog.storage.read.reader import ReadBatch, Reader, ReaderSettings, retry_after_suspend
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
@@ -127,7 +128,7 @@ class Log:
             observer=observer,
         )
         self.sealer = Sealer(self.reader, self.writer, self.tables, settings.sealer, owns)
-        self._waiting: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
+        self._waiting = LongPolls()
         self._is_draining = False
         wal.subscribers.append(self)
 
@@ -152,8 +153,7 @@ class Log:
     def end_waits(self) -> None:
         """End all long polls. From now on, a fetch that has to wait raises Unavailable."""
         self._is_draining = True
-        for key in list(self._waiting):
-            self._wake(key)
+        self._waiting.wake_all()
 
     def _topic_of_id(self, topic_id: str) -> Topic | None:
         return self.state.topic_of_id(topic_id)
@@ -385,22 +385,23 @@ class Log:
         the loop's time reaches `deadline` first. Call only if no partition has records yet."""
         if self._is_draining:
             raise Unavailable("this broker is shutting down: continue at another broker")
-        keys = list(partitions)
-        for key in keys:
-            self._waiting.setdefault(key, set()).add(waiter)
-        try:
-            async with asyncio.timeout_at(deadline):
-                await waiter
-        except TimeoutError:
-            return False
-        finally:
-            for key in keys:
-                waiting = self._waiting.get(key)
-                if waiting is not None:
-                    waiting.discard(waiter)
-                    if not waiting:
-                        del self._waiting[key]
-        return True
+        return await self._waiting.wait(list(partitions), waiter, deadline)
+
+    async def wait_for_topic(self, name: str, offsets: list[int], wait_s: float) -> Topic:
+        """Return the topic when a partition has records at its offset of `offsets`, when there are
+        more partitions than offsets, or after `wait_s`. Also when an offset is out of range.
+
+        Commits of other brokers are found as `poll` finds them. Raises UnknownTopic, Unavailable.
+        """
+        await self.wal.ensure_view()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        topic = await self._topic(name)
+        while _ends(topic) == offsets and loop.time() < deadline:
+            if not await self.wait_any([(name, ANY_PARTITION)], loop.create_future(), deadline):
+                break
+            topic = self.state.topic(name)
+        return topic
 
     async def offsets(self, topic: str, partition: int) -> Partition:
         """Refresh (I3), then return the partition: log start offset and high watermark."""
@@ -446,30 +447,25 @@ class Log:
             for action in commit.actions:
                 if isinstance(action, LoseRecords):  # from a repair; do not serve them
                     self.tail.forget(action.topic_id, action.partition)
+                elif isinstance(action, AddPartitions):
+                    self._waiting.wake_all()  # followers of the topic; it is rare
         for topic in applied.deleted:
             self.tail.forget_topic(topic.topic_id)
             self.tables.forget(topic.topic_id)
-            for key in [key for key in self._waiting if key[0] == topic.name]:
-                self._wake(key)
+            self._waiting.wake_all(topic.name)
         if not self._waiting:
             return
         for outcome in applied.outcomes:
             if not outcome.is_duplicate:
                 for placement in outcome.placements:
-                    self._wake((placement.topic, placement.partition))
+                    self._waiting.wake_reads(placement.topic, placement.partition)
 
     def on_reset(self) -> None:
         """Drop the data that was derived from an expired view; wake all fetches."""
         self.writer.check_marks(self.wal.state.hot_logs, self.wal.state.seq, is_reset=True)
         self.tail.clear()
         self.tables.forget_unknown()
-        for key in list(self._waiting):
-            self._wake(key)
-
-    def _wake(self, key: tuple[str, int]) -> None:
-        for waiter in self._waiting.get(key, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiting.wake_all()
 
     def _on_committed(
         self, segment: ClosedSegment, encoded: EncodedDraft, outcomes: Sequence[Outcome]
@@ -493,6 +489,10 @@ class Log:
                 nbytes=chunk.raw_size * count // chunk.rows,
                 append_ms=tail_chunk.append_ms,
             )
+
+
+def _ends(topic: Topic) -> list[int]:
+    return [partition.high_watermark for partition in topic.partitions]
 
 
 def _check_partitions(partitions: int) -> None:

@@ -1,9 +1,19 @@
-"""Lines and events of followers, beside the records: server-sent events (`sse`) and NDJSON."""
+"""Lines and events of followers, beside the records: server-sent events (`sse`) and NDJSON.
+
+The event id of a follower of one partition is the offset of the last record. That of a follower of
+a topic is a vector: the offset of the last record of each partition, as `0:12,1:-1,2:7` (-1: none).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
+from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import Page
-from tidelog.storage.core.errors import OffsetOutOfRange
+from tidelog.storage.core.errors import LogError, OffsetOutOfRange
+from tidelog.storage.core.model import OFFSET_MAX
 
 KEEPALIVE = {"sse": b": keep-alive\n\n", "ndjson": b"\n"}
 """Signs of life. JSON's readers of lines pass an empty one."""
@@ -11,12 +21,22 @@ RETRY_MS = 500
 """How soon an EventSource connects again. Its own pause is some seconds."""
 START = "start"
 """The event id before offset 0: an id cannot be negative."""
+PIECE_BYTES = 64 * 1024
+"""Of a page whose events get vectors: so much is built and sent at a time (I10)."""
+EVENT_BYTES_MIN = 80
+"""Bytes of the smallest event of a record, without its id."""
+_PAIR = re.compile(r"([0-9]{1,9}):(-1|[0-9]{1,19})")
 
 
 def beginning(offset: int) -> bytes:
     """Return the first event of a stream: an id without data. A client that loses the connection
     before the first record continues at this offset, not at what is `latest` then."""
-    return b"retry: %d\nid: %b\n\n" % (RETRY_MS, _id_before(offset))
+    return beginning_with(_id_before(offset))
+
+
+def beginning_with(event_id: bytes) -> bytes:
+    """Return the first event of a stream, with this id."""
+    return b"retry: %d\nid: %b\n\n" % (RETRY_MS, event_id)
 
 
 def reset(format_name: str, error: OffsetOutOfRange, where: str) -> tuple[int, bytes]:
@@ -24,20 +44,79 @@ def reset(format_name: str, error: OffsetOutOfRange, where: str) -> tuple[int, b
     `where`: earliest or latest."""
     offset = error.log_start_offset if where == "earliest" else error.high_watermark
     data = {"type": "reset", "requested_offset": error.offset, "offset": offset}
-    body = msgspec.json.encode(data)
-    if format_name == "sse":
-        return offset, b"id: %b\nevent: reset\ndata: %b\n\n" % (_id_before(offset), body)
-    return offset, body + b"\n"
+    return offset, notice(format_name, "reset", data, _id_before(offset))
 
 
 def skipped(format_name: str, next_offset: int, page: Page) -> bytes:
     """Return the event behind a page whose records did not all decode (`on_error=skip`)."""
-    body = msgspec.json.encode({"skipped": page.skipped, "first_skipped_offset": page.first_wrong})
-    if format_name == "sse":
-        return b"id: %d\nevent: skipped\ndata: %b\n\n" % (next_offset - 1, body)
-    return body + b"\n"
+    data = {"skipped": page.skipped, "first_skipped_offset": page.first_wrong}
+    return notice(format_name, "skipped", data, b"%d" % (next_offset - 1))
+
+
+def notice(format_name: str, kind: str, data: Any, event_id: bytes = b"") -> bytes:
+    """Return an event, or a line, that is no record. A client that connects again with its id
+    continues behind it."""
+    body = msgspec.json.encode(data)
+    if format_name != "sse":
+        return body + b"\n"
+    head = b"id: %b\n" % event_id if event_id else b""
+    return b"%bevent: %b\ndata: %b\n\n" % (head, kind.encode(), body)
+
+
+def failure(format_name: str, error: LogError, body: bytes, event_id: bytes = b"") -> bytes:
+    """Return the last event of a stream, or its last line. `body` is that of the error; `event_id`
+    is behind the record of an Undecodable: an EventSource that connects again goes on there."""
+    body = b'{"type":"error",' + body[1:]
+    if format_name != "sse":
+        return body + b"\n"
+    if isinstance(error, Undecodable):
+        return b"id: %b\nevent: undecodable\ndata: %b\n\n" % (event_id, body)
+    # Browsers send an event `error` of their own when the connection ends.
+    return b"event: tidelog-error\ndata: %b\n\n" % body
 
 
 def _id_before(offset: int) -> bytes:
     """Return the event id of a client that continues with this offset."""
     return b"%d" % (offset - 1) if offset else START.encode()
+
+
+# -- of a topic
+
+
+def vector(offsets: Sequence[int]) -> bytes:
+    """Return the event id of a client that continues with these offsets, one for each partition."""
+    return ",".join(f"{number}:{offset - 1}" for number, offset in enumerate(offsets)).encode()
+
+
+def parse_vector(text: str) -> dict[int, int] | None:
+    """Return the offset at which each partition of an event id continues; None if it is none."""
+    found: dict[int, int] = {}
+    for part in text.split(","):
+        pair = _PAIR.fullmatch(part)
+        if pair is None:
+            return None
+        number, offset = int(pair[1]), int(pair[2]) + 1
+        if number in found or offset > OFFSET_MAX:
+            return None
+        found[number] = offset
+    return found
+
+
+def with_vectors(body: bytes, offsets: Sequence[int], partition: int) -> Iterator[bytes]:
+    """Iterate over the events of a page of one partition, in pieces, with vectors as ids.
+
+    `offsets` are those before the page. An event's id is a line of its own, and so is its record.
+    """
+    before = b"".join(b"%d:%d," % (n, offset - 1) for n, offset in enumerate(offsets[:partition]))
+    before += b"%d:" % partition
+    following = enumerate(offsets[partition + 1 :], partition + 1)
+    after = b"".join(b",%d:%d" % (n, offset - 1) for n, offset in following)
+    step = PIECE_BYTES * EVENT_BYTES_MIN // (EVENT_BYTES_MIN + len(before) + len(after))
+    at = 0
+    while at < len(body):
+        end = body.find(b"\n\n", at + step) + 2
+        end = end if end > 1 else len(body)
+        piece = body[at:end].replace(b"\n\nid: ", b"\n\nid: " + before)
+        piece = piece.replace(b"\ndata: ", after + b"\ndata: ")
+        yield b"id: " + before + piece.removeprefix(b"id: ")
+        at = end

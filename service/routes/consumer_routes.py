@@ -4,6 +4,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from tidelog.service.formats.pages import ON_ERROR
+from tidelog.service.formats.record_formats import (
+    ON_ERROR_HEADERS,
+    ON_ERROR_PARAMETER,
+    records_answer,
+)
 from tidelog.service.http.call import HttpResponse
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.route import (
@@ -17,7 +22,6 @@ from tidelog.service.http.route import (
     RouteDoc,
 )
 from tidelog.service.routes.consumers import ConsumerHandlers
-from tidelog.service.routes.fetch import ON_ERROR_HEADERS, ON_ERROR_PARAMETER, records_answer
 from tidelog.storage.core.acls import GROUP, READ
 
 _GROUP = "/consumers/{consumer_group_id}"

@@ -8,29 +8,31 @@ lines.
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-import msgspec
-
-from tidelog.service.formats import arrow, events, json_in, json_out
+from tidelog.service.formats import arrow, events, json_in
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import ON_ERROR, OnError, Page, encode_page, headers_of
+from tidelog.service.formats.pages import OnError, Page, encode_page, headers_of
+from tidelog.service.formats.record_formats import (
+    FORMAT_PARAMETER,
+    FRAMINGS,
+    MAX_BYTES_PARAMETER,
+    MEDIA_TYPES,
+    ON_ERROR_HEADERS,
+    ON_ERROR_PARAMETER,
+    RESET_PARAMETER,
+    embedded_format,
+    format_of_accept,
+    on_error_of,
+    records_answer,
+    reset_of,
+)
 from tidelog.service.http.admission import Budget, Share
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.errors import answered, error_body
-from tidelog.service.http.media_types import (
-    ARROW,
-    EMBEDDED,
-    EVENT_STREAM,
-    JSON_V2,
-    NDJSON,
-    NotAcceptable,
-    media_type,
-    types_of_formats,
-)
-from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter, integer, partition_number
-from tidelog.service.http.route import V2, Answer, Content, Parameter, Permission, Route, RouteDoc
+from tidelog.service.http.parameters import InvalidParameter, integer, partition_number
+from tidelog.service.http.route import V2, Parameter, Permission, Route, RouteDoc
 from tidelog.service.security.caller import rights_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -42,28 +44,6 @@ from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
 KEEPALIVE_S = 15.0
 ROOM_S = 0.05  # after it, a follower without room for its next page looks again
-RESETS = ("none", "earliest", "latest")
-FETCH_FORMATS: dict[bytes, str] = {
-    b"": "binary",
-    b"*/*": "binary",
-    b"application/*": "binary",
-    JSON_V2: "binary",
-    b"application/json": "binary",
-    b"application/vnd.kafka.v1+json": "binary",
-    b"application/vnd.kafka+json": "binary",
-    ARROW: "arrow",
-    NDJSON: "ndjson",
-    EVENT_STREAM: "sse",
-    **types_of_formats(EMBEDDED),
-}
-FRAMINGS: dict[str, json_out.Framing] = {"ndjson": "ndjson", "sse": "sse"}
-"""Of the formats that are no array."""
-MEDIA_TYPES: dict[str, bytes] = {
-    **{name: f"application/vnd.kafka.{name}.v2+json".encode() for name in EMBEDDED},
-    "arrow": ARROW,
-    "ndjson": NDJSON,
-    "sse": EVENT_STREAM,
-}
 
 
 class FetchParams(NamedTuple):
@@ -101,14 +81,11 @@ class Fetch:
         """Answer; the answer is in the budget until the socket has taken it."""
         rights = rights_of(call.scope)
         rights.charge(CONSUMER_BYTE_RATE)
-        format_name = _format(call.headers.get(b"accept", b""))
+        format_name = format_of_accept(call.headers.get(b"accept", b""))
         query = call.query()
-        embedded = _embedded(query, format_name)
+        embedded = embedded_format(query, format_name)
         number = await self._partition(topic, partition_text)
-        bytes_max = self._settings.fetch_bytes
-        if "max_bytes" in query:
-            bytes_max = integer("max_bytes", query["max_bytes"], 1, OFFSET_MAX)
-            bytes_max = min(bytes_max, self._settings.fetch_bytes_max)
+        bytes_max = self.bytes_max_of(query)
         wait_ms = 0
         if "timeout" in query:
             wait_ms = integer("timeout", query["timeout"], 0, OFFSET_MAX)
@@ -117,7 +94,7 @@ class Fetch:
         on_error = on_error_of(query) or "stop"
         view = FetchParams(topic, number, format_name, embedded, bytes_max, on_error)
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
-            await self._follow(call, view, offset, _reset(query))
+            await self._follow(call, view, offset, reset_of(query))
             return None
         with self.budget() as share:
             fetched, page = await self._page(view, offset, share, wait_ms / 1000, call)
@@ -132,6 +109,20 @@ class Fetch:
                 headers += headers_of([page])
             await call.answer(HttpResponse(200, page.body, MEDIA_TYPES[format_name], headers))
         return None
+
+    def bytes_max_of(self, query: dict[str, str]) -> int:
+        """Return the parameter `max_bytes`, within its bound. Raises InvalidParameter."""
+        if "max_bytes" not in query:
+            return self._settings.fetch_bytes
+        bytes_max = integer("max_bytes", query["max_bytes"], 1, OFFSET_MAX)
+        return min(bytes_max, self._settings.fetch_bytes_max)
+
+    async def page(
+        self, view: FetchParams, offset: int, share: Share, call: HttpRequest | None = None
+    ) -> FetchPage:
+        """Return the records from `offset` on, encoded, without a wait for records. If the budget
+        has no room, wait; with a `call`, whose answer has not begun, raise Unavailable."""
+        return await self._page(view, offset, share, call=call)
 
     async def _page(
         self,
@@ -307,24 +298,12 @@ class Fetch:
             raise page.stopped
 
     def _error_event(self, call: HttpRequest, format_name: str, error: LogError) -> bytes:
-        answer = answered(error, call.scope, self.counters)
-        body = b'{"type":"error",' + error_body(answer.code, str(error))[1:]
-        if format_name != "sse":
-            return body + b"\n"
-        if isinstance(error, Undecodable):
-            # Its id: an EventSource that connects again goes on behind the record.
-            return b"id: %d\nevent: undecodable\ndata: %b\n\n" % (error.offset, body)
-        # Browsers send an event `error` of their own when the connection ends.
-        return b"event: tidelog-error\ndata: " + body + b"\n\n"
+        event_id = b"%d" % error.offset if isinstance(error, Undecodable) else b""
+        return events.failure(format_name, error, self.answer_of(call, error), event_id)
 
-
-def _reset(query: dict[str, str]) -> str:
-    text = query.get("reset", "none")
-    if text not in RESETS:
-        raise InvalidParameter(
-            f"parameter reset={text[:SHOWN_MAX]!r} must be one of {', '.join(RESETS)}"
-        )
-    return text
+    def answer_of(self, call: HttpRequest, error: LogError) -> bytes:
+        """Count the error of a stream, and return its body."""
+        return error_body(answered(error, call.scope, self.counters).code, str(error))
 
 
 def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
@@ -347,36 +326,6 @@ def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
     return FetchPage(fetched, page)
 
 
-def _format(accept: bytes) -> str:
-    for part in accept.split(b",") if b"," in accept else (accept,):
-        found = FETCH_FORMATS.get(media_type(part))
-        if found is not None:
-            return found
-    raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')}")
-
-
-def _embedded(query: dict[str, str], format_name: str) -> str:
-    """Return the format of keys and values: the format itself, or `format=` for lines and
-    events."""
-    if format_name in EMBEDDED:
-        return format_name
-    embedded = query.get("format", "json")
-    if embedded not in EMBEDDED:
-        raise InvalidParameter(f"parameter format={embedded!r} must be json, binary or text")
-    return embedded
-
-
-def on_error_of(query: dict[str, str]) -> OnError | None:
-    """Return the parameter `on_error`; None if it is not given. Raises InvalidParameter."""
-    text = query.get("on_error")
-    if text is None or text in ON_ERROR:
-        return text
-    raise InvalidParameter(
-        f"parameter on_error={text[:SHOWN_MAX]!r} must be {', '.join(ON_ERROR[:-1])} or "
-        f"{ON_ERROR[-1]}"
-    )
-
-
 def _positions(fetched: FetchResult) -> tuple[tuple[bytes, bytes], ...]:
     return (
         (b"tidelog-next-offset", b"%d" % fetched.next_offset),
@@ -389,57 +338,6 @@ async def until_gone(call: HttpRequest) -> None:
     """Return when the client has disconnected."""
     while (await call.receive())["type"] != "http.disconnect":
         pass
-
-
-ON_ERROR_PARAMETER = Parameter(
-    "on_error",
-    "for a record that does not decode: `stop` before it, `skip` it, or `raw` (base64 in a field "
-    "of its own)",
-    {"type": "string", "enum": list(ON_ERROR), "default": "stop"},
-)
-ON_ERROR_HEADERS = (
-    "If records do not decode: `Tidelog-Skipped` (a count) and `Tidelog-First-Skipped` "
-    "(`TOPIC-PARTITION@OFFSET`) with `skip`; with `stop`, `Tidelog-Undecodable` is the record "
-    "before which the answer, or a partition, ends."
-)
-
-
-class FetchedRecord(msgspec.Struct):
-    """One record. `key` and `value` are JSON, or strings in base64 or of text.
-
-    `key_format` is `text` for a key that is text and no JSON, in format json. With `on_error=raw` a
-    key or value that does not decode is null, and `key_base64` or `value_base64` has its bytes."""
-
-    topic: str
-    key: Any
-    value: Any
-    partition: int
-    offset: int
-    timestamp: int
-    headers: list[dict[str, str | None]] = []
-    key_format: str | None = None
-    key_base64: str | None = None
-    value_base64: str | None = None
-
-
-def records_answer(description: str) -> Answer:
-    """Return the documentation of a response with records, in every format."""
-    example = {
-        "topic": "flights",
-        "key": "N14228",
-        "value": {"delay": 2},
-        "partition": 0,
-        "offset": 42,
-        "timestamp": 1357034400000,
-    }
-    json_types = tuple(MEDIA_TYPES[name] for name in EMBEDDED)
-    return Answer(
-        description,
-        (
-            Content(json_types, (list[FetchedRecord],), [example]),
-            Content((ARROW, NDJSON, EVENT_STREAM)),
-        ),
-    )
 
 
 _DOC = RouteDoc(
@@ -462,17 +360,10 @@ _DOC = RouteDoc(
         ),
         Parameter("timestamp", "ms: from the first record at or after", {"type": "integer"}),
         Parameter("timeout", "ms to wait at the end", {"type": "integer", "default": 0}),
-        Parameter("max_bytes", "of keys and values; one record at least", {"type": "integer"}),
+        MAX_BYTES_PARAMETER,
         Parameter("follow", "with NDJSON: do not end", {"type": "boolean", "default": False}),
-        Parameter(
-            "reset",
-            "of a follower whose offset is out of range: `earliest` or `latest` continues there, "
-            "behind an event `reset`; `none` is an error",
-            {"type": "string", "enum": list(RESETS), "default": "none"},
-        ),
-        Parameter(
-            "format", "json, binary or text inside lines", {"type": "string", "default": "json"}
-        ),
+        RESET_PARAMETER,
+        FORMAT_PARAMETER,
         ON_ERROR_PARAMETER,
     ),
     answers={

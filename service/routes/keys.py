@@ -5,6 +5,7 @@ The secret of a key is only in the response to its creation. If security is off,
 `/me` responds as a Kafka cluster without an authorizer does. The routes of ACLs do the same.
 """
 
+import asyncio
 from http.cookies import Morsel
 from typing import Annotated, Any, Literal
 
@@ -25,7 +26,7 @@ from tidelog.service.routes.dependencies import (
 )
 from tidelog.service.security.audit import note
 from tidelog.service.security.authenticator import Caller
-from tidelog.service.security.caller import rights_of
+from tidelog.service.security.caller import Unauthenticated, rights_of
 from tidelog.storage.core.acls import (
     ALTER,
     ALTER_CONFIGS,
@@ -39,6 +40,8 @@ from tidelog.storage.core.actions import DeleteKey, SetQuotas
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import QUOTAS, Key
 
+WRONG_LOGIN_S = 1.0
+"""Time until the answer to a login with an invalid key."""
 TTL_S_MAX = 100 * 365 * 86_400
 
 # -- the console's session
@@ -64,7 +67,11 @@ async def log_in(
 ) -> Me:
     """Begin a session of a browser: set a cookie that the browser sends only to this site. It is
     valid for twelve hours, or until the key expires if that is earlier."""
-    credential = await security.log_in(body.key)
+    try:
+        credential = await security.log_in(body.key)
+    except Unauthenticated:
+        await asyncio.sleep(WRONG_LOGIN_S)  # a guess costs a second, and no other client waits
+        raise
     PRINCIPAL.set(credential.principal)
     session, cookie = await decided(security.begin_session(credential))
     lives_s = max((session.expires_ms - security.clock.now_ms()) // 1000, 0)

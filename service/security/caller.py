@@ -1,7 +1,8 @@
 """The caller of a request, as handlers see it: permissions and quotas.
 
-If security is off, the caller is `ALL_RIGHTS`, which allows everything. If security is on,
-service.security.authenticator puts the caller into the request's scope before a handler runs.
+service.server.router puts the caller into the request's scope before a handler runs: if security is
+off, `ALL_RIGHTS`, which allows everything; else what service.security.authenticator found. A scope
+without a caller allows nothing.
 """
 
 from collections.abc import Iterable, MutableMapping
@@ -100,12 +101,29 @@ class _AllRights:
         return 0.0
 
 
+class _NoRights(_AllRights):
+    """The rights in a request whose caller was not admitted."""
+
+    def check_valid(self) -> None:
+        raise Forbidden("not authorized: the request has no caller")
+
+    def may(self, operation: str, resource_type: str, name: str) -> bool:
+        return False
+
+    async def check(self, operation: str, resource_type: str, name: str) -> None:
+        self.check_valid()
+
+    def charge(self, quota: str, size: int = 0) -> None:
+        self.check_valid()
+
+
 ALL_RIGHTS: CallerRights = _AllRights()
+NO_RIGHTS: CallerRights = _NoRights()
 
 
 def rights_of(scope: MutableMapping[str, Any]) -> CallerRights:
     """Return the rights of an admitted request's caller."""
-    rights: CallerRights = scope.get("rights", ALL_RIGHTS)
+    rights: CallerRights = scope.get("rights", NO_RIGHTS)
     return rights
 
 

@@ -41,8 +41,10 @@ from tidelog.service.routes import (
     topics_v3,
     transactions,
 )
+from tidelog.service.routes.followers import topic as topic_follower
 from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import READING, Security
+from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.service.security.sites import Sites
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -56,6 +58,7 @@ from tidelog.storage.io.tasks import TASK_ENDS
 HOT_ROUTES: tuple[Route, ...] = (
     *produce.ROUTES,
     *fetch.ROUTES,
+    *topic_follower.ROUTES,
     *produce_v3.ROUTES,
     *transactions.ROUTES,
     *consumer_routes.ROUTES,
@@ -190,6 +193,7 @@ class Router:
         counters.on_refusal = None if self._audit is None else self._audit.refused
         self._counters = counters
         fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers)
+        follower = topic_follower.TopicFollower(broker, fetcher)
         producer = produce.Produce(broker, settings, counters)
         self.consumers = consumers.ConsumerHandlers(broker, settings, instances, fetcher, forwarder)
         self.forwarded = Forwarded(self._serve_for_peer)
@@ -200,6 +204,7 @@ class Router:
             [
                 *_paths(produce.ROUTES, lambda route: MethodType(route.serve, producer)),
                 *_paths(fetch.ROUTES, lambda route: MethodType(route.serve, fetcher)),
+                *_paths(topic_follower.ROUTES, lambda route: MethodType(route.serve, follower)),
                 *_paths(produce_v3.ROUTES, lambda route: MethodType(route.serve, producer_v3)),
                 *_paths(transactions.ROUTES, lambda route: MethodType(route.serve, transactor)),
                 *_paths(consumer_routes.ROUTES, self.consumers.bound),
@@ -212,6 +217,8 @@ class Router:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._security is None:
+            scope["rights"] = ALL_RIGHTS
         node, segments = self._root.find(scope["path"])
         method: str = scope["method"]
         target = None if node is None else node.methods.get(method)
@@ -313,7 +320,9 @@ class Router:
         try:
             if target is None or target.serve is None:
                 raise HTTPException(404)
-            if self._security is not None:
+            if self._security is None:
+                call.scope["rights"] = ALL_RIGHTS
+            else:
                 if not call.is_trusted:
                     raise self._security.refused("peer", "a peer's message is not signed")
                 rights = await self._security.of_peer(*call.caller, call.proof)

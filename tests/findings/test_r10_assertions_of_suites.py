@@ -110,3 +110,77 @@ async def test_r10_a_boolean_is_no_number(broker: Broker, field: dict[str, bool]
     answer = await broker.http.post("/admin/topics", json=body)
     assert answer.status_code in (400, 422), answer.text
     assert "u" not in broker.log.state.topics
+
+
+@pytest.mark.parametrize("value", [True, "x", 1.5, None])
+async def test_r10_a_boolean_is_no_number_in_v3(broker: Broker, value: Any) -> None:
+    at = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/topics"
+    body = {"topic_name": "u", "partitions_count": value}
+    if value is not None:
+        answer = await broker.http.post(at, json=body)
+        assert answer.status_code in (400, 422), answer.text
+        assert "u" not in broker.log.state.topics
+    answer = await broker.http.patch(f"{at}/t", json={"partitions_count": value})
+    assert answer.status_code in (400, 422), answer.text
+    assert len(broker.log.state.topic("t").partitions) == 1
+
+
+# -- deviations that were chosen: the table in DIALECTS.md
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "code"),
+    [
+        ("/topics/nope/partitions/0/records?offset=0&timeout=0", {}, 404, 40401),
+        ("/topics/nope/partitions/0/records?offset=", {}, 404, 40401),
+        ("/topics/t/partitions/9/records?offset=0", {}, 404, 40402),
+        ("/topics/t/partitions/0/records?offset=", {}, 400, 40002),
+        ("/topics//partitions/0/records?offset=0", {}, 404, 404),
+        ("/topics/t/partitions/0/records", {"accept": AVRO}, 406, 406),
+        ("/consumers/g/instances/i/topics/t", {}, 404, 404),  # of v1
+    ],
+)
+async def test_r10_a_read_that_is_refused_otherwise_than_at_redpanda(
+    broker: Broker, path: str, headers: dict[str, str], status: int, code: int
+) -> None:
+    answer = await broker.http.get(path, headers=headers)
+    said = answer.json()["error_code"]
+    assert (answer.status_code, said // 100 if code == 406 else said) == (status, code), answer.text
+
+
+@pytest.mark.parametrize("accept", [None, "*/*", "application/vnd.kafka.v2+json"])
+async def test_r10_a_fetch_without_a_format_is_binary(broker: Broker, accept: str | None) -> None:
+    await append(broker.log, b"\x00\xff")
+    headers = {"accept": accept or "*/*"}
+    request = broker.http.build_request(
+        "GET", "/topics/t/partitions/0/records?offset=0&max_bytes=1&timeout=0", headers=headers
+    )
+    if accept is None:
+        del request.headers["accept"]
+    answer = await broker.http.send(request)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()[0]["value"] == "AP8="
+
+
+async def test_r10_a_produce_to_an_unknown_topic_writes_nothing(broker: Broker) -> None:
+    body = b'{"records":[{"value":"dmVjdG9yaXplZA==","partition":0}]}'
+    headers = {"content-type": "application/vnd.kafka.binary.v2+json"}
+    answer = await broker.http.post("/topics/nope", content=body, headers=headers)
+    assert_refused(answer, 404, 40401)
+    assert "nope" not in broker.log.state.topics
+
+
+async def test_r10_no_content_type_is_taken_as_binary_or_json(broker: Broker) -> None:
+    body = b'{"records":[{"value":"dmVjdG9yaXplZA==","partition":0}]}'
+    answer = await broker.http.post("/topics/t", content=body)
+    assert answer.status_code == 200, answer.text
+    made = await broker.http.post("/consumers/g", content=b'{"name":"i","format":"binary"}')
+    assert made.status_code == 200, made.text
+    at = "/consumers/g/instances/i"
+    done = await broker.http.post(f"{at}/subscription", content=b'{"topics":["t"]}')
+    assert (done.status_code, done.content) == (204, b"")
+    assert "content-type" not in done.headers
+    answer = await broker.http.get(
+        f"{at}/records", headers={"accept": "application/vnd.kafka.json.v2+json"}
+    )
+    assert_refused(answer, 406, 40601)  # the instance's format is binary

@@ -8,12 +8,16 @@ now and then.
 import asyncio
 import contextlib
 import json
-from typing import Any
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from tests.fuzz.target import Target
 from tests.service.conftest import Broker, broker_on
 from tidelog.service.settings import Settings
 from tidelog.storage.io.memory import MemoryStore
+
+T = TypeVar("T")
 
 ANSWER_S = 240.0
 REQUESTS_MAX = 400
@@ -27,6 +31,8 @@ class Hasty(Settings):
     fetch_wait_ms_max = 5
 
 
+STATUSES: Counter[int] = Counter()
+"""Of all answers in this process, for the report of `make fuzz INPUTS=...`."""
 SETTINGS: dict[str, Any] = {"kind": Hasty, "produce_timeout_ms": 2000}
 
 
@@ -52,8 +58,12 @@ class Served:
 
     def ask(self, scope: dict[str, Any], body: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
         """Status, headers, body."""
+        return self.run(asyncio.wait_for(self._ask(scope, body), ANSWER_S))
+
+    def run(self, asking: Coroutine[Any, Any, T]) -> T:
+        """Let the loop run until the coroutine returns."""
         self.requests += 1
-        return self._runner.run(asyncio.wait_for(self._ask(scope, body), ANSWER_S))
+        return self._runner.run(asking)
 
     async def _ask(
         self, scope: dict[str, Any], body: bytes
@@ -112,6 +122,11 @@ def _requests() -> list[bytes]:
         ("GET", "/topics/t/partitions/0/records", "offset=0&max_bytes=10&timeout=5", [], ""),
         ("GET", "/topics/t/partitions/0/records", "timestamp=5&follow=true", ["accept: */*"], ""),
         ("GET", "/topics/t/partitions/1/records", "", ["accept: text/event-stream"], ""),
+        (
+            *("GET", "/topics/t/records", "last-event-id=0:1,1:-1&reset=earliest"),
+            *(["accept: text/event-stream", "last-event-id: 1:2,0:-1"], ""),
+        ),
+        ("GET", "/topics/t/records", "follow=true&on_error=skip", ["accept: */*"], ""),
         ("POST", f"{cluster}/topics/t/records", "", [], '{"value":{"type":"JSON","data":1}}'),
         ("POST", f"{cluster}/topics/t/records:batch", "", [], '{"entries":[{"id":"1"}]}'),
         ("POST", f"{cluster}/transactions", "", [], '{"topics":[{"topic_name":"t","records":[]}]}'),
@@ -149,6 +164,7 @@ def check_request(data: bytes) -> None:
     at = served()
     scope["path"] = scope["path"].replace("{cluster}", at.broker.log.wal.cluster.cluster_id)
     status, headers, answer = at.ask(scope, body)
+    STATUSES[status] += 1
     assert 200 <= status < 600, status
     assert status != 500, answer
     if status >= 400:
@@ -156,7 +172,8 @@ def check_request(data: bytes) -> None:
         assert said.keys() == {"error_code", "message"}, said
         assert b"json" in headers[b"content-type"]
     elif answer and headers.get(b"content-type", b"").endswith(b"json"):
-        for line in answer.split(b"\r\n") if path.endswith(b"/records") else [answer]:
+        has_lines = path.endswith(b"/records") or headers[b"content-type"].endswith(b"ndjson")
+        for line in answer.splitlines() if has_lines else [answer]:
             assert not line or json.loads(line, parse_int=str) is not None
 
 

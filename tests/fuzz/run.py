@@ -1,20 +1,30 @@
-"""Coverage-guided fuzzing: `python -m tests.fuzz.run --minutes 10 [target ...]`, or `make fuzz`.
+"""Fuzzing: `python -m tests.fuzz.run --minutes 10 [target ...]`, or `make fuzz`.
 
 Every target gets its share of the time, in a process of its own under libFuzzer (atheris), which
 keeps what reaches new lines in a corpus and bounds time and memory. Input that breaks a target is
 kept in tests/fuzz/crashes/<target>-<hash>, which pytest tries from then on; it replays with
 `python -m tests.fuzz.run --replay <file>`.
+
+With `--inputs N` (`make fuzz INPUTS=N`), each target of the service gets its share of N mutations
+of valid bytes, the same each time, in this process and without atheris. It reports answers by
+status, findings and stalls, and ends with 1 if there is any.
 """
 
 import argparse
+import hashlib
 import importlib
 import importlib.util
 import logging
+import random
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
+from typing import Any
 
+from tests.fuzz.mutations import mutated
 from tests.fuzz.target import INPUT_BYTES_MAX, Target
 
 CRASHES = Path(__file__).parent / "crashes"
@@ -24,7 +34,15 @@ MEMORY_MIB_MAX = 2048
 """Of the whole process; it begins at ~300."""
 ALLOCATION_MIB_MAX = 1280
 """At once: a chunk may say that it unpacks to 1 GiB."""
+SERVICE = ("tests.fuzz.service_targets", "tests.fuzz.http_target", "tests.fuzz.head_target")
+"""Modules of the targets of `--inputs`."""
 START_S_MAX = 120
+STALL_S = 120.0
+"""Real seconds of one input of `--inputs`, on a machine that has other work."""
+SEED = 20_000
+"""Of the mutations of `--inputs`: the same inputs each time."""
+KEPT_MAX = 10
+"""Findings of one target that `--inputs` keeps; it counts the others."""
 STEERING = {
     "tests.fuzz.storage_targets": ["tidelog.storage"],
     "tests.fuzz.service_targets": [
@@ -33,6 +51,7 @@ STEERING = {
         "tidelog.service.peers.forwarding",
     ],
     "tests.fuzz.http_target": ["tidelog.service"],
+    "tests.fuzz.head_target": ["tidelog.service.http"],
 }
 """Instrumented modules steer the search and make the start slower: only modules that decode."""
 
@@ -41,6 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("targets", nargs="*", help="all, unless named")
     parser.add_argument("--minutes", type=float, default=10.0, help="of all targets together")
+    parser.add_argument("--inputs", type=int, default=0, help="of the service's targets together")
     parser.add_argument("--replay", type=Path, help="a file of tests/fuzz/crashes")
     parser.add_argument("--target", help=argparse.SUPPRESS)
     parser.add_argument("--module", help=argparse.SUPPRESS)
@@ -48,6 +68,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.replay is not None:
         return _replay(options.replay)
+    if options.inputs:
+        return _count(options.targets, options.inputs)
     if importlib.util.find_spec("atheris") is None:
         print("fuzz: skipped, atheris is not installed: it has no build for this Python or system")
         return 0
@@ -89,6 +111,77 @@ def _all(names: list[str], seconds: float) -> int:
         return 1
     print("fuzz: nothing found")
     return 0
+
+
+class Stalled(BaseException):
+    """An input took longer than STALL_S. No handler of the product catches it."""
+
+
+def _count(names: list[str], inputs: int) -> int:
+    from tests.fuzz import http_target
+    from tests.fuzz.targets import TARGETS
+
+    if unknown := set(names) - TARGETS.keys():
+        print(f"fuzz: no target {', '.join(sorted(unknown))}: there are {', '.join(TARGETS)}")
+        return 2
+    of_service = [name for name, each in TARGETS.items() if each.check.__module__ in SERVICE]
+    chosen = names or of_service
+    logging.disable()
+    signal.signal(signal.SIGALRM, _stalled)
+    found = 0
+    for number, name in enumerate(chosen):
+        share = inputs // len(chosen) + (number < inputs % len(chosen))
+        started_s, cpu_s = time.monotonic(), time.process_time()
+        findings, stalls = _try(TARGETS[name], share)
+        found += findings + stalls
+        print(
+            f"fuzz: {name}: {share} inputs, {findings} findings, {stalls} stalls, "
+            f"{time.monotonic() - started_s:.0f} s, {time.process_time() - cpu_s:.0f} s of CPU",
+            flush=True,
+        )
+    http_target.close()
+    said = ", ".join(f"{count} of {status}" for status, count in sorted(_statuses().items()))
+    print(f"fuzz: {inputs} inputs, {found} findings and stalls; answers: {said or 'none'}")
+    return 1 if found else 0
+
+
+def _statuses() -> dict[int, int]:
+    from tests.fuzz import http_target
+
+    return dict(http_target.STATUSES)
+
+
+def _try(target: Target, inputs: int) -> tuple[int, int]:
+    """Return the number of findings, and of stalls."""
+    from tests.fuzz import http_target
+
+    draw = random.Random(f"{SEED} {target.name}")
+    seeds = target.seeds()
+    findings = stalls = 0
+    problem: BaseException
+    for _ in range(inputs):
+        data = mutated(seeds, draw)
+        signal.setitimer(signal.ITIMER_REAL, STALL_S)
+        try:
+            target.check(data)
+        except (Stalled, Exception) as error:  # noqa: BLE001 all that a check lets through
+            problem = error
+        else:
+            continue
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        stalls += isinstance(problem, Stalled)
+        findings += not isinstance(problem, Stalled)
+        if findings + stalls <= KEPT_MAX:
+            path = CRASHES / f"{target.name}-{hashlib.sha1(data).hexdigest()[:16]}"
+            path.write_bytes(data)
+            print(f"fuzz: {path}", *traceback.format_exception(problem), flush=True)
+        http_target.close()  # what the input did to this broker is gone
+    return findings, stalls
+
+
+def _stalled(*_: Any) -> None:
+    raise Stalled
 
 
 def _crashes() -> set[Path]:

@@ -1,6 +1,6 @@
 """All targets by name."""
 
-from tests.fuzz import backup_targets, http_target, service_targets, storage_targets
+from tests.fuzz import backup_targets, head_target, http_target, service_targets, storage_targets
 from tests.fuzz.target import Target
 
 TARGETS: dict[str, Target] = {
@@ -10,5 +10,6 @@ TARGETS: dict[str, Target] = {
         *backup_targets.TARGETS,
         *service_targets.TARGETS,
         *http_target.TARGETS,
+        *head_target.TARGETS,
     )
 }

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from tests.service.conftest import Broker, append
 from tests.service.keyed import ADMIN, assert_denied, assert_unknown, key_of, secured
 from tidelog.service.http.route import V3, Permission, RouteAccess
+from tidelog.service.security.caller import Forbidden, rights_of
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
 from tidelog.storage.io.memory import MemoryStore
 
@@ -25,6 +26,10 @@ ABOUT_BODIES: dict[tuple[str, str], Any] = {
     },
 }
 """Whose right is asked for by the handler, and what they would change."""
+
+
+NOT_HERE = (404, 405)
+"""FastAPI's application does not serve the hot routes."""
 
 
 def inside(app: Any) -> FastAPI:
@@ -203,3 +208,19 @@ async def test_an_administrator_may_everything(broker: Broker) -> None:
             route,
             answer.text,
         )
+
+
+async def test_a_request_without_a_caller_opens_nothing(broker: Broker) -> None:
+    """A handler that is reached without `admit`, by a mistake, refuses."""
+    rights = rights_of({})
+    assert not rights.may("READ", "TOPIC", "t")
+    with pytest.raises(Forbidden):
+        await rights.check("READ", "TOPIC", "t")
+    with pytest.raises(Forbidden):
+        rights.charge("consumer_byte_rate")
+    transport = httpx.ASGITransport(app=inside(broker.app))
+    async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as past:
+        for method, route in routes(broker):
+            if DECLARED[method, route].access is not RouteAccess.PUBLIC:
+                answer = await past.request(method, address(route, broker))
+                assert answer.status_code in {401, *NOT_HERE}, (method, route)

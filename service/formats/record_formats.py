@@ -1,0 +1,150 @@
+"""The parameters of a read that all readers share: formats, `on_error`, `reset`; and the documented
+record. Pure."""
+
+from typing import Any
+
+import msgspec
+
+from tidelog.service.formats import json_out
+from tidelog.service.formats.pages import ON_ERROR, OnError
+from tidelog.service.http.media_types import (
+    ARROW,
+    EMBEDDED,
+    EVENT_STREAM,
+    JSON_V2,
+    NDJSON,
+    NotAcceptable,
+    media_type,
+    types_of_formats,
+)
+from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
+from tidelog.service.http.route import Answer, Content, Parameter
+
+RESETS = ("none", "earliest", "latest")
+FETCH_FORMATS: dict[bytes, str] = {
+    b"": "binary",
+    b"*/*": "binary",
+    b"application/*": "binary",
+    JSON_V2: "binary",
+    b"application/json": "binary",
+    b"application/vnd.kafka.v1+json": "binary",
+    b"application/vnd.kafka+json": "binary",
+    ARROW: "arrow",
+    NDJSON: "ndjson",
+    EVENT_STREAM: "sse",
+    **types_of_formats(EMBEDDED),
+}
+FRAMINGS: dict[str, json_out.Framing] = {"ndjson": "ndjson", "sse": "sse"}
+"""Of the formats that are no array."""
+MEDIA_TYPES: dict[str, bytes] = {
+    **{name: f"application/vnd.kafka.{name}.v2+json".encode() for name in EMBEDDED},
+    "arrow": ARROW,
+    "ndjson": NDJSON,
+    "sse": EVENT_STREAM,
+}
+
+
+def format_of_accept(accept: bytes) -> str:
+    """Return the format of the answer by `Accept`. Raises NotAcceptable."""
+    for part in accept.split(b",") if b"," in accept else (accept,):
+        found = FETCH_FORMATS.get(media_type(part))
+        if found is not None:
+            return found
+    raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')}")
+
+
+def embedded_format(query: dict[str, str], format_name: str) -> str:
+    """Return the format of keys and values: the format itself, or `format=` for lines and
+    events."""
+    if format_name in EMBEDDED:
+        return format_name
+    embedded = query.get("format", "json")
+    if embedded not in EMBEDDED:
+        raise InvalidParameter(f"parameter format={embedded!r} must be json, binary or text")
+    return embedded
+
+
+def on_error_of(query: dict[str, str]) -> OnError | None:
+    """Return the parameter `on_error`; None if it is not given. Raises InvalidParameter."""
+    text = query.get("on_error")
+    if text is None or text in ON_ERROR:
+        return text
+    raise InvalidParameter(
+        f"parameter on_error={text[:SHOWN_MAX]!r} must be {', '.join(ON_ERROR[:-1])} or "
+        f"{ON_ERROR[-1]}"
+    )
+
+
+def reset_of(query: dict[str, str]) -> str:
+    """Return the parameter `reset`. Raises InvalidParameter."""
+    text = query.get("reset", "none")
+    if text not in RESETS:
+        raise InvalidParameter(
+            f"parameter reset={text[:SHOWN_MAX]!r} must be one of {', '.join(RESETS)}"
+        )
+    return text
+
+
+# -- documentation
+
+ON_ERROR_PARAMETER = Parameter(
+    "on_error",
+    "for a record that does not decode: `stop` before it, `skip` it, or `raw` (base64 in a field "
+    "of its own)",
+    {"type": "string", "enum": list(ON_ERROR), "default": "stop"},
+)
+RESET_PARAMETER = Parameter(
+    "reset",
+    "of a follower whose offset is out of range: `earliest` or `latest` continues there, "
+    "behind an event `reset`; `none` is an error",
+    {"type": "string", "enum": list(RESETS), "default": "none"},
+)
+FORMAT_PARAMETER = Parameter(
+    "format", "json, binary or text inside lines", {"type": "string", "default": "json"}
+)
+MAX_BYTES_PARAMETER = Parameter(
+    "max_bytes", "of keys and values; one record at least", {"type": "integer"}
+)
+ON_ERROR_HEADERS = (
+    "If records do not decode: `Tidelog-Skipped` (a count) and `Tidelog-First-Skipped` "
+    "(`TOPIC-PARTITION@OFFSET`) with `skip`; with `stop`, `Tidelog-Undecodable` is the record "
+    "before which the answer, or a partition, ends."
+)
+
+
+class FetchedRecord(msgspec.Struct):
+    """One record. `key` and `value` are JSON, or strings in base64 or of text.
+
+    `key_format` is `text` for a key that is text and no JSON, in format json. With `on_error=raw` a
+    key or value that does not decode is null, and `key_base64` or `value_base64` has its bytes."""
+
+    topic: str
+    key: Any
+    value: Any
+    partition: int
+    offset: int
+    timestamp: int
+    headers: list[dict[str, str | None]] = []
+    key_format: str | None = None
+    key_base64: str | None = None
+    value_base64: str | None = None
+
+
+def records_answer(description: str) -> Answer:
+    """Return the documentation of a response with records, in every format."""
+    example = {
+        "topic": "flights",
+        "key": "N14228",
+        "value": {"delay": 2},
+        "partition": 0,
+        "offset": 42,
+        "timestamp": 1357034400000,
+    }
+    json_types = tuple(MEDIA_TYPES[name] for name in EMBEDDED)
+    return Answer(
+        description,
+        (
+            Content(json_types, (list[FetchedRecord],), [example]),
+            Content((ARROW, NDJSON, EVENT_STREAM)),
+        ),
+    )

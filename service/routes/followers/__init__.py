@@ -1,0 +1,4 @@
+"""Followers: streams of records as they are committed, until the client goes.
+
+topic  all partitions of a topic in one stream
+"""

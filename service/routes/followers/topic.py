@@ -1,0 +1,352 @@
+"""A follower of a topic: one stream with the records of all partitions, each in offset order.
+
+The event id is a vector of offsets (service.formats.events), so a client that connects again, to
+any broker, loses nothing and gets nothing twice: the broker keeps no state of a follower.
+Partitions that are added later are read from their beginning.
+
+The partitions take turns: each turn sends one page of one partition, so a partition with many
+records delays another by a page of each. A follower at the end of all partitions is one waiter
+(storage.read.long_polls), and a commit wakes it once.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidelog.service.formats import events
+from tidelog.service.formats.json_text import Undecodable
+from tidelog.service.formats.pages import Page
+from tidelog.service.formats.record_formats import (
+    FORMAT_PARAMETER,
+    MAX_BYTES_PARAMETER,
+    MEDIA_TYPES,
+    ON_ERROR_PARAMETER,
+    RESET_PARAMETER,
+    FetchedRecord,
+    embedded_format,
+    on_error_of,
+    reset_of,
+)
+from tidelog.service.http.admission import Share
+from tidelog.service.http.call import HttpRequest
+from tidelog.service.http.media_types import EVENT_STREAM, NDJSON, NotAcceptable, media_type
+from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
+from tidelog.service.http.route import (
+    V2,
+    Answer,
+    Content,
+    Parameter,
+    Permission,
+    Route,
+    RouteDoc,
+)
+from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch, FetchParams, until_gone
+from tidelog.service.security.caller import rights_of
+from tidelog.storage.core.acls import READ, TOPIC
+from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic
+from tidelog.storage.log import Log
+from tidelog.storage.state.access import CONSUMER_BYTE_RATE
+from tidelog.storage.state.cluster_state import Topic
+
+PARTITIONS_MAX = 256
+"""Partitions of a topic that can be followed: each event has an offset of each of them, and proxies
+refuse a header `Last-Event-ID` of more than 8 KiB."""
+FORMATS = {EVENT_STREAM: "sse", NDJSON: "ndjson", b"*/*": "ndjson", b"": "ndjson"}
+
+
+class _Sent(NamedTuple):
+    """The events of resets of one turn, and its page with the offset behind the page."""
+
+    resets: bytes
+    partition: int = 0
+    next_offset: int = 0
+    page: Page | None = None
+
+
+class _Position:
+    """Where one follower is: `offsets` has the next offset of each partition."""
+
+    def __init__(self, view: FetchParams, reset: str, topic: Topic, offsets: list[int]) -> None:
+        self.view = view
+        self.is_sse = view.format_name == "sse"
+        self.offsets = offsets
+        self._reset = reset
+        self._topic_id = topic.topic_id
+        self._last = -1
+        """The partition of the last turn."""
+
+    def look(self, topic: Topic) -> bytes:
+        """Take over the topic's new partitions, and return the events of offsets that are out of
+        range. Raises UnknownTopic, InvalidRequest, OffsetOutOfRange."""
+        if topic.topic_id != self._topic_id:  # deleted, and created again
+            raise UnknownTopic(topic.name)
+        _check_count(topic)
+        added = topic.partitions[len(self.offsets) :]
+        self.offsets += [partition.log_start_offset for partition in added]
+        passed = b""
+        for number, partition in enumerate(topic.partitions):
+            offset = self.offsets[number]
+            if not partition.log_start_offset <= offset <= partition.high_watermark:
+                passed += self.reset(
+                    number,
+                    OffsetOutOfRange(
+                        topic.name,
+                        number,
+                        offset,
+                        log_start_offset=partition.log_start_offset,
+                        high_watermark=partition.high_watermark,
+                    ),
+                )
+        return passed
+
+    def reset(self, number: int, error: OffsetOutOfRange) -> bytes:
+        """Continue where `reset` says, and return the event for that. Raises the error if it says
+        `none`."""
+        if self._reset == "none":
+            raise error
+        is_first = self._reset == "earliest"
+        offset = error.log_start_offset if is_first else error.high_watermark
+        self.offsets[number] = offset
+        data = {"type": "reset", "partition": number, "requested_offset": error.offset}
+        return self.notice("reset", {**data, "offset": offset})
+
+    def turn(self, topic: Topic) -> int | None:
+        """Return the next partition that has records, behind that of the last turn; None: none."""
+        count = len(self.offsets)
+        for step in range(1, count + 1):
+            number = (self._last + step) % count
+            if topic.partitions[number].high_watermark > self.offsets[number]:
+                self._last = number
+                return number
+        return None
+
+    def notice(self, kind: str, data: dict[str, object]) -> bytes:
+        return events.notice(self.view.format_name, kind, data, events.vector(self.offsets))
+
+    def beginning(self) -> bytes:
+        """Return the first event: an id without data; or the first line."""
+        if self.is_sse:
+            return events.beginning_with(events.vector(self.offsets))
+        return self.notice(
+            "", {"type": "position", "event_id": events.vector(self.offsets).decode()}
+        )
+
+
+class TopicFollower:
+    """The route. One per broker."""
+
+    def __init__(self, broker: Log, fetcher: Fetch) -> None:
+        self._log = broker
+        self._fetch = fetcher
+
+    async def follow(self, call: HttpRequest, name: str) -> None:
+        """Send records until the client goes. Errors of the first turn have a status."""
+        rights_of(call.scope).charge(CONSUMER_BYTE_RATE)
+        query = call.query()
+        format_name = _format(call.headers.get(b"accept", b""), query)
+        embedded = embedded_format(query, format_name)
+        bytes_max = self._fetch.bytes_max_of(query)
+        view = FetchParams(name, 0, format_name, embedded, bytes_max, on_error_of(query) or "stop")
+        reset = reset_of(query)
+        await self._log.refresh()  # records that were acknowledged before this call (I3)
+        topic = self._log.state.topic(name)
+        _check_count(topic)
+        at = _Position(view, reset, topic, _offsets(call, query, topic, reset))
+        with self._fetch.budget() as share:
+            await self._stream(call, at, share)
+
+    async def _stream(self, call: HttpRequest, at: _Position, share: Share) -> None:
+        beginning = at.beginning()
+        sent = await self._turn(at, share, 0.0, call)
+        page = sent.page
+        if page is not None and page.stopped is not None and not page.records and not at.is_sse:
+            raise page.stopped  # an EventSource ends at any status but 200: it gets an event
+        await call.start_stream(MEDIA_TYPES[at.view.format_name])
+        if call.scope["method"] == "HEAD":
+            await call.end()
+            return
+        await call.chunk(beginning)
+        started_s = self._log.clock.boot_s()
+        rights = rights_of(call.scope)
+        gone = asyncio.create_task(until_gone(call))
+        turning: asyncio.Task[_Sent] | None = None
+        try:
+            while not gone.done():
+                await rights.check(READ, TOPIC, at.view.topic)  # it may have gone during the wait
+                await self._send(call, at, sent)
+                share.set(0)
+                if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
+                    await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
+                    sent = _Sent(b"")
+                    continue
+                turning = asyncio.create_task(self._turn(at, share, KEEPALIVE_S))
+                await asyncio.wait({turning, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if turning.done():
+                    sent = turning.result()
+        except LogError as error:
+            await call.chunk(self._failure(call, at, error))  # the status is sent already
+        finally:
+            gone.cancel()
+            if turning is not None:
+                turning.cancel()
+            call.waited_s = self._log.clock.boot_s() - started_s
+        await call.end()
+
+    async def _turn(
+        self, at: _Position, share: Share, wait_s: float, call: HttpRequest | None = None
+    ) -> _Sent:
+        """Wait for records, and read a page of the next partition that has any. A follower that
+        waits takes no part of the budget."""
+        topic = await self._log.wait_for_topic(at.view.topic, at.offsets, wait_s)
+        resets = at.look(topic)
+        number = at.turn(topic)
+        if number is None:
+            return _Sent(resets)
+        view = at.view._replace(partition=number)
+        try:
+            fetched, page = await self._fetch.page(view, at.offsets[number], share, call)
+        except OffsetOutOfRange as error:  # a retention since `look`
+            return _Sent(resets + at.reset(number, error))
+        return _Sent(resets, number, fetched.next_offset, page)
+
+    async def _send(self, call: HttpRequest, at: _Position, sent: _Sent) -> None:
+        """Send what a turn has read, or a sign of life. Raises Undecodable behind its records."""
+        await call.chunk(sent.resets)
+        page = sent.page
+        if page is None:
+            if not sent.resets:
+                await call.chunk(events.KEEPALIVE[at.view.format_name])
+            return
+        pieces: Iterable[bytes] = [page.body]
+        if at.is_sse:
+            pieces = events.with_vectors(page.body, at.offsets, sent.partition)
+        size = 0
+        for piece in pieces:
+            await call.chunk(piece)
+            size += len(piece)
+        at.offsets[sent.partition] = sent.next_offset
+        rights_of(call.scope).record(CONSUMER_BYTE_RATE, size)
+        self._fetch.count([page], size, page.topic)
+        if page.skipped:
+            data = {"skipped": page.skipped, "first_skipped_offset": page.first_wrong}
+            await call.chunk(at.notice("skipped", {"partition": sent.partition, **data}))
+        if page.stopped is not None:
+            raise page.stopped
+
+    def _failure(self, call: HttpRequest, at: _Position, error: LogError) -> bytes:
+        offsets = at.offsets
+        if isinstance(error, Undecodable):  # an EventSource goes on behind the record
+            offsets = [*offsets]
+            offsets[error.where.partition] = error.offset + 1
+        body = self._fetch.answer_of(call, error)
+        return events.failure(at.view.format_name, error, body, events.vector(offsets))
+
+
+def _check_count(topic: Topic) -> None:
+    if len(topic.partitions) > PARTITIONS_MAX:
+        raise InvalidRequest(
+            f"topic {topic.name!r} has {len(topic.partitions)} partitions, and a follower of a "
+            f"topic reads {PARTITIONS_MAX} at most: follow its partitions, or use a consumer group"
+        )
+
+
+def _offsets(call: HttpRequest, query: dict[str, str], topic: Topic, reset: str) -> list[int]:
+    """Return the offset at which each partition begins. Raises InvalidParameter."""
+    seen = call.headers.get(b"last-event-id", b"").decode("latin-1")
+    if seen or "last-event-id" in query:
+        return _offsets_of_id(seen or query["last-event-id"], topic, reset)
+    where = query.get("offset", "earliest")
+    if where == "earliest":
+        return [partition.log_start_offset for partition in topic.partitions]
+    if where == "latest":
+        return [partition.high_watermark for partition in topic.partitions]
+    raise InvalidParameter(
+        f"parameter offset={where[:SHOWN_MAX]!r} of a topic must be earliest or latest; "
+        "Last-Event-ID takes the offsets of its partitions"
+    )
+
+
+def _offsets_of_id(text: str, topic: Topic, reset: str) -> list[int]:
+    found = events.parse_vector(text)
+    if found is None:
+        raise InvalidParameter(
+            f"Last-Event-ID {text[:SHOWN_MAX]!r} is not the offset of the last record of each "
+            "partition, as 0:12,1:-1,2:7"
+        )
+    count = len(topic.partitions)
+    if (beyond := max(found)) >= count and reset == "none":
+        raise InvalidParameter(
+            f"Last-Event-ID names partition {beyond}, and topic {topic.name!r} has 0 to {count - 1}"
+        )
+    return [
+        found.get(number, partition.log_start_offset)
+        for number, partition in enumerate(topic.partitions)
+    ]
+
+
+def _format(accept: bytes, query: dict[str, str]) -> str:
+    """Return `sse`, or `ndjson` if `follow=true`. Raises NotAcceptable, InvalidParameter."""
+    for part in accept.split(b","):
+        found = FORMATS.get(media_type(part))
+        if found is None:
+            continue
+        if found == "ndjson" and query.get("follow") != "true":
+            raise InvalidParameter(
+                "the records of a topic are a stream without an end: add follow=true, or accept "
+                "text/event-stream"
+            )
+        return found
+    raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')}")
+
+
+_DOC = RouteDoc(
+    {
+        400: "40002: an offset out of range, a topic of more than 256 partitions, or an invalid "
+        "parameter",
+        404: "40401: unknown topic",
+        406: "an unknown Accept",
+        422: "the first record does not decode in the requested format (NDJSON)",
+        429: "the principal's quota is used up",
+        500: "a corrupt object; the message names it",
+        503: "the store does not answer, or too many fetches at once",
+    },
+    tag="records",
+    summary="Follow a topic",
+    text="Sends the records of all partitions as they are committed, those of each partition in "
+    "offset order. The event id has the offset of the last record of each partition, as "
+    "`0:12,1:-1,2:7` (-1: none); with it as `Last-Event-ID` the stream continues. A partition that "
+    'it does not name is read from its beginning. Lines begin with `{"type": "position"}`, which '
+    "has the `event_id`.",
+    parameters=(
+        Parameter("follow", "with NDJSON: `true`", {"type": "boolean", "default": False}),
+        Parameter(
+            "offset",
+            "where all partitions begin: `earliest` or `latest`",
+            {"type": "string", "enum": ["earliest", "latest"], "default": "earliest"},
+        ),
+        Parameter("last-event-id", "as the header", {"type": "string"}),
+        Parameter("Last-Event-ID", "of the last event", {"type": "string"}, "header"),
+        MAX_BYTES_PARAMETER,
+        RESET_PARAMETER,
+        FORMAT_PARAMETER,
+        ON_ERROR_PARAMETER,
+    ),
+    answers={
+        200: Answer(
+            "Server-sent events, or lines of records.",
+            (Content((EVENT_STREAM, NDJSON), (FetchedRecord,)),),
+        )
+    },
+)
+
+ROUTES = (
+    Route(
+        "GET",
+        "/topics/{topic_name}/records",
+        TopicFollower.follow,
+        Permission(READ, TOPIC, "topic_name"),
+        "follow_topic",
+        V2,
+        _DOC,
+    ),
+)

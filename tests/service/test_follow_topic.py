@@ -1,0 +1,374 @@
+"""Followers of a topic over a real server: all partitions in one stream, resumed by a vector."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.conftest import (
+    Broker,
+    append,
+    assert_refused,
+    broker_on,
+    listening,
+    until,
+)
+from tests.service.keyed import allow, key_of, secured
+from tests.service.test_follow import NDJSON, SSE, Event, Events, numbers
+from tidelog.service.formats import events as event_texts
+from tidelog.service.routes.followers import topic as follower
+from tidelog.storage.core.actions import DeleteKey
+from tidelog.storage.io.memory import MemoryStore
+
+PATH = "/topics/t/records"
+
+
+@asynccontextmanager
+async def following(port: int, accept: str = SSE, **query: Any) -> AsyncIterator[httpx.Response]:
+    headers = {"accept": accept, **query.pop("headers", {})}
+    if (event_id := query.pop("event_id", None)) is not None:
+        headers["last-event-id"] = event_id
+    async with (
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+        client.stream("GET", PATH, headers=headers, params=query) as answer,
+    ):
+        yield answer
+
+
+@pytest.fixture
+async def port(broker: Broker, topic: str) -> AsyncIterator[int]:
+    async with asyncio.timeout(240), listening(broker.app) as port:
+        yield port
+
+
+def seen(found: list[Event]) -> list[tuple[int, int]]:
+    return [(event.data["partition"], event.data["offset"]) for event in found]
+
+
+async def first_id(answer: httpx.Response) -> str:
+    """The id that comes before all records."""
+    async for line in answer.aiter_lines():
+        if line.startswith("id: "):
+            return line.removeprefix("id: ")
+    raise AssertionError("no id")
+
+
+async def test_a_thousand_records_of_six_partitions_come_in_the_order_of_each(
+    store: MemoryStore,
+) -> None:
+    async with broker_on(store) as broker, listening(broker.app) as port, asyncio.timeout(240):
+        await broker.log.create_topic("t", 6, {})
+
+        async def produce() -> None:
+            for first in range(0, 1000, 10):
+                await append(
+                    broker.log, *numbers(*range(first, first + 10)), partition=first // 10 % 6
+                )
+
+        async with following(port, max_bytes=50) as answer:
+            producing = asyncio.create_task(produce())
+            found = await Events(answer).take(1000)
+            await producing
+        for partition in range(6):
+            offsets = [offset for number, offset in seen(found) if number == partition]
+            assert offsets == list(range(len(offsets)))
+        expected = [0] * 6
+        for event in found:
+            expected[event.data["partition"]] += 1
+            assert event.id.encode() == event_texts.vector(expected)
+
+
+async def test_a_cut_anywhere_loses_and_repeats_nothing(broker: Broker, port: int) -> None:
+    for partition, count in enumerate((5, 1, 7)):
+        await append(broker.log, *numbers(*range(count)), partition=partition)
+    found: list[Event] = []
+    event_id: str | None = None
+    while len(found) < 13:
+        async with following(port, event_id=event_id, max_bytes=2) as answer:
+            found += await Events(answer).take(1)
+        event_id = found[-1].id
+    assert sorted(seen(found)) == [
+        (number, offset) for number, count in enumerate((5, 1, 7)) for offset in range(count)
+    ]
+    assert event_id == "0:4,1:0,2:6"
+
+
+async def test_a_cut_before_the_first_record_of_latest_loses_nothing(
+    broker: Broker, port: int
+) -> None:
+    await append(broker.log, *numbers(0, 1), partition=1)
+    async with following(port, offset="latest") as answer:
+        event_id = await first_id(answer)
+    assert event_id == "0:-1,1:1,2:-1"
+    await append(broker.log, *numbers(0), partition=2)
+    await append(broker.log, *numbers(2), partition=1)
+    async with following(port, offset="latest", event_id=event_id) as answer:
+        assert sorted(seen(await Events(answer).take(2))) == [(1, 2), (2, 0)]
+
+
+async def test_partitions_added_later_are_read_from_their_beginning(
+    broker: Broker, port: int
+) -> None:
+    async with following(port, offset="latest") as answer:
+        events = Events(answer)
+        await append(broker.log, *numbers(0))
+        event_id = (await events.next()).id
+        assert event_id == "0:0,1:-1,2:-1"
+        await broker.log.add_partitions("t", 5)
+        await append(broker.log, *numbers(0, 1), partition=4)
+        found = await events.take(2)
+        assert seen(found) == [(4, 0), (4, 1)]
+        assert found[-1].id == "0:0,1:-1,2:-1,3:-1,4:1"
+    await append(broker.log, *numbers(0), partition=3)
+    async with following(port, offset="latest", event_id=event_id) as answer:  # of three
+        assert sorted(seen(await Events(answer).take(3))) == [(3, 0), (4, 0), (4, 1)]
+
+
+async def test_a_partition_with_many_records_does_not_hold_up_another(
+    broker: Broker, port: int
+) -> None:
+    await append(broker.log, *numbers(*range(200)), partition=0)
+    await append(broker.log, *numbers(*range(3)), partition=2)
+    async with following(port, max_bytes=10) as answer:
+        found = seen(await Events(answer).take(40))
+    assert [at for at in found if at[0] == 2] == [(2, 0), (2, 1), (2, 2)]
+    assert found.index((2, 2)) < 20
+
+
+async def test_one_waiter_and_one_wake_up_for_all_partitions(broker: Broker, port: int) -> None:
+    async with following(port, offset="latest") as answer:
+        await until(lambda: broker.log._waiting)
+        assert [len(waiters) for waiters in broker.log._waiting.values()] == [1]
+        await append(broker.log, *numbers(0), partition=2)
+        assert seen(await Events(answer).take(1)) == [(2, 0)]
+    await until(lambda: not broker.log._waiting)
+
+
+async def test_lines_begin_with_the_position_and_have_signs_of_life(
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "KEEPALIVE_S", 0.02)
+    await append(broker.log, *numbers(0), partition=1)
+    async with following(port, NDJSON, follow="true", offset="latest") as answer:
+        lines = answer.aiter_lines()
+        begun = json.loads(await anext(lines))
+        assert begun == {"type": "position", "event_id": "0:-1,1:0,2:-1"}
+        assert not await anext(lines)
+        await append(broker.log, *numbers(1), partition=1)
+        while not (line := await anext(lines)):
+            pass
+        assert json.loads(line)["offset"] == 1
+    query = {"last-event-id": begun["event_id"]}
+    async with following(port, NDJSON, follow="true", **query) as answer:
+        lines = answer.aiter_lines()
+        await anext(lines)
+        assert json.loads(await anext(lines))["offset"] == 1
+
+
+async def test_events_have_signs_of_life(
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "KEEPALIVE_S", 0.02)
+    async with following(port) as answer:
+        events = Events(answer)
+        reading = asyncio.create_task(events.next())
+        await until(lambda: events.comments >= 3)
+        await append(broker.log, *numbers(0))
+        assert seen([await reading]) == [(0, 0)]
+
+
+async def test_a_record_that_does_not_decode_is_passed_by_its_id(broker: Broker, port: int) -> None:
+    await append(broker.log, *numbers(0), b"no json", b"2", partition=1)
+    await append(broker.log, *numbers(0), partition=2)
+    found: list[Event] = []
+    event_id: str | None = None
+    for _ in range(3):
+        async with following(port, event_id=event_id) as answer:
+            events = Events(answer)
+            with_error = False
+            while not with_error and len([e for e in found if e.kind == "message"]) < 3:
+                found.append(await events.next())
+                event_id = found[-1].id
+                with_error = found[-1].kind == "undecodable"
+    records = [event for event in found if event.kind == "message"]
+    assert sorted(seen(records)) == [(1, 0), (1, 2), (2, 0)]
+    (error,) = [event for event in found if event.kind == "undecodable"]
+    assert error.data["error_code"] == 422
+    assert "t-1, offset 1" in error.data["message"]
+
+
+async def test_what_does_not_decode_is_skipped_or_raw_if_asked(broker: Broker, port: int) -> None:
+    await append(broker.log, *numbers(0), b"no json", b"2", partition=1)
+    async with following(port, on_error="skip") as answer:
+        found = await Events(answer).take(3)
+    assert [event.kind for event in found] == ["message", "message", "skipped"]
+    assert found[-1].data == {"partition": 1, "skipped": 1, "first_skipped_offset": 1}
+    assert found[-1].id == "0:-1,1:2,2:-1"
+    async with following(port, on_error="raw") as answer:
+        found = await Events(answer).take(3)
+    assert found[1].data["value_base64"] == "bm8ganNvbg=="
+
+
+@pytest.mark.parametrize(("reset", "offset"), [("earliest", 0), ("latest", 1)])
+async def test_an_offset_out_of_range_is_reset_if_asked(
+    broker: Broker, port: int, reset: str, offset: int
+) -> None:
+    await append(broker.log, *numbers(0), partition=1)
+    gone = "0:-1,1:9,2:-1,7:3"  # the topic was deleted and created again
+    async with following(port, event_id=gone) as answer:
+        await answer.aread()
+        assert_refused(answer, 400, 40002)
+    async with following(port, event_id="0:-1,1:9,2:-1") as answer:
+        await answer.aread()
+        assert "offset 10 is out of range for t-1" in assert_refused(answer, 400, 40002)
+    async with following(port, event_id=gone, reset=reset) as answer:
+        events = Events(answer)
+        said = await events.next()
+        assert (said.kind, said.id) == ("reset", f"0:-1,1:{offset - 1},2:-1")
+        assert said.data == {
+            "type": "reset",
+            "partition": 1,
+            "requested_offset": 10,
+            "offset": offset,
+        }
+        await append(broker.log, *numbers(1), partition=1)
+        assert seen([await events.next()]) == [(1, offset)]
+
+
+@pytest.mark.parametrize(
+    ("accept", "query", "status", "code"),
+    [
+        (NDJSON, {}, 400, 40002),
+        ("*/*", {}, 400, 40002),
+        ("application/vnd.kafka.json.v2+json", {"follow": "true"}, 406, 406),
+        (SSE, {"offset": "5"}, 400, 40002),
+        (SSE, {"format": "x"}, 400, 40002),
+        (SSE, {"reset": "x"}, 400, 40002),
+        (SSE, {"on_error": "x"}, 400, 40002),
+        (SSE, {"max_bytes": "0"}, 400, 40002),
+        (NDJSON, {"follow": "true"}, 422, 422),
+        *(
+            (SSE, {"last-event-id": text}, 400, 40002)
+            for text in ("5", "start", "0:1,0:2", "0:-2", "0:1,", "x", "0:" + "9" * 19, "9:1")
+        ),
+    ],
+)
+async def test_what_is_wrong_at_first_has_a_status(
+    broker: Broker, port: int, accept: str, query: dict[str, str], status: int, code: int
+) -> None:
+    await append(broker.log, b"no json", partition=1)
+    async with following(port, accept, **query) as answer:
+        await answer.aread()
+        said = answer.json()
+    assert (
+        answer.status_code,
+        said["error_code"] // 100 if code == 406 else said["error_code"],
+    ) == (status, code)
+
+
+async def test_an_unknown_topic_and_one_of_too_many_partitions(
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = await broker.http.get("/topics/u/records", headers={"accept": SSE})
+    assert_refused(answer, 404, 40401)
+    monkeypatch.setattr(follower, "PARTITIONS_MAX", 2)
+    async with following(port) as refused:
+        await refused.aread()
+        assert "has 3 partitions" in assert_refused(refused, 400, 40002)
+
+
+async def test_a_deleted_topic_and_an_ending_broker_end_the_stream(
+    broker: Broker, port: int
+) -> None:
+    async with following(port) as answer:
+        await until(lambda: broker.log._waiting)
+        await broker.log.delete_topic("t")
+        event = await Events(answer).next()
+    assert (event.kind, event.data["error_code"]) == ("tidelog-error", 40401)
+    await broker.log.create_topic("t", 1, {})
+    async with following(port) as answer:
+        await until(lambda: broker.log._waiting)
+        broker.log.drain()
+        event = await Events(answer).next()
+    assert (event.kind, event.data["error_code"]) == ("tidelog-error", 50302)
+
+
+async def test_a_right_or_key_that_is_taken_away_ends_the_stream(store: MemoryStore) -> None:
+    async with (
+        secured(store) as broker,
+        listening(broker.app) as port,
+        asyncio.timeout(240),
+    ):
+        await broker.log.create_topic("t", 2, {})
+        answer = await broker.http.get(PATH, headers={"accept": SSE})
+        assert answer.status_code == 401
+        for taken in ("right", "key"):
+            headers = await key_of(broker.log, f"User:{taken}")
+            async with following(port, headers=headers) as refused:
+                assert refused.status_code == 403
+            await allow(broker.log, f"User:{taken}", "READ")
+            async with following(port, headers=headers, offset="latest") as answer:
+                events = Events(answer)
+                await append(broker.log, b"1")
+                assert (await events.next()).data["value"] == 1
+                if taken == "right":
+                    await allow(broker.log, f"User:{taken}", "READ", permission="DENY")
+                else:
+                    keys = broker.log.state.access.keys.values()
+                    (key_id,) = (k.key_id for k in keys if k.principal == f"User:{taken}")
+                    await broker.log.change_access(DeleteKey(key_id))
+                await append(broker.log, b"2", partition=1)
+                last = await events.next()
+                assert last.kind == "tidelog-error"
+                assert last.data["error_code"] == (40301 if taken == "right" else 40101)
+                with pytest.raises(StopAsyncIteration):
+                    await events.next()
+
+
+async def test_followers_share_the_bound_of_answers(store: MemoryStore) -> None:
+    async with (
+        broker_on(store, fetch_bytes_in_flight=1024, fetch_bytes=1024) as broker,
+        listening(broker.app) as port,
+        asyncio.timeout(240),
+    ):
+        await broker.log.create_topic("t", 3, {})
+        async with following(port) as one, following(port) as two:
+            for n in range(6):
+                await append(broker.log, *numbers(n), partition=n % 3)
+            for answer in (one, two):
+                assert len(await Events(answer).take(6)) == 6
+        assert broker.app.admission.answers.used == 0
+
+
+async def test_a_disconnected_follower_leaves_nothing_behind(broker: Broker, port: int) -> None:
+    before = asyncio.all_tasks()
+    for accept in (SSE, NDJSON):
+        async with following(port, accept, follow="true") as answer:
+            await anext(answer.aiter_bytes())
+            await until(lambda: broker.log._waiting)
+        await until(lambda: not broker.log._waiting)
+        await until(lambda: asyncio.all_tasks() <= before)
+
+
+_EVENT = (
+    b'id: %d\ndata: {"topic":"t","key":null,"value":"\\n","partition":100,"offset":%d,'
+    b'"timestamp":0}\n\n'
+)
+
+
+def test_vectors_of_a_large_page_come_in_bounded_pieces() -> None:
+    offsets = [10**12] * 256
+    body = b"".join(_EVENT % (n, n) for n in range(5000))
+    pieces = list(event_texts.with_vectors(body, offsets, 100))
+    assert max(map(len, pieces)) < 2 * event_texts.PIECE_BYTES
+    found = b"".join(pieces).split(b"\n\n")[:-1]
+    assert len(found) == 5000
+    for number, event in enumerate(found):
+        event_id, _, data = event.partition(b"\ndata: ")
+        assert json.loads(data)["offset"] == number
+        parsed = event_texts.parse_vector(event_id.removeprefix(b"id: ").decode())
+        assert parsed == {**dict.fromkeys(range(256), 10**12), 100: number + 1}
