@@ -6,8 +6,8 @@
    a topic was sealed between this read and M, take the oldest later version that has all rows below
    the sealed end at M. The sealer committed this version before the entry of its seal, and that
    entry is before M. So all rows of this version come from entries before M too.
-3. For each table, copy its log up to that version, then its files. The log is first because Delta's
-   own cleanup of the log obeys no hold.
+3. For each table, copy its log up to that version, then its files. Collection keeps both meanwhile.
+   The log is first because an operator may clean it up with another engine, which obeys no hold.
 4. Copy the WAL entries after the base, which is the checkpoint that `kept_base` returns. Also copy
    this checkpoint, the objects that hold its tails, and the objects in `data/` that the entries
    name.
@@ -40,7 +40,6 @@ from tidelog.compaction.backups.place import (
     encode,
     is_sealed,
     is_unique,
-    log_version,
     read_manifest,
     read_object,
     store_once,
@@ -60,6 +59,7 @@ from tidelog.storage.core.errors import (
     StoreUnfit,
     Unavailable,
 )
+from tidelog.storage.core.object_keys import log_version
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.io.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState, Topic
@@ -324,8 +324,9 @@ class _Copy:
     async def _log(
         self, prefix: str, infos: list[ObjectInfo], version: ManifestVersion, since_ms: int
     ) -> tuple[list[ObjectInfo], int, set[str]]:
-        """Call `_log_of`, and return the listing too. Delta's cleanup obeys no hold. If it deleted
-        a file, it left a checkpoint that replaces the file, so list the topic again."""
+        """Call `_log_of`, and return the listing too. If another engine cleaned up the log
+        meanwhile, it left a checkpoint that replaces the deleted files, so list the topic
+        again."""
         for _ in range(TRIES):
             try:
                 return infos, *await self._log_of(infos, version, since_ms)

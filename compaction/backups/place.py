@@ -6,7 +6,6 @@ backup without its manifest does not exist. Several backups share objects (FORMA
 """
 
 import asyncio
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -29,8 +28,6 @@ BATCH_BYTES = 256 * 1024 * 1024
 """Size of the objects that are copied at once (I10). A larger object is copied alone."""
 RETRY_S = 0.1
 RETRY_MAX_S = 5.0
-
-_LOG_FILE = re.compile(r"/_delta_log/(\d{20})\.(json|checkpoint\.parquet)$")
 
 
 class BackupObject(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -177,13 +174,6 @@ def batches(infos: Iterable[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
         size += info.size
     if held:
         yield held
-
-
-def log_version(key: str, kind: str = "") -> int | None:
-    """Return the version of a file of a Delta log. If the object is not such a file, or if its kind
-    is not the given `kind` (`json` for a commit, or `checkpoint.parquet`), return None."""
-    found = _LOG_FILE.search(key)
-    return int(found[1]) if found is not None and kind in ("", found[2]) else None
 
 
 def is_sealed(topic: Topic) -> bool:

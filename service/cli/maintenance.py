@@ -97,7 +97,8 @@ def retain(
 ) -> None:
     """Delete records past retention.ms or retention.bytes.
 
-    Moves the log start of partitions and removes whole segments from the tables.
+    Moves the log start of partitions and removes whole segments from the tables. Also finishes
+    `delete-records` for records that were not sealed then.
 
     Example: tidelog retain events --store s3://bucket/prefix --yes
     """
@@ -120,7 +121,10 @@ def delete_records(
 ) -> None:
     """Delete the records of a topic before given offsets.
 
-    Moves the log start of partitions and removes whole segments from the table.
+    Moves the log start of partitions and removes the records from the table, so that other engines
+    do not see them. This rewrites at most one segment of each partition. Records that are not
+    sealed yet are removed by the brokers, or by `tidelog retain`, after their seal. The bytes stay
+    in older versions of the table until collection deletes them, and in backups.
 
     Example: tidelog delete-records events 0:1000 1:end --yes
     """
@@ -271,7 +275,7 @@ def _retained(found: "Sequence[Retained]", skipped: dict[str, Any]) -> Done:
     def show() -> None:
         columns = ("topic", "partition", "why", "log start", "moves to", "segments", "rows")
         rows: list[Row] = [tuple(each) for each in found]
-        table("nothing to retain", (*columns, "bytes"), rows)
+        table("nothing to retain", (*columns, "bytes", "rewritten bytes"), rows)
 
     fields = {"retained": [each._asdict() for each in found], **skipped}
     return Done(fields, show, bool(skipped["skipped"]))
