@@ -1,6 +1,7 @@
 """A backup place: a store with copied objects, and a manifest for each backup.
 
-`objects/<key>` has the bytes of a cluster's object `key`. `backups/...` are the manifests. A
+`objects/<key>` has the bytes of a cluster's object `key`. `backups/...` are the manifests, and
+`pruned/...` those of removed backups until their objects are deleted. A
 manifest names each object of its backup with size and checksum. The manifest is written last, so a
 backup without its manifest does not exist. Several backups share objects (FORMAT 9).
 """
@@ -15,12 +16,14 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, StoreUnfit
 from tidelog.storage.core.model import Part
+from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 OBJECTS = "objects/"
 BACKUPS = "backups/"
+PRUNED = "pruned/"
 MAGIC = b"TIDEBAK1"
 FORM = 1
 BATCH_OBJECTS = 16
@@ -150,6 +153,25 @@ async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> boo
             continue
         return outcome is Created.UNKNOWN
     return True
+
+
+class Pace:
+    """Keeps what a backup reads below a rate, on average. An object is read at full speed, and the
+    next one begins when the time of its bytes has passed."""
+
+    def __init__(self, clock: Clock, bytes_per_s: int | None) -> None:
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+
+    async def wait(self, size: int) -> None:
+        """Return when an object of `size` bytes may be read."""
+        if self._bytes_per_s is None:
+            return
+        now_s = self._clock.boot_s()
+        start_s = max(self._free_s, now_s)
+        self._free_s = start_s + size / self._bytes_per_s
+        await asyncio.sleep(start_s - now_s)
 
 
 def is_unique(key: str) -> bool:

@@ -97,8 +97,7 @@ def retain(
 ) -> None:
     """Delete records past retention.ms or retention.bytes.
 
-    Moves the log start of partitions and removes whole segments from the tables. Also finishes
-    `delete-records` for records that were not sealed then.
+    Moves log starts and removes whole segments from the tables. Also finishes `delete-records`.
 
     Example: tidelog retain events --store s3://bucket/prefix --yes
     """
@@ -121,10 +120,8 @@ def delete_records(
 ) -> None:
     """Delete the records of a topic before given offsets.
 
-    Moves the log start of partitions and removes the records from the table, so that other engines
-    do not see them. This rewrites at most one segment of each partition. Records that are not
-    sealed yet are removed by the brokers, or by `tidelog retain`, after their seal. The bytes stay
-    in older versions of the table until collection deletes them, and in backups.
+    Moves the log start of partitions and removes the records from the table (those of the tail after
+    their seal). Older versions of the table have them until collection; backups keep them.
 
     Example: tidelog delete-records events 0:1000 1:end --yes
     """
@@ -209,7 +206,6 @@ def scrub(
         from tidelog.compaction.scrub import scrub as look
 
         grace = Grace(table_ms=file_grace_ms or 0)
-
         return await look(cluster, topics, grace, is_quick=quick, on_bytes=progress)
 
     report = run_on_store(store, "scrubbing", work, report_damage=False, is_reading=True)
