@@ -120,8 +120,8 @@ def delete_records(
 ) -> None:
     """Delete the records of a topic before given offsets.
 
-    Moves the log start of partitions and removes the records from the table (those of the tail after
-    their seal). Older versions of the table have them until collection; backups keep them.
+    Moves log starts and removes the records from the table (those of the tail after their seal).
+    Older versions of the table have the records until collection; backups keep them.
 
     Example: tidelog delete-records events 0:1000 1:end --yes
     """
