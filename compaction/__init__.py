@@ -6,10 +6,10 @@ This package imports only storage. The command line (service/cli/maintenance.py)
 plan            what retention, merging and compaction would do to a partition; pure
 garbage         which objects may be deleted; pure
 session         WAL, tables and the store's clock, for maintenance beside the brokers
-retention       moves log starts, removes whole segments; delete-records
+retention       moves log starts, removes the records below from tables; delete-records
 newest_per_key  the newest record of each key
 rewrite         segments in, one segment out: the body of every merge and compaction
-engine          the interface of the executors of rewrites, and the one in this process
+engine          the interface of the executors of rewrites, the one in this process, the commit
 spark_engine    the executor of rewrites in Spark tasks
 compact         merges small segments, keeps the newest record per key
 collect         deletes objects that nothing names

@@ -4,7 +4,8 @@ compaction/garbage.py has the rules. A run lists the objects of a topic before i
 table. If the run does not know the topic, it also reads the WAL after the listing. So the run sees
 a commit that named a listed object meanwhile. At the end, the run reads the WAL to its end, because
 nothing is garbage while a hold is in force. A backup that takes its hold later also reads the
-tables and the WAL later. Then they do not name the objects of the plan any more.
+tables and the WAL later. Then they do not name the objects of the plan any more. This is also true
+of the logs of tables: no commit to a table cleans up its log, only collection does.
 
 A run lists all of `wal/` each time. It does not start at the number up to which the last run
 deleted, because a suspended process may have created a deleted number again.
@@ -27,7 +28,7 @@ from tidelog.storage.core.errors import Corrupt, LogError, NotFound
 from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState, DeletedTopic, Topic
 from tidelog.storage.state.holds import Hold
-from tidelog.storage.tables.manifest import Removal
+from tidelog.storage.tables.manifest import Removal, Table
 
 log = logging.getLogger("tidelog.collect")
 
@@ -231,6 +232,7 @@ class _Search:
         """Take the files that neither the newest version nor a version younger than the grace
         names. A table in doubt is not reliable, so no file of its topic is garbage."""
         removals: list[Removal] = []
+        logs: list[Garbage] = []
         try:
             table = await self._cluster.checked_table(topic)
             named = await table.paths()
@@ -238,6 +240,7 @@ class _Search:
             if any(self.now_ms - info.modified_ms >= self._grace.table_ms for info in unnamed):
                 # Only if needed, because this reads every commit of a day.
                 removals = await table.removed_since(self.now_ms - self._grace.unnamed_ms + 1)
+            logs = await self._log(table, infos)
         except LogError as error:
             self._cluster.skip(topic, error)
             return
@@ -245,6 +248,20 @@ class _Search:
             garbage.of_table(infos, topic.prefix, named, removals, self.now_ms, self._grace),
             unnamed,
         )
+        self.take(logs, [ObjectInfo(each.key, each.size, each.modified_ms) for each in logs])
+
+    async def _log(self, table: Table, infos: Sequence[ObjectInfo]) -> list[Garbage]:
+        """Return the garbage of a table's log. There is none if the checkpoint that replaces it
+        cannot be read."""
+        base, found = garbage.of_log(infos, self.now_ms, garbage.LOG_RETENTION_MS)
+        if not found:
+            return []
+        kept_ms = await table.log_retention_ms()
+        if kept_ms is None:
+            return []
+        if kept_ms > garbage.LOG_RETENTION_MS:
+            base, found = garbage.of_log(infos, self.now_ms, kept_ms)
+        return found if found and await table.files_at(base) is not None else []
 
 
 def _is_deleted(cluster: MaintenanceSession, topic_id: str) -> bool:

@@ -13,7 +13,6 @@ deletes.
 """
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Sequence
@@ -23,10 +22,18 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.compaction import plan
-from tidelog.compaction.engine import Engine, InProcess, KeyScan, OnRows
+from tidelog.compaction.engine import (
+    Engine,
+    InProcess,
+    KeyScan,
+    OnRows,
+    Work,
+    load_work,
+    replaced,
+)
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.session import MaintenanceSession, topics_of
-from tidelog.storage.core.errors import Corrupt, LogError, NotFound, TableInDoubt, Unavailable
+from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.io.tasks import together
@@ -34,21 +41,12 @@ from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
 from tidelog.storage.read.split_reader import gone_is_unavailable
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.tables.manifest import (
-    ManifestConflict,
-    SegmentIndex,
-    Table,
     clean_app_id,
-    maintenance_app_id,
 )
 from tidelog.storage.tables.segment import Cleaned
 
 log = logging.getLogger("tidelog.compact")
 
-UPLOAD_AGE_MAX_S = 6 * 3600.0
-"""Longest time from the start of the uploads to the commit. It is a fourth of the grace after which
-collection deletes files that no version names."""
-COMMIT_TRIES = 5
-"""Tries of one commit, if other runs change the maintenance lock but not the inputs."""
 HISTORY_MAX = 1000
 """Most compactions that a segment records (I10): the compactions within `delete.retention.ms`, and
 the last one before them."""
@@ -76,19 +74,6 @@ class Compacted(NamedTuple):
     size_after: int = -1
     is_lost: bool = False
     is_damaged: bool = False
-
-
-class _Work(NamedTuple):
-    """A partition in the table version from which a run makes its plan. `lock` is the version of
-    the partition's maintenance transaction."""
-
-    topic: Topic
-    number: int
-    config: TopicConfig
-    table: Table
-    segments: SegmentIndex
-    lock: int
-    clean_end: int
 
 
 async def compact(
@@ -156,21 +141,10 @@ class _Run:
             return cleaned
         return [*cleaned, *await self._merge(topic, number, config)]
 
-    async def _load(self, topic: Topic, number: int, config: TopicConfig) -> _Work:
-        table = await self.cluster.table(topic)
-        lock = await table.transaction_version(maintenance_app_id(number)) or 0
-        clean_end = await table.transaction_version(clean_app_id(number)) or 0
-        index = await table.segments(number)
-        columns = index.columns
-        if (columns.base_offset[1:] != columns.end_offset[:-1]).any():
-            why = f"partition {number} has offsets in no segment"
-            raise TableInDoubt(topic.prefix, table.version, why)
-        return _Work(topic, number, config, table, index, lock, clean_end)
-
     # -- merging
 
     async def _merge(self, topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
-        work = await self._load(topic, number, config)
+        work = await load_work(self.cluster, topic, number)
         partition = topic.partitions[number]
         target = config.target_segment_bytes
         wanted = list(plan.merges(work.segments.columns, partition, target, work.clean_end))
@@ -189,7 +163,16 @@ class _Run:
             turned = work._replace(lock=work.lock + turn)
             some, results = tasks[first : first + step], planned[first : first + step]
             basis = [file for task in some for file in task.inputs]
-            added = await self._replace(turned, some, basis, {}, data_change=False)
+            added = await replaced(
+                self.cluster,
+                self.engine,
+                turned,
+                some,
+                basis,
+                {},
+                data_change=False,
+                on_rows=self.on_rows,
+            )
             if added is None:
                 return done + [each._replace(is_lost=True) for each in results]
             done += [_becomes(each, [file]) for each, file in zip(results, added, strict=True)]
@@ -198,7 +181,7 @@ class _Run:
     # -- key compaction
 
     async def _clean(self, topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
-        work = await self._load(topic, number, config)
+        work = await load_work(self.cluster, topic, number)
         could = plan.cleanable(
             work.segments.columns, topic.partitions[number], config, work.clean_end, self.now_ms
         )
@@ -214,13 +197,22 @@ class _Run:
         kept = await self.engine.newest(scan, self.on_rows)
         tasks = self._tasks(work, files, kept, self._extended(history, files, config))
         end = {clean_app_id(number): files[-1].end_offset}
-        added = await self._replace(work, tasks, files, end, data_change=True)
+        added = await replaced(
+            self.cluster,
+            self.engine,
+            work,
+            tasks,
+            files,
+            end,
+            data_change=True,
+            on_rows=self.on_rows,
+        )
         if added is None:
             return [planned._replace(is_lost=True)]
         written = {file.path for task in tasks for file in task.inputs}
         return [_becomes(planned, [*added, *(file for file in files if file.path not in written)])]
 
-    async def _history(self, work: _Work) -> Sequence[Cleaned]:
+    async def _history(self, work: Work) -> Sequence[Cleaned]:
         """Return the past compactions, which the segment at the end of the last one records."""
         file = work.segments.at_or_after(max(work.clean_end - 1, 0))
         if work.clean_end == 0 or file is None:
@@ -249,7 +241,7 @@ class _Run:
 
     def _tasks(
         self,
-        work: _Work,
+        work: Work,
         files: Sequence[SegmentFile],
         kept: np.ndarray,
         history: Sequence[Cleaned],
@@ -277,64 +269,8 @@ class _Run:
             if is_changed or group.stop == len(files)
         ]
 
-    # -- both
 
-    async def _replace(
-        self,
-        work: _Work,
-        tasks: Sequence[Rewrite],
-        basis: Sequence[SegmentFile],
-        transactions: dict[str, int],
-        *,
-        data_change: bool,
-    ) -> list[SegmentFile] | None:
-        """Write the segments and commit them to the table. If another run committed first, return
-        None. `basis` are the segments of the plan. The commit also contains `transactions`."""
-        store, clock = self.cluster.store, self.cluster.clock
-        where = f"{work.topic.name}-{work.number}"
-        started_s = clock.boot_s()
-        removed = [file for task in tasks for file in task.inputs]
-        added = await self.engine.write(tasks, self.on_rows)
-        if clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
-            raise Unavailable(f"{where} took more than 6 hours to commit: run again")
-        app_id, lock = maintenance_app_id(work.number), work.lock
-        for left in reversed(range(COMMIT_TRIES)):
-            locked = {app_id: lock + 1} | transactions
-            try:
-                await work.table.replace(removed, added, locked, data_change=data_change)
-                break
-            except ManifestConflict as conflict:
-                await work.table.refresh()
-                there = await work.table.paths()
-                if left and all(file.path in there for file in basis):
-                    lock = await work.table.transaction_version(app_id) or 0
-                    continue
-                log.info("another run committed first on %s: %s", where, conflict)
-            with contextlib.suppress(LogError):  # if this fails, collection deletes the objects
-                await store.delete([f"{work.topic.prefix}/{file.path}" for file in added])
-            return None
-        if clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
-            await self._check_there(work, removed, added, lock + 2)
-        return added
-
-    async def _check_there(
-        self, work: _Work, removed: Sequence[SegmentFile], added: Sequence[SegmentFile], lock: int
-    ) -> None:
-        """Check that the added files exist, because collection may have deleted them while the
-        process was suspended. If a file is gone, put the inputs back into the table: their grace
-        began only at the commit. `lock` is the version of the maintenance lock for this change."""
-        try:
-            for file in added:
-                await self.cluster.store.get_range(f"{work.topic.prefix}/{file.path}", 0, 1)
-        except NotFound as error:
-            locked = {maintenance_app_id(work.number): lock}
-            await work.table.replace(added, removed, locked, data_change=True)
-            raise Unavailable(
-                f"{error}: deleted while the process was suspended; run again"
-            ) from error
-
-
-def _planned(work: _Work, what: str, why: str, files: Sequence[SegmentFile]) -> Compacted:
+def _planned(work: Work, what: str, why: str, files: Sequence[SegmentFile]) -> Compacted:
     return Compacted(
         work.topic.name,
         work.number,

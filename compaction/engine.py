@@ -1,24 +1,41 @@
-"""`Engine`, the interface of the executors of merges and compactions, and `InProcess`, the executor
-in this process. compaction/spark_engine.py has the other executor.
+"""`Engine`, the interface of the executors of merges and compactions, `InProcess`, the executor in
+this process, and `replaced`, which runs an engine and commits what it wrote.
+compaction/spark_engine.py has the other executor.
 
-An engine reads segments and writes segments. compaction/compact.py plans before the engine runs,
-and commits after it. So engines differ only in speed.
+An engine reads segments and writes segments. compaction/compact.py and compaction/retention.py plan
+before the engine runs, and `replaced` commits after it. So engines differ only in speed.
 
-**On a crash**: segments that no version names remain for collection.
+**On a crash** before the commit, segments that no version names remain for collection. After the
+commit, the result is complete.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tidelog.compaction.newest_per_key import UNLIMITED, Kept, Latest, Seen, TooManyKeys, of_shares
 from tidelog.compaction.rewrite import Rewrite, pieces, pump, rewrite
+from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.core.errors import LogError, NotFound, TableInDoubt, Unavailable
 from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.read.segment_reader import FetchedGroups
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.tables.manifest import (
+    ManifestConflict,
+    SegmentIndex,
+    Table,
+    clean_app_id,
+    maintenance_app_id,
+)
+
+log = logging.getLogger("tidelog.compact")
 
 OnRows = Callable[[int], None]
 
@@ -29,6 +46,12 @@ MORE_SHARES = 4
 SHARES_MAX = 256
 """From this number of shares on, memory is not bounded. If the keys of one share still do not fit,
 a client chose the keys by their murmur2."""
+
+UPLOAD_AGE_MAX_S = 6 * 3600.0
+"""Longest time from the start of the uploads to the commit. It is a fourth of the grace after which
+collection deletes files that no version names."""
+COMMIT_TRIES = 5
+"""Tries of one commit, if other runs change the maintenance lock but not the inputs."""
 
 
 class KeyScan(NamedTuple):
@@ -105,3 +128,94 @@ class InProcess:
         return [
             await rewrite(self._store, task, self._clock.new_id().hex(), on_rows) for task in tasks
         ]
+
+
+class Work(NamedTuple):
+    """A partition in the table version from which a run makes its plan. `lock` is the version of
+    the partition's maintenance transaction, `clean_end` the end of key compaction."""
+
+    topic: Topic
+    number: int
+    config: TopicConfig
+    table: Table
+    segments: SegmentIndex
+    lock: int
+    clean_end: int
+
+
+async def load_work(cluster: MaintenanceSession, topic: Topic, number: int) -> Work:
+    """Load the newest version of a partition's table. Raises TableInDoubt if offsets are in no
+    segment; Corrupt, Unavailable."""
+    table = await cluster.table(topic)
+    lock = await table.transaction_version(maintenance_app_id(number)) or 0
+    clean_end = await table.transaction_version(clean_app_id(number)) or 0
+    index = await table.segments(number)
+    columns = index.columns
+    if (columns.base_offset[1:] != columns.end_offset[:-1]).any():
+        why = f"partition {number} has offsets in no segment"
+        raise TableInDoubt(topic.prefix, table.version, why)
+    config = cluster.state.config(topic)
+    return Work(topic, number, config, table, index, lock, clean_end)
+
+
+async def replaced(
+    cluster: MaintenanceSession,
+    engine: Engine,
+    work: Work,
+    tasks: Sequence[Rewrite],
+    basis: Sequence[SegmentFile],
+    transactions: Mapping[str, int],
+    *,
+    data_change: bool,
+    on_rows: OnRows = lambda _: None,
+) -> list[SegmentFile] | None:
+    """Write the segments, commit them to the table in place of their inputs, and return them. If
+    another run committed first, return None. `basis` are the segments of the plan. The commit also
+    contains `transactions`.
+
+    Raises Corrupt, Unavailable, CommitUnknown.
+    """
+    where = f"{work.topic.name}-{work.number}"
+    started_s = cluster.clock.boot_s()
+    removed = [file for task in tasks for file in task.inputs]
+    added = await engine.write(tasks, on_rows)
+    if cluster.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
+        raise Unavailable(f"{where} took more than 6 hours to commit: run again")
+    app_id, lock = maintenance_app_id(work.number), work.lock
+    for left in reversed(range(COMMIT_TRIES)):
+        locked = {app_id: lock + 1, **transactions}
+        try:
+            await work.table.replace(removed, added, locked, data_change=data_change)
+            break
+        except ManifestConflict as conflict:
+            await work.table.refresh()
+            there = await work.table.paths()
+            if left and all(file.path in there for file in basis):
+                lock = await work.table.transaction_version(app_id) or 0
+                continue
+            log.info("another run committed first on %s: %s", where, conflict)
+        with contextlib.suppress(LogError):  # if this fails, collection deletes the objects
+            await cluster.store.delete([f"{work.topic.prefix}/{file.path}" for file in added])
+        return None
+    if cluster.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
+        await _check_there(cluster, work, removed, added, lock + 2)
+    return added
+
+
+async def _check_there(
+    cluster: MaintenanceSession,
+    work: Work,
+    removed: Sequence[SegmentFile],
+    added: Sequence[SegmentFile],
+    lock: int,
+) -> None:
+    """Check that the added files exist, because collection may have deleted them while the process
+    was suspended. If a file is gone, put the inputs back into the table: their grace began only at
+    the commit. `lock` is the version of the maintenance lock for this change."""
+    try:
+        for file in added:
+            await cluster.store.get_range(f"{work.topic.prefix}/{file.path}", 0, 1)
+    except NotFound as error:
+        locked = {maintenance_app_id(work.number): lock}
+        await work.table.replace(added, removed, locked, data_change=True)
+        raise Unavailable(f"{error}: deleted while the process was suspended; run again") from error

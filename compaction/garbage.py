@@ -5,6 +5,7 @@ clock. First a durable record says that nothing names the object; then its grace
 after the grace deletes it. The record is
 
 - for entries and `data/`: a checkpoint whose tails no longer name their chunks (FORMAT rule 7)
+- for the log of a table: a checkpoint of the log that replaces it (`of_log`)
 - for files of a table: the commit that removed them. If no version ever named the file, its age
   takes the place of the record. No setting makes this age shorter than `UNNAMED_MS_MIN`
 - for all objects of a deleted topic: the topic's record in `ClusterState.deleted`
@@ -34,6 +35,11 @@ uploads a file commits it within a fourth of this time. All processes rely on th
 not a setting."""
 
 
+LOG_RETENTION_MS = 7 * 86_400_000
+"""Least time for which each version of a table can be read, beside the time for which its files are
+kept. It is longer than any file grace, because collection finds removed files in the log."""
+
+
 class Grace(NamedTuple):
     """Milliseconds for which objects stay after the record that nothing names them. A process may
     choose longer times than the cluster's bounds (see `obeying`)."""
@@ -42,7 +48,7 @@ class Grace(NamedTuple):
     """For entries, `data/` and checkpoints: several times the view age (DESIGN 5)."""
     table_ms: int = 0
     """For files that a commit removed from a table. It must be longer than the longest job that
-    reads the files, and shorter than the seven days for which Delta keeps its log."""
+    reads the files, and shorter than LOG_RETENTION_MS."""
 
     def obeying(self, bounds: Bounds) -> "Grace":
         """Return this grace, lengthened where it is shorter than the bounds of the cluster."""
@@ -158,6 +164,32 @@ def unnamed(
         path = info.key.removeprefix(f"{prefix}/")
         if object_keys.parse_segment(path) is not None and path not in named:
             yield info
+
+
+def of_log(
+    infos: Sequence[ObjectInfo], now_ms: int, retention_ms: int
+) -> tuple[int, list[Garbage]]:
+    """Find commits and checkpoints of a table's log that only versions older than the retention
+    need. Return also the version of the checkpoint that replaces them. The caller must check that
+    this version can be read. Other files of the log stay."""
+    ages = {
+        number: now_ms - info.modified_ms
+        for info in infos
+        if (number := object_keys.log_version(info.key, "json")) is not None
+    }
+    young = [number for number, age_ms in ages.items() if age_ms < retention_ms]
+    # The version before the oldest young commit was the newest one when the retention began.
+    needed = min(young) - 1 if young else max(ages, default=-1)
+    checkpoints = [object_keys.log_version(info.key, "checkpoint.parquet") for info in infos]
+    base = max((each for each in checkpoints if each is not None and each <= needed), default=-1)
+    replaced = [
+        info for info in infos if (object_keys.log_version(info.key) or 0) < base and _is_log(info)
+    ]
+    return base, list(_old(replaced, "a checkpoint replaces it", now_ms, retention_ms))
+
+
+def _is_log(info: ObjectInfo) -> bool:
+    return object_keys.log_version(info.key) is not None
 
 
 def is_gone(topic: DeletedTopic, base: ClusterState, now_ms: int, grace: Grace) -> bool:

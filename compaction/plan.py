@@ -1,7 +1,8 @@
 """Plans of retention, merging and compaction for a partition: segments in, plans out. Pure.
 
 As in Kafka, retention removes only whole segments, the oldest first, up to the first segment that
-must stay. It never removes the tail. A plan over 100,000 segments takes a few passes over arrays.
+must stay. It never removes the tail. `delete-records` may cut a segment (`cut_by`). A plan over
+100,000 segments takes a few passes over arrays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,6 +61,15 @@ def below(columns: SegmentColumns, partition: Partition, log_start_offset: int) 
     """Count the segments that lie entirely below a log start and below the sealed end."""
     end = min(log_start_offset, partition.sealed_end)
     return int(np.searchsorted(columns.end_offset, end, side="right"))
+
+
+def cut_by(columns: SegmentColumns, partition: Partition, log_start_offset: int) -> int | None:
+    """Return the position of the segment that has records below and from a log start on. If there
+    is none, or if the segment is not below the sealed end, return None."""
+    at = below(columns, partition, log_start_offset)
+    if at == len(columns.path) or columns.end_offset[at] > partition.sealed_end:
+        return None
+    return at if columns.base_offset[at] < log_start_offset else None
 
 
 def _leading(is_wanted: np.ndarray) -> int:

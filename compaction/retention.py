@@ -1,28 +1,43 @@
-"""Retention and delete-records: move log starts; remove from the table the segments below them.
+"""Retention and delete-records: move log starts; remove from the table the records below them.
 
 First, an action in the WAL moves `log_start_offset`: from then on a reader below it gets
 OffsetOutOfRange with the valid range. Then one commit of the table removes the segments that lie
-entirely below. Their objects stay for readers until collection deletes them (I9).
+entirely below. Retention moves a log start to the end of a segment only. `delete-records` may move
+it into a segment. Then a rewrite replaces this segment by one that begins at the log start, so
+other engines do not see the deleted records either. The old objects stay for readers until
+collection deletes them (I9).
 
-**On a crash** between the two: readers are correct already. The next run removes the segments,
-because that step depends only on the state. If two runs race, the log start becomes the higher of
-both; the table refuses one of two commits, and that run retries.
+**On a crash** between the steps: readers of the log are correct already. The next run removes the
+segments and rewrites the cut one, because these steps depend only on the state. If two runs race,
+the log start becomes the higher of both; the table refuses one of two commits, and that run
+retries.
 """
 
+import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tidelog.compaction.plan import Cut, below, retention
+import numpy as np
+
+from tidelog.compaction.engine import InProcess, load_work, replaced
+from tidelog.compaction.plan import Cut, below, cut_by, retention
+from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core.actions import MoveLogStart
 from tidelog.storage.core.errors import OffsetOutOfRange, UnknownPartition
 from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
+from tidelog.storage.read.split_reader import gone_is_unavailable
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.tables.manifest import ManifestConflict, Table, maintenance_app_id
+
+log = logging.getLogger("tidelog.retention")
 
 HIGH_WATERMARK = -1
 """This offset in `delete_records` stands for the current high watermark."""
 TRIES = 5
+ANY_SIZE = sys.maxsize
 DELETED = "delete-records"
 
 
@@ -31,6 +46,9 @@ class Retained(NamedTuple):
     its table.
 
     `why` names the configs whose limit was passed, or the command that moved the log start.
+    `rewritten` is the size of the segment that the log start cuts, in bytes, 0 if it cuts none. The
+    rows of this segment are not in `rows`. If all its records are deleted, because key compaction
+    removed the last ones, the log start moves on to its end.
     """
 
     topic: str
@@ -41,12 +59,18 @@ class Retained(NamedTuple):
     segments: int
     rows: int
     size: int
+    rewritten: int = 0
 
 
 async def retain(
-    cluster: MaintenanceSession, names: Sequence[str] | None, *, is_dry: bool
+    cluster: MaintenanceSession,
+    names: Sequence[str] | None,
+    *,
+    is_dry: bool,
+    rewrite_bytes_max: int = ANY_SIZE,
 ) -> list[Retained]:
-    """Apply retention to the topics (all if None); a dry run only reports.
+    """Apply retention to the topics (all if None); a dry run only reports. Also rewrite the
+    segments that an earlier `delete_records` cut, if they have at most `rewrite_bytes_max` bytes.
 
     A topic whose table is damaged or in doubt is left as it is (`cluster.skipped`). Raises
     UnknownTopic. If a topic fails with Unavailable, CommitUnknown or ManifestConflict, raises the
@@ -69,7 +93,10 @@ async def retain(
             cut = retention(index.columns, partition, config, now_ms)
             if cut is not None:
                 cuts[number] = cut
-        found.extend(await _cut(cluster, current, table, cuts, is_dry=is_dry))
+        done = await _cut(
+            cluster, current, table, cuts, is_dry=is_dry, rewrite_bytes_max=rewrite_bytes_max
+        )
+        found.extend(done)
 
     await cluster.for_each(topics_of(cluster.state, names), retain_one)
     return found
@@ -111,6 +138,7 @@ async def _cut(
     cuts: Mapping[int, Cut],
     *,
     is_dry: bool,
+    rewrite_bytes_max: int = ANY_SIZE,
 ) -> list[Retained]:
     found: list[Retained] = []
     for number, partition in enumerate(topic.partitions):
@@ -118,7 +146,18 @@ async def _cut(
         start = max(cut.log_start_offset, partition.log_start_offset)
         columns = (await table.segments(number)).columns
         count = below(columns, partition, start)
-        if count or start > partition.log_start_offset:
+        at = cut_by(columns, partition, start)
+        rewritten = 0 if at is None else int(columns.size[at])
+        if rewritten > rewrite_bytes_max:
+            log.warning(
+                "%s-%d: a segment of %d bytes has deleted records that other engines see: run "
+                "`tidelog retain`",
+                topic.name,
+                number,
+                rewritten,
+            )
+            rewritten = 0
+        if count or rewritten or start > partition.log_start_offset:
             found.append(
                 Retained(
                     topic.name,
@@ -129,6 +168,7 @@ async def _cut(
                     count,
                     int(columns.rows[:count].sum()),
                     int(columns.size[:count].sum()),
+                    rewritten,
                 )
             )
     if found and not is_dry:
@@ -137,6 +177,9 @@ async def _cut(
             [MoveLogStart(topic.topic_id, each.partition, each.log_start_offset) for each in moved]
         )
         await _remove(cluster, topic, [each.partition for each in found])
+        for each in found:
+            if each.rewritten:
+                await _rewrite(cluster, topic, each.partition)
     return found
 
 
@@ -167,3 +210,45 @@ async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[i
                 raise
         else:
             return
+
+
+async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> None:
+    """Replace the segment that the log start cuts by one that begins at the log start. Its whole
+    segments below are removed already."""
+    for _ in range(TRIES):
+        current = cluster.state.topic_of_id(topic.topic_id)
+        if current is None:
+            return  # deleted meanwhile
+        await cluster.checked_table(current)
+        work = await load_work(cluster, current, number)
+        start = current.partitions[number].log_start_offset
+        at = cut_by(work.segments.columns, current.partitions[number], start)
+        if at is None:
+            return  # another run was faster
+        file = work.segments[at]
+        rows = await _rows_from(cluster, f"{topic.prefix}/{file.path}", file.size, start)
+        if not rows:  # a segment has at least one record
+            await cluster.commit([MoveLogStart(topic.topic_id, number, file.end_offset)])
+            await _remove(cluster, current, [number])
+            return
+        codec, level = work.config.compression_type, cluster.state.level
+        task = Rewrite(topic.prefix, [file], codec, rows, level=level, start=start)
+        engine = InProcess(cluster.store, cluster.clock)
+        if await replaced(cluster, engine, work, [task], [file], {}, data_change=True) is not None:
+            return
+    raise ManifestConflict(f"other runs changed {topic.name}-{number} {TRIES} times: run again")
+
+
+async def _rows_from(cluster: MaintenanceSession, key: str, size: int, start: int) -> int:
+    """Count the records of a segment from an offset on. It reads one row group at most."""
+    reader = SegmentReader(StoreRanges(cluster.store))
+    rows = 0
+    with gone_is_unavailable():
+        footer = await reader.footer(key, size)
+        for group in footer.groups:
+            if group.base_offset >= start:
+                rows += group.rows
+            elif group.end_offset > start:
+                batch = await reader.group(key, footer, group)
+                rows += int(np.count_nonzero(batch.column("offset").to_numpy() >= start))
+    return rows

@@ -1,11 +1,12 @@
 """Copy the rows of segments into one segment.
 
-Every merge and compaction does this, in process and on Spark.
+Every merge and compaction does this, in process and on Spark, and `delete-records` in process.
 
 A `Rewrite` is a plain value with everything that a task needs; the Spark engine sends it to an
 executor as MessagePack. `rewrite` runs it against a store, on the caller's event loop. Kept rows
-keep their order and their offsets. The output's name has the whole range of its inputs, so no
-hole is left between segments. Memory: the encoded output and pieces of inputs.
+keep their order and their offsets. The output's name has the whole range of its inputs, or the part
+from `Rewrite.start` on, so no hole is left between segments. Memory: the encoded output and pieces
+of inputs.
 
 **On a crash**: an object is left that no version names; collection deletes it.
 """
@@ -33,6 +34,7 @@ from tidelog.storage.read.plan import SegmentRange
 from tidelog.storage.read.segment_reader import (
     FetchedGroups,
     SegmentReader,
+    between,
     groups_of,
     source_of,
     started_ahead,
@@ -59,7 +61,8 @@ T = TypeVar("T")
 class Rewrite(NamedTuple):
     """Work of one task. `inputs` are neighbours in offset order. `kept` are the offsets to keep,
     ascending int64, None for all; `rows` is their number. `cleaned` are the past compactions that
-    the output's footer lists; None: those that the inputs list. `level` is that of the cluster."""
+    the output's footer lists; None: those that the inputs list. `level` is that of the cluster.
+    Rows below the offset `start` are left out, and the output's name begins there."""
 
     prefix: str
     inputs: Sequence[SegmentFile]
@@ -68,6 +71,7 @@ class Rewrite(NamedTuple):
     kept: np.ndarray | None = None
     cleaned: Sequence[segments.Cleaned] | None = None
     level: int = levels.NEWEST
+    start: int = 0
 
     @property
     def partition(self) -> int:
@@ -84,7 +88,7 @@ async def rewrite(
     copy = _Copy(task)
     inputs = pieces(task.prefix, task.inputs)
     await pump(store, inputs, copy.decoded, copy.encode, on_rows, copy.is_needed)
-    base, end = task.inputs[0].base_offset, task.inputs[-1].end_offset
+    base, end = max(task.inputs[0].base_offset, task.start), task.inputs[-1].end_offset
     path = object_keys.segment(task.partition, base, end, unique)
     key = f"{task.prefix}/{path}"
     written = await asyncio.to_thread(copy.finish, key)
@@ -225,6 +229,8 @@ class _Copy:
     def is_needed(self, group: segments.RowGroup) -> bool:
         """Return whether any row of the group is kept."""
         kept = self._task.kept
+        if group.end_offset <= self._task.start:
+            return False
         if kept is None:
             return True
         first, last = np.searchsorted(kept, [group.base_offset, group.end_offset])
@@ -235,6 +241,8 @@ class _Copy:
         batch = block.batch(chunks.RECORD_SCHEMA.names)
         if self._task.kept is not None:
             batch = keep(batch, self._task.kept)
+        if block.groups[0].base_offset < self._task.start:
+            batch = between(batch, self._task.start, block.of.end)
         return _Rows(block.footer, batch)
 
     def encode(self, rows: "_Rows") -> None:

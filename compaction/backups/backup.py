@@ -6,12 +6,13 @@
    a topic was sealed between this read and M, take the oldest later version that has all rows below
    the sealed end at M. The sealer committed this version before the entry of its seal, and that
    entry is before M. So all rows of this version come from entries before M too.
-3. For each table, copy its log up to that version, then its files. The log is first because Delta's
-   own cleanup of the log obeys no hold.
+3. For each table, copy its log up to that version, then its files. Collection keeps both meanwhile.
+   The log is first because an operator may clean it up with another engine, which obeys no hold.
 4. Copy the WAL entries after the base, which is the checkpoint that `kept_base` returns. Also copy
    this checkpoint, the objects that hold its tails, and the objects in `data/` that the entries
    name.
-5. Write the manifest, then release the hold.
+5. Write the manifest. If requested, remove old backups (compaction/backups/prune.py). Then release
+   the hold.
 
 The hold does not decide which objects are copied. It only keeps these objects until they are
 copied. If an object that the backup needs is gone nevertheless, the backup ends with an error.
@@ -23,7 +24,7 @@ backup into the place uses the objects that were copied.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,22 +36,23 @@ from tidelog.compaction.backups.place import (
     BackupManifest,
     BackupObject,
     BackupTable,
+    Pace,
     backups_in,
     batches,
     encode,
     is_sealed,
     is_unique,
-    log_version,
     read_manifest,
     read_object,
     store_once,
 )
+from tidelog.compaction.backups.prune import Pruned, finish, is_unfinished, prune
 from tidelog.compaction.collect import kept_base
 from tidelog.compaction.garbage import live_objects
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.actions import ReleaseHold, RenewHold, TakeHold
+from tidelog.storage.core.actions import HoldAction, ReleaseHold, RenewHold, TakeHold
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import (
     Corrupt,
@@ -60,6 +62,7 @@ from tidelog.storage.core.errors import (
     StoreUnfit,
     Unavailable,
 )
+from tidelog.storage.core.object_keys import log_version
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.io.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState, Topic
@@ -85,11 +88,14 @@ Progress = Callable[[int], None]
 
 
 class BackedUp(NamedTuple):
-    """A complete backup: its manifest, and the number and bytes of objects that this run copied."""
+    """A complete backup: its manifest, the number and bytes of objects that this run copied, and
+    the old backups that it removed. If it did not remove all of them, `prune_problem` says why."""
 
     manifest: BackupManifest
     copied_objects: int
     copied_bytes: int
+    pruned: Pruned = Pruned()
+    prune_problem: str = ""
 
     @property
     def doubts(self) -> list[str]:
@@ -102,15 +108,18 @@ async def backup(
     place: ObjectStore,
     *,
     is_verified: bool = False,
+    keep: int | None = None,
+    bytes_per_s: int | None = None,
     on_bytes: Progress = lambda _: None,
 ) -> BackedUp:
     """Copy the cluster into the place, beside the backups that are there. If `is_verified`, read
-    the whole copy again.
+    the whole copy again. If `keep` is given, remove all but so many of the newest backups after
+    that. `bytes_per_s` bounds the rate of reads, on average.
 
     A table that is damaged or in doubt is copied as it is, and named in the result. Raises
     InvalidRequest if the cluster's level has no holds, if there are too many holds, if this hold
     expired, or if the place belongs to another history. Raises StoreUnfit if the place is a
-    cluster; Corrupt; Unavailable.
+    cluster; Corrupt; Unavailable, also while another backup removes old backups from the place.
     """
     await cluster.refresh()
     if cluster.state.level == levels.FIRST:
@@ -120,31 +129,49 @@ async def backup(
         )
     async for info in place.list(object_keys.CLUSTER):
         raise StoreUnfit(f"{place.url} has {info.key}: it is a cluster, no place for backups")
-    hold_id = f"backup-{cluster.clock.new_id().hex()}"
-    async with _holding(cluster, hold_id) as while_held:
-        copy = _Copy(cluster, place, hold_id, on_bytes)
-        return await while_held(copy.run(is_verified=is_verified))
-
-
-@contextlib.asynccontextmanager
-async def _holding(
-    cluster: MaintenanceSession, hold_id: str
-) -> AsyncIterator[Callable[[Coroutine[Any, Any, T]], Coroutine[Any, Any, T]]]:
-    """Yield a function that runs work as long as the hold is in force."""
-    await cluster.commit([TakeHold(hold_id, HOLD_MS)])
-
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(HOLD_MS / 1000 / RENEWALS)
+    hold = _Hold(cluster)
+    async with hold:
+        if await is_unfinished(place):
+            await hold.refuse_others(f"older backups may be being removed from {place.url}")
             try:
-                await cluster.commit([RenewHold(hold_id, HOLD_MS)])
-            except InvalidRequest:
-                raise  # the hold has expired
-            except LogError as error:
-                log.warning("the hold of the backup was not renewed, retrying: %s", error)
+                await hold.during(finish(place, hold.check))
+            except Corrupt as error:
+                log.error("old backups are not removed: %s", error)
+        copy = _Copy(cluster, place, hold, Pace(cluster.clock, bytes_per_s), on_bytes)
+        done = await hold.during(copy.run(is_verified=is_verified))
+        if keep is None:
+            return done
+        try:
+            await hold.refuse_others("older backups were not removed")
+            return done._replace(pruned=await hold.during(prune(place, keep, hold.check)))
+        except LogError as error:
+            return done._replace(prune_problem=str(error))
 
-    async def while_held(work: Coroutine[Any, Any, T]) -> T:
-        working, renewing = asyncio.create_task(work), asyncio.create_task(renew())
+
+class _Hold:
+    """The hold of a backup, an async context."""
+
+    def __init__(self, cluster: MaintenanceSession) -> None:
+        self._cluster = cluster
+        self._id = f"backup-{cluster.clock.new_id().hex()}"
+        self._renewed_s = 0.0
+
+    async def __aenter__(self) -> None:
+        await self._commit(TakeHold(self._id, HOLD_MS))
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(LogError, TimeoutError):  # then the hold expires
+            async with asyncio.timeout(RELEASE_S):
+                await self._cluster.commit([ReleaseHold(self._id)])
+
+    async def renew(self) -> None:
+        """Renew the hold. Raises InvalidRequest if it is over."""
+        await self._commit(RenewHold(self._id, HOLD_MS))
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work as long as the hold is in force."""
+        working = asyncio.create_task(work)
+        renewing = asyncio.create_task(self._renew_often())
         try:
             await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
             if renewing.done():
@@ -155,12 +182,34 @@ async def _holding(
             renewing.cancel()
             await asyncio.gather(working, renewing, return_exceptions=True)
 
-    try:
-        yield while_held
-    finally:
-        with contextlib.suppress(LogError, TimeoutError):  # then the hold expires
-            async with asyncio.timeout(RELEASE_S):
-                await cluster.commit([ReleaseHold(hold_id)])
+    def check(self) -> None:
+        """Raise Unavailable if the hold may end soon. It lasts for HOLD_MS or longer, because
+        elapsed time is a lower bound of the time that has passed."""
+        if (self._cluster.clock.boot_s() - self._renewed_s) * 1000 > HOLD_MS / 2:
+            raise Unavailable("the hold of the backup was not renewed in time: run it again")
+
+    async def refuse_others(self, why: str) -> None:
+        """Raise Unavailable if another hold is in force at the WAL's end."""
+        await self._cluster.refresh()
+        if any(hold.hold_id != self._id for hold in self._cluster.state.holds):
+            raise Unavailable(
+                f"{why}: another backup runs, or its hold did not expire yet; run this one later"
+            )
+
+    async def _commit(self, action: HoldAction) -> None:
+        now_s = self._cluster.clock.boot_s()
+        await self._cluster.commit([action])
+        self._renewed_s = now_s
+
+    async def _renew_often(self) -> None:
+        while True:
+            await asyncio.sleep(HOLD_MS / 1000 / RENEWALS)
+            try:
+                await self.renew()
+            except InvalidRequest:
+                raise  # the hold has expired
+            except LogError as error:
+                log.warning("the hold of the backup was not renewed, retrying: %s", error)
 
 
 @dataclass
@@ -169,7 +218,8 @@ class _Copy:
 
     cluster: MaintenanceSession
     place: ObjectStore
-    hold_id: str
+    hold: _Hold
+    pace: Pace
     on_bytes: Progress
     copied_objects: int = 0
     copied_bytes: int = 0
@@ -191,7 +241,7 @@ class _Copy:
         self._there = {info.key[start:]: info.size async for info in place.list(OBJECTS)}
         base = await kept_base(cluster)
         loaded = await self._load_tables()
-        await cluster.commit([RenewHold(self.hold_id, HOLD_MS)])  # its entry is the moment M
+        await self.hold.renew()  # its entry is the moment M
         moment = cluster.state.encode()
         state = ClusterState.decode(moment, object_keys.CHECKPOINTS, cluster.wal.cluster.bounds)
         since_ms = 0 if base is None else base.time_ms
@@ -203,8 +253,14 @@ class _Copy:
         manifest = await self._wal(base, state, moment, tables)
         if is_verified:
             for some in batches(ObjectInfo(each.key, each.size, 0) for each in manifest.objects):
-                await together(*(read_object(place, self.objects[info.key]) for info in some))
+                await together(*(self._verified(self.objects[info.key]) for info in some))
+        self.hold.check()
         await store_once(place, manifest.name.key, [encode(manifest)])
+        try:
+            self.hold.check()
+        except Unavailable:  # suspended: another backup may have deleted objects of this one
+            await place.delete([manifest.name.key])
+            raise
         return BackedUp(manifest, self.copied_objects, self.copied_bytes)
 
     async def _load_tables(self) -> dict[str, ManifestVersion]:
@@ -324,8 +380,9 @@ class _Copy:
     async def _log(
         self, prefix: str, infos: list[ObjectInfo], version: ManifestVersion, since_ms: int
     ) -> tuple[list[ObjectInfo], int, set[str]]:
-        """Call `_log_of`, and return the listing too. Delta's cleanup obeys no hold. If it deleted
-        a file, it left a checkpoint that replaces the file, so list the topic again."""
+        """Call `_log_of`, and return the listing too. If another engine cleaned up the log
+        meanwhile, it left a checkpoint that replaces the deleted files, so list the topic
+        again."""
         for _ in range(TRIES):
             try:
                 return infos, *await self._log_of(infos, version, since_ms)
@@ -400,7 +457,12 @@ class _Copy:
         """Copy objects, and return their bytes. Raises NotFound."""
         return await together(*map(self._one, infos))
 
+    async def _verified(self, wanted: BackupObject) -> None:
+        await self.pace.wait(wanted.size)
+        await read_object(self.place, wanted)
+
     async def _one(self, info: ObjectInfo) -> bytes:
+        await self.pace.wait(info.size)
         body = await self.cluster.store.get(info.key)
         made = BackupObject(info.key, len(body), crc32c(body))
         if self._known.get(info.key) != made or self._there.get(info.key) != made.size:

@@ -1,12 +1,12 @@
 """A backup place: a store with copied objects, and a manifest for each backup.
 
-`objects/<key>` has the bytes of a cluster's object `key`. `backups/...` are the manifests. A
+`objects/<key>` has the bytes of a cluster's object `key`. `backups/...` are the manifests, and
+`pruned/...` those of removed backups until their objects are deleted. A
 manifest names each object of its backup with size and checksum. The manifest is written last, so a
 backup without its manifest does not exist. Several backups share objects (FORMAT 9).
 """
 
 import asyncio
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,12 +16,14 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, StoreUnfit
 from tidelog.storage.core.model import Part
+from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 OBJECTS = "objects/"
 BACKUPS = "backups/"
+PRUNED = "pruned/"
 MAGIC = b"TIDEBAK1"
 FORM = 1
 BATCH_OBJECTS = 16
@@ -29,8 +31,6 @@ BATCH_BYTES = 256 * 1024 * 1024
 """Size of the objects that are copied at once (I10). A larger object is copied alone."""
 RETRY_S = 0.1
 RETRY_MAX_S = 5.0
-
-_LOG_FILE = re.compile(r"/_delta_log/(\d{20})\.(json|checkpoint\.parquet)$")
 
 
 class BackupObject(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -155,6 +155,25 @@ async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> boo
     return True
 
 
+class Pace:
+    """Keeps what a backup reads below a rate, on average. An object is read at full speed, and the
+    next one begins when the time of its bytes has passed."""
+
+    def __init__(self, clock: Clock, bytes_per_s: int | None) -> None:
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+
+    async def wait(self, size: int) -> None:
+        """Return when an object of `size` bytes may be read."""
+        if self._bytes_per_s is None:
+            return
+        now_s = self._clock.boot_s()
+        start_s = max(self._free_s, now_s)
+        self._free_s = start_s + size / self._bytes_per_s
+        await asyncio.sleep(start_s - now_s)
+
+
 def is_unique(key: str) -> bool:
     """Return whether the key contains a random id, so that no two objects have the same key. Other
     keys contain only numbers, and two histories of a cluster may have the same numbers."""
@@ -177,13 +196,6 @@ def batches(infos: Iterable[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
         size += info.size
     if held:
         yield held
-
-
-def log_version(key: str, kind: str = "") -> int | None:
-    """Return the version of a file of a Delta log. If the object is not such a file, or if its kind
-    is not the given `kind` (`json` for a commit, or `checkpoint.parquet`), return None."""
-    found = _LOG_FILE.search(key)
-    return int(found[1]) if found is not None and kind in ("", found[2]) else None
 
 
 def is_sealed(topic: Topic) -> bool:

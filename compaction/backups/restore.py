@@ -26,7 +26,6 @@ from tidelog.compaction.backups.place import (
     backups_in,
     batches,
     is_sealed,
-    log_version,
     read_manifest,
     read_object,
     store_once,
@@ -35,6 +34,7 @@ from tidelog.compaction.garbage import live_objects
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
+from tidelog.storage.core.object_keys import log_version
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.io.tasks import together

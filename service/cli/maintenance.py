@@ -97,7 +97,7 @@ def retain(
 ) -> None:
     """Delete records past retention.ms or retention.bytes.
 
-    Moves the log start of partitions and removes whole segments from the tables.
+    Moves log starts and removes whole segments from the tables. Also finishes `delete-records`.
 
     Example: tidelog retain events --store s3://bucket/prefix --yes
     """
@@ -120,7 +120,8 @@ def delete_records(
 ) -> None:
     """Delete the records of a topic before given offsets.
 
-    Moves the log start of partitions and removes whole segments from the table.
+    Moves log starts and removes the records from the table (those of the tail after their seal).
+    Older versions of the table have the records until collection; backups keep them.
 
     Example: tidelog delete-records events 0:1000 1:end --yes
     """
@@ -205,7 +206,6 @@ def scrub(
         from tidelog.compaction.scrub import scrub as look
 
         grace = Grace(table_ms=file_grace_ms or 0)
-
         return await look(cluster, topics, grace, is_quick=quick, on_bytes=progress)
 
     report = run_on_store(store, "scrubbing", work, report_damage=False, is_reading=True)
@@ -271,7 +271,7 @@ def _retained(found: "Sequence[Retained]", skipped: dict[str, Any]) -> Done:
     def show() -> None:
         columns = ("topic", "partition", "why", "log start", "moves to", "segments", "rows")
         rows: list[Row] = [tuple(each) for each in found]
-        table("nothing to retain", (*columns, "bytes"), rows)
+        table("nothing to retain", (*columns, "bytes", "rewritten bytes"), rows)
 
     fields = {"retained": [each._asdict() for each in found], **skipped}
     return Done(fields, show, bool(skipped["skipped"]))

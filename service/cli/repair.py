@@ -273,6 +273,24 @@ def backup(
     verify: Annotated[
         bool, typer.Option("--verify", help="read the whole copy again before the backup is valid")
     ] = False,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            "--keep",
+            metavar="N",
+            min=1,
+            help="then remove all but the N newest backups (default: remove none)",
+        ),
+    ] = None,
+    max_bytes_per_s: Annotated[
+        int | None,
+        typer.Option(
+            "--max-bytes-per-s",
+            metavar="N",
+            min=1,
+            help="read at most N bytes a second on average (default: no limit)",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy a cluster to another store, while its brokers run.
@@ -280,7 +298,7 @@ def backup(
     A second backup to the same place copies only new objects. During a backup, collection deletes
     nothing. A table in doubt is copied as it is, and the exit status is then 1.
 
-    Example: tidelog backup s3://backups/events --store s3://bucket/prefix
+    Example: tidelog backup s3://backups/events --store s3://bucket/prefix --keep 30
     """
     _refuse_memory(to)
 
@@ -290,7 +308,14 @@ def backup(
 
         place = await open_store(to, s3=settings_of(store).s3)
         try:
-            done = await run(cluster, place, is_verified=verify, on_bytes=progress)
+            done = await run(
+                cluster,
+                place,
+                is_verified=verify,
+                keep=keep,
+                bytes_per_s=max_bytes_per_s,
+                on_bytes=progress,
+            )
         finally:
             await place.close()
         made = done.manifest
@@ -303,15 +328,23 @@ def backup(
             "copied_objects": done.copied_objects,
             "copied_bytes": done.copied_bytes,
             "doubts": done.doubts,
+            "removed_backups": done.pruned.backups,
+            "removed_objects": done.pruned.objects,
+            "removed_bytes": done.pruned.size,
         }
         _warn_of(done.doubts)
+        if done.prune_problem:
+            warn(f"the backup is complete, but old backups are left: {done.prune_problem}")
         count = plural(len(made.objects), "object")
         line = (
             f"backup of entry {made.seq} ({_time(made.to_ms)}): {count}, "
             f"{fields['bytes']:,} bytes; copied {plural(done.copied_objects, 'object')}, "
             f"{done.copied_bytes:,} bytes"
         )
-        return Done(fields, lambda: show_line(line), bool(done.doubts))
+        if keep is not None:
+            removed = f"removed {plural(done.pruned.backups, 'backup')}"
+            line += f"; {removed}, {plural(done.pruned.objects, 'object')}"
+        return Done(fields, lambda: show_line(line), bool(done.doubts or done.prune_problem))
 
     finish(run_on_store(store, "copying", work), yes=True, as_json=as_json)
 

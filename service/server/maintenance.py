@@ -5,7 +5,8 @@ number of brokers may do it at once, and may crash meanwhile. Retention uses the
 round does not load the cluster again. Collection runs on its own thread, with its own view and
 connections, at the lowest priority, because a listing of 100,000 objects must not delay a fetch.
 Merging and compaction read and write existing data many times over. `tidelog compact` does both, on
-a machine with spare capacity.
+a machine with spare capacity. A broker rewrites only a segment that `delete-records` cut, once, and
+only if the segment is small.
 """
 
 import asyncio
@@ -30,6 +31,9 @@ from tidelog.storage.state.cluster_state import Topic
 
 log = logging.getLogger("tidelog.care")
 
+REWRITE_BYTES_MAX = 128 * 1024 * 1024
+"""Size of the largest cut segment that a broker rewrites: twice the default of `segment.bytes`. The
+commands rewrite larger ones."""
 COLLECTED_EVERY = 12
 """Rounds from one collection to the next: about an hour. A collection lists all objects, and reads
 the last day's commits of tables from which files were removed."""
@@ -121,7 +125,7 @@ def _note_doubts(broker: Log, session: MaintenanceSession) -> None:
 
 
 async def _retain(cluster: MaintenanceSession, counters: MaintenanceCounters) -> None:
-    for each in await retain(cluster, None, is_dry=False):
+    for each in await retain(cluster, None, is_dry=False, rewrite_bytes_max=REWRITE_BYTES_MAX):
         counters.retentions += 1
         log.info(
             "%s-%d: log start offset is now %d: %s",

@@ -14,6 +14,7 @@ BROKERS = "brokers/"
 PROBE = "probe/"
 
 _SEGMENT = re.compile(r"partition=(\d+)/(\d{20})-(\d{20})-([0-9a-f]+)\.parquet")
+_LOG_FILE = re.compile(r"/_delta_log/(\d{20})\.(json|checkpoint\.parquet)$")
 _DATA = re.compile(r"data/([0-9a-z]{2})/\1[0-9a-z]*-(\d{1,16})")
 
 
@@ -68,6 +69,13 @@ def parse_segment(path: str) -> SegmentName | None:
     if match is None:
         return None
     return SegmentName(int(match[1]), int(match[2]), int(match[3]), match[4])
+
+
+def log_version(key: str, kind: str = "") -> int | None:
+    """Return the version of a file of a table's log. If the object is not such a file, or if its
+    kind is not the given `kind` (`json` for a commit, or `checkpoint.parquet`), return None."""
+    found = _LOG_FILE.search(key)
+    return int(found[1]) if found is not None and kind in ("", found[2]) else None
 
 
 def broker(broker_id: str) -> str:

@@ -54,6 +54,7 @@ from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.tasks import lower_priority, retrieve_exception
 from tidelog.storage.tables import delta_log
 from tidelog.storage.tables.delta_json import (
+    interval_ms,
     statistics,
     transactions_of,
 )
@@ -79,9 +80,12 @@ TABLE_SCHEMA = pa.schema([*RECORD_SCHEMA, pa.field("partition", pa.int32())])
 
 CHECKPOINT_INTERVAL = 50
 """Commits between two checkpoints. An open reads at most this number of commit files."""
+_LOG_RETENTION = "delta.logRetentionDuration"
 _PROPERTIES = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
-    "delta.logRetentionDuration": "interval 7 days",  # for commits that a checkpoint covers
+    _LOG_RETENTION: "interval 7 days",  # for commits that a checkpoint covers
+    # Only collection cleans up the log, because it obeys holds (DESIGN 8).
+    "delta.enableExpiredLogCleanup": "false",
     "tidelog.format": "1",
 }
 
@@ -191,6 +195,12 @@ class DeltaManifest:
         async with self._turn:
             return await self._files_at(version)
 
+    async def log_retention_ms(self) -> int | None:
+        async with self._turn:
+            if self._view is None:
+                await self._refresh(_reads)
+            return await self._call(_reads, self._delta.log_retention_ms)
+
     async def _commit(self, change: "_Change") -> None:
         async with self._turn:
             if (self._view or await self._refresh(_commits)).version < 0:
@@ -269,7 +279,7 @@ class DeltaManifest:
                 key = f"{self._prefix}/_delta_log/{each:020d}.json"
                 known.update(transactions_of(await self._store.get(key)))
         except (NotFound, Unavailable, msgspec.DecodeError):
-            return {}  # deleted by Delta's cleanup, or in an unknown form
+            return {}  # deleted by a cleanup, or in an unknown form
         return known
 
     async def _found(self, app_id: str) -> int | None:
@@ -375,8 +385,6 @@ class _Delta:
         # Another program may forbid deletions by this property, but retention must delete.
         is_append_only = self.table.metadata().configuration.get(_APPEND_ONLY) == "true"
         data_change = change.data_change and not (change.removed and is_append_only)
-        # Clean up only at checkpoints, because a cleanup lists the whole log to find expired files.
-        is_checkpoint = (self.version + 2) % CHECKPOINT_INTERVAL == 0
         self.table.create_write_transaction(
             [
                 *(_add_action(file, now_ms, data_change) for file in change.added),
@@ -392,7 +400,7 @@ class _Delta:
                 ]
             ),
             post_commithook_properties=PostCommitHookProperties(
-                create_checkpoint=True, cleanup_expired_logs=is_checkpoint
+                create_checkpoint=True, cleanup_expired_logs=False
             ),
         )
 
@@ -408,6 +416,12 @@ class _Delta:
         except (DeltaError, OSError):
             return None
         return _files_of(table, prefix)
+
+    def log_retention_ms(self) -> int | None:
+        if self.table is None:
+            return None
+        configuration = self.table.metadata().configuration
+        return interval_ms(configuration.get(_LOG_RETENTION, _PROPERTIES[_LOG_RETENTION]))
 
     def transaction_version(self, app_id: str) -> int | None:
         if self.table is None:

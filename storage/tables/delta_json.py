@@ -1,5 +1,6 @@
 """The JSON lines of a table's Delta log that tidelog itself writes and reads. Pure."""
 
+import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -13,6 +14,15 @@ from tidelog.storage.tables.manifest import TableCommit
 
 T = TypeVar("T")
 
+_UNITS_MS = {
+    "week": 604_800_000,
+    "day": 86_400_000,
+    "hour": 3_600_000,
+    "minute": 60_000,
+    "second": 1000,
+    "millisecond": 1,
+}
+_INTERVAL = re.compile(rf"(?:interval )?(\d{{1,12}}) ({'|'.join(_UNITS_MS)})s?")
 _ISO_MS = range(-62_135_596_800_000, 253_402_300_800_000)  # years 1 to 9999
 
 
@@ -36,6 +46,13 @@ def statistics(file: SegmentFile) -> str:
         "tightBounds": file.rows == file.end_offset - file.base_offset,
     }
     return msgspec.json.encode(facts).decode()
+
+
+def interval_ms(text: str) -> int | None:
+    """Parse a duration of Delta's properties, as `interval 7 days`. For another form, return
+    None."""
+    match = _INTERVAL.fullmatch(text.strip().lower())
+    return None if match is None else int(match[1]) * _UNITS_MS[match[2]]
 
 
 def transactions_of(commit: bytes) -> dict[str, int]:

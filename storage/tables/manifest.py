@@ -135,6 +135,10 @@ class Table(Protocol):
     async def files_at(self, version: int) -> "SegmentColumns | None":
         """Return the files of an older version, or None if the table's log does not have it."""
 
+    async def log_retention_ms(self) -> int | None:
+        """Return for how long the table's property `delta.logRetentionDuration` keeps versions. If
+        its value cannot be parsed, return None."""
+
 
 class Removal(NamedTuple):
     """One commit that removed files, and the files that it added in their place."""

@@ -109,6 +109,9 @@ class MemoryManifest:
     async def files_at(self, version: int) -> SegmentColumns | None:
         return self._files_at(version)
 
+    async def log_retention_ms(self) -> int | None:
+        return None  # its log is not in the store
+
     def _commit(
         self, loaded: int, commit: MemoryCommit, reset: Mapping[str, int] = NO_RESET
     ) -> None:

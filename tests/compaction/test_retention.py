@@ -1,6 +1,7 @@
 """Retention and delete-records on whole logs: Kafka's meanings, and crashes at every step."""
 
 import asyncio
+import random
 
 import pytest
 
@@ -9,9 +10,11 @@ from tests.support.logs import append, closing, opened, read_values
 from tests.support.maintenance import caring, cluster_on, log_with, way_of
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
+from tidelog.compaction.compact import compact
 from tidelog.compaction.retention import HIGH_WATERMARK, Retained, delete_records, retain
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import object_keys
+from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import (
     OffsetOutOfRange,
     Unavailable,
@@ -112,9 +115,9 @@ def test_what_is_kept_for_ever_stays(configs: dict[str, str]) -> None:
     ("offset", "start", "left"),
     [
         (0, 0, [0, 2, 4]),
-        (1, 1, [0, 2, 4]),
+        (1, 1, [1, 2, 4]),
         (2, 2, [2, 4]),
-        (5, 5, [4]),
+        (5, 5, [5]),
         (7, 7, []),
         (HIGH_WATERMARK, 8, []),
     ],
@@ -132,7 +135,76 @@ def test_records_are_deleted_up_to_an_offset(offset: int, start: int, left: list
             # Records of the tail are removed once they are sealed.
             await log.seal("t")
             await retained(inner)
-            assert await bases(log) == [*left, *([6] if start < 8 else [])]
+            assert await bases(log) == [*left, *([max(start, 6)] if start < 8 else [])]
+
+    run(main)
+
+
+def test_a_segment_that_the_log_start_cuts_is_rewritten_once() -> None:
+    """The next run finds nothing to do. The old object stays for readers."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, [["a", "b", "c", "d"]])
+        async with closing(log), caring(inner) as cluster:
+            table = await log.tables.of(log.state.topic("t"))
+            (old,) = await table.segments(0)
+            (planned,) = await delete_records(cluster, "t", {0: 3}, is_dry=True)
+            assert await bases(log) == [0]
+            assert await delete_records(cluster, "t", {0: 3}, is_dry=False) == [planned]
+            assert (planned.segments, planned.rows, planned.rewritten) == (0, 0, old.size)
+            await table.refresh()
+            (new,) = await table.segments(0)
+            assert (new.base_offset, new.end_offset, new.rows) == (3, 4, 1)
+            assert await delete_records(cluster, "t", {0: 3}, is_dry=False) == []
+            assert await retained(inner) == []
+            assert await inner.get(f"{log.state.topic('t').prefix}/{old.path}")
+            assert await read_values(log, offset=3) == ["d"]
+
+    run(main)
+
+
+def test_a_broker_leaves_a_large_cut_segment_to_the_command(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, [], retention_ms="-1")
+        async with closing(log), caring(inner) as cluster:
+            await append(log, "a", "b")
+            await delete_records(cluster, "t", {0: 1}, is_dry=False)
+            await log.seal("t")
+            assert await bases(log) == [0]
+            assert await retain(cluster, None, is_dry=False, rewrite_bytes_max=10) == []
+            assert "run `tidelog retain`" in caplog.text
+            assert await bases(log) == [0]
+            (done,) = await retain(cluster, None, is_dry=False)
+            assert (done.was, done.log_start_offset, done.rewritten > 10) == (1, 1, True)
+            assert await bases(log) == [1]
+
+    run(main)
+
+
+def test_a_cut_in_a_range_without_records_removes_the_segment() -> None:
+    """Key compaction removed the last records of the first segment."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, [], cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+        async with closing(log), caring(inner) as cluster:
+            large = random.Random(1).randbytes(700_000)  # so the two segments are not merged
+            await log.alter_topic("t", {"target.segment.bytes": "1048576"})
+            for first, second in (((b"x", large), (b"k", b"1")), ((b"k", b"2"), (b"z", large))):
+                rows = Rows([TIME_MS] * 2, [first[0], second[0]], [first[1], second[1]])
+                await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
+                await log.seal("t")
+            await cluster.refresh()
+            await compact(cluster, None, is_dry=False)
+            assert await bases(log) == [0, 2]
+            await delete_records(cluster, "t", {0: 1}, is_dry=False)
+            assert await bases(log) == [2]
+            assert await starts(log) == [2]
+            assert await retained(inner) == []
 
     run(main)
 

@@ -61,7 +61,7 @@ def test_a_log_that_is_whole_is_clean(is_collected: bool, is_quick: bool) -> Non
             assert report.is_whole
             assert (report.topics, report.partitions, report.segments) == (1, 2, 4)
             assert report.runs == 4
-            assert report.rows == (4 if is_quick else 12)
+            assert report.rows == (4 if is_quick else 11)
             assert (report.entries < log.state.seq) is is_collected
             assert (
                 1 in {object_keys.seq_of(key) for key in await listed(inner, object_keys.WAL)}

@@ -8,7 +8,7 @@ import pytest
 from tests.support.logs import read_values
 from tests.support.maintenance import caring, log_with
 from tests.support.vloop import run
-from tidelog.compaction import compact as compaction
+from tidelog.compaction import engine as compaction
 from tidelog.compaction.compact import compact
 from tidelog.compaction.engine import InProcess
 from tidelog.storage.core.errors import Unavailable

@@ -22,7 +22,7 @@ from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.s3 import S3Store
 from tidelog.storage.io.s3_options import S3Options
 from tidelog.storage.tables import delta as table
-from tidelog.storage.tables import delta_log
+from tidelog.storage.tables import delta_json, delta_log
 from tidelog.storage.tables.delta import DeltaManifest, open_table
 from tidelog.storage.tables.manifest import ManifestConflict, Table, seal_app_id
 
@@ -78,7 +78,16 @@ async def test_the_log_says_what_engines_need(folder: FolderStore) -> None:
     assert json.loads(add["stats"])["tightBounds"] is False
 
 
-async def test_checkpoints_are_made_and_expired_versions_go(
+def clean_up(folder: FolderStore) -> None:
+    """Delete the versions before the newest checkpoint, as a collection does after seven days."""
+    log = log_of(folder)
+    newest = max(path.name[:20] for path in log.glob("*.checkpoint.parquet"))
+    for path in log.glob("0*"):
+        if path.name[:20] < newest:
+            path.unlink()
+
+
+async def test_checkpoints_are_made_and_no_commit_cleans_up_the_log(
     folder: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "CHECKPOINT_INTERVAL", 5)
@@ -94,7 +103,13 @@ async def test_checkpoints_are_made_and_expired_versions_go(
     for path in log.iterdir():
         os.utime(path, (1_000_000_000, 1_000_000_000))
     await seal_often(one, range(12, 14))
-    assert not (log / "00000000000000000001.json").exists()
+    foreign = deltalake.DeltaTable(folder.table_uri(PREFIX))
+    foreign.create_checkpoint()
+    foreign.alter.set_table_properties({"delta.checkpointInterval": "5"})
+    foreign.create_checkpoint()
+    for version in range(15):
+        assert (log / f"{version:020}.json").exists()
+    clean_up(folder)
     # A view from before that continues from the checkpoint.
     await stale.refresh()
     assert await files_of(stale) == await files_of(one)
@@ -102,6 +117,31 @@ async def test_checkpoints_are_made_and_expired_versions_go(
     with pytest.raises(ManifestConflict):
         await stale.add([file(0, 130, 150, unique="bad")], seal(150))
     await seal_often(stale, [14])
+
+
+@pytest.mark.parametrize(
+    ("text", "kept_ms"),
+    [
+        ("interval 7 days", 604_800_000),
+        ("interval 1 week", 604_800_000),
+        ("INTERVAL 36 HOURS", 129_600_000),
+        ("90 seconds", 90_000),
+        ("interval 1 month", None),
+        ("always", None),
+    ],
+)
+def test_how_long_a_table_keeps_its_log(text: str, kept_ms: int | None) -> None:
+    assert delta_json.interval_ms(text) == kept_ms
+
+
+async def test_an_operator_sets_how_long_a_table_keeps_its_log(folder: FolderStore) -> None:
+    one = delta(folder)
+    await seal_often(one, [0])
+    assert await one.log_retention_ms() == 604_800_000
+    foreign = deltalake.DeltaTable(folder.table_uri(PREFIX))
+    foreign.alter.set_table_properties({"delta.logRetentionDuration": "interval 30 days"})
+    await one.refresh()
+    assert await one.log_retention_ms() == 30 * 86_400_000
 
 
 async def test_a_stale_writer_whose_versions_are_gone_is_refused(
@@ -112,10 +152,8 @@ async def test_a_stale_writer_whose_versions_are_gone_is_refused(
     one, stale = delta(folder), delta(folder)
     await seal_often(one, range(3))
     assert await stale.transaction_version(seal_app_id(0)) == 30
-    await seal_often(one, range(3, 11))
-    for path in log_of(folder).iterdir():
-        os.utime(path, (1_000_000_000, 1_000_000_000))
-    await seal_often(one, range(11, 16))
+    await seal_often(one, range(3, 16))
+    clean_up(folder)
     with pytest.raises((ManifestConflict, CommitUnknown)):
         await stale.add([file(0, 30, 35, unique="bad")], seal(35))
     assert len(await files_of(stale)) == 16

@@ -25,11 +25,6 @@ def by_polars(uri: str) -> list[int]:
 
 
 @pytest.mark.parametrize("read", [by_deltalake, by_polars])
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="P3: other engines see deleted records until retention takes their whole segment",
-)
 def test_p3_other_engines_do_not_see_deleted_records(
     tmp_path: Path, read: Callable[[str], list[int]]
 ) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-import tidelog.compaction.compact
+import tidelog.compaction.engine
 import tidelog.compaction.garbage
 import tidelog.storage.tables.delta
 import tidelog.storage.write.hot_log
@@ -442,7 +442,7 @@ class World:
                 (tidelog.storage.write.hot_log_file, "recover", recovering),
                 (tidelog.storage.write.hot_log, "write_all", self._write_all),
                 (tidelog.storage.write.sealer, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
-                (tidelog.compaction.compact, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
+                (tidelog.compaction.engine, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (tidelog.compaction.garbage, "UNNAMED_MS_MIN", grace.table_ms),
                 (tidelog.storage.write.set_aside, "KEPT_RETRY_S", 1.0),
                 (tidelog.storage.write.set_aside, "ALONE_FAILURES_MAX", 2),

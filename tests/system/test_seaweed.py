@@ -1,6 +1,7 @@
 """Brokers on a real S3 server: the whole way of a record, kills, several brokers, lost answers."""
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -8,10 +9,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.broker import Broker
+from tests.support.broker import Broker, tidelog
 from tests.support.history import Log, Request, Written, violations
 from tests.support.seaweed import REGION, Seaweed
 from tests.system.checks import check_retries, new_topic, table_at, the_log, wait_for_commits
@@ -240,3 +242,47 @@ def test_a_broker_that_stops_while_the_store_is_silent(
 def _send_alone(broker: Broker, topic: str, request: Request, acks: str) -> int:
     with Client(broker.base_url) as client:
         return client.send(topic, request, acks=acks)
+
+
+def test_a_running_cluster_is_backed_up_to_s3_and_restored_to_another_prefix(
+    seaweed: Seaweed, store: str, tmp_path: Path
+) -> None:
+    """A whole backup, then an incremental one with another old one removed, under load. The
+    restored cluster has all that was acked."""
+    topic = new_topic()
+    endpoint = {"s3_endpoint": seaweed.endpoint_url}
+    place, new = f"{store}-backups", f"{store}-new"
+
+    def command(*arguments: str) -> bytes:
+        done = tidelog(*arguments, TIDELOG_S3_ENDPOINT=seaweed.endpoint_url)
+        return done.stdout
+
+    def backup(*options: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            command("backup", place, "--store", store, "--verify", "--json", *options)
+        )
+        return found
+
+    def seal(broker: Broker) -> None:
+        with Client(broker.base_url) as client:
+            assert client.call("POST", f"/admin/topics/{topic}/seal").status == 200
+
+    with Broker(tmp_path, store, **endpoint) as broker:
+        with Client(broker.base_url) as client:
+            client.create_topic(topic, PARTITIONS)
+        with Load(broker.base_url, Mix(topic, PARTITIONS), secrets.randbits(32)) as load:
+            load.wait_for_acks(50)
+            seal(broker)
+            first = backup()
+            assert first["copied_objects"] == first["objects"] > 0
+            load.wait_for_acks(50)
+            seal(broker)
+            load.finish()
+        second = backup("--keep", "1", "--max-bytes-per-s", "100000000")
+        assert 0 < second["copied_objects"] < second["objects"]
+        assert (second["removed_backups"], second["doubts"]) == (1, [])
+        expected = the_log(broker, topic, PARTITIONS)
+    command("restore", place, "--store", new)
+    assert b"whole" in command("scrub", "--store", new)
+    with Broker(tmp_path / "restored", new, **endpoint) as broker:
+        assert the_log(broker, topic, PARTITIONS) == expected

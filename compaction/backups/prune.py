@@ -1,0 +1,90 @@
+"""Removal of old backups from a place, and of the objects that no other backup needs (FORMAT 9).
+
+1. Copy the manifest of each old backup to `pruned/`, then delete it. From then on the backup does
+   not exist.
+2. Read the manifests of all backups that are left. Delete the objects that a manifest in `pruned/`
+   names and none of these. Other objects stay: a backup that was interrupted left them, and the
+   next one uses them.
+3. Delete the manifests in `pruned/`.
+
+Only a backup prunes, under its hold, after its own manifest is written, and only if no other hold
+is in force. So no backup runs beside it that began before. A backup that begins later has the
+newest manifest before it, and uses its objects. This manifest is never pruned. A backup that finds
+manifests in `pruned/` continues the pruning first, or ends with an error if another hold is in
+force, because the other backup may still delete.
+
+**On a crash**: each backup in `backups/` has all its objects. The next backup continues.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tidelog.compaction.backups.place import (
+    BACKUPS,
+    OBJECTS,
+    PRUNED,
+    backups_in,
+    decode,
+    read_manifest,
+    store_once,
+)
+from tidelog.storage.io.object_store import ObjectStore
+
+DELETE_BATCH = 1000
+"""Keys in one delete request; S3 accepts no more."""
+
+
+class Pruned(NamedTuple):
+    """Removed backups, and the number and bytes of the deleted objects."""
+
+    backups: int = 0
+    objects: int = 0
+    size: int = 0
+
+
+async def prune(place: ObjectStore, keep: int, check: Callable[[], None]) -> Pruned:
+    """Remove all backups but the `keep` newest ones, at least one. `check` raises if the hold may
+    be over; it runs before each delete. Raises Corrupt if a manifest is damaged, because its
+    objects are not known: then nothing is changed. Raises Unavailable."""
+    names = await backups_in(place)
+    for name in names:
+        await read_manifest(place, name)
+    old = names[: -max(keep, 1)]
+    for name in old:
+        body = await place.get(name.key)
+        await store_once(place, f"{PRUNED}{name.key.removeprefix(BACKUPS)}", [body])
+        check()
+        await place.delete([name.key])
+    return (await finish(place, check))._replace(backups=len(old))
+
+
+async def is_unfinished(place: ObjectStore) -> bool:
+    """Return whether a pruning did not end."""
+    async for _ in place.list(PRUNED):
+        return True
+    return False
+
+
+async def finish(place: ObjectStore, check: Callable[[], None]) -> Pruned:
+    """Delete the objects of pruned backups that no backup needs. `check` and errors as in
+    `prune`."""
+    markers = [info.key async for info in place.list(PRUNED)]
+    sizes: dict[str, int] = {}
+    for key in markers:
+        manifest = decode(await place.get(key), key)
+        sizes |= {each.key: each.size for each in manifest.objects}
+        if manifest.name in (await backups_in(place))[:-1]:  # a crash came before its delete
+            check()
+            await place.delete([manifest.name.key])
+    for name in await backups_in(place):
+        for each in (await read_manifest(place, name)).objects:
+            sizes.pop(each.key, None)
+    unneeded = sorted(sizes)
+    for first in range(0, len(unneeded), DELETE_BATCH):
+        check()
+        some = unneeded[first : first + DELETE_BATCH]
+        await place.delete([f"{OBJECTS}{key}" for key in some])
+    for key in markers:
+        check()
+        await place.delete([key])
+    return Pruned(0, len(unneeded), sum(sizes.values()))

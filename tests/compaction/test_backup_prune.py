@@ -1,0 +1,277 @@
+"""Old backups are removed from a place, and each backup that is kept stays whole (FORMAT 9)."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.compaction.test_backup import backed_up, damage_of, on, records, restored
+from tests.support.broker_log import BrokerLog, Record
+from tests.support.clock import ManualClock
+from tests.support.vloop import run
+from tidelog.compaction.backups import prune as pruning
+from tidelog.compaction.backups.backup import BackedUp, backup
+from tidelog.compaction.backups.place import (
+    OBJECTS,
+    PRUNED,
+    BackupName,
+    Pace,
+    backups_in,
+    read_manifest,
+    read_object,
+)
+from tidelog.compaction.backups.prune import prune
+from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.compact import compact
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.core.actions import ReleaseHold, TakeHold
+from tidelog.storage.core.errors import Corrupt, Unavailable
+from tidelog.storage.core.model import Part
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.io.object_store import Created, ObjectInfo
+
+
+class DyingStore(FolderStore):
+    """A folder whose process is killed before its call number `left`."""
+
+    def __init__(self, root: Path, left: int) -> None:
+        super().__init__(root)
+        self.left = left
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Unavailable("killed")
+
+    async def get(self, key: str) -> bytes:
+        self.count()
+        return await super().get(key)
+
+    async def create(self, key: str, parts: Sequence[Part]) -> Created:
+        self.count()
+        return await super().create(key, parts)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        self.count()
+        await super().delete(keys)
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        self.count()
+        async for info in super().list(prefix, start_after=start_after):
+            yield info
+
+
+class NoObjectGoes(FolderStore):
+    """A folder whose process is killed before the first delete of an object of a backup."""
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        if any(key.startswith(OBJECTS) for key in keys):
+            raise Unavailable("killed")
+        await super().delete(keys)
+
+
+def always() -> None:
+    """The hold is in force."""
+
+
+def names_in(place: Path) -> list[BackupName]:
+    return asyncio.run(backups_in(FolderStore(place)))
+
+
+def files_in(place: Path, folder: str) -> set[str]:
+    root = place / folder
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+
+
+def named_in(place: Path) -> set[str]:
+    """The keys that the place's backups name. Each object is there and verifies."""
+
+    async def read() -> set[str]:
+        store, found = FolderStore(place), set()
+        for name in await backups_in(store):
+            for each in (await read_manifest(store, name)).objects:
+                await read_object(store, each)
+                found.add(each.key)
+        return found
+
+    return asyncio.run(read())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Topic `t` and three backups in `place`. After the first one, its segments were merged and
+    collected."""
+    root, place = tmp_path / "log", tmp_path / "place"
+    broker = BrokerLog(root)
+    broker.create("t", 1)
+    for number in range(4):
+        broker.append("t", {0: [b"%d" % number]})
+        broker.seal("t")
+    broker.close()
+    backed_up(root, place)
+    on(root, merged_and_collected)
+    backed_up(root, place)
+    broker = BrokerLog(root)
+    broker.append("t", {0: [b"tail"]})
+    broker.close()
+    backed_up(root, place)
+    assert len(names_in(place)) == 3
+    return root
+
+
+async def merged_and_collected(cluster: MaintenanceSession) -> None:
+    assert await compact(cluster, None, is_dry=False)
+    planned = await plan(cluster, Grace())
+    assert len([each for each in planned.garbage if each.key.endswith(".parquet")]) == 4
+    await collect(cluster, planned)
+
+
+def kept(root: Path, place: Path, keep: int) -> BackedUp:
+    async def work(cluster: MaintenanceSession) -> BackedUp:
+        return await backup(cluster, FolderStore(place), keep=keep)
+
+    return on(root, work)
+
+
+def all_records(root: Path) -> list[Record]:
+    return records(root, "t")
+
+
+def test_the_newest_backups_are_kept_with_each_object_that_they_need(
+    root: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    before = names_in(place)
+    done = kept(root, place, 3)
+    assert names_in(place) == [*before[1:], done.manifest.name]
+    assert (done.pruned.backups, done.pruned.objects > 3, done.prune_problem) == (1, True, "")
+    assert named_in(place) == files_in(place, OBJECTS)
+    assert files_in(place, PRUNED) == set()
+    done = kept(root, place, 1)
+    assert names_in(place) == [done.manifest.name]
+    assert named_in(place) == files_in(place, OBJECTS)
+    restored(place, tmp_path / "new")
+    assert all_records(tmp_path / "new") == all_records(root)
+    assert damage_of(tmp_path / "new") == []
+
+
+def test_a_crash_between_any_two_calls_leaves_each_backup_whole(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "DELETE_BATCH", 1)
+    place = tmp_path / "place"
+    before = names_in(place)
+    for at in range(1000):
+        copy = tmp_path / f"copy{at}"
+        shutil.copytree(place, copy)
+        try:
+            asyncio.run(prune(DyingStore(copy, at), 1, always))
+        except Unavailable:
+            assert set(names_in(copy)) >= {before[-1]}
+            named_in(copy)
+            asyncio.run(pruning.finish(FolderStore(copy), always))
+            assert named_in(copy) == files_in(copy, OBJECTS) or len(names_in(copy)) > 1
+            asyncio.run(prune(FolderStore(copy), 1, always))
+        else:
+            break
+        assert names_in(copy) == before[-1:]
+        assert named_in(copy) == files_in(copy, OBJECTS)
+        assert files_in(copy, PRUNED) == set()
+        shutil.rmtree(copy)
+    assert at > 15
+
+
+def test_the_next_backup_continues_a_pruning(root: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    (oldest, *_) = names_in(place)
+    with pytest.raises(Unavailable):
+        asyncio.run(prune(NoObjectGoes(place), 2, always))
+    assert files_in(place, PRUNED)
+    assert oldest not in names_in(place)
+
+    async def hold(cluster: MaintenanceSession) -> None:
+        await cluster.commit([TakeHold("backup-2", 60_000)])
+
+    async def release(cluster: MaintenanceSession) -> None:
+        await cluster.commit([ReleaseHold("backup-2")])
+
+    on(root, hold)
+    with pytest.raises(Unavailable, match="another backup runs"):
+        backed_up(root, place)
+    on(root, release)
+    backed_up(root, place)
+    assert files_in(place, PRUNED) == set()
+    assert named_in(place) == files_in(place, OBJECTS)
+
+
+def test_no_backup_is_removed_while_another_one_runs(root: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    before = names_in(place)
+
+    async def work(cluster: MaintenanceSession) -> BackedUp:
+        await cluster.commit([TakeHold("backup-2", 60_000)])
+        return await backup(cluster, FolderStore(place), keep=1)
+
+    done = on(root, work)
+    assert "another backup runs" in done.prune_problem
+    assert names_in(place) == [*before, done.manifest.name]
+    named_in(place)
+
+
+def test_nothing_is_deleted_if_a_manifest_is_damaged(root: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    objects = files_in(place, OBJECTS)
+    manifest = place / names_in(place)[1].key
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    with pytest.raises(Corrupt, match="manifest"):
+        asyncio.run(prune(FolderStore(place), 2, always))
+    assert files_in(place, OBJECTS) == objects
+    assert len(names_in(place)) == 3
+    done = kept(root, place, 1)
+    assert manifest.name in done.prune_problem
+
+
+def test_a_damaged_manifest_does_not_stop_the_next_backup(root: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    with pytest.raises(Unavailable):
+        asyncio.run(prune(NoObjectGoes(place), 2, always))
+    manifest = place / names_in(place)[0].key
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    done = backed_up(root, place)
+    manifest.unlink()
+    assert files_in(place, PRUNED)
+    assert kept(root, place, 2).prune_problem == ""
+    assert done.manifest.name in names_in(place)
+    assert files_in(place, PRUNED) == set()
+    assert named_in(place) <= files_in(place, OBJECTS)
+
+
+def test_a_hold_that_may_be_over_ends_the_pruning(root: Path, tmp_path: Path) -> None:
+    def over() -> None:
+        raise Unavailable("the hold")
+
+    place = tmp_path / "place"
+    before, objects = names_in(place), files_in(place, OBJECTS)
+    with pytest.raises(Unavailable, match="the hold"):
+        asyncio.run(prune(FolderStore(place), 1, over))
+    assert (names_in(place), files_in(place, OBJECTS)) == (before, objects)
+
+
+@pytest.mark.parametrize(("rate", "at_s"), [(None, [0, 0, 0]), (1000, [0, 0.5, 2.5])])
+def test_a_rate_spreads_the_objects(rate: int | None, at_s: list[float]) -> None:
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        pace = Pace(ManualClock(1, loop_time=loop.time), rate)
+
+        async def read(size: int) -> float:
+            await pace.wait(size)
+            return round(loop.time() - start, 3)
+
+        return list(await asyncio.gather(read(500), read(2000), read(1)))
+
+    assert run(main) == at_s
