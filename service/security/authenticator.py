@@ -27,16 +27,15 @@ from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import CLUSTER, DESCRIBE, OPERATIONS_OF, TOPIC
+from tidelog.storage.core.acls import ADMIN, CLUSTER, DESCRIBE, OPERATIONS_OF, TOPIC
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.observer import PRINCIPAL
+from tidelog.storage.state.access import BYTE_RATES, Key, TopicFilter, all_topics, digest
 from tidelog.storage.state.access import Access as AccessState
-from tidelog.storage.state.access import Key, TopicFilter, all_topics, digest
 
 ADMIN_ID = "admin"
 """Id of the key in the settings, which is not in the state. Its principal is User:admin."""
-ADMIN = "User:admin"
 NO_DIGEST = b""
 SESSION_NOTE = "session of the console"
 SESSIONS_MAX = 10
@@ -145,9 +144,10 @@ class Caller:
         throttle_s = bucket.throttle_s(self._security.clock.boot_s())
         if throttle_s > 0:
             self._security.counters.throttled[quota] += 1
+            unit = "bytes" if quota in BYTE_RATES else "requests"
             raise QuotaExceeded(
                 f"{self.principal} has used up its {quota} on this broker: "
-                f"{bucket.rate} bytes a second",
+                f"{bucket.rate} {unit} a second",
                 retry_after_ms=math.ceil(throttle_s * 1000),
             )
         bucket.charge(size)
