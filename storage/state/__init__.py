@@ -2,8 +2,8 @@
 every broker (I4).
 
     cluster_state      the state, `apply`, checkpoints
-    shares             what each principal uses of each bound, and the most that it may use
-    topic_checks       topics: the rule for names, refusals of actions, who created them
+    shares             the use of each bound by each principal, and its limit
+    topic_checks       topics: the rule for names, refusals of actions, their owners
     cluster_bounds     bounds in effect, and bounds that come into effect later
     elapsed            the elapsed time of the cluster: a lower bound of the time that has passed
     partition          one partition: its offsets, and the index of its tail

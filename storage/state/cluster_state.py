@@ -59,15 +59,9 @@ from tidelog.storage.state.holds import Hold, Holds
 from tidelog.storage.state.idempotency import IdempotencyRecord, IdempotencyRecords, OwnedRecords
 from tidelog.storage.state.outcome import Applied, Outcome, recall
 from tidelog.storage.state.partition import Partition, TailChunk
-from tidelog.storage.state.producers import ProducerOwners, Producers, ProducersCheckpoint
-from tidelog.storage.state.shares import Shares
-from tidelog.storage.state.topic_checks import (
-    DeletedTopic,
-    PartitionsOf,
-    Topic,
-    TopicChecks,
-    TopicOwners,
-)
+from tidelog.storage.state.producers import NOTHING, ProducerOwners, Producers, ProducersCheckpoint
+from tidelog.storage.state.shares import Need, Shares
+from tidelog.storage.state.topic_checks import DeletedTopic, Topic
 
 __all__ = ["Applied", "ClusterState", "DeletedTopic", "Topic"]
 
@@ -79,10 +73,10 @@ omitted."""
 
 
 class _OwnersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What belongs to principals, from level 3 on: topics, groups, idempotency records (those of no
-    principal are in `keys`) and producers."""
+    """The parts that belong to principals, from level 3 on: topics, groups, idempotency records
+    (those of no principal are in `keys`) and producers."""
 
-    topics: dict[str, PartitionsOf]
+    topics: dict[str, topic_checks.PartitionsOf]
     groups: dict[str, str]
     keys: OwnedRecords
     producers: ProducerOwners
@@ -139,8 +133,8 @@ class ClusterState:
         self.holds = Holds()
         self._keys = IdempotencyRecords(self.shares)
         self._by_id: dict[str, Topic] = {}
-        self._checks = TopicChecks(self._by_id, self.deleted)
-        self.owners = TopicOwners(self._by_id, self.shares)
+        self._checks = topic_checks.TopicChecks(self._by_id, self.deleted)
+        self.owners = topic_checks.TopicOwners(self._by_id, self.shares)
         self._deleted_now: list[Topic] = []  # by the entry that is being applied
         self._configs: dict[str, topic_configs.TopicConfig] = {}
 
@@ -245,21 +239,25 @@ class ClusterState:
             known = self._keys.get(commit.key.key, owner)
             if known is not None:
                 return recall(known, commit.key.fingerprint)
+        others = [action for action in commit.actions if type(action) is not Append]
         # Each action is checked against the state before the commit. If one action of a commit
         # removed data that a later action needs, no broker could ever apply this entry.
-        if len(commit.actions) > 1 and any(isinstance(each, ALONE) for each in commit.actions):
+        if len(commit.actions) > 1 and any(isinstance(each, ALONE) for each in others):
             kinds = ", ".join(str(kind.__struct_config__.tag) for kind in ALONE)
             return Outcome([], InvalidRequest(f"a commit with one of {kinds} has no other action"))
         for action in commit.actions:
             refusal = self._check(action, entry.chunks)
             if refusal is not None:
                 return Outcome([], refusal)
-        batches = self.producers.recognise(commit.actions, entry.chunks, self.elapsed_ms)
+        batches = (
+            self.producers.recognise(commit.actions, entry.chunks, self.elapsed_ms)
+            if others
+            else NOTHING
+        )
         if isinstance(batches, LogError):
             return Outcome([], batches)
-        # The client of a hot log's commit has its answer already: a refusal would lose records.
-        if self.level >= shares.LEVEL and commit.hot is None and not batches.is_retry:
-            refusal = self._check_shares(commit, entry.chunks)
+        if (others or commit.key is not None) and not batches.is_retry:
+            refusal = self._check_shares(commit, others, entry.chunks)
             if refusal is not None:
                 return Outcome([], refusal)
         placements: list[AppendedRange] = []
@@ -282,19 +280,21 @@ class ClusterState:
             self._keys.remember(IdempotencyRecord(commit.key, self.elapsed_ms, placements), owner)
         return Outcome(placements, None, batches.is_retry, batches.repeated, producer)
 
-    def _check_shares(self, commit: Commit, chunks: Sequence[Chunk]) -> LogError | None:
-        """Return the bound or the share that the commit would exceed, or None."""
+    def _check_shares(
+        self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]
+    ) -> LogError | None:
+        """Return the bound or the share that the commit would exceed, or None. The client of a hot
+        log's commit has its answer already: a refusal would lose acknowledged records."""
+        if self.level < shares.LEVEL or commit.hot is not None:
+            return None
         parts = (self.owners, self.producers, self.committed_offsets, self.members, self.access)
-        needs = [
-            need
-            for action in commit.actions
-            if type(action) is not Append
-            for part in parts
-            for need in part.needs(action, commit.principal, chunks)
-        ]
+        needs: list[Need] = []
+        for action in others:
+            for part in parts:
+                needs += part.needs(action, commit.principal, chunks)
         if commit.key is not None:
             needs.append(self._keys.needs(commit.principal))
-        return self.shares.refusal(needs, self.access.quota) if needs else None
+        return self.shares.refusal(needs, self.access.quota)
 
     def _check(self, action: AnyAction, chunks: Sequence[Chunk]) -> LogError | None:
         match action:

@@ -2,18 +2,17 @@
 
 A bound without shares belongs to the first principal that fills it, and then all others are
 refused. So from LEVEL on, `apply` refuses a commit that would raise a principal above its share
-(I10). Nothing that a principal has is dropped for it: whoever is above a share only gets no more.
+(I10). It drops nothing for that: a principal above its share keeps all and gets no more.
 
 - The share is the quota with the bound's name, of the principal or of DEFAULT; without a quota, a
   quarter of the bound. Four principals can fill a bound, and one principal cannot.
 - Clients without authentication and User:admin have the whole bound. The first have no name by
   which `apply` could tell them apart; the second sets the quotas.
 
-The counts are not in checkpoints. They follow from what is: who created a topic, who owns a group,
-and so on. Pure, a part of the cluster state, the same on every broker (I4).
+The counts are not in checkpoints. They follow from the owners of topics, groups, keys and the
+other parts, which are. Pure, a part of the cluster state, the same on every broker (I4).
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -22,6 +21,8 @@ from tidelog.storage.core.errors import Throttled
 
 LEVEL = 3
 """The level of the format from which `apply` enforces shares."""
+WITHOUT_SHARE = ("", ADMIN)
+"""Principals that may use the whole of each bound."""
 PARTS = 4
 """A principal without a quota may use one part in PARTS of a bound."""
 TOPICS_MAX = 10_000
@@ -68,7 +69,8 @@ NAMES = tuple(_WORDS)
 
 
 class Need(NamedTuple):
-    """What an action would add to what a principal has of a bound. `maximum` is the bound."""
+    """The number that an action would add to a principal's use of a bound, whose limit for all
+    principals together is `maximum`."""
 
     bound: str
     principal: str
@@ -77,27 +79,27 @@ class Need(NamedTuple):
 
 
 class Shares:
-    """What each principal uses of each bound. Owned by the cluster state; its parts call `add`."""
+    """The use of each bound by each principal. Owned by the cluster state; its parts call `add`."""
 
     def __init__(self) -> None:
-        self._used: dict[str, Counter[str]] = {name: Counter() for name in NAMES}
-        self._totals: Counter[str] = Counter()
+        self._used: dict[str, dict[str, int]] = {name: {} for name in NAMES}
+        self._totals = dict.fromkeys(NAMES, 0)
 
     def add(self, bound: str, principal: str, count: int) -> None:
-        """Count what a principal got, or with a negative number what it no longer has."""
+        """Add to the use of a bound by a principal; a negative number when the use ends."""
         used = self._used[bound]
-        left = used[principal] + count
+        left = used.get(principal, 0) + count
         if left:
             used[principal] = left
         else:
-            del used[principal]
+            used.pop(principal, None)
         self._totals[bound] += count
 
     def used(self, bound: str, principal: str) -> int:
-        return self._used[bound][principal]
+        return self._used[bound].get(principal, 0)
 
     def total(self, bound: str) -> int:
-        """Return what all principals use together."""
+        """Return the use of a bound by all principals together."""
         return self._totals[bound]
 
     def refusal(
@@ -105,26 +107,26 @@ class Shares:
     ) -> Throttled | None:
         """Return why a commit that needs all of these is refused, or None. `quota` returns a
         principal's quota of a name, or None."""
-        gained: Counter[tuple[str, str]] = Counter()
-        gained_by_all: Counter[str] = Counter()
+        gained: dict[str | tuple[str, str], int] = {}
         for bound, principal, more, maximum in needs:
             if more <= 0:
                 continue
-            gained[bound, principal] += more
-            gained_by_all[bound] += more
-            share = share_of(principal, maximum, quota(bound, principal))
-            used = self._used[bound][principal]
-            if share < maximum and used + gained[bound, principal] > share:
-                return _refused(bound, f"the principal {principal}", used, share)
-            if self._totals[bound] + gained_by_all[bound] > maximum:
-                return _refused(bound, "the cluster", self._totals[bound], maximum)
+            both = bound, principal
+            by_one = gained[both] = gained.get(both, 0) + more
+            by_all = gained[bound] = gained.get(bound, 0) + more
+            if principal not in WITHOUT_SHARE:
+                share = share_of(maximum, quota(bound, principal))
+                used = self._used[bound].get(principal, 0)
+                if used + by_one > share:
+                    return _refused(bound, f"the principal {principal}", used, share)
+            total = self._totals[bound]
+            if total + by_all > maximum:
+                return _refused(bound, "the cluster", total, maximum)
         return None
 
 
-def share_of(principal: str, maximum: int, quota: int | None) -> int:
-    """Return the most that the principal may have of a bound."""
-    if principal in ("", ADMIN):
-        return maximum
+def share_of(maximum: int, quota: int | None) -> int:
+    """Return the most that a principal may have of a bound."""
     return max(maximum // PARTS, 1) if quota is None else min(quota, maximum)
 
 

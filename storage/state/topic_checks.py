@@ -1,4 +1,4 @@
-"""Topics: the rule for their names, refusals of actions on them, and who created them. Pure."""
+"""Topics: the rule for their names, refusals of actions on them, and their owners. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -27,7 +27,7 @@ class Waiters:
     """Requests without an answer. Owned by one event loop."""
 
     def __init__(self, answer_timeout_s: float, state: Callable[[], ClusterState]) -> None:
-        """`state` returns the cluster state, which knows to whom an idempotency key belongs."""
+        """`state` returns the cluster state, which knows the principal of an idempotency key."""
         self._answer_timeout_s = answer_timeout_s
         self._state = state
         self._waiters: dict[AppendRequest, Waiter] = {}

@@ -160,8 +160,8 @@ class Making:
         await self.store.close()
 
     async def commit_as_principals(self) -> None:
-        """What belongs to a principal from level 3 on: a topic that grows, a group, a key that
-        another principal uses too, a producer, and a quota of a bound."""
+        """The parts that belong to principals from level 3 on: a topic that grows, a group, a key
+        that another principal uses too, a producer, and a quota of a bound."""
         key = IdempotencyKey("order-20", bytes(16), 3)
         offset = GroupOffset(FLIGHTS, 1, 2, metadata="m")
         batch = TopicRecords(FLIGHTS, 1, rows_of_json("4"), ProducerBatch(0, 0, 0))
