@@ -265,6 +265,10 @@ def _show_acls(found: list[dict[str, str]], *, as_json: bool) -> None:
 # -- quotas
 
 RateOption = typer.Option(min=1, metavar="BYTES", help="bytes a second at each broker")
+QuotaOption = typer.Option(
+    "--quota", metavar="NAME=NUMBER", help="another quota, such as members=100 or mutation_rate=5"
+)
+BYTE_RATES = ("producer_byte_rate", "consumer_byte_rate")
 
 
 @quotas.command("list")
@@ -276,9 +280,9 @@ def list_quotas(
     <default> is the quota of principals without a quota of their own.
     """
     listed = request(ctx, server, "GET", QUOTAS)
-    columns = ("principal", "producer_byte_rate", "consumer_byte_rate")
-    rows = [tuple(each[name] or "" for name in columns) for each in listed]
-    show_rows(listed, columns, rows, as_json=as_json)
+    columns = ("principal", *BYTE_RATES)
+    rows = [(*(each[name] or "" for name in columns), _others(each)) for each in listed]
+    show_rows(listed, (*columns, "others"), rows, as_json=as_json)
 
 
 @quotas.command("set")
@@ -287,24 +291,30 @@ def set_quotas(
     principal: PrincipalArgument,
     producer_byte_rate: Annotated[int | None, RateOption] = None,
     consumer_byte_rate: Annotated[int | None, RateOption] = None,
+    quota: Annotated[list[str] | None, QuotaOption] = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set quotas of a principal, or of <default>.
 
-    A rate that is not given stays as it is.
+    A quota that is not given stays as it is.
 
-    Example: tidelog quotas set alice --producer-byte-rate 1000000
+    Example: tidelog quotas set alice --producer-byte-rate 1000000 --quota members=100
     """
-    given = {"producer_byte_rate": producer_byte_rate, "consumer_byte_rate": consumer_byte_rate}
+    given = dict(zip(BYTE_RATES, (producer_byte_rate, consumer_byte_rate), strict=True))
     body = {name: rate for name, rate in given.items() if rate is not None}
+    for each in quota or ():
+        quota_name, _, number = each.partition("=")
+        if not number.isascii() or not number.isdigit():
+            raise BadUsage(f"--quota is NAME=NUMBER, such as members=100, not {each!r}")
+        body[quota_name] = int(number)
     if not body:
-        raise BadUsage("no rate: give --producer-byte-rate, --consumer-byte-rate, or both")
+        raise BadUsage("no quota: give --producer-byte-rate, --consumer-byte-rate or --quota")
     name = principal_of(principal)
 
     held = request(ctx, server, "PUT", f"{QUOTAS}/{quoted(name)}", json=body)
-    rates = (f"{field} {held[field] or 'none'}" for field in given)
-    show(held, f"{name}: {', '.join(rates)}", as_json=as_json)
+    rates = [f"{field} {held[field] or 'none'}" for field in BYTE_RATES]
+    show(held, f"{name}: {', '.join([*rates, *_others(held).split()])}", as_json=as_json)
 
 
 @quotas.command("remove")
@@ -320,6 +330,12 @@ def remove_quotas(
     path = f"{QUOTAS}/{quoted(name)}"
     request(ctx, server, "DELETE", path, missing=f"{name} has no quotas of its own")
     show({"principal": name, "removed": True}, f"removed the quotas of {name}", as_json=as_json)
+
+
+def _others(held: dict[str, Any]) -> str:
+    """Return the quotas that are not rates of bytes, as NAME=NUMBER."""
+    names = [name for name in held if name not in ("principal", *BYTE_RATES)]
+    return " ".join(f"{name}={held[name]}" for name in names if held[name] is not None)
 
 
 def _day(at_ms: int | None) -> str:

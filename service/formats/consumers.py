@@ -21,6 +21,9 @@ CONSUMER_FORMATS = ("binary", "json", "text", *SCHEMA_FORMATS)
 RESETS = {"earliest": "earliest", "latest": "latest", "smallest": "earliest", "largest": "latest"}
 FETCH_MIN_BYTES_MAX = 10_000_000
 TIMEOUT_MS_MAX = 2**31 - 1
+SESSION_TIMEOUT_MS_MAX = 1_800_000
+"""Kafka's `group.max.session.timeout.ms`, unless the broker's own default is higher: a member that
+is gone must not keep its partitions, and its place among the members, for longer."""
 INVALID_CONFIG = 42204
 INVALID_CONSTRAINT = 40001
 STRIMZI = "strimzi"
@@ -161,7 +164,12 @@ def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
         auto_commit=auto_commit is not False,
         fetch_min_bytes=min_bytes,
         request_timeout_ms=_ms("consumer.request.timeout.ms", fields.request_timeout_ms, 1000),
-        session_timeout_ms=_ms("session.timeout.ms", fields.session_timeout_ms, session_timeout_ms),
+        session_timeout_ms=_ms(
+            "session.timeout.ms",
+            fields.session_timeout_ms,
+            session_timeout_ms,
+            max(SESSION_TIMEOUT_MS_MAX, session_timeout_ms),
+        ),
         max_poll_interval_ms=_ms(
             "max.poll.interval.ms", fields.max_poll_interval_ms, max(300_000, session_timeout_ms)
         ),
@@ -180,11 +188,11 @@ def format_of(config: MemberConfig) -> tuple[str, OnError]:
     return chosen, cast("OnError", on_error or "stop")
 
 
-def _ms(name: str, value: int | None, default: int) -> int:
+def _ms(name: str, value: int | None, default: int, most: int = TIMEOUT_MS_MAX) -> int:
     value = default if value is None else value
-    if not 1 <= value <= TIMEOUT_MS_MAX:
+    if not 1 <= value <= most:
         raise InvalidBody(
-            f"Invalid value {value} for configuration {name}: 1 to {TIMEOUT_MS_MAX}", INVALID_CONFIG
+            f"Invalid value {value} for configuration {name}: 1 to {most}", INVALID_CONFIG
         )
     return value
 

@@ -38,7 +38,7 @@ from tidelog.storage.core.acls import (
 )
 from tidelog.storage.core.actions import DeleteKey, SetQuotas
 from tidelog.storage.core.observer import PRINCIPAL
-from tidelog.storage.state.access import QUOTAS, Key
+from tidelog.storage.state.access import Key
 
 WRONG_LOGIN_S = 1.0
 """Time until the answer to a login with an invalid key."""
@@ -193,14 +193,38 @@ Rate = Annotated[
 ]
 
 
+RequestRate = Annotated[
+    WholeNumber | None, Field(default=None, description="requests a second; null: no quota")
+]
+Share = Annotated[
+    WholeNumber | None,
+    Field(default=None, description="the most of the whole cluster; null: a quarter of the bound"),
+]
+
+
 class QuotaRates(StrictModel):
+    """The rates are those of each broker."""
+
     producer_byte_rate: Rate
     consumer_byte_rate: Rate
+    request_rate: RequestRate
+    mutation_rate: RequestRate
+    topics: Share
+    partitions: Share
+    keys: Share
+    offsets: Share
+    offset_metadata_bytes: Share
+    members: Share
+    patterns: Share
+    idempotency_keys: Share
+    producers: Share
+    producer_partitions: Share
 
 
 class QuotaData(QuotaRates):
-    """The quotas of a principal; each broker applies them independently. The quotas of `<default>`
-    apply to principals without quotas of their own."""
+    """The quotas of a principal. Each broker applies the rates independently; the others are shares
+    of the cluster's bounds. The quotas of `<default>` apply to principals without quotas of their
+    own."""
 
     principal: str = Field(examples=["User:alice", DEFAULT])
 
@@ -225,9 +249,10 @@ async def delete_quotas(
     principal: str, broker: FreshLog, _: RequiredSecurity, rights: Rights
 ) -> Response:
     """Remove the quotas of a principal, so that the default quotas apply to it again."""
-    if principal not in broker.state.access.quotas:
+    held = broker.state.access.quotas.get(principal)
+    if held is None:
         raise NoSuchResource(f"Quotas of {principal} cannot be found.")
-    await decided(broker.change_access(SetQuotas(principal, dict.fromkeys(QUOTAS))))
+    await decided(broker.change_access(SetQuotas(principal, dict.fromkeys(held))))
     note("%s removed the quotas of %s", rights.principal, principal)
     return Response(status_code=204)
 

@@ -53,6 +53,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import Acks, AppendedRange
+from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.core.partitioner import NoSuchPartition, RecordPartitions, Sticky, place, tally
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
@@ -255,7 +256,7 @@ class Produce:
     ) -> RecordPartitions:
         """Return the partitions that the first request with this key got. They differ from `places`
         if the topic has got more partitions since then."""
-        known = self._log.state.idempotency_record(key.key)
+        known = self._log.state.idempotency_record(key.key, PRINCIPAL.get())
         if known is None or known.claim.partitions == key.partitions:
             return places
         assert isinstance(known.claim.partitions, int), "one topic has one count"

@@ -48,6 +48,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
@@ -172,8 +173,10 @@ class Transactions:
         """Return the partitions that the first request with this key gave to the records. The
         appended ranges are those of that request; topics may have more partitions since then."""
         placed = [places for _, places in plan.parts]
-        known = None if plan.key is None else self._log.state.idempotency_record(plan.key.key)
-        if plan.key is None or known is None or known.claim.partitions == plan.key.partitions:
+        if plan.key is None:
+            return placed
+        known = self._log.state.idempotency_record(plan.key.key, PRINCIPAL.get())
+        if known is None or known.claim.partitions == plan.key.partitions:
             return placed
         counts = known.claim.partitions
         assert isinstance(counts, list), "another route's fingerprint differs"

@@ -22,7 +22,6 @@ from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.route import Access, Permission, RouteAccess
 from tidelog.service.security import session_cookie
 from tidelog.service.security.caller import (
-    ADMIN,
     BASIC,
     BEARER,
     Forbidden,
@@ -35,12 +34,12 @@ from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import CLUSTER, OPERATIONS_OF
+from tidelog.storage.core.acls import ADMIN, CLUSTER, OPERATIONS_OF
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.observer import PRINCIPAL
+from tidelog.storage.state.access import BYTE_RATES, Key, digest
 from tidelog.storage.state.access import Access as AccessState
-from tidelog.storage.state.access import Key, digest
 
 if TYPE_CHECKING:
     from tidelog.service.security.oidc import Issuer
@@ -162,9 +161,10 @@ class Caller:
         throttle_s = bucket.throttle_s(self._security.clock.boot_s())
         if throttle_s > 0:
             self._security.counters.throttled[quota] += 1
+            unit = "bytes" if quota in BYTE_RATES else "requests"
             raise QuotaExceeded(
                 f"{self.principal} has used up its {quota} on this broker: "
-                f"{bucket.rate} bytes a second",
+                f"{bucket.rate} {unit} a second",
                 retry_after_ms=math.ceil(throttle_s * 1000),
             )
         bucket.charge(size)

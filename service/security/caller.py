@@ -9,12 +9,25 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any, Protocol
 
 from tidelog.service.settings import Settings
-from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, CREATE, DESCRIBE, GROUP, READ, TOPIC
+from tidelog.storage.core.acls import (
+    ADMIN,
+    CLUSTER,
+    CLUSTER_NAME,
+    CREATE,
+    DESCRIBE,
+    GROUP,
+    READ,
+    TOPIC,
+)
 from tidelog.storage.core.errors import LogError, Throttled
-from tidelog.storage.state.access import Access, TopicFilter, all_topics
+from tidelog.storage.state.access import (
+    MUTATION_RATE,
+    REQUEST_RATE,
+    Access,
+    TopicFilter,
+    all_topics,
+)
 
-ADMIN = "User:admin"
-"""The principal of the key in the settings."""
 BASIC = 'Basic realm="tidelog", charset="UTF-8"'
 BEARER = 'Bearer realm="tidelog"'
 
@@ -66,7 +79,7 @@ class CallerRights(Protocol):
         request began, raise Unauthenticated."""
 
     def charge(self, quota: str, size: int = 0) -> None:
-        """Charge bytes to a quota. Raises QuotaExceeded while the principal is throttled."""
+        """Charge bytes or requests. Raises QuotaExceeded while the principal is throttled."""
 
     def record(self, quota: str, size: int) -> None:
         """Charge bytes that were already sent, even if the principal is throttled."""
@@ -147,6 +160,18 @@ def may_describe_group(rights: CallerRights, group: str) -> bool:
     """Whether the caller may describe the group. As in Kafka, the permission to describe the
     cluster covers all groups."""
     return rights.may(DESCRIBE, CLUSTER, CLUSTER_NAME) or rights.may(DESCRIBE, GROUP, group)
+
+
+def charge_request(rights: CallerRights, *, is_mutation: bool) -> LogError | None:
+    """Charge a request to the rates of its principal; return the error if one is used up. A
+    mutation changes topics, groups or access; produced records have quotas of bytes."""
+    try:
+        rights.charge(REQUEST_RATE, 1)
+        if is_mutation:
+            rights.charge(MUTATION_RATE, 1)
+    except QuotaExceeded as error:
+        return error
+    return None
 
 
 async def check_creation(rights: CallerRights, topic: str) -> None:

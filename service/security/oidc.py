@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import httpx
 import jwt
 
-from tidelog.service.security.caller import ADMIN, BEARER, Unauthenticated
+from tidelog.service.security.caller import BEARER, Unauthenticated
 from tidelog.service.settings import Settings
 from tidelog.service.trust_settings import is_protected
-from tidelog.storage.core.acls import EVERYBODY, check_principal
+from tidelog.storage.core.acls import ADMIN, EVERYBODY, check_principal
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.io.clock import Clock
 

@@ -1,6 +1,6 @@
-"""The token bucket of a quota: bytes of one principal in one direction. Pure: time is an argument.
+"""The token bucket of a rate: bytes or requests of one principal. Pure: time is an argument.
 
-As in Kafka, a quota applies to each broker, and bytes are charged after they were transferred. A
+As in Kafka, a rate applies to each broker, and bytes are charged after they were transferred. A
 principal that exceeds its quota receives 429 with Retry-After until its bucket is refilled to zero.
 """
 

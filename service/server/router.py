@@ -44,7 +44,7 @@ from tidelog.service.routes import (
 from tidelog.service.routes.followers import topic as topic_follower
 from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import READING, Security
-from tidelog.service.security.caller import ALL_RIGHTS
+from tidelog.service.security.caller import ALL_RIGHTS, charge_request, rights_of
 from tidelog.service.security.sites import Sites
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -396,7 +396,13 @@ async def _refusal(
         # A public path shows its methods to every client.
         accesses = {each.route.access for each in node.methods.values()}
         access = RouteAccess.PUBLIC if accesses == {RouteAccess.PUBLIC} else access
-    return await security.admit(scope, access, name)
+    refusal = await security.admit(scope, access, name)
+    if refusal is not None:
+        return refusal
+    if "rights" not in scope:
+        return None  # a public route
+    is_reading = scope["method"] in READING or (target is not None and target.route.is_ack)
+    return charge_request(rights_of(scope), is_mutation=not is_reading)
 
 
 def _is_health(target: Target | None) -> bool:

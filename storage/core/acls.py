@@ -47,6 +47,8 @@ PERMISSIONS = (ALLOW, DENY)
 
 WILDCARD = "*"
 EVERYBODY = "User:*"
+ADMIN = "User:admin"
+"""The principal of the key in a broker's settings: a super user of every cluster."""
 DEFAULT = "<default>"
 """A name in place of a principal. If a principal lacks a quota, that quota of DEFAULT applies."""
 CLUSTER_NAME = "kafka-cluster"

@@ -11,7 +11,7 @@ from tidelog.storage.core.errors import Corrupt, NewerLevel
 
 FIRST = 1
 """The level of tidelog 0.1."""
-NEWEST = 2
+NEWEST = 3
 """The newest level that this version reads and writes; new clusters begin at it."""
 
 _FIXARRAY, _FIXARRAY_MASK, _FIXINT_MAX = 0x90, 0xF0, 0x7F

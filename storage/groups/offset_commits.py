@@ -11,7 +11,7 @@ commit is sent again alone: a member's mistake does not stop the others.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import NamedTuple
 
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
@@ -59,19 +59,23 @@ class OffsetCommits:
         self._window_ends_s = 0.0
         self._sent_s = 0.0
 
-    def commit(self, session: MemberSession, offsets: list[GroupOffset]) -> "asyncio.Future[None]":
-        """Commit offsets of the member. The future is done when the log has them, or refused them;
-        cancelling it does not stop the commit."""
+    def commit(
+        self, session: MemberSession, offsets: list[GroupOffset], principal: str | None = None
+    ) -> "asyncio.Future[None]":
+        """Commit offsets of the member, in the name of `principal`; None: of the request's client.
+        The future is done when the log has them, or refused them; cancelling it does not stop the
+        commit."""
         group, member, instance, _ = session
         generation = group.generation if member.is_subscribed else NO_GENERATION
         action = CommitOffsets(group.group_id, generation, offsets, member.member_id)
+        principal = PRINCIPAL.get() if principal is None else principal
         before = instance.positions.commit(
             [TopicIdPartition(each.topic_id, each.partition) for each in offsets]
         )
         if self._log.state.committed_offsets.check(action) is None:
-            done = self._add(action)
+            done = self._add(action, principal)
         else:  # the log would refuse it: sent alone, it does not delay other members
-            done = asyncio.ensure_future(self._log.submit(action))
+            done = asyncio.create_task(self._log.submit(action), context=_context(principal))
 
         def look(done: "asyncio.Future[None]") -> None:
             if done.cancelled() or done.exception() is not None:
@@ -89,8 +93,9 @@ class OffsetCommits:
     async def commit_delivered(
         self, groups: Sequence[tuple[ConsumerGroup, CoordinatedGroup]], most: int | None = None
     ) -> None:
-        """Auto-commit delivered offsets of members of these groups. At most `most` members commit;
-        the next call begins with the member after them."""
+        """Auto-commit delivered offsets of members of these groups, each in the name of the client
+        that created the member: the offsets count for its share. At most `most` members commit; the
+        next call begins with the member after them."""
         due = [
             MemberSession(group, member, instance, led.term)
             for group, led in groups
@@ -109,15 +114,16 @@ class OffsetCommits:
                 await asyncio.sleep(0)
             offsets = session.instance.positions.due()  # current values
             if offsets:
-                commits.append(self.commit(session, _rows(offsets)))
+                principal = session.member.config.principal
+                commits.append(self.commit(session, _rows(offsets), principal))
         await all_of(commits)
 
-    def _add(self, action: CommitOffsets) -> "asyncio.Future[None]":
+    def _add(self, action: CommitOffsets, principal: str) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         if not self._open:
             self._plan(loop)
-        self._open.append(_WaitingCommit(action, PRINCIPAL.get(), done))
+        self._open.append(_WaitingCommit(action, principal, done))
         self._members.add((action.group_id, action.member_id))
         return done
 
@@ -137,8 +143,7 @@ class OffsetCommits:
         waiting, self._open = self._open, []
         self._sent_s = asyncio.get_running_loop().time()
         for together in _portions(waiting):
-            context = copy_context()
-            context.run(PRINCIPAL.set, together[0].principal)
+            context = _context(together[0].principal)
             task = asyncio.create_task(self._commit(together), context=context)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -163,6 +168,13 @@ class OffsetCommits:
             for waiting in together:
                 if not waiting.done.done():
                     waiting.done.set_result(None)
+
+
+def _context(principal: str) -> Context:
+    """Return a context in which `principal` is the client."""
+    context = copy_context()
+    context.run(PRINCIPAL.set, principal)
+    return context
 
 
 def _rows(offsets: Mapping[TopicIdPartition, int]) -> list[GroupOffset]:

@@ -2,7 +2,8 @@
 every broker (I4).
 
     cluster_state      the state, `apply`, checkpoints
-    topic_checks       the rule for topic names; refusals of actions on a topic
+    shares             the use of each bound by each principal, and its limit
+    topic_checks       topics: the rule for names, refusals of actions, their owners
     cluster_bounds     bounds in effect, and bounds that come into effect later
     elapsed            the elapsed time of the cluster: a lower bound of the time that has passed
     partition          one partition: its offsets, and the index of its tail
@@ -14,6 +15,6 @@ every broker (I4).
     committed_offsets  committed offsets of consumer groups
     access             API keys, ACLs, quotas
     holds              records that stop collection while a backup runs
-    outcome            the outcome of a commit or of its retry
+    outcome            the result of an entry; the outcome of a commit or of its retry
     forwarded_drafts   numbers of applied drafts, so that a draft is applied once
 """

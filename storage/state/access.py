@@ -6,15 +6,17 @@ has 32 random bytes, too many to guess. If a change would exceed a bound (I10), 
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from tidelog.storage.core import acls
+from tidelog.storage.core import acls, levels
 from tidelog.storage.core.acls import DEFAULT, Acl, Acls
 from tidelog.storage.core.actions import (
     AccessAction,
+    AnyAction,
+    Chunk,
     CreateAcls,
     CreateKey,
     DeleteAcls,
@@ -22,6 +24,8 @@ from tidelog.storage.core.actions import (
     SetQuotas,
 )
 from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.state import shares as rules
+from tidelog.storage.state.shares import Need, Shares
 
 KEYS_MAX = 10_000
 ACLS_MAX = 20_000
@@ -32,8 +36,12 @@ ACLS_AT_ONCE_MAX = 5_000
 DIGEST_BYTES = 32
 
 PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE = "producer_byte_rate", "consumer_byte_rate"
-QUOTAS = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+MUTATION_RATE, REQUEST_RATE = "mutation_rate", "request_rate"
+BYTE_RATES = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 """Kafka's names; values are bytes per second on each broker."""
+QUOTAS = (*BYTE_RATES, MUTATION_RATE, REQUEST_RATE, *rules.NAMES)
+"""All quotas. The two other rates are requests per second on each broker. Those of the names of
+bounds are shares of the whole cluster. Below level 3 only BYTE_RATES exist."""
 RATE_MAX = 2**53
 """Every JSON parser reads integers up to this value exactly."""
 
@@ -51,7 +59,7 @@ class Key(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown
 
 
 Quotas: TypeAlias = dict[str, dict[str, int]]
-"""By principal (or DEFAULT): the rates by quota name."""
+"""By principal (or DEFAULT): the values by quota name."""
 
 
 class AccessCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -70,13 +78,14 @@ def digest(secret: bytes) -> bytes:
 class Access:
     """Keys, ACLs and quotas. Owned by the cluster state; read-only for other modules."""
 
-    def __init__(self, kept: AccessCheckpoint | None = None) -> None:
+    def __init__(self, kept: AccessCheckpoint | None = None, shares: Shares | None = None) -> None:
         self.version = 0
         """Increases with every change, so that caches of derived data can detect it."""
         self.keys: dict[str, Key] = {}
         self.acls = Acls()
         self.quotas: Quotas = {}
         self._by_digest: dict[bytes, Key] = {}
+        self._shares = shares or Shares()
         if kept is not None:
             for key in kept.keys:
                 self._keep(key)
@@ -92,7 +101,13 @@ class Access:
         own = self.quotas.get(principal, {}).get(name)
         return self.quotas.get(DEFAULT, {}).get(name) if own is None else own
 
-    def check(self, action: AccessAction) -> InvalidRequest | None:
+    def needs(self, action: AnyAction, _: str, __: Sequence[Chunk]) -> list[Need]:
+        """Return what the action adds to the share of the principal of a key."""
+        if not isinstance(action, CreateKey):
+            return []
+        return [Need(rules.KEYS, action.principal, 1, KEYS_MAX)]
+
+    def check(self, action: AccessAction, level: int = levels.NEWEST) -> InvalidRequest | None:
         """Return the reason to refuse the action, or None."""
         match action:
             case CreateKey():
@@ -105,7 +120,7 @@ class Access:
                     return InvalidRequest(f"there are {len(self.acls)} ACLs: {ACLS_MAX} at most")
                 return next((why for acl in wanted if (why := acls.check(acl))), None)
             case SetQuotas(principal, rates):
-                return self._check_quotas(principal, rates)
+                return self._check_quotas(principal, rates, level)
             case DeleteKey() | DeleteAcls():
                 return None
 
@@ -118,7 +133,8 @@ class Access:
             case DeleteKey(key_id):
                 gone = self.keys.pop(key_id, None)
                 if gone is not None:
-                    del self._by_digest[gone.digest]
+                    self._by_digest.pop(gone.digest, None)
+                    self._shares.add(rules.KEYS, gone.principal, -1)
             case CreateAcls(wanted):
                 for acl in wanted:
                     self.acls.add(acl)
@@ -136,8 +152,13 @@ class Access:
         return AccessCheckpoint(list(self.keys.values()), list(self.acls), self.quotas)
 
     def _keep(self, key: Key) -> None:
+        before = self.keys.get(key.key_id)
+        if before is not None:  # an earlier action of the same commit created it
+            self._by_digest.pop(before.digest, None)
+            self._shares.add(rules.KEYS, before.principal, -1)
         self.keys[key.key_id] = key
         self._by_digest[key.digest] = key
+        self._shares.add(rules.KEYS, key.principal, 1)
 
     def _set(self, principal: str, rates: dict[str, int]) -> None:
         if rates:
@@ -162,12 +183,17 @@ class Access:
             return InvalidRequest("User:* stands for all principals: a key needs one principal")
         return acls.check_principal(action.principal)
 
-    def _check_quotas(self, principal: str, rates: dict[str, int | None]) -> InvalidRequest | None:
+    def _check_quotas(
+        self, principal: str, rates: dict[str, int | None], level: int
+    ) -> InvalidRequest | None:
+        known = QUOTAS if level >= rules.LEVEL else BYTE_RATES
         for name, rate in rates.items():
-            if name not in QUOTAS:
-                return InvalidRequest(f"quota {name[:99]!r} is none of {', '.join(QUOTAS)}")
+            if name not in known:
+                more = "" if name not in QUOTAS else f": it needs level {rules.LEVEL} of the format"
+                return InvalidRequest(f"quota {name[:99]!r} is none of {', '.join(known)}{more}")
             if rate is not None and not 1 <= rate <= RATE_MAX:
-                return InvalidRequest(f"{name} is 1 to {RATE_MAX} bytes per second, not {rate}")
+                unit = " bytes per second" if name in BYTE_RATES else ""
+                return InvalidRequest(f"{name} is 1 to {RATE_MAX}{unit}, not {rate}")
         if principal not in self.quotas and len(self.quotas) >= QUOTAS_MAX:
             return InvalidRequest(f"{len(self.quotas)} principals have quotas: no more are allowed")
         return None if principal == DEFAULT else acls.check_principal(principal)

@@ -11,11 +11,10 @@ The state is mutable and owned by one event loop. Only `apply` changes it.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
-from tidelog.storage.core import levels, object_keys, topic_configs
+from tidelog.storage.core import levels, topic_configs
 from tidelog.storage.core.actions import (
     AccessAction,
     AddPartitions,
@@ -48,7 +47,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.state import topic_checks
+from tidelog.storage.state import shares, topic_checks
 from tidelog.storage.state.access import Access, AccessCheckpoint
 from tidelog.storage.state.cluster_bounds import BoundsCheckpoint, ClusterBounds
 from tidelog.storage.state.committed_offsets import CommittedOffsets, KeptGroups, check_group_id
@@ -57,10 +56,14 @@ from tidelog.storage.state.forwarded_drafts import AppliedDraftMark, AppliedDraf
 from tidelog.storage.state.group_members import GroupMembers
 from tidelog.storage.state.group_types import MembersCheckpoint
 from tidelog.storage.state.holds import Hold, Holds
-from tidelog.storage.state.idempotency import IdempotencyRecord, IdempotencyRecords
-from tidelog.storage.state.outcome import Outcome, recall
+from tidelog.storage.state.idempotency import IdempotencyRecord, IdempotencyRecords, OwnedRecords
+from tidelog.storage.state.outcome import Applied, Outcome, recall
 from tidelog.storage.state.partition import Partition, TailChunk
-from tidelog.storage.state.producers import Producers, ProducersCheckpoint
+from tidelog.storage.state.producers import NOTHING, ProducerOwners, Producers, ProducersCheckpoint
+from tidelog.storage.state.shares import Need, Shares
+from tidelog.storage.state.topic_checks import DeletedTopic, Topic
+
+__all__ = ["Applied", "ClusterState", "DeletedTopic", "Topic"]
 
 ALONE = (CreateTopic, DeleteTopic, InitProducer, SetBounds)
 """A commit with one of these actions must have no other action."""
@@ -69,37 +72,14 @@ ELEMENTS_MIN = 9
 omitted."""
 
 
-class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """One topic. If a topic is created again under the same name, it gets another `topic_id`."""
+class _OwnersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The parts that belong to principals, from level 3 on: topics, groups, idempotency records
+    (those of no principal are in `keys`) and producers."""
 
-    name: str
-    topic_id: str
-    created_ms: int
-    configs: dict[str, str]
-    partitions: list[Partition]
-
-    @property
-    def prefix(self) -> str:
-        return object_keys.topic(self.name, self.topic_id)
-
-
-class DeletedTopic(
-    msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
-):
-    """The record of a deleted topic. It is kept until the topic's prefix has no objects."""
-
-    name: str
-    topic_id: str
-    deleted_ms: int
-
-
-class Applied(NamedTuple):
-    """The result of an entry: one outcome per commit, the deleted topics, and the ids of groups
-    whose members, assignments or positions changed."""
-
-    outcomes: list[Outcome]
-    deleted: list[Topic]
-    groups: set[str]
+    topics: dict[str, topic_checks.PartitionsOf]
+    groups: dict[str, str]
+    keys: OwnedRecords
+    producers: ProducerOwners
 
 
 class _StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -120,6 +100,7 @@ class _StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
     elapsed: ElapsedCheckpoint | None = None
     bounds: BoundsCheckpoint | None = None
     holds: list[Hold] = []
+    owners: _OwnersCheckpoint | None = None
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -142,15 +123,18 @@ class ClusterState:
         self.deleted: list[DeletedTopic] = []
         self.hot_logs: dict[str, int] = {}
         self.origins = AppliedDrafts()
-        self.producers = Producers()
-        self.members = GroupMembers(self.topics)
-        self.committed_offsets = CommittedOffsets(self.members)
-        self.access = Access()
+        self.shares = Shares()
+        self.producers = Producers(self.shares)
+        self.members = GroupMembers(self.topics, self.shares)
+        self.committed_offsets = CommittedOffsets(self.members, shares=self.shares)
+        self.access = Access(shares=self.shares)
         self.elapsed = ElapsedTime()
         self.bounds = ClusterBounds(bounds)
         self.holds = Holds()
-        self._keys = IdempotencyRecords()
+        self._keys = IdempotencyRecords(self.shares)
         self._by_id: dict[str, Topic] = {}
+        self._checks = topic_checks.TopicChecks(self._by_id, self.deleted)
+        self.owners = topic_checks.TopicOwners(self._by_id, self.shares)
         self._deleted_now: list[Topic] = []  # by the entry that is being applied
         self._configs: dict[str, topic_configs.TopicConfig] = {}
 
@@ -178,9 +162,19 @@ class ClusterState:
     def config(self, topic: Topic) -> topic_configs.TopicConfig:
         return self._configs[topic.topic_id]
 
-    def idempotency_record(self, key: str) -> IdempotencyRecord | None:
-        """Return the record of the request with this key, or None after the key's window."""
-        return self._keys.get(key)
+    def idempotency_record(self, key: str, principal: str = "") -> IdempotencyRecord | None:
+        """Return the record of the principal's request with this key, or None after the window."""
+        return self._keys.get(key, self.owner(principal))
+
+    def check_new_key(self, principal: str) -> LogError | None:
+        """Return why `apply` would refuse another idempotency key of the principal now, or None."""
+        if self.level < shares.LEVEL:
+            return None
+        return self.shares.refusal([self._keys.needs(principal)], self.access.quota)
+
+    def owner(self, principal: str) -> str:
+        """Return the principal to which what a commit adds belongs: below level 3 to none."""
+        return principal if self.level >= shares.LEVEL else ""
 
     # -- applying
 
@@ -201,8 +195,9 @@ class ClusterState:
         self._advance(entry)
         now_ms = self.elapsed_ms
         self.bounds.settle(now_ms)
-        self._keys.forget(now_ms)
-        self.producers.forget(now_ms)
+        is_bounded = self.level < shares.LEVEL
+        self._keys.forget(now_ms, is_bounded=is_bounded)
+        self.producers.forget(now_ms, is_bounded=is_bounded)
         self.holds.forget(now_ms)
         self.committed_offsets.forget(before_ms, now_ms)
         repeated = self.origins.see(entry, now_ms)
@@ -239,22 +234,32 @@ class ClusterState:
         if commit.hot is not None:
             # Set even if the commit is refused: a recovery must not commit it again.
             self.hot_logs[commit.hot.log_id] = commit.hot.seq
+        owner = self.owner(commit.principal)
         if commit.key is not None:
-            known = self._keys.get(commit.key.key)
+            known = self._keys.get(commit.key.key, owner)
             if known is not None:
                 return recall(known, commit.key.fingerprint)
+        others = [action for action in commit.actions if type(action) is not Append]
         # Each action is checked against the state before the commit. If one action of a commit
         # removed data that a later action needs, no broker could ever apply this entry.
-        if len(commit.actions) > 1 and any(isinstance(each, ALONE) for each in commit.actions):
+        if len(commit.actions) > 1 and any(isinstance(each, ALONE) for each in others):
             kinds = ", ".join(str(kind.__struct_config__.tag) for kind in ALONE)
             return Outcome([], InvalidRequest(f"a commit with one of {kinds} has no other action"))
         for action in commit.actions:
             refusal = self._check(action, entry.chunks)
             if refusal is not None:
                 return Outcome([], refusal)
-        batches = self.producers.recognise(commit.actions, entry.chunks, self.elapsed_ms)
+        batches = (
+            self.producers.recognise(commit.actions, entry.chunks, self.elapsed_ms)
+            if others
+            else NOTHING
+        )
         if isinstance(batches, LogError):
             return Outcome([], batches)
+        if (others or commit.key is not None) and not batches.is_retry:
+            refusal = self._check_shares(commit, others, entry.chunks)
+            if refusal is not None:
+                return Outcome([], refusal)
         placements: list[AppendedRange] = []
         producer = None
         for action in commit.actions:
@@ -262,26 +267,42 @@ class ClusterState:
                 chunk = entry.chunks[action.chunk]
                 base_offset = batches.first_offsets.get(len(placements))
                 if base_offset is None:
-                    base_offset = self._append(action, chunk, object_key, body_start)
+                    base_offset = self._append(action, chunk, object_key, body_start, owner)
                 topic = self._by_id[chunk.topic_id]
                 placements.append(
                     AppendedRange(topic.name, chunk.partition, base_offset, action.count)
                 )
             elif isinstance(action, InitProducer):
-                producer = self.producers.init(action, self.elapsed_ms)
+                producer = self.producers.init(action, self.elapsed_ms, owner)
             elif not batches.is_retry:
-                self._do(action)
+                self._do(action, owner)
         if commit.key is not None and not batches.is_retry:
-            self._keys.remember(IdempotencyRecord(commit.key, self.elapsed_ms, placements))
+            self._keys.remember(IdempotencyRecord(commit.key, self.elapsed_ms, placements), owner)
         return Outcome(placements, None, batches.is_retry, batches.repeated, producer)
+
+    def _check_shares(
+        self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]
+    ) -> LogError | None:
+        """Return the bound or the share that the commit would exceed, or None. The client of a hot
+        log's commit has its answer already: a refusal would lose acknowledged records."""
+        if self.level < shares.LEVEL or commit.hot is not None:
+            return None
+        parts = (self.owners, self.producers, self.committed_offsets, self.members, self.access)
+        needs: list[Need] = []
+        for action in others:
+            for part in parts:
+                needs += part.needs(action, commit.principal, chunks)
+        if commit.key is not None:
+            needs.append(self._keys.needs(commit.principal))
+        return self.shares.refusal(needs, self.access.quota)
 
     def _check(self, action: AnyAction, chunks: Sequence[Chunk]) -> LogError | None:
         match action:
             case Append():
-                return self._check_append(action, chunks)
+                return self._checks.check_append(action, chunks)
             case CommitOffsets(offsets=offsets):
                 for each in offsets:
-                    refusal = self._check_partition(each.topic_id, each.partition)
+                    refusal = self._checks.check_partition(each.topic_id, each.partition)
                     if refusal is not None:
                         return refusal
                 return self.committed_offsets.check(action)
@@ -290,23 +311,23 @@ class ClusterState:
                 | MoveLogStart(topic_id, partition, offset)
                 | LoseRecords(topic_id, partition, _, offset)
             ):
-                return self._check_offset(topic_id, partition, offset)
+                return self._checks.check_offset(topic_id, partition, offset)
             case CreateTopic(name, topic_id):
                 if name in self.topics or topic_id in self._by_id:
                     return TopicExists(f"topic {name!r} already exists")
                 return topic_checks.check_create(action, self.level)
             case AlterTopic(topic_id, changes):
                 if topic_id not in self._by_id:
-                    return self._unknown(topic_id)
+                    return self._checks.unknown(topic_id)
                 given = {name: value for name, value in changes.items() if value is not None}
                 return topic_configs.check_all(given, self.level)
             case AddPartitions(topic_id):
                 topic = self._by_id.get(topic_id)
                 if topic is None:
-                    return self._unknown(topic_id)
+                    return self._checks.unknown(topic_id)
                 return topic_checks.check_growth(action, topic.name, len(topic.partitions))
             case DeleteTopic(topic_id):
-                return None if topic_id in self._by_id else self._unknown(topic_id)
+                return None if topic_id in self._by_id else self._checks.unknown(topic_id)
             case InitProducer():
                 return self.producers.check_init(action)
             case RetireHotLog() | ForgetTopic():
@@ -314,65 +335,31 @@ class ClusterState:
             case SetBounds():
                 return self.bounds.check(action)
             case _ if isinstance(action, AccessAction):
-                return self.access.check(action)
+                return self.access.check(action, self.level)
             case _ if isinstance(action, HoldAction):
                 return self.holds.check(action)
             case _:
                 return check_group_id(action.group_id) or self.members.check(action)
 
-    def _check_append(self, action: Append, chunks: Sequence[Chunk]) -> LogError | None:
-        if not 0 <= action.chunk < len(chunks):
-            return InvalidRequest(f"no chunk {action.chunk} to append: the entry has {len(chunks)}")
-        chunk, first_row, count = chunks[action.chunk], action.first_row, action.count
-        if first_row < 0 or count < 1 or first_row + count > chunk.rows:
-            return InvalidRequest("an action appends rows that the chunk does not have")
-        return self._check_partition(chunk.topic_id, chunk.partition)
-
-    def _check_offset(self, topic_id: str, partition: int, offset: int) -> LogError | None:
-        refusal = self._check_partition(topic_id, partition)
-        if refusal is not None:
-            return refusal
-        if offset > self._by_id[topic_id].partitions[partition].high_watermark:
-            return InvalidRequest(f"offset {offset} is beyond the high watermark")
-        return None
-
-    def _check_partition(self, topic_id: str, partition: int) -> LogError | None:
-        topic = self._by_id.get(topic_id)
-        if topic is None:
-            return self._unknown(topic_id)
-        if not 0 <= partition < len(topic.partitions):
-            return UnknownPartition(topic.name, partition, len(topic.partitions))
-        return None
-
-    def _unknown(self, topic_id: str) -> UnknownTopic:
-        """Return an error with the topic's name, not its id: clients do not see topic ids."""
-        names = (gone.name for gone in self.deleted if gone.topic_id == topic_id)
-        return UnknownTopic(next(names, topic_id))
-
-    def _do(self, action: AnyAction) -> None:
+    def _do(self, action: AnyAction, owner: str) -> None:
         match action:
             case CommitOffsets():
-                self.committed_offsets.commit(action, self.elapsed_ms)
+                self.committed_offsets.commit(action, self.elapsed_ms, owner)
             case Sealed(topic_id, partition, end_offset):
                 self._by_id[topic_id].partitions[partition].trim(end_offset)
             case CreateTopic(name, topic_id, count, configs):
                 partitions = [Partition() for _ in range(count)]
                 self._index(Topic(name, topic_id, self.time_ms, dict(configs), partitions))
+                self.owners.created(topic_id, owner)
                 self.members.topic_changed(name, topic_id)
             case AlterTopic(topic_id, changes):
-                topic = self._by_id[topic_id]
-                topic.configs = {
-                    name: text
-                    for name, text in (topic.configs | changes).items()
-                    if text is not None
-                }
-                self._index(topic)
+                self._by_id[topic_id].alter(changes)
+                self._index(self._by_id[topic_id])
             case AddPartitions(topic_id, count):
-                topic = self._by_id[topic_id]
-                topic.partitions += [Partition() for _ in range(len(topic.partitions), count)]
-                self.members.topic_changed(topic.name, topic_id)
+                self.owners.grown(topic_id, self._by_id[topic_id].grow(count), owner)
+                self.members.topic_changed(self._by_id[topic_id].name, topic_id)
             case DeleteTopic(topic_id):
-                self._delete(self._by_id.pop(topic_id))
+                self._delete(self._by_id[topic_id])
             case RetireHotLog(log_id):
                 self.hot_logs.pop(log_id, None)
             case MoveLogStart(topic_id, partition, offset):
@@ -382,7 +369,7 @@ class ClusterState:
             case SetBounds():
                 self.bounds.set(action, self.elapsed_ms)
             case ForgetTopic(topic_id):
-                self.deleted = [gone for gone in self.deleted if gone.topic_id != topic_id]
+                self.deleted[:] = [gone for gone in self.deleted if gone.topic_id != topic_id]
             case DeleteGroup(group_id):
                 self.committed_offsets.delete(group_id)
                 self.members.do(action, self.elapsed_ms)
@@ -398,30 +385,32 @@ class ClusterState:
     def _delete(self, topic: Topic) -> None:
         del self.topics[topic.name]
         del self._configs[topic.topic_id]
+        self.owners.removed(topic.topic_id)
+        del self._by_id[topic.topic_id]
         self._deleted_now.append(topic)
         self.deleted.append(DeletedTopic(topic.name, topic.topic_id, self.time_ms))
         self.producers.forget_topic(topic.topic_id)
         self.committed_offsets.forget_topic(topic.topic_id)
         self.members.topic_changed(topic.name, topic.topic_id)
 
-    def _append(self, action: Append, chunk: Chunk, object_key: str, body_start: int) -> int:
+    def _append(
+        self, action: Append, chunk: Chunk, object_key: str, body_start: int, owner: str
+    ) -> int:
         topic = self._by_id[chunk.topic_id]
         partition = topic.partitions[chunk.partition]
         base_offset = partition.high_watermark
-        is_inside = not chunk.data
         tail_chunk = TailChunk.of_chunk(
             chunk,
+            action,
             base_offset=base_offset,
-            count=action.count,
-            first_row=action.first_row,
-            object_key=object_key if is_inside else chunk.data,
-            position=chunk.position + body_start if is_inside else chunk.position,
+            entry_key=object_key,
+            body_start=body_start,
             committed_ms=self.time_ms,
             append_ms=self.time_ms if self._configs[topic.topic_id].is_log_append_time else -1,
         )
         partition.append(tail_chunk)
         if isinstance(action, ProducerAppend):
-            self.producers.appended(action, chunk, base_offset, self.elapsed_ms)
+            self.producers.appended(action, chunk, base_offset, self.elapsed_ms, owner)
         return base_offset
 
     def _index(self, topic: Topic) -> None:
@@ -433,6 +422,7 @@ class ClusterState:
 
     def encode(self) -> bytes:
         """Return the state as a checkpoint's body. Equal states give equal bytes."""
+        records = self._keys.kept()
         snapshot = _StateCheckpoint(
             self.level,
             self.cluster_id,
@@ -441,7 +431,7 @@ class ClusterState:
             self.time_ms,
             list(self.topics.values()),
             self.deleted,
-            list(self._keys),
+            records.pop("", []),
             self.hot_logs,
             self.producers.kept(),
             self.committed_offsets.kept(),
@@ -451,8 +441,13 @@ class ClusterState:
             self.elapsed.kept() if self.level > levels.FIRST else None,
             self.bounds.kept() if self.level > levels.FIRST else None,
             list(self.holds),
+            _OwnersCheckpoint(
+                self.owners.by_id, self.committed_offsets.owners, records, self.producers.owners()
+            ),
         )
         elements = list(msgspec.structs.astuple(snapshot))
+        if self.level < shares.LEVEL:
+            elements.pop()
         while self.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
             elements.pop()
         return _encoder.encode(elements)
@@ -471,23 +466,30 @@ class ClusterState:
             raise Corrupt(key, "elapsed time and bounds are of each checkpoint from level 2 on")
         if is_first and snapshot.holds:
             raise Corrupt(key, "a checkpoint has holds only from level 2 on")
+        owners = snapshot.owners
+        if (owners is None) != (snapshot.level < shares.LEVEL):
+            raise Corrupt(key, "owners are of each checkpoint from level 3 on, and of no other")
+        if owners is None:
+            owners = _OwnersCheckpoint({}, {}, {}, ProducerOwners())
         state = cls(snapshot.cluster_id, snapshot.level, bounds)
         state.seq = snapshot.seq
         state.hash = snapshot.hash
         state.time_ms = snapshot.time_ms
-        state.deleted = snapshot.deleted
+        state.deleted += snapshot.deleted
         state.hot_logs = snapshot.hot_logs
-        state.producers = Producers.restored(snapshot.producers)
-        state.committed_offsets = CommittedOffsets(state.members, snapshot.committed_offsets)
-        state.access = Access(snapshot.access)
+        state.producers = Producers.restored(snapshot.producers, state.shares, owners.producers)
+        state.committed_offsets = CommittedOffsets(
+            state.members, snapshot.committed_offsets, state.shares, owners.groups
+        )
+        state.access = Access(snapshot.access, state.shares)
         state.elapsed.load(snapshot.elapsed)
         state.bounds.load(snapshot.bounds)
         state.holds = Holds(snapshot.holds)
         for topic in snapshot.topics:
             state._index(topic)
+        state.owners.load(owners.topics)
         state.members.load(snapshot.members)
-        for remembered in snapshot.keys:
-            state._keys.remember(remembered)
+        state._keys.load({"": snapshot.keys, **owners.keys})
         state.origins.load(snapshot.origins)
         return state
 

@@ -9,17 +9,23 @@ members (`offsets.retention.minutes`). `apply` checks this every ten minutes of 
 (`offsets.retention.check.interval.ms`). It also drops the offsets of deleted topics and deleted
 groups. If a commit would exceed a bound (I10), `apply` refuses the commit and drops no old offset,
 because a dropped offset would reset its consumer.
+
+From level 3 on a group belongs to the principal that commits the first of its offsets, and all its
+offsets count for that principal's share (state.shares). One owner for each group, not for each
+offset: who may commit to a group may also delete its offsets, and a checkpoint stays small.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from tidelog.storage.core.actions import CommitOffsets, GroupOffset
+from tidelog.storage.core.actions import AnyAction, Chunk, CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetMetadataTooLarge, Throttled
 from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.state import shares as rules
 from tidelog.storage.state.group_members import GroupMembers
+from tidelog.storage.state.shares import Need, Shares
 
 GROUP_ID_BYTES_MAX = 255
 METADATA_BYTES_MAX = 4096
@@ -52,14 +58,30 @@ KeptGroups: TypeAlias = dict[str, dict[str, list[CommittedOffset]]]
 class CommittedOffsets:
     """Offsets by group, topic id and partition. Owned by the cluster state."""
 
-    def __init__(self, members: GroupMembers, kept: KeptGroups | None = None) -> None:
+    def __init__(
+        self,
+        members: GroupMembers,
+        kept: KeptGroups | None = None,
+        shares: Shares | None = None,
+        owners: Mapping[str, str] | None = None,
+    ) -> None:
         self._members = members
+        self._shares = shares or Shares()
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
-        self.count = self._metadata_bytes = 0
+        self.owners: dict[str, str] = dict(owners or {})
+        """The principal of each group that has one: its offsets count for that principal."""
         for group_id, topics in (kept or {}).items():
             for topic_id, partitions in topics.items():
                 for committed in partitions:
                     self._keep(group_id, topic_id, committed)
+
+    @property
+    def count(self) -> int:
+        return self._shares.total(rules.OFFSETS)
+
+    @property
+    def _metadata_bytes(self) -> int:
+        return self._shares.total(rules.OFFSET_METADATA_BYTES)
 
     def of_group(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
         """Return a group's offsets by topic id and partition."""
@@ -96,8 +118,31 @@ class CommittedOffsets:
             retry_after_ms=CHECK_INTERVAL_MS,
         )
 
-    def commit(self, commit: CommitOffsets, now_ms: int) -> None:
-        """Store the offsets, after `check`. If a partition occurs more than once, keep the last."""
+    def needs(self, commit: AnyAction, principal: str, _: Sequence[Chunk]) -> list[Need]:
+        """Return what the commit adds to the shares of the group's owner. Offsets that it replaces
+        add nothing."""
+        if not isinstance(commit, CommitOffsets):
+            return []
+        owner = self.owners.get(commit.group_id, principal)
+        topics = self._groups.get(commit.group_id, {})
+        count = size = 0
+        for each in commit.offsets:
+            before = topics.get(each.topic_id, {}).get(each.partition)
+            size += len(each.metadata.encode())
+            if before is None:
+                count += 1
+            else:
+                size -= len(before.metadata.encode())
+        return [
+            Need(rules.OFFSETS, owner, count, OFFSETS_MAX),
+            Need(rules.OFFSET_METADATA_BYTES, owner, size, ALL_METADATA_BYTES_MAX),
+        ]
+
+    def commit(self, commit: CommitOffsets, now_ms: int, principal: str = "") -> None:
+        """Store the offsets, after `check`. If a partition occurs more than once, keep the last.
+        A group without owner gets `principal`, unless that is empty."""
+        if principal and commit.offsets and commit.group_id not in self.owners:
+            self._own(commit.group_id, principal)
         for each in commit.offsets:
             self._keep(
                 commit.group_id,
@@ -111,7 +156,7 @@ class CommittedOffsets:
     def delete(self, group_id: str) -> None:
         for partitions in self._groups.get(group_id, {}).values():
             for number in list(partitions):
-                self._drop(partitions, number)
+                self._drop(group_id, partitions, number)
         self._sweep()
 
     def forget(self, before_ms: int, now_ms: int) -> None:
@@ -127,17 +172,17 @@ class CommittedOffsets:
             for partitions in topics.values():
                 for number, committed in list(partitions.items()):
                     if committed.at_ms < horizon:
-                        self._drop(partitions, number)
+                        self._drop(group_id, partitions, number)
         self._sweep()
         for group in list(self._members):
             if group.group_id not in self._groups:
                 self._members.forget(group.group_id)
 
     def forget_topic(self, topic_id: str) -> None:
-        for topics in self._groups.values():
+        for group_id, topics in self._groups.items():
             partitions = topics.get(topic_id, {})
             for number in list(partitions):
-                self._drop(partitions, number)
+                self._drop(group_id, partitions, number)
         self._sweep()
 
     def kept(self) -> KeptGroups | None:
@@ -149,16 +194,28 @@ class CommittedOffsets:
 
     def _keep(self, group_id: str, topic_id: str, committed: CommittedOffset) -> None:
         partitions = self._groups.setdefault(group_id, {}).setdefault(topic_id, {})
-        self._drop(partitions, committed.partition)
+        self._drop(group_id, partitions, committed.partition)
         partitions[committed.partition] = committed
-        self.count += 1
-        self._metadata_bytes += len(committed.metadata.encode())
+        self._count(self.owners.get(group_id, ""), 1, committed)
 
-    def _drop(self, partitions: dict[int, CommittedOffset], number: int) -> None:
+    def _drop(self, group_id: str, partitions: dict[int, CommittedOffset], number: int) -> None:
         gone = partitions.pop(number, None)
         if gone is not None:
-            self.count -= 1
-            self._metadata_bytes -= len(gone.metadata.encode())
+            self._count(self.owners.get(group_id, ""), -1, gone)
+
+    def _count(self, owner: str, count: int, committed: CommittedOffset) -> None:
+        self._shares.add(rules.OFFSETS, owner, count)
+        if committed.metadata:
+            size = len(committed.metadata.encode())
+            self._shares.add(rules.OFFSET_METADATA_BYTES, owner, count * size)
+
+    def _own(self, group_id: str, principal: str) -> None:
+        """Give the group and the offsets that it has to the principal."""
+        self.owners[group_id] = principal
+        for partitions in self._groups.get(group_id, {}).values():
+            for committed in partitions.values():
+                self._count("", -1, committed)
+                self._count(principal, 1, committed)
 
     def _sweep(self) -> None:
         """Drop groups and topics without offsets."""
@@ -167,6 +224,7 @@ class CommittedOffsets:
                 del topics[topic_id]
             if not topics:
                 del self._groups[group_id]
+                self.owners.pop(group_id, None)
 
 
 def check_group_id(group_id: str) -> InvalidRequest | None:

@@ -17,12 +17,14 @@ generation of a group id never decreases, because a new group begins at the high
 all dropped groups.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from tidelog.storage.core.actions import (
+    AnyAction,
     AssignByHand,
+    Chunk,
     CommitOffsets,
     DeleteGroup,
     ExpireMember,
@@ -48,6 +50,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import TopicIdPartition
+from tidelog.storage.state import shares as rules
 from tidelog.storage.state.assignors import ASSIGNORS
 from tidelog.storage.state.group_types import (
     Catalog,
@@ -57,6 +60,7 @@ from tidelog.storage.state.group_types import (
     Inputs,
     MembersCheckpoint,
 )
+from tidelog.storage.state.shares import Need, Shares
 
 NO_GENERATION = -1
 NAME_BYTES_MAX = 255
@@ -77,12 +81,12 @@ class GroupMembers:
     """The groups that have or had members. Owned by the cluster state. `catalog` has its topics by
     name."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, shares: Shares | None = None) -> None:
+        self._shares = shares or Shares()
         self._changed: set[str] = set()  # since the last `settle`
         self._catalog = catalog
         self._groups: dict[str, ConsumerGroup] = {}
         self._generation_floor = 0
-        self.count = 0  # members of all groups
         self._unsettled: set[str] = set()
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
@@ -94,6 +98,11 @@ class GroupMembers:
     def member(self, group_id: str, member_id: str) -> GroupMember | None:
         group = self._groups.get(group_id)
         return None if group is None else group.members.get(member_id)
+
+    @property
+    def count(self) -> int:
+        """Return the number of members of all groups."""
+        return self._shares.total(rules.MEMBERS)
 
     def has_members(self, group_id: str) -> bool:
         group = self._groups.get(group_id)
@@ -129,6 +138,29 @@ class GroupMembers:
                 )
             case _:
                 return None
+
+    def needs(self, action: AnyAction, _: str, __: Sequence[Chunk]) -> list[Need]:
+        """Return what the action adds to the shares of a member's principal, which is in its
+        config: a broker subscribes by itself too. The action must be checked."""
+        if not isinstance(action, JoinGroup | Subscribe):
+            return []
+        group = self._groups.get(action.group_id)
+        if isinstance(action, JoinGroup):
+            principal = action.config.principal
+            if group is not None and action.instance_id:
+                replaced = group.member_of_instance(action.instance_id)
+                if replaced is not None and replaced.config.principal == principal:
+                    return []
+            return [Need(rules.MEMBERS, principal, 1, MEMBERS_MAX)]
+        member = None if group is None else group.members.get(action.member_id)
+        if not action.pattern or member is None or member.pattern:
+            return []
+        return [Need(rules.PATTERNS, member.config.principal, 1, rules.PATTERNS_MAX)]
+
+    def _count(self, member: GroupMember, count: int) -> None:
+        self._shares.add(rules.MEMBERS, member.config.principal, count)
+        if member.pattern:
+            self._shares.add(rules.PATTERNS, member.config.principal, count)
 
     def _check_join(self, action: JoinGroup) -> LogError | None:
         for what, name in (("member id", action.member_id), ("instance id", action.instance_id)):
@@ -277,6 +309,9 @@ class GroupMembers:
             return
         match action:
             case Subscribe(topics=topics, pattern=pattern):
+                more = bool(pattern) - bool(member.pattern)
+                if more:
+                    self._shares.add(rules.PATTERNS, member.config.principal, more)
                 member.topics, member.pattern = sorted(set(topics)), pattern
                 if member.is_by_hand:
                     member.is_by_hand, member.owned, member.sought = False, [], []
@@ -344,11 +379,11 @@ class GroupMembers:
         if replaced is not None:
             # The new id takes the assignment. The generation stays, and the old id is invalid.
             del group.members[replaced.member_id]
+            self._count(replaced, -1)
             member = msgspec.structs.replace(
                 replaced, member_id=action.member_id, joined_ms=now_ms, config=action.config
             )
-        else:
-            self.count += 1
+        self._count(member, 1)
         group.members[action.member_id] = member
         self._changed.add(action.group_id)
         self._unsettled.add(action.group_id)
@@ -359,7 +394,7 @@ class GroupMembers:
 
     def _remove(self, group: ConsumerGroup, member: GroupMember, now_ms: int) -> None:
         del group.members[member.member_id]
-        self.count -= 1
+        self._count(member, -1)
         if not group.members:
             group.emptied_ms = now_ms
 
@@ -396,6 +431,8 @@ class GroupMembers:
     def _drop(self, group_id: str) -> None:
         group = self._groups.pop(group_id, None)
         if group is not None:
+            for member in group.members.values():  # joined in the commit that deletes the group
+                self._count(member, -1)
             self._generation_floor = max(self._generation_floor, group.generation)
             self._changed.add(group_id)
 
@@ -438,7 +475,8 @@ class GroupMembers:
             )
             group.inputs = self._inputs_of(group)
             self._groups[each.group_id] = group
-            self.count += len(group.members)
+            for member in each.members:
+                self._count(member, 1)
 
 
 def _is_name(name: str) -> bool:

@@ -1,20 +1,24 @@
 """Idempotency keys of past requests and their results: a part of the cluster state.
 
 Pure, changed by `apply` (I4). A commit and its key are in the same entry, so the log has both or
-neither.
+neither. From level 3 on a key belongs to the principal of its request: two principals may use the
+same key, and no key ends before its window is over, because a commit above a share or above the
+bound is refused (state.shares). Below it all keys belong to no principal, and the oldest is dropped
+at the bound.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from typing import TypeAlias
 
 import msgspec
 
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import IdempotencyMismatch
 from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.state.shares import IDEMPOTENCY_KEYS, Need, Shares
 
 KEYS_MAX = 250_000
-"""Bound of the kept keys (I10); ~100 bytes each. The oldest key is dropped first."""
+"""Bound of the kept keys (I10); ~500 bytes each."""
 KEY_WINDOW_MS = 3_600_000
 """How long a key is kept, in elapsed time."""
 
@@ -29,29 +33,67 @@ class IdempotencyRecord(
     placements: list[AppendedRange]
 
 
+OwnedRecords: TypeAlias = dict[str, list[IdempotencyRecord]]
+"""Records in a checkpoint by principal, the oldest first."""
+
+
 class IdempotencyRecords:
-    """The idempotency records. Owned by the cluster state. Iteration starts with the oldest."""
+    """The idempotency records. Owned by the cluster state. A principal is empty for records of
+    clients without authentication, and of commits below level 3."""
 
-    def __init__(self) -> None:
-        self._keys: dict[str, IdempotencyRecord] = {}
+    def __init__(self, shares: Shares | None = None) -> None:
+        self._shares = shares or Shares()
+        self._records: dict[str, dict[str, IdempotencyRecord]] = {}
+        # The oldest first. Two queues, because a queue of pairs takes 56 bytes more for each key.
         self._order: deque[str] = deque()
+        self._principals: deque[str] = deque()
 
-    def __iter__(self) -> Iterator[IdempotencyRecord]:
-        return (self._keys[key] for key in self._order)
+    def get(self, key: str, principal: str = "") -> IdempotencyRecord | None:
+        """Return the principal's record of the key, else that of no principal: retries of a request
+        from before level 3, or before authentication was on, get the first answer."""
+        own = self._records.get(principal)
+        known = None if own is None else own.get(key)
+        if known is None and principal and "" in self._records:
+            known = self._records[""].get(key)
+        return known
 
-    def get(self, key: str) -> IdempotencyRecord | None:
-        return self._keys.get(key)
+    def needs(self, principal: str) -> Need:
+        return Need(IDEMPOTENCY_KEYS, principal, 1, KEYS_MAX)
 
-    def remember(self, key: IdempotencyRecord) -> None:
-        self._keys[key.claim.key] = key
-        self._order.append(key.claim.key)
+    def remember(self, record: IdempotencyRecord, principal: str = "") -> None:
+        self._records.setdefault(principal, {})[record.claim.key] = record
+        self._order.append(record.claim.key)
+        self._principals.append(principal)
+        self._shares.add(IDEMPOTENCY_KEYS, principal, 1)
 
-    def forget(self, now_ms: int) -> None:
-        """Drop records past their window or over the bound. Cheap if there are none to drop."""
+    def forget(self, now_ms: int, *, is_bounded: bool = True) -> None:
+        """Drop records past their window; if `is_bounded`, also those over the bound. Cheap if
+        there are none to drop."""
         horizon = now_ms - KEY_WINDOW_MS
         order = self._order
-        while order and (self._keys[order[0]].at_ms < horizon or len(order) > KEYS_MAX):
-            del self._keys[order.popleft()]
+        while order:
+            key, principal = order[0], self._principals[0]
+            own = self._records[principal]
+            is_over = is_bounded and len(order) > KEYS_MAX
+            if own[key].at_ms >= horizon and not is_over:
+                break
+            del own[key]
+            if not own:
+                del self._records[principal]
+            order.popleft()
+            self._principals.popleft()
+            self._shares.add(IDEMPOTENCY_KEYS, principal, -1)
+
+    def kept(self) -> OwnedRecords:
+        """Return the records as part of a checkpoint."""
+        return {principal: list(own.values()) for principal, own in self._records.items()}
+
+    def load(self, kept: OwnedRecords) -> None:
+        """Restore from a checkpoint. The order of records of one time has no effect: they are
+        dropped together."""
+        pairs = [(record, principal) for principal, own in kept.items() for record in own]
+        for record, principal in sorted(pairs, key=lambda pair: pair[0].at_ms):
+            self.remember(record, principal)
 
 
 def another_request(key: str) -> IdempotencyMismatch:

@@ -1,4 +1,4 @@
-"""The outcome of a commit, and the outcome of its retry. Pure."""
+"""The result of an entry, the outcome of a commit, and the outcome of its retry. Pure."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,7 @@ from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.state import idempotency
 from tidelog.storage.state.idempotency import IdempotencyRecord
 from tidelog.storage.state.producers import ProducerEpoch
+from tidelog.storage.state.topic_checks import Topic
 
 
 class Outcome(NamedTuple):
@@ -23,6 +24,15 @@ class Outcome(NamedTuple):
     is_duplicate: bool = False
     repeated: frozenset[int] = frozenset()
     producer: ProducerEpoch | None = None
+
+
+class Applied(NamedTuple):
+    """The result of an entry: one outcome per commit, the deleted topics, and the ids of groups
+    whose members, assignments or positions changed."""
+
+    outcomes: list[Outcome]
+    deleted: list[Topic]
+    groups: set[str]
 
 
 def recall(known: IdempotencyRecord, fingerprint: bytes) -> Outcome:

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core.actions import Chunk
+from tidelog.storage.core.actions import Append, Chunk
 from tidelog.storage.core.model import Part
 
 LOST = "lost"
@@ -43,22 +43,23 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
     def of_chunk(
         cls,
         chunk: Chunk,
+        action: Append,
         *,
         base_offset: int,
-        count: int,
-        first_row: int,
-        object_key: str,
-        position: int,
+        entry_key: str,
+        body_start: int,
         committed_ms: int,
         append_ms: int,
     ) -> "TailChunk":
-        """Return the tail chunk of `count` rows of `chunk`, whose bytes begin at `position`."""
+        """Return the tail chunk of the action's rows of `chunk`. A chunk without an object of its
+        own is in the entry, whose chunks begin at `body_start`."""
+        is_inside = not chunk.data
         return cls(
             base_offset=base_offset,
-            count=count,
-            first_row=first_row,
-            object_key=object_key,
-            position=position,
+            count=action.count,
+            first_row=action.first_row,
+            object_key=entry_key if is_inside else chunk.data,
+            position=chunk.position + body_start if is_inside else chunk.position,
             size=chunk.size,
             crc32c=chunk.crc32c,
             rows=chunk.rows,

@@ -20,7 +20,8 @@ batches, prepareIncrementProducerEpoch for epochs):
   coordinator.
 
 A producer is dropped after a day of elapsed time without a batch (Kafka's
-`producer.id.expiration.ms`). At the bounds (I10) the longest unused producer is dropped first.
+`producer.id.expiration.ms`). At the bounds (I10) the longest unused producer is dropped first. From
+level 3 on none is dropped before its day is over: a commit above a bound or a share is refused.
 Kafka's protocol needs `append-of-producer` and `init-producer`; no HTTP route uses them yet.
 """
 
@@ -32,6 +33,8 @@ import msgspec
 
 from tidelog.storage.core.actions import AnyAction, Append, Chunk, InitProducer, ProducerAppend
 from tidelog.storage.core.errors import InvalidRequest, LogError, OutOfOrderSequence, ProducerFenced
+from tidelog.storage.state import shares as rules
+from tidelog.storage.state.shares import Need, Shares
 
 BATCHES_KEPT = 5
 """Batches kept per producer and partition. A Kafka client has at most five in flight."""
@@ -111,10 +114,21 @@ class ProducersCheckpoint(msgspec.Struct, array_like=True, frozen=True, forbid_u
     sequences: list[_Sequence]
 
 
+class ProducerOwners(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The principals of ids from `init`, and of pairs of producer and partition. Those of no
+    principal are not in it."""
+
+    identities: dict[str, list[int]] = {}
+    sequences: dict[str, list[Where]] = {}
+
+
 class Producers:
     """The known producers. Owned by the cluster state. Both maps are in the order of last use."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Shares | None = None) -> None:
+        self._shares = shares or Shares()
+        self._identity_owners: dict[int, str] = {}
+        self._sequence_owners: dict[Where, str] = {}
         self._next_id = 0
         self._identities: OrderedDict[int, _Identity] = OrderedDict()
         self._sequences: OrderedDict[Where, _Sequence] = OrderedDict()
@@ -194,9 +208,20 @@ class Producers:
             )
         return None
 
-    def appended(self, batch: ProducerAppend, chunk: Chunk, base_offset: int, now_ms: int) -> None:
+    def appended(
+        self,
+        batch: ProducerAppend,
+        chunk: Chunk,
+        base_offset: int,
+        now_ms: int,
+        principal: str = "",
+    ) -> None:
         where = _where(batch, chunk)
         held = self._sequences.get(where)
+        if held is None:
+            self._shares.add(rules.PRODUCER_PARTITIONS, principal, 1)
+            if principal:
+                self._sequence_owners[where] = principal
         if held is None or held.epoch != batch.epoch:
             held = _Sequence(*where, batch.epoch, [])
         held.batches.append(
@@ -220,7 +245,20 @@ class Producers:
             return _fenced(action.producer_id, action.epoch, known.epoch)
         return None
 
-    def init(self, action: InitProducer, now_ms: int) -> ProducerEpoch:
+    def needs(self, action: AnyAction, principal: str, chunks: Sequence[Chunk]) -> list[Need]:
+        """Return what the action adds to the principal's shares."""
+        if isinstance(action, InitProducer):
+            known = self._identities.get(action.producer_id)
+            if known is not None and known.epoch < EPOCH_MAX - 1:
+                return []
+            return [Need(rules.PRODUCERS, principal, 1, PRODUCERS_MAX)]
+        if not isinstance(action, ProducerAppend):
+            return []
+        if _where(action, chunks[action.chunk]) in self._sequences:
+            return []
+        return [Need(rules.PRODUCER_PARTITIONS, principal, 1, SEQUENCES_MAX)]
+
+    def init(self, action: InitProducer, now_ms: int, principal: str = "") -> ProducerEpoch:
         """Return the id and epoch of a new producer instance. Call `check_init` before.
 
         A request that names `previous_epoch` is a retry and gets the newest epoch again. It cannot
@@ -229,18 +267,21 @@ class Producers:
         """
         known = self._identities.get(action.producer_id)
         if known is None:
-            made = self._new(now_ms)
+            made = self._new(now_ms, principal)
         elif action.epoch not in (-1, known.epoch):
             made = msgspec.structs.replace(known, used_ms=now_ms)
         elif known.epoch >= EPOCH_MAX - 1:  # Kafka reserves the last epoch to end transactions
-            made = self._new(now_ms)
+            made = self._new(now_ms, principal)
         else:
             made = _Identity(action.producer_id, known.epoch + 1, action.epoch, now_ms, now_ms)
         self._use(made)
         return ProducerEpoch(made.producer_id, made.epoch)
 
-    def _new(self, now_ms: int) -> _Identity:
+    def _new(self, now_ms: int, principal: str) -> _Identity:
         self._next_id += 1
+        self._shares.add(rules.PRODUCERS, principal, 1)
+        if principal:
+            self._identity_owners[self._next_id - 1] = principal
         return _Identity(self._next_id - 1, 0, -1, now_ms, now_ms)
 
     def _use(self, identity: _Identity) -> None:
@@ -249,24 +290,32 @@ class Producers:
 
     # -- expiry
 
-    def forget(self, now_ms: int) -> None:
-        """Drop ids and sequences that are unused for the window or over a bound. Cheap if there are
-        none to drop."""
+    def forget(self, now_ms: int, *, is_bounded: bool = True) -> None:
+        """Drop ids and sequences that are unused for the window; if `is_bounded`, also those over a
+        bound. Cheap if there are none to drop."""
         horizon = now_ms - WINDOW_MS
         while self._identities:
             oldest = next(iter(self._identities.values()))
-            if oldest.used_ms >= horizon and len(self._identities) <= PRODUCERS_MAX:
+            is_over = is_bounded and len(self._identities) > PRODUCERS_MAX
+            if oldest.used_ms >= horizon and not is_over:
                 break
-            self._identities.popitem(last=False)
+            gone, _ = self._identities.popitem(last=False)
+            self._shares.add(rules.PRODUCERS, self._identity_owners.pop(gone, ""), -1)
         while self._sequences:
             longest = next(iter(self._sequences.values()))
-            if longest.batches[-1].at_ms >= horizon and len(self._sequences) <= SEQUENCES_MAX:
+            is_over = is_bounded and len(self._sequences) > SEQUENCES_MAX
+            if longest.batches[-1].at_ms >= horizon and not is_over:
                 break
-            self._sequences.popitem(last=False)
+            self._drop(longest.where)
 
     def forget_topic(self, topic_id: str) -> None:
         for where in [where for where in self._sequences if where[1] == topic_id]:
-            del self._sequences[where]
+            self._drop(where)
+
+    def _drop(self, where: Where) -> None:
+        del self._sequences[where]
+        owner = self._sequence_owners.pop(where, "")
+        self._shares.add(rules.PRODUCER_PARTITIONS, owner, -1)
 
     # -- checkpoints
 
@@ -278,13 +327,42 @@ class Producers:
             self._next_id, list(self._identities.values()), list(self._sequences.values())
         )
 
+    def owners(self) -> ProducerOwners:
+        """Return the principals as part of a checkpoint."""
+        owners = ProducerOwners({}, {})
+        for producer_id in self._identities:
+            if (owner := self._identity_owners.get(producer_id)) is not None:
+                owners.identities.setdefault(owner, []).append(producer_id)
+        for where in self._sequences:
+            if (owner := self._sequence_owners.get(where)) is not None:
+                owners.sequences.setdefault(owner, []).append(where)
+        return owners
+
     @classmethod
-    def restored(cls, kept: ProducersCheckpoint | None) -> "Producers":
-        producers = cls()
+    def restored(
+        cls,
+        kept: ProducersCheckpoint | None,
+        shares: Shares | None = None,
+        owners: ProducerOwners | None = None,
+    ) -> "Producers":
+        producers = cls(shares)
+        if owners is not None:
+            producers._identity_owners = {
+                each: owner for owner, ids in owners.identities.items() for each in ids
+            }
+            producers._sequence_owners = {
+                where: owner for owner, found in owners.sequences.items() for where in found
+            }
         if kept is not None:
             producers._next_id = kept.next_id
             producers._identities.update((each.producer_id, each) for each in kept.identities)
             producers._sequences.update((each.where, each) for each in kept.sequences)
+            for each in kept.identities:
+                owner = producers._identity_owners.get(each.producer_id, "")
+                producers._shares.add(rules.PRODUCERS, owner, 1)
+            for where in producers._sequences:
+                owner = producers._sequence_owners.get(where, "")
+                producers._shares.add(rules.PRODUCER_PARTITIONS, owner, 1)
         return producers
 
 

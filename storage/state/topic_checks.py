@@ -1,10 +1,17 @@
-"""Checks of topics: the rule for their names, and why a topic cannot be created or grown. Pure."""
+"""Topics: the rule for their names, refusals of actions on them, and their owners. Pure."""
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
-from tidelog.storage.core import topic_configs
-from tidelog.storage.core.actions import AddPartitions, CreateTopic
-from tidelog.storage.core.errors import InvalidRequest, LogError
+import msgspec
+
+from tidelog.storage.core import object_keys, topic_configs
+from tidelog.storage.core.actions import AddPartitions, AnyAction, Append, Chunk, CreateTopic
+from tidelog.storage.core.errors import InvalidRequest, LogError, UnknownPartition, UnknownTopic
+from tidelog.storage.state import shares as rules
+from tidelog.storage.state.partition import Partition
+from tidelog.storage.state.shares import Need, Shares
 
 PARTITIONS_MAX = 10_000
 """Bound of a topic's partitions (I10); ~200 bytes each, in memory and in each checkpoint."""
@@ -58,3 +65,134 @@ def check_growth(action: AddPartitions, name: str, partitions: int) -> LogError 
             f"{PARTITIONS_MAX}, not {action.partitions}"
         )
     return None
+
+
+class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """One topic. If a topic is created again under the same name, it gets another `topic_id`."""
+
+    name: str
+    topic_id: str
+    created_ms: int
+    configs: dict[str, str]
+    partitions: list[Partition]
+
+    @property
+    def prefix(self) -> str:
+        return object_keys.topic(self.name, self.topic_id)
+
+    def alter(self, changes: Mapping[str, str | None]) -> None:
+        """Set these configs. None resets a config to its default."""
+        after = (self.configs | dict(changes)).items()
+        self.configs = {name: text for name, text in after if text is not None}
+
+    def grow(self, partitions: int) -> int:
+        """Grow to this number of partitions; return how many are new."""
+        more = [Partition() for _ in range(len(self.partitions), partitions)]
+        self.partitions += more
+        return len(more)
+
+
+class DeletedTopic(
+    msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
+):
+    """The record of a deleted topic. It is kept until the topic's prefix has no objects."""
+
+    name: str
+    topic_id: str
+    deleted_ms: int
+
+
+class TopicChecks:
+    """Refusals of actions on partitions. Reads the topics of the cluster state that owns it."""
+
+    def __init__(self, by_id: Mapping[str, Topic], deleted: Sequence[DeletedTopic]) -> None:
+        self._by_id = by_id
+        self._deleted = deleted
+
+    def check_append(self, action: Append, chunks: Sequence[Chunk]) -> LogError | None:
+        if not 0 <= action.chunk < len(chunks):
+            return InvalidRequest(f"no chunk {action.chunk} to append: the entry has {len(chunks)}")
+        chunk, first_row, count = chunks[action.chunk], action.first_row, action.count
+        if first_row < 0 or count < 1 or first_row + count > chunk.rows:
+            return InvalidRequest("an action appends rows that the chunk does not have")
+        return self.check_partition(chunk.topic_id, chunk.partition)
+
+    def check_offset(self, topic_id: str, partition: int, offset: int) -> LogError | None:
+        refusal = self.check_partition(topic_id, partition)
+        if refusal is not None:
+            return refusal
+        if offset > self._by_id[topic_id].partitions[partition].high_watermark:
+            return InvalidRequest(f"offset {offset} is beyond the high watermark")
+        return None
+
+    def check_partition(self, topic_id: str, partition: int) -> LogError | None:
+        topic = self._by_id.get(topic_id)
+        if topic is None:
+            return self.unknown(topic_id)
+        if not 0 <= partition < len(topic.partitions):
+            return UnknownPartition(topic.name, partition, len(topic.partitions))
+        return None
+
+    def unknown(self, topic_id: str) -> UnknownTopic:
+        """Return an error with the topic's name, not its id: clients do not see topic ids."""
+        names = (gone.name for gone in self._deleted if gone.topic_id == topic_id)
+        return UnknownTopic(next(names, topic_id))
+
+
+PartitionsOf: TypeAlias = list[tuple[str, int]]
+"""Principals and the number of partitions that each added. The first created the topic."""
+
+
+class TopicOwners:
+    """The principals that created topics and partitions. Reads the topics of the cluster state that
+    owns it."""
+
+    def __init__(self, topics: Mapping[str, Topic], shares: Shares) -> None:
+        self._topics = topics
+        self._shares = shares
+        self.by_id: dict[str, PartitionsOf] = {}
+        """By topic id. A topic of which no principal created anything is not in it."""
+
+    def needs(self, action: AnyAction, principal: str, _: Sequence[Chunk]) -> list[Need]:
+        """Return what the action adds to the principal's shares."""
+        if isinstance(action, AddPartitions):
+            more = action.partitions - len(self._topics[action.topic_id].partitions)
+            return [Need(rules.PARTITIONS, principal, more, rules.PARTITIONS_MAX)]
+        if isinstance(action, CreateTopic):
+            return [
+                Need(rules.TOPICS, principal, 1, rules.TOPICS_MAX),
+                Need(rules.PARTITIONS, principal, action.partitions, rules.PARTITIONS_MAX),
+            ]
+        return []
+
+    def created(self, topic_id: str, principal: str) -> None:
+        """Count a new topic for the principal."""
+        if principal:
+            self.by_id[topic_id] = [(principal, len(self._topics[topic_id].partitions))]
+        self._count(topic_id, 1)
+
+    def grown(self, topic_id: str, more: int, principal: str) -> None:
+        """Count partitions that the topic has now for the principal."""
+        if principal or topic_id in self.by_id:
+            before = len(self._topics[topic_id].partitions) - more
+            self.by_id[topic_id] = [*self.by_id.get(topic_id, [("", before)]), (principal, more)]
+        self._shares.add(rules.PARTITIONS, principal, more)
+
+    def removed(self, topic_id: str) -> None:
+        """Count a topic no longer. The state still has it."""
+        self._count(topic_id, -1)
+        self.by_id.pop(topic_id, None)
+
+    def load(self, kept: Mapping[str, PartitionsOf]) -> None:
+        """Restore from a checkpoint whose topics are loaded."""
+        self.by_id = {each: owners for each, owners in kept.items() if each in self._topics}
+        for topic_id in self._topics:
+            self._count(topic_id, 1)
+
+    def _count(self, topic_id: str, sign: int) -> None:
+        owners = self.by_id.get(topic_id)
+        if owners is None:
+            owners = [("", len(self._topics[topic_id].partitions))]
+        self._shares.add(rules.TOPICS, owners[0][0], sign)
+        for principal, count in owners:
+            self._shares.add(rules.PARTITIONS, principal, sign * count)

@@ -3,11 +3,13 @@
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from tidelog.storage.core.errors import CommitUnknown, LogError
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.io.tasks import retrieve_exception
+from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.write.requests import AppendRequest
 
 Waiter: TypeAlias = asyncio.Future[list[AppendedRange]]
@@ -24,10 +26,14 @@ class UnderWay(NamedTuple):
 class Waiters:
     """Requests without an answer. Owned by one event loop."""
 
-    def __init__(self, answer_timeout_s: float) -> None:
+    def __init__(self, answer_timeout_s: float, state: Callable[[], ClusterState]) -> None:
+        """`state` returns the cluster state, which knows the principal of an idempotency key."""
         self._answer_timeout_s = answer_timeout_s
+        self._state = state
         self._waiters: dict[AppendRequest, Waiter] = {}
-        self._keyed: dict[str, UnderWay] = {}
+        self._keyed: dict[tuple[str, str], UnderWay] = {}
+        # By request, as it was when the request came: the cluster's level may be raised meanwhile.
+        self._identities: dict[AppendRequest, tuple[str, str]] = {}
         self._deadlines: deque[tuple[float, Waiter]] = deque()
 
     def __len__(self) -> int:
@@ -45,11 +51,14 @@ class Waiters:
         if request.key is not None:
             waiter.add_done_callback(retrieve_exception)  # all its callers may be gone by then
             under_way = UnderWay(request, request.key.fingerprint, waiter)
-            self._keyed.setdefault(request.key.key, under_way)
+            identity = self._state().owner(request.principal), request.key.key
+            if self._keyed.setdefault(identity, under_way) is under_way:
+                self._identities[request] = identity
         return waiter
 
-    def first_with(self, key: str) -> UnderWay | None:
-        return self._keyed.get(key)
+    def first_with(self, key: str, principal: str) -> UnderWay | None:
+        """Return the first request without an answer that has this key of the principal."""
+        return self._keyed.get((self._state().owner(principal), key))
 
     async def outcome_of(self, first: UnderWay) -> list[AppendedRange]:
         """Wait for the first request of a key, for the answer timeout at most. A request in the hot
@@ -92,10 +101,9 @@ class Waiters:
         self, request: AppendRequest, placements: list[AppendedRange], error: LogError | None
     ) -> None:
         waiter = self._waiters.pop(request)
-        if request.key is not None:
-            under_way = self._keyed.get(request.key.key)
-            if under_way is not None and under_way.waiter is waiter:
-                del self._keyed[request.key.key]
+        identity = self._identities.pop(request, None)
+        if identity is not None:
+            del self._keyed[identity]
         if waiter.done():
             return  # its caller has gone away
         if error is None:

@@ -120,7 +120,7 @@ class Writer:
         self._open: list[AppendRequest] = []
         self._open_bytes = 0
         self._opened_s = 0.0
-        self._waiters = Waiters(settings.answer_timeout_s)
+        self._waiters = Waiters(settings.answer_timeout_s, lambda: wal.state)
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self._is_hurried = False
@@ -188,19 +188,23 @@ class Writer:
         caller does not cancel the commit.
         """
         if request.key is not None:
-            known = self.wal.state.idempotency_record(request.key.key)
+            state, principal = self.wal.state, request.principal
+            known = state.idempotency_record(request.key.key, principal)
             if known is not None:
                 outcome = recall(known, request.key.fingerprint)
                 if outcome.refusal is not None:
                     raise outcome.refusal
                 return outcome.placements
-            under_way = self._waiters.first_with(request.key.key)
+            under_way = self._waiters.first_with(request.key.key, principal)
             if under_way is not None:
                 if under_way.fingerprint != request.key.fingerprint:
                     raise another_request(request.key.key)
                 if acks is Acks.LOCAL and under_way.request.hot is not None:
                     return None  # the first request is durable, so this one is too
                 return await self._waiters.outcome_of(under_way)
+            # Here, because `apply` refuses no commit of a hot log: its client has the answer.
+            if (refusal := state.check_new_key(principal)) is not None:
+                raise refusal
         self._check_timestamps(request)  # not for a retry: it gets the first request's answer
         self._admit(request)
         # At the bound of requests set aside (I10), acks=1 waits for the store's answer.

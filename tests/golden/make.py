@@ -2,8 +2,8 @@
 
 For each level of the format, a small cluster that began at it, made with a clock and ids that
 repeat: everything but the table's files comes out the same to the byte, today as then, or the
-format has changed. `raised` is a smaller one that began at level 1 and was raised to 2. Files of
-a released level stay: a new level gets a folder of its own.
+format has changed. `raised` is a smaller one that began at level 1 and was raised to 2 and 3. Files
+of a released level stay: a new level gets a folder of its own.
 """
 
 import asyncio
@@ -24,14 +24,19 @@ from tidelog.storage.core.actions import (
     AlterTopic,
     AnyAction,
     Chunk,
+    CommitOffsets,
     CreateTopic,
     DeleteTopic,
+    GroupOffset,
+    InitProducer,
     LoseRecords,
+    ProducerBatch,
     ReleaseHold,
     RenewHold,
     RetireHotLog,
     Sealed,
     SetBounds,
+    SetQuotas,
     TakeHold,
 )
 from tidelog.storage.core.bounds import Bounds
@@ -63,7 +68,9 @@ START_MS = 1_700_000_000_000
 SEALED_END = 3
 LARGE = 400
 """Rows of a chunk that is worth packing."""
-ALICE = "User:alice"
+ALICE, BOB = "User:alice", "User:bob"
+MINE = "8" * 32
+KEY = IdempotencyKey("order-19", bytes(16), 1)
 
 
 def rows_of_flights() -> Rows:
@@ -142,6 +149,8 @@ class Making:
             ),
             self.request(actions=[DeleteTopic(GONE)]),
         )
+        if self.level > 2:
+            await self.commit_as_principals()
         await self.wal.checkpoint()
         await self.commit(self.request({1: rows_of_json('"after the checkpoint"')}))
         await self.keep_locally()
@@ -150,9 +159,28 @@ class Making:
         await self.wal.close()
         await self.store.close()
 
+    async def commit_as_principals(self) -> None:
+        """The parts that belong to principals from level 3 on: a topic that grows, a group, a key
+        that another principal uses too, a producer, and a quota of a bound."""
+        key = IdempotencyKey("order-20", bytes(16), 3)
+        offset = GroupOffset(FLIGHTS, 1, 2, metadata="m")
+        batch = TopicRecords(FLIGHTS, 1, rows_of_json("4"), ProducerBatch(0, 0, 0))
+        for request, principal in (
+            (self.request(actions=[CreateTopic("mine", MINE, 1, {})]), ALICE),
+            (self.request(actions=[AddPartitions(MINE, 3)]), BOB),
+            (self.request(actions=[AddPartitions(AUDIT, 2)]), BOB),
+            (self.request(actions=[CommitOffsets("group", -1, [offset])]), ALICE),
+            (self.request({1: rows_of_json('"of Alice"')}, key=key), ALICE),
+            (self.request({1: rows_of_json('"of Bob"')}, key=key), BOB),
+            (self.request(actions=[InitProducer()]), ALICE),
+            (AppendRequest([batch], 0, topic_id=FLIGHTS, commit_id=self.clock.new_id()), BOB),
+            (self.request(actions=[SetQuotas(BOB, {"members": 5, "mutation_rate": 7})]), ""),
+        ):
+            await self.commit(request, principal=principal)
+
     async def make_raised(self) -> None:
-        """A commit and a checkpoint at level 1, the entry that raises it, both at level 2, and each
-        action that level 1 does not have."""
+        """A commit and a checkpoint at level 1, the entry that raises it, both at level 2, each
+        action that level 1 does not have, and the same at level 3."""
         await self.open()
         await self.commit(
             self.request(actions=[CreateTopic("flights", FLIGHTS, 1, {})]),
@@ -171,6 +199,9 @@ class Making:
             self.request(actions=[TakeHold("first", 60_000), TakeHold("second", 60_000)]),
             self.request(actions=[RenewHold("first", 90_000), ReleaseHold("second")]),
         )
+        await self.wal.checkpoint()
+        await raise_level(self.wal, 3)
+        await self.commit(self.request({0: rows_of_json("3")}, key=KEY), principal=ALICE)
         await self.wal.checkpoint()
         await self.wal.close()
         await self.store.close()

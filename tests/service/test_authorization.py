@@ -366,8 +366,8 @@ async def test_quotas_over_http(broker: Broker, alice: dict[str, str]) -> None:
     path = "/tidelog/v1/quotas"
     body = {"producer_byte_rate": 1000}
     said = await broker.http.put(f"{path}/User:alice", json=body, headers=ADMIN)
-    expected = {"principal": "User:alice", "producer_byte_rate": 1000, "consumer_byte_rate": None}
-    assert said.json() == expected
+    given = {name: value for name, value in said.json().items() if value is not None}
+    assert given == {"principal": "User:alice", "producer_byte_rate": 1000}
     said = await broker.http.put(
         f"{path}/%3Cdefault%3E", json={"consumer_byte_rate": 7}, headers=ADMIN
     )

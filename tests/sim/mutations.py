@@ -130,7 +130,7 @@ def _timeout_is_a_no() -> list[Patch]:
 
 
 def _no_keys() -> list[Patch]:
-    return [(IdempotencyRecords, "remember", lambda self, key: None)]
+    return [(IdempotencyRecords, "remember", lambda self, *_: None)]
 
 
 def _no_sequences() -> list[Patch]:

@@ -182,7 +182,8 @@ def test_quotas_hold_on_each_broker(pair: Pair) -> None:
     key = key_for(pair, "eve", ("WRITE", "TOPIC", "t"))
     pair.cli("quotas", "set", "eve", "--producer-byte-rate", "10", at=1)
     listed = json_of(pair.cli("quotas", "list", "--json"))
-    assert {"principal": "User:eve", "producer_byte_rate": 10, "consumer_byte_rate": None} in listed
+    given = [{name: each[name] for name in each if each[name] is not None} for each in listed]
+    assert {"principal": "User:eve", "producer_byte_rate": 10} in given
     for broker in pair:
         until(lambda broker=broker: produce(broker, key, "x" * 500).status_code == 429)  # type: ignore[misc]
         answer = produce(broker, key, "x")

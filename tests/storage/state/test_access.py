@@ -50,7 +50,7 @@ def key(name: str = "k1", secret: bytes = b"s", **changed: object) -> CreateKey:
     return CreateKey(name, **(told | changed))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("level", "elements"), [(levels.FIRST, 9), (levels.NEWEST, 17)])
+@pytest.mark.parametrize(("level", "elements"), [(levels.FIRST, 9), (2, 17), (3, 18)])
 def test_a_cluster_without_any_of_it_has_the_bytes_that_its_level_always_had(
     level: int, elements: int
 ) -> None:

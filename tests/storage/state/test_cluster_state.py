@@ -447,9 +447,12 @@ def test_log_append_time_is_the_entrys() -> None:
     assert [run.append_ms for run in state.partition("alpha", 0).tail] == [-1, 60, -1]
 
 
-def test_i10_keys_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_i10_below_level_3_keys_are_forgotten_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(idempotency, "KEYS_MAX", 5)
-    state = with_records()
+    state = ClusterState("c", 2)
+    applied(state, FIRST)
     for i in range(20):
         commit = Commit(b"", [Append(0, 0, 1)], IdempotencyKey(str(i), b"f"))
         applied(state, Spec(i, [chunk(1)], [commit]))

@@ -24,6 +24,7 @@ from tidelog.storage.core.errors import Corrupt, NewerLevel
 from tidelog.storage.state.cluster_state import ClusterState
 
 DEFAULT_MS = [600_000, 3_600_000, 86_400_000]
+NO_OWNERS = [{}, {}, {}, [{}, {}]]
 BOUNDS = [False, DEFAULT_MS, DEFAULT_MS, [0, 0]]
 """Of a checkpoint of level 2, as long as no action has changed them."""
 
@@ -129,13 +130,16 @@ def test_a_jump_of_two_levels_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> Non
 @given(histories, st.integers(0, 30))
 @random_histories
 def test_the_level_changes_nothing_else(history: list[Spec], at: int) -> None:
-    """A cluster that was raised to level 2 has the content of one that began at it."""
+    """A cluster that was raised to level 3 has the content of one that began at it, if no commit
+    names a principal."""
     raised, newest = ClusterState("c", levels.FIRST), ClusterState("c")
     for number, spec in enumerate(history):
         spec = spec._replace(at_ms=number)
         if number == min(at, len(history) - 1):
-            for state in (raised, newest):
-                state.apply(raising(state, 2, at_ms=state.time_ms), object_keys.wal(state.seq + 1))
+            for level in range(2, levels.NEWEST + 1):
+                for state, each in ((raised, level), (newest, levels.NEWEST)):
+                    entry = raising(state, each, at_ms=state.time_ms)
+                    state.apply(entry, object_keys.wal(state.seq + 1))
         outcomes = [  # without the lengths of headers, which are in the positions of chunks
             state.apply(encoded(state, spec)._replace(body_start=0), "wal/x").outcomes
             for state in (raised, newest)

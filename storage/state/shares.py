@@ -1,0 +1,138 @@
+"""Shares: how much of each bound of the cluster state one principal may use.
+
+A bound without shares belongs to the first principal that fills it, and then all others are
+refused. So from LEVEL on, `apply` refuses a commit that would raise a principal above its share
+(I10). It drops nothing for that: a principal above its share keeps all and gets no more.
+
+- The share is the quota with the bound's name, of the principal or of DEFAULT; without a quota, a
+  quarter of the bound. Four principals can fill a bound, and one principal cannot.
+- Clients without authentication and User:admin have the whole bound. The first have no name by
+  which `apply` could tell them apart; the second sets the quotas.
+
+The counts are not in checkpoints. They follow from the owners of topics, groups, keys and the
+other parts, which are. Pure, a part of the cluster state, the same on every broker (I4).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from tidelog.storage.core.acls import ADMIN
+from tidelog.storage.core.errors import Throttled
+
+LEVEL = 3
+"""The level of the format from which `apply` enforces shares."""
+WITHOUT_SHARE = ("", ADMIN)
+"""Principals that may use the whole of each bound."""
+PARTS = 4
+"""A principal without a quota may use one part in PARTS of a bound."""
+TOPICS_MAX = 10_000
+"""Bound of all topics (I10): each has a Delta table, which brokers and maintenance look at."""
+PARTITIONS_MAX = 200_000
+"""Bound of all partitions (I10): 200 bytes each, in memory and in each checkpoint. Kafka's advice
+for a cluster is the same number."""
+PATTERNS_MAX = 4_000
+"""Bound of the members that subscribe by a pattern (I10): the names of new topics are matched
+against each pattern. The share is 1,000, the most members of one group."""
+
+TOPICS, PARTITIONS, KEYS = "topics", "partitions", "keys"
+OFFSETS, OFFSET_METADATA_BYTES = "offsets", "offset_metadata_bytes"
+MEMBERS, PATTERNS = "members", "patterns"
+IDEMPOTENCY_KEYS = "idempotency_keys"
+PRODUCERS, PRODUCER_PARTITIONS = "producers", "producer_partitions"
+
+
+class _Words(NamedTuple):
+    """The words of a refusal: what is counted, how its number falls, and when to retry."""
+
+    counted: str
+    relief: str
+    retry_after_ms: int = 60_000
+
+
+_DELETE_TOPICS = "delete topics"
+_EXPIRE = "they expire a week after the last commit of a group without members: delete groups"
+_LEAVE = "delete consumer instances"
+_WORDS = {
+    TOPICS: _Words("topics", _DELETE_TOPICS),
+    PARTITIONS: _Words("partitions", _DELETE_TOPICS),
+    KEYS: _Words("API keys", "delete keys"),
+    OFFSETS: _Words("committed offsets", _EXPIRE, 600_000),
+    OFFSET_METADATA_BYTES: _Words("bytes of offset metadata", _EXPIRE, 600_000),
+    MEMBERS: _Words("members of groups", _LEAVE),
+    PATTERNS: _Words("members that subscribe by pattern", _LEAVE),
+    IDEMPOTENCY_KEYS: _Words("idempotency keys", "they are forgotten after an hour"),
+    PRODUCERS: _Words("producer ids", "they are forgotten after a day without use"),
+    PRODUCER_PARTITIONS: _Words("partitions of producers", "they are forgotten after a day"),
+}
+NAMES = tuple(_WORDS)
+"""The bounds that have shares; quotas of these names set a principal's share."""
+
+
+class Need(NamedTuple):
+    """The number that an action would add to a principal's use of a bound, whose limit for all
+    principals together is `maximum`."""
+
+    bound: str
+    principal: str
+    more: int
+    maximum: int
+
+
+class Shares:
+    """The use of each bound by each principal. Owned by the cluster state; its parts call `add`."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, dict[str, int]] = {name: {} for name in NAMES}
+        self._totals = dict.fromkeys(NAMES, 0)
+
+    def add(self, bound: str, principal: str, count: int) -> None:
+        """Add to the use of a bound by a principal; a negative number when the use ends."""
+        used = self._used[bound]
+        left = used.get(principal, 0) + count
+        if left:
+            used[principal] = left
+        else:
+            used.pop(principal, None)
+        self._totals[bound] += count
+
+    def used(self, bound: str, principal: str) -> int:
+        return self._used[bound].get(principal, 0)
+
+    def total(self, bound: str) -> int:
+        """Return the use of a bound by all principals together."""
+        return self._totals[bound]
+
+    def refusal(
+        self, needs: Iterable[Need], quota: Callable[[str, str], int | None]
+    ) -> Throttled | None:
+        """Return why a commit that needs all of these is refused, or None. `quota` returns a
+        principal's quota of a name, or None."""
+        gained: dict[str | tuple[str, str], int] = {}
+        for bound, principal, more, maximum in needs:
+            if more <= 0:
+                continue
+            both = bound, principal
+            by_one = gained[both] = gained.get(both, 0) + more
+            by_all = gained[bound] = gained.get(bound, 0) + more
+            if principal not in WITHOUT_SHARE:
+                share = share_of(maximum, quota(bound, principal))
+                used = self._used[bound].get(principal, 0)
+                if used + by_one > share:
+                    return _refused(bound, f"the principal {principal}", used, share)
+            total = self._totals[bound]
+            if total + by_all > maximum:
+                return _refused(bound, "the cluster", total, maximum)
+        return None
+
+
+def share_of(maximum: int, quota: int | None) -> int:
+    """Return the most that a principal may have of a bound."""
+    return max(maximum // PARTS, 1) if quota is None else min(quota, maximum)
+
+
+def _refused(bound: str, whose: str, used: int, most: int) -> Throttled:
+    counted, relief, retry_after_ms = _WORDS[bound]
+    return Throttled(
+        f"{whose} has {used} of its {most} {counted}; {relief} (bound {bound})",
+        retry_after_ms=retry_after_ms,
+    )

@@ -1,0 +1,126 @@
+"""Rates of requests, and answers above a share of the cluster's bounds."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.service.conftest import JSON, V2, Broker, placed
+from tests.service.keyed import RECORDS, allow, key_of, secured
+from tidelog.service.security.token_bucket import Bucket
+from tidelog.storage.core.actions import SetQuotas
+from tidelog.storage.io.memory import MemoryStore
+
+MALLORY = "User:mallory"
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with secured(MemoryStore()) as broker:
+        await broker.log.create_topic("m.t", 1, {})
+        for resource_type in ("TOPIC", "GROUP"):
+            await allow(broker.log, MALLORY, "ALL", resource_type, "m.", "PREFIXED")
+        yield broker
+
+
+@pytest.fixture
+def time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For token buckets: nothing is refilled."""
+    real = Bucket.throttle_s
+    monkeypatch.setattr(Bucket, "throttle_s", lambda bucket, _: real(bucket, 0.0))
+
+
+async def set_quotas(broker: Broker, **quotas: int | None) -> None:
+    await broker.log.change_access(SetQuotas(MALLORY, quotas))
+
+
+@pytest.mark.usefixtures("time_stands_still")
+async def test_mutations_above_the_rate_are_refused_and_produce_is_not(broker: Broker) -> None:
+    mallory = await key_of(broker.log, MALLORY)
+    await set_quotas(broker, mutation_rate=1)
+    headers = mallory | {"content-type": V2}
+    answers = [
+        await broker.http.post("/consumers/m.g", content="{}", headers=headers) for _ in range(4)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    assert answers[-1].json()["message"].startswith("User:mallory has used up its mutation_rate")
+    assert "1 requests a second" in answers[-1].json()["message"]
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    headers = mallory | {"content-type": JSON}
+    produced = await broker.http.post("/topics/m.t", content=RECORDS, headers=headers)
+    assert produced.status_code == 200
+    assert (await broker.http.get("/topics/m.t", headers=mallory)).status_code == 200
+    alice = await key_of(broker.log, "User:alice")
+    await allow(broker.log, "User:alice", "ALL", "GROUP", "a.", "PREFIXED")
+    made = await broker.http.post(
+        "/consumers/a.g", content="{}", headers=alice | {"content-type": V2}
+    )
+    assert made.status_code == 200
+
+
+@pytest.mark.usefixtures("time_stands_still")
+async def test_every_request_counts_for_the_rate_of_requests(broker: Broker) -> None:
+    mallory = await key_of(broker.log, MALLORY)
+    await set_quotas(broker, request_rate=1)
+    found = [(await broker.http.get("/topics/m.t", headers=mallory)).status_code for _ in range(4)]
+    assert found == [200, 200, 429, 429]
+    await set_quotas(broker, request_rate=None)
+    assert (await broker.http.get("/topics/m.t", headers=mallory)).status_code == 200
+
+
+async def test_a_topic_above_the_share_is_429_with_the_bounds_name(broker: Broker) -> None:
+    mallory = await key_of(broker.log, MALLORY)
+    await set_quotas(broker, partitions=3, topics=2)
+    at = "/admin/topics"
+
+    async def create(name: str, partitions: int) -> tuple[int, str]:
+        body = {"topic_name": name, "partitions_count": partitions}
+        answer = await broker.http.post(at, json=body, headers=mallory)
+        return answer.status_code, answer.text
+
+    assert (await create("m.1", 2))[0] == 201
+    status, text = await create("m.2", 2)
+    assert status == 429
+    assert "the principal User:mallory has 2 of its 3 partitions; delete topics" in text
+    assert "(bound partitions)" in text
+    assert (await create("m.3", 1))[0] == 201
+    assert (await create("m.4", 1))[0] == 429
+    await broker.log.delete_topic("m.1")
+    assert (await create("m.4", 1))[0] == 201
+
+
+@pytest.mark.parametrize("acks", ["all", "1"])
+async def test_a_keyed_request_above_the_share_is_refused_before_it_is_acknowledged(
+    broker: Broker, acks: str
+) -> None:
+    mallory = await key_of(broker.log, MALLORY)
+    await set_quotas(broker, idempotency_keys=2)
+
+    async def produce(key: str) -> int:
+        headers = mallory | {"content-type": JSON, "idempotency-key": f'"{key}"'}
+        at = f"/topics/m.t?acks={acks}"
+        return (await broker.http.post(at, content=RECORDS, headers=headers)).status_code
+
+    assert [await produce(key) for key in ("1", "2", "3", "1", "2")] == [200, 200, 429, 200, 200]
+    end = broker.log.state.partition("m.t", 0).high_watermark
+    assert end == 2
+
+
+async def test_automatic_commits_count_for_the_members_principal(broker: Broker) -> None:
+    mallory = await key_of(broker.log, MALLORY)
+    headers = mallory | {"content-type": V2}
+    body = '{"name":"i","format":"json","auto.offset.reset":"earliest"}'
+    made = await broker.http.post("/consumers/m.g", content=body, headers=headers)
+    made.raise_for_status()
+    at = "/consumers/m.g/instances/i"
+    subscribed = await broker.http.post(
+        f"{at}/subscription", content='{"topics":["m.t"]}', headers=headers
+    )
+    subscribed.raise_for_status()
+    sent = mallory | {"content-type": JSON}
+    placed(await broker.http.post("/topics/m.t", content=RECORDS, headers=sent))
+    for _ in range(2):
+        accepted = mallory | {"accept": "application/vnd.kafka.json.v2+json"}
+        read = await broker.http.get(f"{at}/records?timeout=100", headers=accepted)
+        read.raise_for_status()
+    await broker.consumers.commit_delivered()
+    assert broker.log.state.committed_offsets.owners == {"m.g": MALLORY}
