@@ -8,6 +8,7 @@ events        lines and events of followers, beside the records
 pages         pages of an answer; `on_error`: stop, skip or raw for records that do not decode
 json_numbers  numbers that most readers of JSON refuse
 arrow         Arrow streams to columns and back
+schemas       errors of requests that need a schema registry
 v3_records    records of the v3 dialect
 transactions  atomic requests: records for several topics and offsets of groups
 consumers     bodies of consumer instances, in four dialects

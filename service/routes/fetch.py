@@ -8,14 +8,19 @@ lines.
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
-
-import msgspec
+from typing import NamedTuple, cast
 
 from tidelog.service.formats import arrow, events, json_in, json_out
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import ON_ERROR, OnError, Page, encode_page, headers_of
+from tidelog.service.formats.pages import (
+    ON_ERROR,
+    FetchedRecord,
+    OnError,
+    Page,
+    encode_page,
+    headers_of,
+)
 from tidelog.service.http.admission import Budget, Share
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.errors import answered, error_body
@@ -35,8 +40,9 @@ from tidelog.service.security.caller import rights_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.acls import READ, TOPIC
+from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable, UnknownPartition
-from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.core.model import OFFSET_MAX, ReadBounds
 from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
@@ -73,7 +79,7 @@ class FetchParams(NamedTuple):
     partition: int
     format_name: str
     embedded: str
-    bytes_max: int
+    bounds: ReadBounds
     on_error: OnError = "stop"
 
 
@@ -105,17 +111,21 @@ class Fetch:
         query = call.query()
         embedded = _embedded(query, format_name)
         number = await self._partition(topic, partition_text)
-        bytes_max = self._settings.fetch_bytes
+        bytes_max, records_max = self._settings.fetch_bytes, RECORDS_MAX
         if "max_bytes" in query:
             bytes_max = integer("max_bytes", query["max_bytes"], 1, OFFSET_MAX)
             bytes_max = min(bytes_max, self._settings.fetch_bytes_max)
+        if "max_records" in query:
+            records_max = integer("max_records", query["max_records"], 1, OFFSET_MAX)
+            records_max = min(records_max, RECORDS_MAX)
         wait_ms = 0
         if "timeout" in query:
             wait_ms = integer("timeout", query["timeout"], 0, OFFSET_MAX)
             wait_ms = min(wait_ms, self._settings.fetch_wait_ms_max)
         offset = await self._offset(call, topic, number, query)
         on_error = on_error_of(query) or "stop"
-        view = FetchParams(topic, number, format_name, embedded, bytes_max, on_error)
+        bounds = ReadBounds(bytes_max, records_max)
+        view = FetchParams(topic, number, format_name, embedded, bounds, on_error)
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
             await self._follow(call, view, offset, _reset(query))
             return None
@@ -125,7 +135,7 @@ class Fetch:
                 await rights.check(READ, TOPIC, topic)
             if page.stopped is not None and not page.records:
                 raise page.stopped
-            rights.record(CONSUMER_BYTE_RATE, len(page.body))
+            rights.record(CONSUMER_BYTE_RATE, fetched.weight)
             self.count([page], len(page.body), page.topic)
             headers = _positions(fetched)
             if page.wrong:
@@ -153,12 +163,13 @@ class Fetch:
                 call.waited_s = self._log.clock.boot_s() - started_s
             if offset == waited.high_watermark:
                 return encode(view, waited)
-        while not share.set(view.bytes_max):
+        bytes_max, records_max = view.bounds
+        while not share.set(bytes_max):
             if call is not None:
                 raise self._full()
             await asyncio.sleep(ROOM_S)
         fetched = await self._log.fetch(
-            view.topic, view.partition, offset, bytes_max=view.bytes_max
+            view.topic, view.partition, offset, bytes_max=bytes_max, records_max=records_max
         )
         page = encode(view, fetched)
         self.charge(share, len(page.page.body))
@@ -297,7 +308,7 @@ class Fetch:
         """Send one page of a stream, or a sign of life. Raises Undecodable behind its records."""
         if page.body:
             await call.chunk(page.body)
-            rights_of(call.scope).record(CONSUMER_BYTE_RATE, len(page.body))
+            rights_of(call.scope).record(CONSUMER_BYTE_RATE, fetched.weight)
         elif not page.wrong:
             await call.chunk(events.KEEPALIVE[view.format_name])
         self.count([page], len(page.body), page.topic)
@@ -397,29 +408,21 @@ ON_ERROR_PARAMETER = Parameter(
     "of its own)",
     {"type": "string", "enum": list(ON_ERROR), "default": "stop"},
 )
+MAX_BYTES = Parameter(
+    "max_bytes",
+    "of records, each with its headers and 24 bytes; one record at least",
+    {"type": "integer"},
+)
+MAX_RECORDS = Parameter(
+    "max_records",
+    "in the answer",
+    {"type": "integer", "default": RECORDS_MAX, "maximum": RECORDS_MAX},
+)
 ON_ERROR_HEADERS = (
     "If records do not decode: `Tidelog-Skipped` (a count) and `Tidelog-First-Skipped` "
     "(`TOPIC-PARTITION@OFFSET`) with `skip`; with `stop`, `Tidelog-Undecodable` is the record "
     "before which the answer, or a partition, ends."
 )
-
-
-class FetchedRecord(msgspec.Struct):
-    """One record. `key` and `value` are JSON, or strings in base64 or of text.
-
-    `key_format` is `text` for a key that is text and no JSON, in format json. With `on_error=raw` a
-    key or value that does not decode is null, and `key_base64` or `value_base64` has its bytes."""
-
-    topic: str
-    key: Any
-    value: Any
-    partition: int
-    offset: int
-    timestamp: int
-    headers: list[dict[str, str | None]] = []
-    key_format: str | None = None
-    key_base64: str | None = None
-    value_base64: str | None = None
 
 
 def records_answer(description: str) -> Answer:
@@ -462,7 +465,8 @@ _DOC = RouteDoc(
         ),
         Parameter("timestamp", "ms: from the first record at or after", {"type": "integer"}),
         Parameter("timeout", "ms to wait at the end", {"type": "integer", "default": 0}),
-        Parameter("max_bytes", "of keys and values; one record at least", {"type": "integer"}),
+        MAX_BYTES,
+        MAX_RECORDS,
         Parameter("follow", "with NDJSON: do not end", {"type": "boolean", "default": False}),
         Parameter(
             "reset",

@@ -58,3 +58,9 @@ def check_growth(action: AddPartitions, name: str, partitions: int) -> LogError 
             f"{PARTITIONS_MAX}, not {action.partitions}"
         )
     return None
+
+
+def check_partitions(partitions: int) -> None:
+    """Raise InvalidRequest if a topic cannot have so many partitions."""
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")

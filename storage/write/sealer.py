@@ -43,7 +43,7 @@ from tidelog.storage.core.errors import (
     TableInDoubt,
     Unavailable,
 )
-from tidelog.storage.core.model import SKEW_MS_MAX, Acks, SegmentFile
+from tidelog.storage.core.model import SKEW_MS_MAX, Acks, ReadBounds, SegmentFile
 from tidelog.storage.io.object_store import upload
 from tidelog.storage.io.tasks import TASK_ENDS, lower_priority, surviving
 from tidelog.storage.read.reader import Reader
@@ -317,7 +317,7 @@ class Sealer:
         at = base
         while at < end:
             try:
-                taken = await self.reader.read(topic, number, at, config.segment_bytes)
+                taken = await self.reader.read(topic, number, at, ReadBounds(config.segment_bytes))
             except DamagedRecords as damage:
                 beyond = min(damage.end_offset, partition.log_start_offset)
                 if not at < beyond < end:
@@ -410,7 +410,7 @@ class Sealer:
                 first = int(rows.column("offset")[0].as_py())
                 if not partition.is_gone(at, first):
                     return False
-                taken = await self.reader.read(topic, number, first, COMPARED_BYTES)
+                taken = await self.reader.read(topic, number, first, ReadBounds(COMPARED_BYTES))
                 if not taken.pieces:
                     return False
                 for piece in taken.pieces:

@@ -201,7 +201,8 @@ class Writer:
                 if acks is Acks.LOCAL and under_way.request.hot is not None:
                     return None  # the first request is durable, so this one is too
                 return await self._waiters.outcome_of(under_way)
-        self._check_timestamps(request)  # not for a retry: it gets the first request's answer
+        if request.has_timestamps:  # not for a retry: it gets the first request's answer
+            self._check_timestamps(request)
         self._admit(request)
         # At the bound of requests set aside (I10), acks=1 waits for the store's answer.
         if acks is Acks.LOCAL and self.hot_log is not None and len(self.hot_log.kept) < KEPT_MAX:
