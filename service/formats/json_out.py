@@ -261,6 +261,7 @@ def _header_list(batch: pa.RecordBatch) -> list[bytes]:
 
 _REPORT_END = ',"error_code":null,"error":null}'
 _LAST_DIGITS = [b"%03d" % number for number in range(1000)]
+_BELOW_1000 = [b"%d" % number for number in range(1000)]
 
 
 def _run_of_reports(partition: int, base: int | None, count: int) -> tuple[bytes | memoryview, ...]:
@@ -285,11 +286,10 @@ def _decimals(start: int, end: int, between: bytes) -> list[bytes]:
     while start < end:
         thousands, rest = divmod(start, 1000)
         stop = min(rest + end - start, 1000)
+        first, texts = b"", _BELOW_1000
         if thousands:
-            first = b"%d" % thousands
-            pieces += [first, (between + first).join(_LAST_DIGITS[rest:stop]), between]
-        else:
-            pieces += [between.join([b"%d" % number for number in range(rest, stop)]), between]
+            first, texts = b"%d" % thousands, _LAST_DIGITS
+        pieces += [first, (between + first).join(texts[rest:stop]), between]
         start += stop - rest
     return pieces[:-1]
 
