@@ -29,11 +29,10 @@ from tidelog.storage.core.actions import (
     LoseRecords,
     ProducerBatch,
 )
-from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.chunk import RECORDS_MAX, Rows
 from tidelog.storage.core.entry import Entry, IdempotencyKey
 from tidelog.storage.core.errors import (
     CommitUnknown,
-    InvalidRequest,
     OffsetOutOfRange,
     TableInDoubt,
     TopicExists,
@@ -41,20 +40,20 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tidelog.storage.core.model import Acks, AppendedRange, TopicPartition
+from tidelog.storage.core.model import Acks, AppendedRange, ReadBounds, TopicPartition
 from tidelog.storage.core.observer import Observer
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.io.start_retry import START_RETRY_S
 from tidelog.storage.io.tasks import surviving
 from tidelog.storage.read.long_polls import ANY_PARTITION, LongPolls
-from tidelog.storage.read.reader import ReadBatch, Reader, ReaderSettings, retry_after_suspend
+from tidelog.storage.read.reader import FetchResult, Reader, ReaderSettings, retry_after_suspend
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.producers import ProducerEpoch
-from tidelog.storage.state.topic_checks import PARTITIONS_MAX, check_new_name
+from tidelog.storage.state.topic_checks import check_new_name, check_partitions
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committer, WalView
@@ -63,6 +62,8 @@ from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
 from tidelog.storage.write.requests import AppendRequest, part_rows
 from tidelog.storage.write.sealer import Sealer, SealerSettings
 from tidelog.storage.write.writer import Writer, WriterSettings
+
+__all__ = ["FetchResult", "Log", "LogSettings"]
 
 log = logging.getLogger("tidelog.log")
 
@@ -83,15 +84,6 @@ class LogSettings(NamedTuple):
     start_retry_s: float = START_RETRY_S
     is_coordinating: bool = True
     """Whether the broker runs the background work of consumer groups."""
-
-
-class FetchResult(NamedTuple):
-    """The result of a fetch, without pieces at the end. The next one starts at `next_offset`."""
-
-    pieces: list[ReadBatch]
-    next_offset: int
-    log_start_offset: int
-    high_watermark: int
 
 
 class Log:
@@ -170,7 +162,7 @@ class Log:
             for each, value in configs.items()
         }
         check_new_name(name)
-        _check_partitions(partitions)
+        check_partitions(partitions)
         if name in self.state.topics:
             await self.wal.refresh()  # another broker may have just deleted it
         if name in self.state.topics:
@@ -195,7 +187,7 @@ class Log:
 
     async def add_partitions(self, name: str, partitions: int) -> None:
         """Grow the topic to `partitions`. Raises InvalidRequest if it has that many or more."""
-        _check_partitions(partitions)
+        check_partitions(partitions)
         await self.submit(AddPartitions((await self._topic(name)).topic_id, partitions))
 
     async def _topic(self, name: str) -> Topic:
@@ -215,9 +207,11 @@ class Log:
         is_json: bool,
         acks: Acks = Acks.ALL,
         key: IdempotencyKey | None = None,
+        has_timestamps: bool = True,
     ) -> list[AppendedRange] | None:
-        """Append one request's records, all or nothing; `size` is their bytes. Return placements,
-        by part and then by partition. If they are not known yet (acks 0 and 1), return None.
+        """Append one request's records, all or nothing; `size` is their weight or more. Return the
+        ranges by part and partition; None if they are not known yet (acks 0 and 1). Without
+        `has_timestamps`, the broker has set all timestamps.
 
         Raises UnknownPartition, InvalidTimestamp, Throttled, Unavailable, CommitUnknown,
         IdempotencyMismatch.
@@ -228,6 +222,7 @@ class Log:
             is_json=is_json,
             key=key,
             topic_id=topic.topic_id,
+            has_timestamps=has_timestamps,
         )
         return await self.writer.append(request, acks)
 
@@ -242,8 +237,8 @@ class Log:
     ) -> list[AppendedRange]:
         """Append records to several topics and commit offsets of groups, all or nothing (I4).
 
-        Each topic occurs once; `size` is the request's bytes. Returns placements in the order
-        of `parts`, and within a part by partition. Raises as `append`, or IllegalGeneration.
+        Each topic occurs once; `size` is the weight of the records or more. Returns placements in
+        the order of `parts`, then by partition. Raises as `append`, or IllegalGeneration.
         """
         request = AppendRequest(
             [part_rows(topic, places, rows) for topic, places, rows in parts],
@@ -312,18 +307,26 @@ class Log:
         return dict(sorted(found.items()))
 
     async def fetch(
-        self, topic: str, partition: int, offset: int, *, bytes_max: int, wait_s: float = 0.0
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        bytes_max: int,
+        records_max: int = RECORDS_MAX,
+        wait_s: float = 0.0,
     ) -> FetchResult:
         """Return records from `offset` on, of both tiers. At the end, wait up to `wait_s` for more.
         If `bytes_max` is 0, return the offsets of the partition after the wait, but no records.
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
         """
-        read = partial(self._fetch, topic, partition, offset, bytes_max, wait_s)
+        bounds = ReadBounds(bytes_max, records_max)
+        read = partial(self._fetch, topic, partition, offset, bounds, wait_s)
         return await retry_after_suspend(self.clock, self.wal.view_age_max_s, read)
 
     async def _fetch(
-        self, topic: str, partition: int, offset: int, bytes_max: int, wait_s: float
+        self, topic: str, partition: int, offset: int, bounds: ReadBounds, wait_s: float
     ) -> FetchResult:
         await self.wal.ensure_view()
         held = await self._partition(topic, partition)
@@ -335,19 +338,18 @@ class Log:
             await self._wait_for_records(self.state.topic(topic), partition, offset, wait_s)
             held = self.state.partition(topic, partition)
             self._check_range(topic, partition, offset, held)
-        if offset == held.high_watermark or not bytes_max:
+        if offset == held.high_watermark or not bounds.bytes_max:
             return FetchResult([], offset, held.log_start_offset, held.high_watermark)
         try:
-            taken = await self.reader.read(self.state.topic(topic), partition, offset, bytes_max)
+            taken = await self.reader.read(self.state.topic(topic), partition, offset, bounds)
         except TableInDoubt as error:
             await self.wal.refresh()  # records that a newer retention removed are no hole
             held = self.state.partition(topic, partition)
             self._check_range(topic, partition, offset, held)
             self.tables.doubt(self.state.topic(topic), error)
             raise
-        return FetchResult(
-            taken.pieces, taken.next_offset, held.log_start_offset, held.high_watermark
-        )
+        start, end = held.log_start_offset, held.high_watermark
+        return FetchResult(taken.pieces, taken.next_offset, start, end, taken.weight)
 
     async def _partition(self, topic: str, partition: int) -> Partition:
         """Return the partition. If it is unknown, refresh the WAL before raising the error (I3)."""
@@ -493,8 +495,3 @@ class Log:
 
 def _ends(topic: Topic) -> list[int]:
     return [partition.high_watermark for partition in topic.partitions]
-
-
-def _check_partitions(partitions: int) -> None:
-    if not 1 <= partitions <= PARTITIONS_MAX:
-        raise InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")

@@ -9,6 +9,7 @@ pages           pages of an answer; `on_error`: stop, skip or raw for records th
 record_formats  the formats of answers, as requests name them; `reset`; the documented record
 json_numbers    numbers that most readers of JSON refuse
 arrow           Arrow streams to columns and back
+schemas         errors of requests that need a schema registry
 v3_records      records of the v3 dialect
 transactions    atomic requests: records for several topics and offsets of groups
 consumers       bodies of consumer instances, in four dialects

@@ -15,10 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody, Produced, one_line
+from tidelog.service.formats.json_in import (
+    TIMESTAMP_MS_MAX,
+    InvalidBody,
+    Produced,
+    check_count,
+    one_line,
+)
 from tidelog.storage.core.chunk import (
     CHUNK_SCHEMA,
     HEADERS_TYPE,
+    RECORD_BYTES,
     RECORD_SCHEMA,
     TIMESTAMP_TYPE,
     US_PER_MS,
@@ -26,12 +33,10 @@ from tidelog.storage.core.chunk import (
     no_headers,
     same_timestamps,
     timestamps_us,
+    weight,
 )
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 from tidelog.storage.core.partitioner import Column
-
-ROW_BYTES = 24
-"""Bytes that a row without content takes in columns: a timestamp, offsets, validity."""
 
 MERGE_ROWS = 1000
 """Answers merge batches with fewer rows on average, because each batch costs a reader time."""
@@ -53,20 +58,25 @@ _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 _NOT_ARROW = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
 
+class UnpackedTooLarge(RecordTooLarge):
+    """Decoding would need more memory than it may."""
+
+
 def decode_arrow(body: bytes, now_ms: int, *, bytes_max: int) -> Produced:
     """Decode a stream of batches with a column `value` and optional `key`, `timestamp` (any unit,
     or int ms), `headers`, `partition` (int). `offset` is ignored, so that clients can produce the
     records that they fetched. Strings, dictionaries, large and view columns are accepted.
 
-    Missing and null timestamps become `now_ms`. Raises InvalidBody, or RecordTooLarge if decoding
-    would need more than `bytes_max` of memory. The columns of a stream without compression refer to
-    the bytes of the body, so they keep the body in memory.
+    Missing and null timestamps become `now_ms`. Raises InvalidBody, RecordTooLarge for too many
+    records, or UnpackedTooLarge if decoding would need more than `bytes_max` of memory. The columns
+    of a stream without compression refer to the bytes of the body, so they keep it in memory.
     """
     budget = _DecodeBudget(bytes_max)
     try:
         _weigh_messages(body, budget)
         with pa.ipc.open_stream(pa.py_buffer(body), options=_READ_OPTIONS) as reader:
             names = _names(reader.schema)
+            has_timestamps = "timestamp" in names
             is_exact = all(reader.schema.field(name).type == _TYPES[name] for name in names)
             read = [
                 _read(batch.select(names), now_ms, budget, is_exact=is_exact)
@@ -76,7 +86,9 @@ def decode_arrow(body: bytes, now_ms: int, *, bytes_max: int) -> Produced:
         if not read:
             raise InvalidBody("the stream has no records")
         rows = concat([batch for batch, _ in read])
-        return Produced(rows, _partitions(read), False, rows.num_rows)
+        # `nbytes` counts bytes behind nulls, too, which the request keeps in memory.
+        size = max(weight(rows), rows.nbytes)
+        return Produced(rows, _partitions(read), False, rows.num_rows, size, has_timestamps)
     except (InvalidBody, RecordTooLarge):
         raise
     except InvalidRequest as error:
@@ -120,11 +132,17 @@ class _DecodeBudget:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._left = bytes_max
+        self._records = 0
+
+    def take_records(self, count: int) -> None:
+        self._records += count
+        check_count(self._records)
+        self.take(count * RECORD_BYTES)
 
     def take(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
-            raise RecordTooLarge(f"the body decompresses to more than {self._bytes_max} bytes")
+            raise UnpackedTooLarge(f"the body decompresses to more than {self._bytes_max} bytes")
 
 
 # --- batches
@@ -149,7 +167,7 @@ def _read(
 ) -> "tuple[pa.RecordBatch, Column | None]":
     """Return the batch in CHUNK_SCHEMA with all timestamps, and its `partition` column."""
     rows = batch.num_rows
-    budget.take(rows * ROW_BYTES)
+    budget.take_records(rows)
     batch.validate(full=True)  # untrusted bytes
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if not is_exact:

@@ -15,6 +15,7 @@ from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.media_types import SCHEMA_FORMATS
 from tidelog.service.http.parameters import check_printable_field
 from tidelog.storage.core.actions import MemberConfig
+from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 
 CONSUMER_FORMATS = ("binary", "json", "text", *SCHEMA_FORMATS)
@@ -27,9 +28,9 @@ is gone must not keep its partitions, and its place among the members, for longe
 INVALID_CONFIG = 42204
 INVALID_CONSTRAINT = 40001
 STRIMZI = "strimzi"
-_ON_ERROR = ";on_error="
-"""Stands between format and `on.error` in an instance's stored format, because the stored config
-has no field for `on.error`. A broker of an older version takes both for the name of an unknown
+_ON_ERROR, _POLL_RECORDS = ";on_error=", ";max_poll_records="
+"""Stand before `on.error` and `max.poll.records` in an instance's stored format, because the stored
+config has no fields for these. A broker of an older version takes all for the name of an unknown
 format, and refuses the instance's reads."""
 
 
@@ -50,6 +51,7 @@ class _Create(StrictBody, omit_defaults=True):
     client_id: str | None = msgspec.field(name="client.id", default=None)
     assignor: str | None = msgspec.field(name="partition.assignment.strategy", default=None)
     on_error: str | None = msgspec.field(name="on.error", default=None)
+    poll_records: int | None = msgspec.field(name="max.poll.records", default=None)
 
 
 class Creation(NamedTuple):
@@ -158,8 +160,18 @@ def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
             f"fetch.min.bytes must be -1 to {FETCH_MIN_BYTES_MAX}, not {min_bytes}",
             INVALID_CONSTRAINT,
         )
+    poll_records = RECORDS_MAX if fields.poll_records is None else fields.poll_records
+    if poll_records < 1:
+        raise InvalidBody(
+            f"Invalid value {poll_records} for configuration max.poll.records: 1 or more",
+            INVALID_CONFIG,
+        )
+    if on_error != "stop":
+        chosen += _ON_ERROR + on_error
+    if poll_records < RECORDS_MAX:
+        chosen += f"{_POLL_RECORDS}{poll_records}"
     config = MemberConfig(
-        format=chosen if on_error == "stop" else f"{chosen}{_ON_ERROR}{on_error}",
+        format=chosen,
         auto_offset_reset=RESETS[reset],
         auto_commit=auto_commit is not False,
         fetch_min_bytes=min_bytes,
@@ -182,10 +194,12 @@ def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
     return Creation(name, config, fields.instance_id or "", fields.assignor or "")
 
 
-def format_of(config: MemberConfig) -> tuple[str, OnError]:
-    """Return the format of an instance, and its `on.error` for records that do not decode."""
-    chosen, _, on_error = config.format.partition(_ON_ERROR)
-    return chosen, cast("OnError", on_error or "stop")
+def options_of(config: MemberConfig) -> tuple[str, OnError, int]:
+    """Return the format of an instance, its `on.error` for records that do not decode, and its
+    `max.poll.records`."""
+    chosen, _, poll_records = config.format.partition(_POLL_RECORDS)
+    chosen, _, on_error = chosen.partition(_ON_ERROR)
+    return chosen, cast("OnError", on_error or "stop"), int(poll_records or RECORDS_MAX)
 
 
 def _ms(name: str, value: int | None, default: int, most: int = TIMEOUT_MS_MAX) -> int:

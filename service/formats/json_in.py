@@ -32,11 +32,13 @@ from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.storage.core.chunk import (
     CHUNK_SCHEMA,
     HEADERS_TYPE,
+    RECORDS_MAX,
     Headers,
     Rows,
     no_headers,
     same_timestamps,
     timestamps,
+    weight,
 )
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 from tidelog.storage.core.partitioner import Column
@@ -85,13 +87,16 @@ class Produced(NamedTuple):
 
     `partitions` has each record's partition or None, not checked for range. If no record names a
     partition, `partitions` is None. `is_json` means that every key and value is null or JSON text
-    in valid UTF-8.
+    in valid UTF-8. `weight` is that of all records (chunk.weight), or their memory if it is larger.
+    `has_timestamps`: a record may have a timestamp of the client.
     """
 
     rows: Rows | pa.RecordBatch
     partitions: "list[int | None] | Column | None"
     is_json: bool
     count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
+    weight: int
+    has_timestamps: bool
 
 
 class Header(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -159,17 +164,26 @@ def decode_json(body: bytes, fmt: Format, now_ms: int) -> Produced:
         raise BadBody(f"the body is not JSON: {error}") from error
     if not records:
         raise InvalidBody("records is empty")
+    check_count(len(records))
     if fmt == "json":
         try:
             check_numbers(body)
         except NumberTooLarge as error:
             raise InvalidBody(str(error)) from error
-    partitions = None if is_plain else _partitions(records)
-    if len(records) <= ROWS_MAX:
-        rows: Rows | pa.RecordBatch = _rows(records, fmt, now_ms, is_plain)
-    else:
-        rows = _batch(records, fmt, now_ms, is_plain)
-    return Produced(rows, partitions, fmt == "json", len(records))
+    count = len(records)
+    partitions, given = (None, None) if is_plain else (_partitions(records), _given(records))
+    make = _rows if count <= ROWS_MAX else _batch
+    rows = make(records, fmt, now_ms, given, is_plain)
+    return Produced(rows, partitions, fmt == "json", count, weight(rows), given is not None)
+
+
+def check_count(count: int) -> None:
+    """Raise RecordTooLarge for a request with too many records."""
+    if count > RECORDS_MAX:
+        raise RecordTooLarge(
+            f"the request has {count} records, the limit is {RECORDS_MAX}: send it in several "
+            "requests"
+        )
 
 
 def check_objects(body: bytes) -> None:
@@ -207,8 +221,13 @@ def _partitions(records: list[Any]) -> list[int | None] | None:
     return None if partitions.count(None) == len(partitions) else partitions
 
 
-def _timestamps(records: list[Any], now_ms: int) -> list[int]:
+def _given(records: list[Any]) -> list[int | None] | None:
+    """Return the timestamps of the client, None if there is none."""
     given = _integers("timestamp", [record.timestamp for record in records])
+    return None if given.count(None) == len(given) else given
+
+
+def _timestamps(given: list[int | None], now_ms: int) -> list[int]:
     stamps = [now_ms if stamp is None else stamp for stamp in given]
     if min(stamps) < 0 or max(stamps) > TIMESTAMP_MS_MAX:
         wrong = next(stamp for stamp in stamps if not 0 <= stamp <= TIMESTAMP_MS_MAX)
@@ -243,10 +262,12 @@ def one_line(message: str) -> str:
 # --- few records: lists
 
 
-def _rows(records: list[Any], fmt: Format, now_ms: int, is_plain: bool) -> Rows:
+def _rows(
+    records: list[Any], fmt: Format, now_ms: int, given: list[int | None] | None, is_plain: bool
+) -> Rows:
     octets = _OCTETS_BY_FORMAT[fmt]
     headers: list[Headers | None] | None = None
-    stamps = [now_ms] * len(records) if is_plain else _timestamps(records, now_ms)
+    stamps = [now_ms] * len(records) if given is None else _timestamps(given, now_ms)
     if not is_plain and any(record.headers for record in records):
         headers = [_pairs(record.headers) for record in records]
     keys = [octets(record.key) for record in records]
@@ -281,17 +302,19 @@ _OCTETS_BY_FORMAT: dict[Format, Callable[[Any], bytes | None]] = {
 # --- many records: columns
 
 
-def _batch(records: list[Any], fmt: Format, now_ms: int, is_plain: bool) -> pa.RecordBatch:
+def _batch(
+    records: list[Any], fmt: Format, now_ms: int, given: list[int | None] | None, is_plain: bool
+) -> pa.RecordBatch:
     column = _COLUMN_BY_FORMAT[fmt]
     keys = column([record.key for record in records])
     values = column([record.value for record in records])
     headers: Column = no_headers(len(records))
-    if is_plain:
+    if given is None:
         stamps = same_timestamps(now_ms, len(records))
     else:
-        stamps = timestamps(np.array(_timestamps(records, now_ms), dtype=np.int64))
-        if any(record.headers for record in records):
-            headers = _headers_column([record.headers for record in records])
+        stamps = timestamps(np.array(_timestamps(given, now_ms), dtype=np.int64))
+    if not is_plain and any(record.headers for record in records):
+        headers = _headers_column([record.headers for record in records])
     return pa.RecordBatch.from_arrays(
         [stamps, keys, values, headers],
         schema=CHUNK_SCHEMA,
@@ -305,8 +328,10 @@ def _raw_column(raws: Sequence[Raw]) -> Column:
     np.cumsum(lengths, out=offsets[1:])
     data = b"".join(raws)
     column: Column = pa.Array.from_buffers(
-        pa.binary(), rows, [None, *pa.array(offsets).buffers()[1:], pa.py_buffer(data)]
+        pa.binary(), rows, [None, pa.py_buffer(offsets.data), pa.py_buffer(data)]
     )
+    if lengths.min() > len(b"null"):
+        return column
     nulls = _null_texts(data, offsets[:-1], lengths)
     null_count = int(np.count_nonzero(nulls))
     if null_count == rows:

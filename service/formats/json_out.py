@@ -26,8 +26,8 @@ FEW = 12
 
 FEW_REPORTS = 64
 """The same bound for produce reports of several partitions."""
-FEW_OFFSETS = 300
-"""The same bound for produce reports of one partition: consecutive offsets."""
+FEW_OFFSETS = 3000
+"""Up to so many consecutive offsets are joined without Arrow: 9 us instead of 35 us for 1,000."""
 
 
 class _Frame(NamedTuple):
@@ -260,21 +260,38 @@ def _header_list(batch: pa.RecordBatch) -> list[bytes]:
 
 
 _REPORT_END = ',"error_code":null,"error":null}'
+_LAST_DIGITS = [b"%03d" % number for number in range(1000)]
+_BELOW_1000 = [b"%d" % number for number in range(1000)]
 
 
 def _run_of_reports(partition: int, base: int | None, count: int) -> tuple[bytes | memoryview, ...]:
     begin = f'{{"partition":{partition},"offset":'
     if base is None:
         return (",".join([f"{begin}null{_REPORT_END}"] * count).encode(),)
-    between = f"{_REPORT_END},{begin}"
-    offsets: bytes | memoryview
+    if count == 1:
+        return (f"{begin}{base}{_REPORT_END}".encode(),)
+    between = f"{_REPORT_END},{begin}".encode()
     if count <= FEW_OFFSETS:
-        offsets = between.join(map(str, range(base, base + count))).encode()
-    else:
-        texts = pa.array(np.arange(base, base + count)).cast(pa.string())
-        rows: Any = pa.array([0, count], pa.int32())
-        offsets = _content(pc.binary_join(pa.ListArray.from_arrays(rows, texts), between))
+        return (begin.encode(), *_decimals(base, base + count, between), _REPORT_END.encode())
+    texts = pa.array(np.arange(base, base + count)).cast(pa.string())
+    rows: Any = pa.array([0, count], pa.int32())
+    offsets = _content(pc.binary_join(pa.ListArray.from_arrays(rows, texts), between.decode()))
     return begin.encode(), offsets, _REPORT_END.encode()
+
+
+def _decimals(start: int, end: int, between: bytes) -> list[bytes]:
+    """Return pieces of the numbers [start, end) in decimal, with `between` between any two. The
+    thousands of a number are text between the last three digits: ~9 ns a number."""
+    pieces = []
+    while start < end:
+        thousands, rest = divmod(start, 1000)
+        stop = min(rest + end - start, 1000)
+        first, texts = b"", _BELOW_1000
+        if thousands:
+            first, texts = b"%d" % thousands, _LAST_DIGITS
+        pieces += [first, (between + first).join(texts[rest:stop]), between]
+        start += stop - rest
+    return pieces[:-1]
 
 
 def _few_reports(places: Iterable[int], bases: dict[int, int]) -> tuple[bytes]:

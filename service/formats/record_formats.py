@@ -19,6 +19,7 @@ from tidelog.service.http.media_types import (
 )
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 from tidelog.service.http.route import Answer, Content, Parameter
+from tidelog.storage.core.chunk import RECORDS_MAX
 
 RESETS = ("none", "earliest", "latest")
 FETCH_FORMATS: dict[bytes, str] = {
@@ -103,7 +104,14 @@ FORMAT_PARAMETER = Parameter(
     "format", "json, binary or text inside lines", {"type": "string", "default": "json"}
 )
 MAX_BYTES_PARAMETER = Parameter(
-    "max_bytes", "of keys and values; one record at least", {"type": "integer"}
+    "max_bytes",
+    "of records, each with its headers and 24 bytes; one record at least",
+    {"type": "integer"},
+)
+MAX_RECORDS_PARAMETER = Parameter(
+    "max_records",
+    "in the answer",
+    {"type": "integer", "default": RECORDS_MAX, "maximum": RECORDS_MAX},
 )
 ON_ERROR_HEADERS = (
     "If records do not decode: `Tidelog-Skipped` (a count) and `Tidelog-First-Skipped` "

@@ -25,7 +25,7 @@ from tidelog.service.formats.json_in import (
 )
 from tidelog.service.formats.v3_records import EncodedRecord, V3Record, v3_record
 from tidelog.storage.core.actions import GroupOffset
-from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.chunk import Rows, weight
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.state.committed_offsets import check_group_id, check_offset
@@ -84,6 +84,11 @@ class Transaction(NamedTuple):
     @property
     def records(self) -> int:
         return sum(topic.produced.count for topic in self.topics)
+
+    @property
+    def weight(self) -> int:
+        """The weight of all records in bytes (chunk.weight)."""
+        return sum(topic.produced.weight for topic in self.topics)
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -154,6 +159,8 @@ def _produced(topic: str, records: list[EncodedRecord], now_ms: int) -> Produced
         partitions if any(partition is not None for partition in partitions) else None,
         all(record.is_json for record in decoded),
         len(decoded),
+        weight(merged),
+        has_timestamps=True,
     )
 
 

@@ -24,6 +24,7 @@ from tidelog.service.formats.json_in import (
     one_line,
 )
 from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
+from tidelog.service.formats.schemas import NoSchemaRegistry
 from tidelog.storage.core.chunk import Headers, Rows
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
@@ -43,13 +44,6 @@ BATCH_CODE = 42208
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SCHEMA_TYPES = ("AVRO", "JSONSCHEMA", "PROTOBUF")
-
-
-class NoSchemaRegistry(InvalidRequest):
-    """A request needs a schema, and the cluster has no schema registry."""
-
-    status = 408
-    code = 40801
 
 
 class ShownValue(NamedTuple):

@@ -69,7 +69,17 @@ def _whole_exchange(method: object) -> WholeExchange | None:
 class HttpRequest:
     """One request being served."""
 
-    __slots__ = ("bodies", "headers", "receive", "scope", "send", "share", "status", "waited_s")
+    __slots__ = (
+        "bodies",
+        "headers",
+        "receive",
+        "received",
+        "scope",
+        "send",
+        "share",
+        "status",
+        "waited_s",
+    )
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, bodies: Budget | None = None
@@ -82,6 +92,8 @@ class HttpRequest:
         self.send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.status = 0
+        self.received = 0
+        """Bytes of the body that have come, packed if the client has packed it."""
         self.waited_s = 0.0
         """Time in a long poll or a stream. The latency of the response excludes it."""
 
@@ -134,7 +146,7 @@ class HttpRequest:
             return whole
         message = await self._part()
         first: bytes = message.get("body", b"")
-        received = len(first)
+        self.received = received = len(first)
         if received > bytes_max:
             raise BodyTooLarge(received, bytes_max)
         if not message.get("more_body", False):
@@ -145,7 +157,7 @@ class HttpRequest:
                 self._charge(max(size, received))
             message = await self._part()
             parts.append(message.get("body", b""))
-            received += len(parts[-1])
+            self.received = received = received + len(parts[-1])
             if received > bytes_max:
                 raise BodyTooLarge(received, bytes_max)
         return b"".join(parts)

@@ -5,6 +5,8 @@ from typing import Any
 
 from tidelog.service.formats.pages import ON_ERROR
 from tidelog.service.formats.record_formats import (
+    MAX_BYTES_PARAMETER,
+    MAX_RECORDS_PARAMETER,
     ON_ERROR_HEADERS,
     ON_ERROR_PARAMETER,
     records_answer,
@@ -23,6 +25,7 @@ from tidelog.service.http.route import (
 )
 from tidelog.service.routes.consumers import ConsumerHandlers
 from tidelog.storage.core.acls import GROUP, READ
+from tidelog.storage.core.chunk import RECORDS_MAX
 
 _GROUP = "/consumers/{consumer_group_id}"
 _INSTANCE = f"{_GROUP}/instances/{{instance}}"
@@ -78,8 +81,9 @@ ROUTES = (
         },
         summary="Create a consumer instance",
         text="The body may be empty, because every field has a default. Fields that "
-        "Tidelog adds: `session.timeout.ms`, `max.poll.interval.ms`, `group.instance.id` (a static "
-        "member: a new instance with the same id takes its place), "
+        "Tidelog adds: `session.timeout.ms`, `max.poll.interval.ms`, `max.poll.records` (default "
+        f"{RECORDS_MAX}, which is the most), `group.instance.id` (a static member: a new instance "
+        "with the same id takes its place), "
         "`partition.assignment.strategy` (range, roundrobin or sticky; the first member of the "
         "group chooses), `on.error` (stop, skip or raw, for records that do not decode). "
         "`base_uri` has the service's address as the client sees it. It names no broker, because "
@@ -161,7 +165,11 @@ ROUTES = (
         "columns, for an instance of any format.",
         parameters=(
             Parameter("timeout", "ms; default: the instance's timeout", {"type": "integer"}),
-            Parameter("max_bytes", "of keys and values; at least one record", {"type": "integer"}),
+            MAX_BYTES_PARAMETER,
+            MAX_RECORDS_PARAMETER._replace(
+                description="in the answer; default: the instance's `max.poll.records`",
+                schema={"type": "integer"},
+            ),
             ON_ERROR_PARAMETER._replace(
                 description=ON_ERROR_PARAMETER.description + "; default: the instance's `on.error`",
                 schema={"type": "string", "enum": list(ON_ERROR)},

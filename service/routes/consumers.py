@@ -51,9 +51,9 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
+from tidelog.storage.core.model import OFFSET_MAX, ReadBounds, TopicPartition
 from tidelog.storage.groups.instances import Instances, MemberSession
-from tidelog.storage.groups.portions import Portion, PortionCheck, Read, portion_bytes
+from tidelog.storage.groups.portions import Portion, PortionCheck, Read
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.committed_offsets import check_group_id
 
@@ -237,7 +237,7 @@ class ConsumerHandlers:
         rights_of(call.scope).charge(CONSUMER_BYTE_RATE)
         session = await self._consumers.heartbeat(group, name)
         config = session.member.config
-        chosen, on_error = wire_consumers.format_of(config)
+        chosen, on_error, records_max = wire_consumers.options_of(config)
         fmt = _accepted(call, chosen)
         on_error = on_error_of(query) or on_error
         if not session.member.is_subscribed and not session.member.is_by_hand:
@@ -250,10 +250,11 @@ class ConsumerHandlers:
         settings = self._settings
         wait_ms = _bounded(query, "timeout", config.request_timeout_ms, 0)
         bytes_max = _bounded(query, "max_bytes", settings.fetch_bytes, 1)
+        records_max = min(_bounded(query, "max_records", records_max, 1), records_max)
         reading = self._consumers.reading(
             group,
             name,
-            bytes_max=min(bytes_max, settings.fetch_bytes_max),
+            bounds=ReadBounds(min(bytes_max, settings.fetch_bytes_max), records_max),
             wait_s=min(wait_ms, settings.fetch_wait_ms_max) / 1000,
             check=_check_of(fmt, on_error),
         )
@@ -286,8 +287,7 @@ class ConsumerHandlers:
         rights = rights_of(call.scope)
         for portion in read.portions:
             await check_found(rights, portion.topic)
-        size = sum(map(portion_bytes, read.portions))
-        with self._fetch.budget(size):
+        with self._fetch.budget(read.weight):
             headers: tuple[tuple[bytes, bytes], ...] = (
                 (b"tidelog-generation", b"%d" % read.generation),
             )
@@ -302,7 +302,7 @@ class ConsumerHandlers:
                 kind = f"application/vnd.kafka.{fmt}.v2+json".encode()
                 self._fetch.count(pages, len(body))
             await call.answer(HttpResponse(200, body, kind, headers))
-            rights.record(CONSUMER_BYTE_RATE, len(body))
+            rights.record(CONSUMER_BYTE_RATE, read.weight)
         await call.until_delivered()
 
     # -- offsets

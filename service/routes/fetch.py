@@ -18,6 +18,7 @@ from tidelog.service.formats.record_formats import (
     FORMAT_PARAMETER,
     FRAMINGS,
     MAX_BYTES_PARAMETER,
+    MAX_RECORDS_PARAMETER,
     MEDIA_TYPES,
     ON_ERROR_HEADERS,
     ON_ERROR_PARAMETER,
@@ -37,8 +38,9 @@ from tidelog.service.security.caller import rights_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.acls import READ, TOPIC
+from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable, UnknownPartition
-from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.core.model import OFFSET_MAX, ReadBounds
 from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
@@ -53,7 +55,7 @@ class FetchParams(NamedTuple):
     partition: int
     format_name: str
     embedded: str
-    bytes_max: int
+    bounds: ReadBounds
     on_error: OnError = "stop"
 
 
@@ -85,14 +87,14 @@ class Fetch:
         query = call.query()
         embedded = embedded_format(query, format_name)
         number = await self._partition(topic, partition_text)
-        bytes_max = self.bytes_max_of(query)
+        bounds = self.bounds_of(query)
         wait_ms = 0
         if "timeout" in query:
             wait_ms = integer("timeout", query["timeout"], 0, OFFSET_MAX)
             wait_ms = min(wait_ms, self._settings.fetch_wait_ms_max)
         offset = await self._offset(call, topic, number, query)
         on_error = on_error_of(query) or "stop"
-        view = FetchParams(topic, number, format_name, embedded, bytes_max, on_error)
+        view = FetchParams(topic, number, format_name, embedded, bounds, on_error)
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
             await self._follow(call, view, offset, reset_of(query))
             return None
@@ -102,7 +104,7 @@ class Fetch:
                 await rights.check(READ, TOPIC, topic)
             if page.stopped is not None and not page.records:
                 raise page.stopped
-            rights.record(CONSUMER_BYTE_RATE, len(page.body))
+            rights.record(CONSUMER_BYTE_RATE, fetched.weight)
             self.count([page], len(page.body), page.topic)
             headers = _positions(fetched)
             if page.wrong:
@@ -110,12 +112,17 @@ class Fetch:
             await call.answer(HttpResponse(200, page.body, MEDIA_TYPES[format_name], headers))
         return None
 
-    def bytes_max_of(self, query: dict[str, str]) -> int:
-        """Return the parameter `max_bytes`, within its bound. Raises InvalidParameter."""
-        if "max_bytes" not in query:
-            return self._settings.fetch_bytes
-        bytes_max = integer("max_bytes", query["max_bytes"], 1, OFFSET_MAX)
-        return min(bytes_max, self._settings.fetch_bytes_max)
+    def bounds_of(self, query: dict[str, str]) -> ReadBounds:
+        """Return the parameters `max_bytes` and `max_records`, within their bounds. Raises
+        InvalidParameter."""
+        bytes_max, records_max = self._settings.fetch_bytes, RECORDS_MAX
+        if "max_bytes" in query:
+            bytes_max = integer("max_bytes", query["max_bytes"], 1, OFFSET_MAX)
+            bytes_max = min(bytes_max, self._settings.fetch_bytes_max)
+        if "max_records" in query:
+            records_max = integer("max_records", query["max_records"], 1, OFFSET_MAX)
+            records_max = min(records_max, RECORDS_MAX)
+        return ReadBounds(bytes_max, records_max)
 
     async def page(
         self, view: FetchParams, offset: int, share: Share, call: HttpRequest | None = None
@@ -144,12 +151,13 @@ class Fetch:
                 call.waited_s = self._log.clock.boot_s() - started_s
             if offset == waited.high_watermark:
                 return encode(view, waited)
-        while not share.set(view.bytes_max):
+        bytes_max, records_max = view.bounds
+        while not share.set(bytes_max):
             if call is not None:
                 raise self._full()
             await asyncio.sleep(ROOM_S)
         fetched = await self._log.fetch(
-            view.topic, view.partition, offset, bytes_max=view.bytes_max
+            view.topic, view.partition, offset, bytes_max=bytes_max, records_max=records_max
         )
         page = encode(view, fetched)
         self.charge(share, len(page.page.body))
@@ -288,7 +296,7 @@ class Fetch:
         """Send one page of a stream, or a sign of life. Raises Undecodable behind its records."""
         if page.body:
             await call.chunk(page.body)
-            rights_of(call.scope).record(CONSUMER_BYTE_RATE, len(page.body))
+            rights_of(call.scope).record(CONSUMER_BYTE_RATE, fetched.weight)
         elif not page.wrong:
             await call.chunk(events.KEEPALIVE[view.format_name])
         self.count([page], len(page.body), page.topic)
@@ -361,6 +369,7 @@ _DOC = RouteDoc(
         Parameter("timestamp", "ms: from the first record at or after", {"type": "integer"}),
         Parameter("timeout", "ms to wait at the end", {"type": "integer", "default": 0}),
         MAX_BYTES_PARAMETER,
+        MAX_RECORDS_PARAMETER,
         Parameter("follow", "with NDJSON: do not end", {"type": "boolean", "default": False}),
         RESET_PARAMETER,
         FORMAT_PARAMETER,

@@ -6,6 +6,7 @@ It is checked as a whole before the log gets any part of it: a request with an e
 written nothing (I6). The response has the order of the request.
 """
 
+import asyncio
 import contextlib
 import hashlib
 from typing import cast
@@ -14,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.service.formats import arrow, json_in, json_out
-from tidelog.service.formats.v3_records import NoSchemaRegistry
+from tidelog.service.formats.schemas import schema_error
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.media_types import (
     ARROW,
@@ -46,7 +47,6 @@ from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import (
     InvalidRequest,
-    LogError,
     RecordTooLarge,
     TopicExists,
     UnknownPartition,
@@ -60,6 +60,10 @@ from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 
 KEY_LENGTH_MAX = 255
+DECODE_INLINE_BYTES = 1024 * 1024
+"""Smaller bodies are decoded on the loop, in ~2 ms at most; a thread costs ~100 us."""
+DECODES_MAX = 2
+"""Bodies that are decoded in threads at a time."""
 UNPACKED_FACTOR_MAX = 4
 """Bound of an unpacked Arrow body: this many times the limit of a body (I10)."""
 ACKS = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LOCAL, "0": Acks.NONE}
@@ -112,10 +116,6 @@ class ArrowReport(msgspec.Struct):
     partitions: list[RangeReport]
 
 
-class SchemaMissing(json_in.InvalidBody):
-    """A body of a format with schemas that has no schema."""
-
-
 class Produce:
     """The v2 produce routes. One per broker."""
 
@@ -125,6 +125,7 @@ class Produce:
         self._counters = counters
         seed = int.from_bytes(broker.clock.new_id()[:8], "little")
         self.sticky = Sticky(seed)
+        self._decoding = asyncio.Semaphore(DECODES_MAX)
 
     async def produce(
         self, call: HttpRequest, topic_name: str, partition: str | None = None
@@ -137,17 +138,28 @@ class Produce:
                 f"HTTP 415 Unsupported Media Type: send {ACCEPTED}, not {sent!r}"
             )
         rights = rights_of(call.scope)
-        rights.charge(PRODUCER_BYTE_RATE)  # a throttled client need not send the body
-        body = await call.body(self._settings.request_bytes_max)
+        body = await body_of(call, rights, self._settings.request_bytes_max)
         query = call.query()
         acks = _acks(query)
+        name = client_key(call)
         topic = await self.topic(topic_name, rights)
         try:
-            number, produced, key, places = self._placed(call, topic, partition, body, format_name)
+            number = None if partition is None else partition_number(topic, partition)
         except UnknownPartition:
             topic = await self.newest(topic)
-            number, produced, key, places = self._placed(call, topic, partition, body, format_name)
-        rights.charge(PRODUCER_BYTE_RATE, len(body))
+            number = None if partition is None else partition_number(topic, partition)
+        produced = self._decode_small(body, format_name)
+        if produced is None:
+            produced = await self._decode_large(body, format_name)
+            topic = await self.topic(topic_name, rights)  # it may be deleted, or a new one
+        if produced.weight > len(body):
+            rights.record(PRODUCER_BYTE_RATE, produced.weight - len(body))
+        target = f"{number}/{format_name}"
+        try:
+            key, places = self._placed(topic, produced, number, name, target, body)
+        except UnknownPartition:
+            topic = await self.newest(topic)
+            key, places = self._placed(topic, produced, number, name, target, body)
         placements = await self.append(topic, produced, places, acks, key, len(body))
         if key is not None and placements is not None:
             places = self._places_of_first(topic, places, produced, number, key)
@@ -167,10 +179,16 @@ class Produce:
         key: IdempotencyKey | None,
         size: int,
     ) -> list[AppendedRange] | None:
-        """Append checked records; return None if their offsets are not known yet."""
-        parts = [(places, produced.rows)]
+        """Append checked records of a body of `size` bytes; return None if their offsets are not
+        known yet."""
         return await self._log.append(
-            topic, parts, size=size, is_json=produced.is_json, acks=acks, key=key
+            topic,
+            [(places, produced.rows)],
+            size=max(size, produced.weight),
+            is_json=produced.is_json,
+            acks=acks,
+            key=key,
+            has_timestamps=produced.has_timestamps,
         )
 
     async def topic(self, name: str, rights: CallerRights = ALL_RIGHTS) -> Topic:
@@ -193,27 +211,38 @@ class Produce:
         return self._log.state.topic(topic.name)
 
     def _placed(
-        self, call: HttpRequest, topic: Topic, partition: str | None, body: bytes, format_name: str
-    ) -> tuple[int | None, json_in.Produced, IdempotencyKey | None, RecordPartitions]:
-        """Return the path's partition, the records, the request's key, and the records'
-        partitions."""
-        number = None if partition is None else partition_number(topic, partition)
-        produced = self._decode(body, format_name)
-        name = client_key(call)
+        self,
+        topic: Topic,
+        produced: json_in.Produced,
+        number: int | None,
+        name: str | None,
+        target: str,
+        body: bytes,
+    ) -> tuple[IdempotencyKey | None, RecordPartitions]:
+        """Return the request's key and the records' partitions."""
         key = None
         if name is not None:
-            mark = fingerprint(f"{topic.topic_id}/{number}/{format_name}", body)
+            mark = fingerprint(f"{topic.topic_id}/{target}", body)
             key = IdempotencyKey(name, mark, len(topic.partitions))
-        return number, produced, key, self.place(topic, produced, number, key)
+        return key, self.place(topic, produced, number, key)
 
-    def _decode(self, body: bytes, format_name: str) -> json_in.Produced:
+    def _decode_small(self, body: bytes, format_name: str) -> json_in.Produced | None:
+        """Decode a body; return None if it is, or unpacks to, more than DECODE_INLINE_BYTES."""
+        if len(body) > DECODE_INLINE_BYTES:
+            return None
         now_ms = self._log.store_time.now_ms()
-        if format_name == "arrow":
-            bytes_max = self._settings.request_bytes_max * UNPACKED_FACTOR_MAX
-            return arrow.decode_arrow(body, now_ms, bytes_max=bytes_max)
-        if format_name in SCHEMA_FORMATS:
-            raise schema_error(body)
-        return json_in.decode_json(body, cast("json_in.Format", format_name), now_ms)
+        try:
+            return _decoded(body, format_name, now_ms, DECODE_INLINE_BYTES)
+        except arrow.UnpackedTooLarge:
+            return None
+
+    async def _decode_large(self, body: bytes, format_name: str) -> json_in.Produced:
+        """Decode a body in a thread, so that other requests go on; few at a time, because each may
+        take UNPACKED_FACTOR_MAX times the limit of a body (I10)."""
+        bytes_max = self._settings.request_bytes_max * UNPACKED_FACTOR_MAX
+        async with self._decoding:
+            now_ms = self._log.store_time.now_ms()
+            return await asyncio.to_thread(_decoded, body, format_name, now_ms, bytes_max)
 
     def place(
         self,
@@ -225,7 +254,7 @@ class Produce:
         """Check the records and return their partitions. For a request with an idempotency key,
         these depend only on its content and on the number of partitions: a retry gets the same
         ones, on any broker."""
-        check_records(produced.rows, self._log.state.config(topic))
+        check_records(produced, self._log.state.config(topic))
         return self.place_among(topic.name, len(topic.partitions), produced, number, key)
 
     def place_among(
@@ -263,10 +292,32 @@ class Produce:
         return self.place_among(topic.name, known.claim.partitions, produced, number, key)
 
 
-def check_records(rows: Rows | pa.RecordBatch, config: TopicConfig) -> None:
+def _decoded(body: bytes, format_name: str, now_ms: int, bytes_max: int) -> json_in.Produced:
+    if format_name == "arrow":
+        return arrow.decode_arrow(body, now_ms, bytes_max=bytes_max)
+    if format_name in SCHEMA_FORMATS:
+        raise schema_error(body)
+    return json_in.decode_json(body, cast("json_in.Format", format_name), now_ms)
+
+
+async def body_of(call: HttpRequest, rights: CallerRights, bytes_max: int) -> bytes:
+    """Return the body. Charge its bytes to the producer's quota as they come, also those of a body
+    that is refused. Raises QuotaExceeded first: a throttled client need not send the body."""
+    rights.charge(PRODUCER_BYTE_RATE)
+    body = b""
+    try:
+        body = await call.body(bytes_max)
+    finally:
+        rights.record(PRODUCER_BYTE_RATE, max(call.received, len(body)))
+    return body
+
+
+def check_records(produced: json_in.Produced, config: TopicConfig) -> None:
     """Raise RecordTooLarge if a record is too large. If the topic is compacted, raise
     InvalidRequest for the first record without a key: no record would ever replace it."""
-    check_sizes(rows, config.max_message_bytes)
+    rows = produced.rows
+    if produced.weight > config.max_message_bytes:
+        check_weights(rows, config.max_message_bytes)
     if "compact" in config.cleanup_policy:
         if isinstance(rows, Rows):
             index = rows.keys.index(None) if None in rows.keys else -1
@@ -276,28 +327,15 @@ def check_records(rows: Rows | pa.RecordBatch, config: TopicConfig) -> None:
             raise InvalidRequest(f"record {index} has no key, and the topic is compacted by key")
 
 
-def check_sizes(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
-    """Raise RecordTooLarge for the first record with key and value over max.message.bytes."""
-    if isinstance(rows, Rows):
-        for index, (key, value) in enumerate(zip(rows.keys, rows.values, strict=True)):
-            size = len(key or b"") + len(value or b"")
-            if size > bytes_max:
-                raise _record_too_large(index, size, bytes_max)
-        return
-    before = chunks.sizes_before(rows)
-    if before[-1] <= bytes_max:
-        return
-    sizes = before[1:] - before[:-1]
-    index = int((sizes > bytes_max).argmax())
-    if sizes[index] > bytes_max:
-        raise _record_too_large(index, int(sizes[index]), bytes_max)
-
-
-def _record_too_large(index: int, size: int, bytes_max: int) -> RecordTooLarge:
-    return RecordTooLarge(
-        f"record {index} has {size} bytes of key and value, the topic's max.message.bytes is "
-        f"{bytes_max}"
-    )
+def check_weights(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
+    """Raise RecordTooLarge for the first record with a weight over max.message.bytes."""
+    weights = chunks.weights(rows)
+    index = int((weights > bytes_max).argmax())
+    if weights[index] > bytes_max:
+        raise RecordTooLarge(
+            f"record {index} has {weights[index]} bytes of key, value and headers, with "
+            f"{chunks.RECORD_BYTES} for the record: the topic's max.message.bytes is {bytes_max}"
+        )
 
 
 def _acks(query: dict[str, str]) -> Acks:
@@ -337,44 +375,6 @@ def _ranges(places: RecordPartitions, placements: list[AppendedRange] | None, co
         else [(placed.partition, placed.base_offset, placed.count) for placed in placements]
     )
     return msgspec.json.encode(ArrowReport([RangeReport(*each) for each in ranges]))
-
-
-class _Record(msgspec.Struct):
-    key: msgspec.Raw = msgspec.Raw()
-    value: msgspec.Raw = msgspec.Raw()
-
-
-class _Schemas(msgspec.Struct):
-    """The fields of a body with schemas; they decide on the error."""
-
-    key_schema: msgspec.Raw = msgspec.Raw()
-    key_schema_id: msgspec.Raw = msgspec.Raw()
-    value_schema: msgspec.Raw = msgspec.Raw()
-    value_schema_id: msgspec.Raw = msgspec.Raw()
-    records: list[_Record] = msgspec.field(default_factory=list)
-
-    def uses(self, part: str) -> bool:
-        """Whether a record has a `key` or `value`."""
-        return any(bytes(getattr(each, part)) not in (b"", b"null") for each in self.records)
-
-    def has(self, part: str) -> bool:
-        """Whether there is a schema for `key` or `value`."""
-        schemas = (getattr(self, f"{part}_schema"), getattr(self, f"{part}_schema_id"))
-        return any(bytes(each) not in (b"", b"null") for each in schemas)
-
-
-def schema_error(body: bytes) -> LogError:
-    """Return the error of Kafka's REST proxies for a body that needs a schema registry."""
-    try:
-        schemas = msgspec.json.decode(body, type=_Schemas)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return json_in.BadBody("the body is not a JSON object")
-    has_keys = schemas.uses("key")
-    if not schemas.has("value") and (schemas.uses("value") or not has_keys):
-        return SchemaMissing("Value schema is missing: give value_schema or value_schema_id", 42202)
-    if has_keys and not schemas.has("key"):
-        return SchemaMissing("Key schema is missing: give key_schema or key_schema_id", 42201)
-    return NoSchemaRegistry("no schema registry: tidelog takes json, binary, text and arrow")
 
 
 RETRY_ERRORS = {

@@ -18,12 +18,19 @@ from tidelog.service.http.errors import TopicNotHosted, answered
 from tidelog.service.http.media_types import JSON
 from tidelog.service.http.route import V3, Answer, Body, Content, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import check_cluster
-from tidelog.service.routes.produce import IDEMPOTENCY_KEY, Produce, client_key, fingerprint
+from tidelog.service.routes.produce import (
+    IDEMPOTENCY_KEY,
+    Produce,
+    body_of,
+    client_key,
+    fingerprint,
+)
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import TOPIC, WRITE
+from tidelog.storage.core.chunk import weight
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import InvalidRequest, LogError, UnknownPartition, UnknownTopic
 from tidelog.storage.core.model import Acks
@@ -69,7 +76,7 @@ class ProduceV3:
                 async for record in _records(call, self._settings.request_bytes_max):
                     name = None if key is None else f"{key}/{number}"
                     report = asyncio.create_task(
-                        self._report(call, topic_name, record, name, rights)
+                        self._report(call, topic_name, record, name, rights, len(record))
                     )
                     # If the client has disconnected, the sender is done: stop reading.
                     await _put(reports, report, sender)
@@ -89,10 +96,10 @@ class ProduceV3:
     async def batch(self, call: HttpRequest, cluster: str, topic_name: str) -> HttpResponse:
         """Append the records of a batch; respond 207 with successes and failures by id."""
         rights = rights_of(call.scope)
-        rights.charge(PRODUCER_BYTE_RATE)
+        rights.charge(PRODUCER_BYTE_RATE)  # a throttled client creates no topic
         await self._topic(cluster, topic_name, rights)
         key = client_key(call)
-        body = await call.body(self._settings.request_bytes_max)
+        body = await body_of(call, rights, self._settings.request_bytes_max)
         entries = v3_records.decode_v3_batch(body)
         reports = await asyncio.gather(
             *(
@@ -123,10 +130,14 @@ class ProduceV3:
         record: bytes,
         name: str | None,
         rights: CallerRights,
+        received: int = 0,
     ) -> Report:
-        """Append one record and return its report, also after an error."""
+        """Append one record and return its report, also after an error. `received` bytes of it are
+        not charged yet."""
         try:
             # Check for each record, because a stream may outlast the caller's key and permission.
+            if received:
+                rights.charge(PRODUCER_BYTE_RATE, received)
             await rights.check(WRITE, TOPIC, topic_name)
             return await self._append(topic_name, record, name, rights)
         except UnknownTopic:
@@ -145,7 +156,11 @@ class ProduceV3:
         partitions: list[int | None] | None = (
             None if decoded.partition is None else [decoded.partition]
         )
-        produced = json_in.Produced(decoded.rows, partitions, decoded.is_json, 1)
+        size = weight(decoded.rows)
+        rights.record(PRODUCER_BYTE_RATE, max(size - len(record), 0))
+        produced = json_in.Produced(
+            decoded.rows, partitions, decoded.is_json, 1, size, has_timestamps=True
+        )
         # Find the topic for each record: it may be deleted or get more partitions meanwhile.
         topic = await self._produce.topic(topic_name, rights)
         try:
@@ -153,7 +168,6 @@ class ProduceV3:
         except UnknownPartition:
             topic = await self._produce.newest(topic)
             key, places = self._placed(topic, produced, record, name)
-        rights.charge(PRODUCER_BYTE_RATE, len(record))
         placements = await self._produce.append(topic, produced, places, Acks.ALL, key, len(record))
         self._counters.add_records_in(1, len(record), topic.name)
         assert placements is not None, "acks=all returns the appended ranges"

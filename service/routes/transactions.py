@@ -30,6 +30,7 @@ from tidelog.service.routes.produce import (
     IDEMPOTENCY_KEY,
     RETRY_ERRORS,
     Produce,
+    body_of,
     check_records,
     client_key,
     fingerprint,
@@ -89,11 +90,10 @@ class Transactions:
         check_cluster(cluster, self._log.identity.cluster_id)
         name = client_key(call)
         rights = rights_of(call.scope)
-        rights.charge(PRODUCER_BYTE_RATE)
-        body = await call.body(self._settings.request_bytes_max)
+        body = await body_of(call, rights, self._settings.request_bytes_max)
         request = await self._decode(body)
+        rights.record(PRODUCER_BYTE_RATE, max(request.weight - len(body), 0))
         await _check_rights(rights, request)
-        rights.charge(PRODUCER_BYTE_RATE, len(body))
         try:
             return await self._commit(request, body, name, rights)
         except (UnknownTopic, UnknownPartition, IdempotencyMismatch):
@@ -112,7 +112,7 @@ class Transactions:
                 for (topic, places), records in zip(plan.parts, request.topics, strict=True)
             ],
             plan.offsets,
-            size=len(body),
+            size=max(len(body), request.weight),
             is_json=all(records.produced.is_json for records in request.topics),
             key=plan.key,
         )
@@ -147,7 +147,7 @@ class Transactions:
         parts = []
         for topic, records in zip(topics, request.topics, strict=True):
             try:
-                check_records(records.produced.rows, self._log.state.config(topic))
+                check_records(records.produced, self._log.state.config(topic))
             except InvalidRequest as error:
                 raise type(error)(f"topic {topic.name!r}: {error}") from error
             parts.append((topic, self._place(records, key, len(topic.partitions))))

@@ -5,11 +5,13 @@ because `apply` assigns the offsets. `decode` checks the CRC-32C first. Pure: mu
 clocks or the event loop.
 """
 
+import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt
@@ -220,34 +222,84 @@ def timestamps_us(column: pa.Array) -> np.ndarray:
     return column.view(pa.int64()).to_numpy(zero_copy_only=True)
 
 
-def sizes(batch: pa.RecordBatch) -> np.ndarray:
-    """Return each row's bytes of key and value: `max_bytes` and `max.message.bytes` bound these."""
-    return np.diff(sizes_before(batch))
+def with_timestamp(batch: pa.RecordBatch, timestamp_ms: int) -> pa.RecordBatch:
+    """Return the rows with one timestamp, for `message.timestamp.type=LogAppendTime`."""
+    stamps = same_timestamps(timestamp_ms, batch.num_rows)
+    return pa.RecordBatch.from_arrays([stamps, *batch.columns[1:]], schema=CHUNK_SCHEMA)
 
 
-def sizes_before(batch: pa.RecordBatch) -> np.ndarray:
-    """Return the bytes of key and value before each row, int64; the last element is the total."""
-    return _bytes_before(batch.column("key")) + _bytes_before(batch.column("value"))
+def with_offsets(batch: pa.RecordBatch, base_offset: int) -> pa.RecordBatch:
+    """Return the rows with RECORD_SCHEMA: dense offsets from `base_offset`."""
+    end_offset = base_offset + batch.num_rows
+    data = pa.py_buffer(np.arange(base_offset, end_offset, dtype=np.int64).data)
+    offsets = pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, data])
+    return pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=RECORD_SCHEMA)
+
+
+# --- the weight of records
+
+RECORD_BYTES = 24
+"""The weight of a record without content: its memory in columns (a timestamp of 8 bytes, three
+offsets of 4, bits for nulls). In Kafka, a record has 7 to 20 bytes beside its content."""
+HEADER_BYTES = 8
+"""The weight of a header without content: two offsets of 4 bytes."""
+RECORDS_MAX = 100_000
+"""Bound of the records of a request and of an answer (I10). Records without content are cheap to
+send, but each costs CPU and memory."""
+
+
+def weight(rows: Rows | pa.RecordBatch) -> int:
+    """Return the weight of the records in bytes, in ~4 us for a batch without headers.
+
+    The weight of a record is the one measure of its size, for `max.message.bytes`, `max_bytes`,
+    buffers, flushes and quotas: the bytes of its key, its value, and its headers' names and values,
+    HEADER_BYTES for each header, and RECORD_BYTES.
+    """
+    if isinstance(rows, Rows):
+        content = sum(map(len, filter(None, rows.keys))) + sum(map(len, filter(None, rows.values)))
+        if rows.headers is not None:
+            content += sum(map(_weight_of_headers, rows.headers))
+        return content + RECORD_BYTES * len(rows.values)
+    content = _octets(rows.column("key")) + _octets(rows.column("value"))
+    headers = rows.column("headers")
+    if headers.null_count < len(headers):
+        content += int(_headers_before(headers)[-1])
+    return content + RECORD_BYTES * rows.num_rows
+
+
+def weights(rows: Rows | pa.RecordBatch) -> np.ndarray:
+    """Return the weight of each record, int64."""
+    if isinstance(rows, Rows):
+        rows = batch_of_rows([rows])
+    return np.diff(weight_before(rows))
+
+
+def weight_before(batch: pa.RecordBatch) -> np.ndarray:
+    """Return the weight of the records before each row, int64; the last element is the total."""
+    before = octets_before(batch.column("key")) + octets_before(batch.column("value"))
+    before += (
+        _RECORDS_BEFORE[: len(before)] if len(before) <= _FEW else _records_before(len(before))
+    )
+    headers = batch.column("headers")
+    if headers.null_count < len(headers):
+        before += _headers_before(headers)
+    return before
 
 
 def rows_bound(batch: pa.RecordBatch, bytes_max: int) -> int:
     """Return an upper bound of the rows that a read of `bytes_max` bytes needs: the leading rows
     that fit, and one more. This takes a few microseconds for a batch of any length."""
     values = batch.column("value")
-    rows = batch.num_rows
+    rows = min(batch.num_rows, bytes_max // RECORD_BYTES + 1)
     if values.null_count:
         return rows
     bounds = _bounds(values)
     return min(int(bounds.searchsorted(int(bounds[0]) + bytes_max, side="right")), rows)
 
 
-def _bounds(column: pa.Array) -> np.ndarray:
-    """Return the start of each value and the end of the last value, as int32, without a copy."""
-    offsets = np.frombuffer(memoryview(column.buffers()[1] or b""), np.int32)
-    return offsets[column.offset : column.offset + len(column) + 1]
-
-
-def _bytes_before(column: pa.Array) -> np.ndarray:
+def octets_before(column: pa.Array) -> np.ndarray:
+    """Return the bytes of a column's values before each row, int64; the last element is the total.
+    The column is binary or a string."""
     rows = len(column)
     if column.null_count == rows:
         return np.zeros(rows + 1, dtype=np.int64)
@@ -262,15 +314,50 @@ def _bytes_before(column: pa.Array) -> np.ndarray:
     return bounds
 
 
-def with_timestamp(batch: pa.RecordBatch, timestamp_ms: int) -> pa.RecordBatch:
-    """Return the rows with one timestamp, for `message.timestamp.type=LogAppendTime`."""
-    stamps = same_timestamps(timestamp_ms, batch.num_rows)
-    return pa.RecordBatch.from_arrays([stamps, *batch.columns[1:]], schema=CHUNK_SCHEMA)
+def headers_before(headers: pa.Array) -> np.ndarray:
+    """Return the bytes of the headers' names and values before each row, int64."""
+    if headers.null_count == len(headers):
+        return np.zeros(len(headers) + 1, dtype=np.int64)
+    return _headers_before(headers, 0)
 
 
-def with_offsets(batch: pa.RecordBatch, base_offset: int) -> pa.RecordBatch:
-    """Return the rows with RECORD_SCHEMA: dense offsets from `base_offset`."""
-    end_offset = base_offset + batch.num_rows
-    data = pa.py_buffer(np.arange(base_offset, end_offset, dtype=np.int64).data)
-    offsets = pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, data])
-    return pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=RECORD_SCHEMA)
+def _headers_before(headers: pa.Array, header_bytes: int = HEADER_BYTES) -> np.ndarray:
+    flat: Any = headers.flatten()  # type: ignore[attr-defined]  # lists; without those of nulls
+    before = octets_before(flat.field("key")) + octets_before(flat.field("value"))
+    before += header_bytes * np.arange(len(before))
+    counts = pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False)
+    ends = np.zeros(len(headers) + 1, dtype=np.int64)
+    np.cumsum(counts, out=ends[1:])
+    return before[ends]
+
+
+def _weight_of_headers(headers: Headers | None) -> int:
+    return sum(
+        HEADER_BYTES + len(name.encode()) + len(value or b"") for name, value in headers or ()
+    )
+
+
+def _octets(column: pa.Array) -> int:
+    """Return the bytes of all values of a column."""
+    nulls = column.null_count
+    if not nulls and len(column):
+        offsets: Any = column.buffers()[1]
+        end = 4 * (column.offset + len(column))
+        (first,), (last,) = _OFFSET(offsets, 4 * column.offset), _OFFSET(offsets, end)
+        return int(last - first)
+    return 0 if nulls == len(column) else int(octets_before(column)[-1])
+
+
+def _bounds(column: pa.Array) -> np.ndarray:
+    """Return the start of each value and the end of the last value, as int32, without a copy."""
+    offsets = np.frombuffer(memoryview(column.buffers()[1] or b""), np.int32)
+    return offsets[column.offset : column.offset + len(column) + 1]
+
+
+def _records_before(count: int) -> np.ndarray:
+    return np.arange(0, count * RECORD_BYTES, RECORD_BYTES, dtype=np.int64)
+
+
+_OFFSET = struct.Struct("<i").unpack_from
+_FEW = 16 * 1024
+_RECORDS_BEFORE = _records_before(_FEW)

@@ -1,6 +1,7 @@
 """Value types that many modules of the log share: TopicPartition, TopicIdPartition, AppendedRange,
-Acks, SegmentFile and Part; and two limits. Imports no other module of the log."""
+Acks, ReadBounds, SegmentFile and Part; and two limits. Imports no other module of the log."""
 
+import sys
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
@@ -68,3 +69,10 @@ class TopicIdPartition(NamedTuple):
 
     topic_id: str
     partition: int
+
+
+class ReadBounds(NamedTuple):
+    """Bounds of one read: the weight of its records in bytes (chunk.weight), and their number."""
+
+    bytes_max: int
+    records_max: int = sys.maxsize

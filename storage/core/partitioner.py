@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidelog.storage.core.chunk import Rows, sizes
+from tidelog.storage.core.chunk import Rows, octets_before
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.murmur2 import partition_of
 from tidelog.storage.core.murmur2_columns import Ints, murmur2_column
@@ -198,7 +198,8 @@ def _place_batch(
     elif (unnamed := placed < 0).any():
         placed[unnamed] = _by_key(batch, count)[unnamed]
     if (keyless := placed < 0).any():
-        placed[keyless] = sticky.spread(sizes(batch)[keyless], count)
+        lengths = np.diff(octets_before(batch.column("value")))
+        placed[keyless] = sticky.spread(lengths[keyless], count)
     return placed
 
 

@@ -73,7 +73,9 @@ CONFIGS: Mapping[str, ConfigKey] = {
         str(MS_PER_DAY), "how long compaction keeps a tombstone, in ms", _integer(0)
     ),
     "max.message.bytes": ConfigKey(
-        "1048588", "largest size of a record's key and value", _integer(1, 64 * 1024 * 1024)
+        "1048588",
+        "largest weight of a record: bytes of key, value and headers, 8 for each header, and 24",
+        _integer(1, 64 * 1024 * 1024),
     ),
     "message.timestamp.after.max.ms": ConfigKey(
         "3600000",

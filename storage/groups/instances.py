@@ -37,11 +37,11 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tidelog.storage.core.model import TopicIdPartition, TopicPartition
+from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
 from tidelog.storage.groups import patterns
 from tidelog.storage.groups.coordinator import Coordinator, Coordinators, Instance, MemberSession
 from tidelog.storage.groups.offset_commits import OffsetCommits
-from tidelog.storage.groups.portions import Portion, PortionCheck, Read, portion_bytes
+from tidelog.storage.groups.portions import Portion, PortionCheck, Read
 from tidelog.storage.io.tasks import surviving
 from tidelog.storage.log import Log
 from tidelog.storage.state.access import TopicFilter, all_topics
@@ -249,12 +249,12 @@ class Instances:
         group_id: str,
         member_id: str,
         *,
-        bytes_max: int,
+        bounds: ReadBounds,
         wait_s: float,
         check: PortionCheck | None = None,
     ) -> AsyncIterator[Read]:
-        """Yield the next records of the member's partitions: about `bytes_max` bytes, at least one
-        record if there is any. Waits up to `wait_s` for the first. If the context ends without an
+        """Yield the next records of the member's partitions: within the bounds, at least one record
+        if there is any. Waits up to `wait_s` for the first. If the context ends without an
         error, the records are not returned again. One read of a member runs at a time; a second one
         waits, within `wait_s`. The wait for the last response is not part of `wait_s`: the client
         may have it before this broker knows. Raises UnknownMember, Unavailable. The error of a
@@ -276,7 +276,7 @@ class Instances:
             try:
                 instance.polled_s = self._log.clock.boot_s()
                 instance.positions.acknowledge()
-                read = await self._read(session, bytes_max, deadline, check)
+                read = await self._read(session, bounds, deadline, check)
                 instance.sending = asyncio.get_running_loop().create_future()
                 yield read
                 for portion in read.portions:
@@ -294,7 +294,7 @@ class Instances:
     async def _read(
         self,
         session: MemberSession,
-        bytes_max: int,
+        bounds: ReadBounds,
         deadline: float,
         check: PortionCheck | None,
     ) -> Read:
@@ -302,7 +302,7 @@ class Instances:
         is_fresh = False
         while True:
             session = await self._position(self._coordinator.revalidate(session))
-            portions, failure = await self._take_records(session, bytes_max, check)
+            portions, failure = await self._take_records(session, bounds, check)
             session = await self._coordinator.refresh(session)
             owned = set(session.member.owned)
             portions = [one for one in portions if one.where in owned]  # I8: the current owner
@@ -311,10 +311,10 @@ class Instances:
                 if not portions:
                     raise failure
                 return read  # do not wait for more: the failed partition would end the wait at once
-            wanted = min(max(session.member.config.fetch_min_bytes, 1), bytes_max)
+            wanted = min(max(session.member.config.fetch_min_bytes, 1), bounds.bytes_max)
             if is_fresh and loop.time() >= deadline:
                 return read
-            if portions and (wanted == 1 or sum(map(portion_bytes, portions)) >= wanted):
+            if read.weight >= wanted or read.records >= bounds.records_max:
                 return read
             if not is_fresh:
                 await self._log.wal.refresh()  # to see every acked record (I3)
@@ -344,12 +344,12 @@ class Instances:
             instance.waiter = None
 
     async def _take_records(
-        self, session: MemberSession, bytes_max: int, check: PortionCheck | None
+        self, session: MemberSession, bounds: ReadBounds, check: PortionCheck | None
     ) -> tuple[list[Portion], LogError | None]:
         """Read the partitions in turn, each time from another one on, despite errors. Also return
         the first error. Damage counts as an error only if all partitions are damaged."""
         _, member, instance, _ = session
-        owned, portions, budget = list(member.owned), [], bytes_max
+        owned, portions, (budget, records) = list(member.owned), [], bounds
         failure: LogError | None = None
         first = instance.turn % max(len(owned), 1)
         for where in owned[first:] + owned[:first]:
@@ -359,7 +359,7 @@ class Instances:
                 continue
             try:
                 fetched = await self._log.fetch(
-                    topic.name, where.partition, offset, bytes_max=budget
+                    topic.name, where.partition, offset, bytes_max=budget, records_max=records
                 )
                 portion = Portion(where, topic.name, offset, fetched)
                 if check is not None and fetched.pieces:
@@ -384,9 +384,10 @@ class Instances:
                 instance.positions.advance(where, offset, fetched.next_offset)
                 continue
             portions.append(portion)
-            budget -= portion_bytes(portion)
+            budget -= fetched.weight
+            records -= fetched.records
             instance.turn += 1
-            if budget <= 0:
+            if budget <= 0 or records <= 0:
                 break
         return portions, failure
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from tidelog.storage.core.chunk import sizes_before
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.log import FetchResult
@@ -29,11 +28,15 @@ class Read(NamedTuple):
     generation: int
     failure: LogError | None = None
 
+    @property
+    def weight(self) -> int:
+        """The weight of the records in bytes (chunk.weight)."""
+        return sum(portion.fetched.weight for portion in self.portions)
+
+    @property
+    def records(self) -> int:
+        return sum(portion.fetched.records for portion in self.portions)
+
 
 PortionCheck: TypeAlias = Callable[[Portion], None]
 """A check of a portion: raises LogError if the caller can deliver none of its records."""
-
-
-def portion_bytes(portion: Portion) -> int:
-    """Return the bytes of the portion's keys and values."""
-    return sum(int(sizes_before(piece.batch)[-1]) for piece in portion.fetched.pieces)

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core.errors import Corrupt, DamagedRecords, NotFound, TableInDoubt
-from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.core.model import ReadBounds, SegmentFile
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.tasks import retrieve_exception
@@ -67,10 +67,27 @@ class ReadBatch(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """Batches up to the requested bytes, and the offset at which the next read starts."""
+    """Batches within the bounds of the read, the offset at which the next read starts, and the
+    weight of the records."""
 
     pieces: list[ReadBatch]
     next_offset: int
+    weight: int
+
+
+class FetchResult(NamedTuple):
+    """The result of a fetch, without pieces at the end. The next one starts at `next_offset`.
+    `weight` is that of the records, in bytes (chunk.weight)."""
+
+    pieces: list[ReadBatch]
+    next_offset: int
+    log_start_offset: int
+    high_watermark: int
+    weight: int = 0
+
+    @property
+    def records(self) -> int:
+        return sum(len(piece.batch) for piece in self.pieces)
 
 
 class ReaderSettings(NamedTuple):
@@ -111,9 +128,9 @@ class Reader:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def read(self, topic: Topic, number: int, offset: int, bytes_max: int) -> ReadResult:
-        """Return committed records from `offset` on: about `bytes_max` bytes of keys and values,
-        and at least one record if there is any. `offset` must be within the partition's range.
+    async def read(self, topic: Topic, number: int, offset: int, bounds: ReadBounds) -> ReadResult:
+        """Return committed records from `offset` on, within the bounds, but at least one record if
+        there is any. `offset` must be within the partition's range.
 
         Raises Corrupt if the object with the record at `offset` does not verify, DamagedRecords if
         the record is in the tail. Raises TableInDoubt if the record is in no segment; perhaps a
@@ -121,16 +138,18 @@ class Reader:
         return the records before the damage.
         """
         pieces: list[ReadBatch] = []
-        budget = bytes_max
+        budget, records = bounds
         end = topic.partitions[number].high_watermark
         try:
-            async for piece in self._walk(topic, number, offset, bytes_max):
-                rows, used = _rows_within(piece.batch, budget, at_least=0 if pieces else 1)
+            async for piece in self._walk(topic, number, offset, bounds):
+                least = 0 if pieces else 1
+                rows, used = _rows_within(piece.batch, budget, records, at_least=least)
                 if rows:
                     pieces.append(ReadBatch(piece.batch.slice(0, rows), piece.is_json))
                     offset = int(piece.batch.column(0)[rows - 1].as_py()) + 1
                     budget -= used
-                if rows < piece.batch.num_rows or budget <= 0:
+                    records -= rows
+                if rows < piece.batch.num_rows or budget <= 0 or records <= 0:
                     break
             else:  # no record is left below `end`; key compaction may have removed some
                 offset = max(offset, end)
@@ -138,7 +157,7 @@ class Reader:
             if not pieces:
                 raise
             # Return the records before the damage; the read from `offset` raises the error.
-        return ReadResult(pieces, offset)
+        return ReadResult(pieces, offset, bounds.bytes_max - budget)
 
     async def offset_for_timestamp(self, topic: Topic, number: int, timestamp: int) -> int | None:
         """Return the first offset whose timestamp (ms) is at or after `timestamp`, or None."""
@@ -170,9 +189,9 @@ class Reader:
     # -- the walk
 
     async def _walk(
-        self, topic: Topic, number: int, offset: int, bytes_max: int
+        self, topic: Topic, number: int, offset: int, bounds: ReadBounds
     ) -> AsyncIterator[ReadBatch]:
-        """Yield all records from `offset` on. `bytes_max` is a hint: the caller may stop there."""
+        """Yield all records from `offset` on. `bounds` is a hint: the caller may stop there."""
         partition = topic.partitions[number]
         end = partition.high_watermark
         while offset < end:
@@ -183,7 +202,8 @@ class Reader:
                 for part in cached:
                     while offset < part.end_offset:
                         batch = part.batch.slice(offset - part.base_offset)
-                        batch = batch.slice(0, chunks.rows_bound(batch, bytes_max))
+                        rows = min(chunks.rows_bound(batch, bounds.bytes_max), bounds.records_max)
+                        batch = batch.slice(0, rows)
                         yield ReadBatch(chunks.with_offsets(batch, offset), part.is_json)
                         offset += batch.num_rows
             elif offset < (sealed_end := partition.sealed_end):  # a seal may move it
@@ -365,9 +385,12 @@ def _missing(key: str) -> Corrupt:
     return Corrupt(key, "the log names the object, but it does not exist")
 
 
-def _rows_within(batch: pa.RecordBatch, budget: int, *, at_least: int) -> tuple[int, int]:
-    """Return how many of the first rows fit into the budget, and their bytes of key and value."""
-    before = chunks.sizes_before(batch.slice(0, chunks.rows_bound(batch, budget)))
+def _rows_within(
+    batch: pa.RecordBatch, budget: int, rows_max: int, *, at_least: int
+) -> tuple[int, int]:
+    """Return how many of the first rows are within the bounds, and their weight."""
+    first = batch.slice(0, min(chunks.rows_bound(batch, budget), rows_max))
+    before = chunks.weight_before(first)
     rows = max(int(before.searchsorted(budget, side="right")) - 1, at_least)
-    rows = min(rows, batch.num_rows)
+    rows = min(rows, first.num_rows)
     return rows, int(before[rows])

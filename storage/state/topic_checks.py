@@ -196,3 +196,9 @@ class TopicOwners:
         self._shares.add(rules.TOPICS, owners[0][0], sign)
         for principal, count in owners:
             self._shares.add(rules.PARTITIONS, principal, sign * count)
+
+
+def check_partitions(partitions: int) -> None:
+    """Raise InvalidRequest if a topic cannot have so many partitions."""
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")

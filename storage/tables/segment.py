@@ -35,7 +35,8 @@ from tidelog.storage.core.chunk import (
     TIMESTAMP_TYPE,
     US_PER_MS,
     concat,
-    sizes,
+    headers_before,
+    octets_before,
     timestamp_range,
 )
 from tidelog.storage.core.errors import Corrupt
@@ -391,7 +392,7 @@ class _Cut:
         self._rows = self._used = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        ends = np.cumsum(sizes(batch)) + _header_bytes(batch)
+        ends = _content_before(batch)[1:]
         first = before = 0
         while first < batch.num_rows:
             room = before + GROUP_BYTES_MAX - self._used
@@ -414,18 +415,13 @@ class _Cut:
             yield group
 
 
-def _header_bytes(batch: pa.RecordBatch) -> np.ndarray | int:
-    """Return the cumulative bytes of headers, up to and including each row."""
-    headers = batch.column("headers")
-    if headers.null_count == len(headers):
-        return 0
-    parts = pc.list_flatten(headers)
-    total = np.zeros(len(parts) + 1, dtype=np.int64)
-    for name in ("key", "value"):
-        lengths = pc.fill_null(pc.binary_length(pc.struct_field(parts, name)), 0)
-        total[1:] += np.cumsum(lengths.to_numpy(zero_copy_only=False))
-    counts = pc.fill_null(pc.list_value_length(headers), 0)
-    return total[np.cumsum(counts.to_numpy(zero_copy_only=False))]
+def _content_before(batch: pa.RecordBatch) -> np.ndarray:
+    """Return the bytes of keys, values and headers before each row; GROUP_ROWS bounds the rest."""
+    return (
+        octets_before(batch.column("key"))
+        + octets_before(batch.column("value"))
+        + headers_before(batch.column("headers"))
+    )
 
 
 def _group(index: int, row_group: pq.RowGroupMetaData, checksum: int) -> RowGroup:

@@ -117,8 +117,9 @@ def check_timestamps(
 
 @dataclass(slots=True, eq=False)
 class AppendRequest:
-    """One caller's atomic request. `size` in bytes counts against the buffer limit: the caller's
-    number or the unpacked size, whichever is larger, plus key, actions and principal.
+    """One caller's atomic request. `size` in bytes counts against the buffer limit: the weight of
+    the records (chunk.weight), or their memory if it is larger, from the caller; here plus key,
+    actions and principal.
 
     Raises InvalidRequest if the actions cannot be encoded.
 
@@ -143,6 +144,8 @@ class AppendRequest:
     """The request's trace context, for the tracing of flushes."""
     principal: str = field(default_factory=PRINCIPAL.get)
     """The authenticated client. From level 2 on, the commit names it."""
+    has_timestamps: bool = True
+    """Whether a record may have a timestamp of the client. The broker's own need no check."""
     pieces: int = field(init=False)
     """1 for the request and 1 for each partition of its records. A piece takes memory and header
     items."""
@@ -157,10 +160,7 @@ class AppendRequest:
         if self.principal:
             named += 4 * len(self.principal)
         self.header_bytes = PIECE_HEADER_BYTES * self.pieces + named
-        unpacked = sum(
-            part.rows.nbytes for part in self.parts if isinstance(part.rows, pa.RecordBatch)
-        )
-        self.size = max(self.size, unpacked) + named
+        self.size += named
 
     @property
     def cost(self) -> int:

@@ -45,7 +45,7 @@ from tidelog.storage.core.errors import (
     TableInDoubt,
     Unavailable,
 )
-from tidelog.storage.core.model import SKEW_MS_MAX, Acks, SegmentFile
+from tidelog.storage.core.model import SKEW_MS_MAX, Acks, ReadBounds, SegmentFile
 from tidelog.storage.io.object_store import upload
 from tidelog.storage.io.tasks import TASK_ENDS, surviving
 from tidelog.storage.read.reader import Reader
@@ -397,7 +397,7 @@ class Sealer:
                 first = int(rows.column("offset")[0].as_py())
                 if not partition.is_gone(at, first):
                     return False
-                taken = await self.reader.read(topic, number, first, COMPARED_BYTES)
+                taken = await self.reader.read(topic, number, first, ReadBounds(COMPARED_BYTES))
                 if not taken.pieces:
                     return False
                 for piece in taken.pieces:

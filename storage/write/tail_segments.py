@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidelog.storage.core import object_keys, topic_configs
 from tidelog.storage.core.errors import Corrupt, DamagedRecords
-from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.core.model import ReadBounds, SegmentFile
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.tasks import lower_priority
 from tidelog.storage.read.reader import Reader
@@ -50,7 +50,7 @@ class TailSegments:
         at = base
         while at < end:
             try:
-                taken = await self._reader.read(topic, number, at, config.segment_bytes)
+                taken = await self._reader.read(topic, number, at, ReadBounds(config.segment_bytes))
             except DamagedRecords as damage:
                 beyond = min(damage.end_offset, partition.log_start_offset)
                 if not at < beyond < end:

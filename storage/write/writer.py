@@ -205,7 +205,8 @@ class Writer:
             # Here, because `apply` refuses no commit of a hot log: its client has the answer.
             if (refusal := state.check_new_key(principal)) is not None:
                 raise refusal
-        self._check_timestamps(request)  # not for a retry: it gets the first request's answer
+        if request.has_timestamps:  # not for a retry: it gets the first request's answer
+            self._check_timestamps(request)
         self._admit(request)
         # At the bound of requests set aside (I10), acks=1 waits for the store's answer.
         if acks is Acks.LOCAL and self.hot_log is not None and len(self.hot_log.kept) < KEPT_MAX:

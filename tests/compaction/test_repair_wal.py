@@ -263,7 +263,7 @@ def test_damage_in_one_partition_of_a_member_does_not_fail_its_reads() -> None:
             await joined(consumers, "x")
             got: list[str] = []
             for number in range(6):
-                got += await read(consumers, "x", bytes_max=20)
+                got += await read(consumers, "x", bytes_max=60)
                 await append(log, f"n{number}", partition=1)
                 got += await read(consumers, "x", wait_s=1.0)
             assert {f"n{number}" for number in range(6)} <= set(got)

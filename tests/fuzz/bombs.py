@@ -16,7 +16,8 @@ import pyarrow as pa
 from tests.service.conftest import arrow, arrow_of
 from tidelog.service.formats import arrow as wire_arrow
 from tidelog.service.formats import json_in, transactions, v3_records
-from tidelog.service.routes.produce import UNPACKED_FACTOR_MAX, schema_error
+from tidelog.service.formats.schemas import schema_error
+from tidelog.service.routes.produce import UNPACKED_FACTOR_MAX
 from tidelog.storage.core.errors import InvalidRequest
 
 BODY_BYTES = 8 * 1024 * 1024

@@ -22,8 +22,9 @@ from tidelog.service.formats import arrow, consumers, json_in, json_out, transac
 from tidelog.service.formats.json_in import Format, Produced
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import ON_ERROR, OnError, encode_page
+from tidelog.service.formats.schemas import schema_error
 from tidelog.service.peers import forwarding
-from tidelog.service.routes.produce import SCHEMA_FORMATS, schema_error
+from tidelog.service.routes.produce import SCHEMA_FORMATS
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import InvalidRequest, LogError, RecordTooLarge

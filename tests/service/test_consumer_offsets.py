@@ -178,16 +178,16 @@ async def test_any_broker_serves_an_instance(
         await a.log.create_topic("t", 1, {})
         consumer = await subscribed(a, auto_commit_enable=False)
         await put(a, *range(6))
-        assert await consumer.read(max_bytes=2) == [0, 1]
+        assert await consumer.read(max_records=2) == [0, 1]
         body = {"offsets": [{"topic": "t", "partition": 0, "offset": 1}]}
         there = Instance(b.http, consumer.path)
         await there.ok("POST", "/offsets", body)
-        assert await there.read(max_bytes=2) == [2, 3]
+        assert await there.read(max_records=2) == [2, 3]
         await there.ok("POST", "/positions", {"offsets": body["offsets"]})
         await a.log.wal.refresh()
-        assert await consumer.read(max_bytes=2) == [1, 2]
+        assert await consumer.read(max_records=2) == [1, 2]
         await b.log.wal.refresh()
-        assert await there.read(max_bytes=2) == [1, 2]  # nothing of it was committed
+        assert await there.read(max_records=2) == [1, 2]  # nothing of it was committed
         assert (await there("DELETE")).status_code == 204
         await a.log.wal.refresh()
         assert_refused(await consumer("GET", "/records"), 404, 40403)

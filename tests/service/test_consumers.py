@@ -264,7 +264,7 @@ async def test_reads_go_on_and_commits_follow_what_was_returned(broker: Broker, 
     assert await consumer.read(max_bytes=1) == [0]
     await broker.consumers.commit_delivered()
     assert await consumer.committed() == {0: -1, 1: -1, 2: -1}  # its answer may be lost
-    assert await consumer.read(max_bytes=3) == [1, 2, 3]
+    assert await consumer.read(max_records=3) == [1, 2, 3]
     await broker.consumers.commit_delivered()
     assert (await consumer.committed())[0] == 1
     await consumer.ok("DELETE")
@@ -311,6 +311,14 @@ async def test_a_record_over_max_bytes_is_returned(consumer: Instance, broker: B
     await put(broker, "x" * 5000, "y")
     assert await consumer.read(max_bytes=10) == ["x" * 5000]
     assert await consumer.read(max_bytes=10) == ["y"]
+
+
+async def test_max_poll_records_bounds_each_read(broker: Broker, topic: str) -> None:
+    consumer = await subscribed(broker, **{"max.poll.records": 2})
+    await put(broker, *range(5))
+    assert await consumer.read(max_records=9) == [0, 1]
+    assert await consumer.read(max_records=1) == [2]
+    assert await consumer.read() == [3, 4]
 
 
 async def test_every_partition_gets_its_turn(consumer: Instance, broker: Broker) -> None:

@@ -171,29 +171,36 @@ async def test_what_is_not_there_is_404(broker: Broker, ten: None, path: str, co
 
 
 async def test_max_bytes_cuts_exactly(broker: Broker, ten: None) -> None:
-    # A record is 10 bytes of key and value; there is always one.
-    for max_bytes, count in ((1, 1), (10, 1), (19, 1), (20, 2), (99, 9), (100, 10), (10**18, 10)):
+    # A record weighs 10 bytes of key and value and 24; there is always one.
+    for max_bytes, count in ((1, 1), (34, 1), (67, 1), (68, 2), (339, 9), (340, 10), (10**18, 10)):
         answer = await get(broker, offset=0, max_bytes=max_bytes)
         assert len(answer.json()) == count
         assert positions(answer) == (count, 10, 0)
+
+
+async def test_max_records_cuts_exactly(broker: Broker, ten: None) -> None:
+    for max_records, count in ((1, 1), (9, 9), (10, 10), (10**18, 10)):
+        answer = await get(broker, offset=0, max_records=max_records)
+        assert positions(answer) == (count, 10, 0)
+    assert (await get(broker, offset=0, max_records=0)).status_code == 400
 
 
 async def test_following_the_next_offset_reads_all_once(broker: Broker, ten: None) -> None:
     read: list[str] = []
     offset = 0
     while offset < 10:
-        answer = await get(broker, TEXT, offset=offset, max_bytes=25)
+        answer = await get(broker, TEXT, offset=offset, max_bytes=80)
         read += [record["value"] for record in answer.json()]
         offset = positions(answer)[0]
     assert read == [f"value-{n:04d}" for n in range(10)]
 
 
 async def test_the_servers_bound_is_the_last_word(store: MemoryStore) -> None:
-    async with broker_on(store, fetch_bytes=20, fetch_bytes_max=1024) as broker:
+    async with broker_on(store, fetch_bytes=68, fetch_bytes_max=1024) as broker:
         await broker.log.create_topic("t", 1, {})
         await append(broker.log, *([b"v" * 10] * 200))
         assert len((await get(broker)).json()) == 2
-        assert len((await get(broker, max_bytes=10**9)).json()) == 102
+        assert len((await get(broker, max_bytes=10**9)).json()) == 30
 
 
 # -- long polls

@@ -55,7 +55,7 @@ async def test_one_answer_spans_the_tiers(broker: Broker, topic: str) -> None:
         for offset in (5, 9, 10, 15, 19, 20, 25, 29, 30):
             assert await values(broker, offset=offset) == expected[offset:]
             assert await values(broker, timestamp=FIRST_MS + offset) == expected[offset:]
-            assert await values(broker, offset=offset, max_bytes=150) == expected[offset:][:15]
+            assert await values(broker, offset=offset, max_bytes=510) == expected[offset:][:15]
     table = pa.ipc.open_stream((await get(broker, ARROW)).content).read_all()
     assert table.column("offset").to_pylist() == list(range(30))
 

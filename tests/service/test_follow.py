@@ -108,7 +108,7 @@ async def test_events_come_as_they_are_committed(broker: Broker, port: int) -> N
 
 async def test_a_reader_goes_on_where_it_was(broker: Broker, port: int) -> None:
     await append(broker.log, *numbers(*range(6)))
-    async with following(port, max_bytes=2) as answer:
+    async with following(port, max_bytes=50) as answer:
         last = (await Events(answer).take(3))[-1]
     # An EventSource repeats its URL, whatever it says.
     async with following(port, event_id=last.id, offset="earliest") as answer:

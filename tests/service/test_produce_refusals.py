@@ -31,6 +31,7 @@ from tests.support.faults import Fault, FaultyStore, Script
 from tests.support.properties import examples
 from tidelog.service.routes.produce import ACCEPTED
 from tidelog.storage.core import object_keys
+from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.io.memory import MemoryStore
 
 VALUES = pa.array([b"a", None, b"", b"d"], pa.binary())
@@ -193,8 +194,8 @@ async def test_bad_base64_is_named(broker: Broker, topic: str) -> None:
 @pytest.mark.parametrize("content_type", [BINARY, ARROW])
 async def test_an_oversized_record_refuses_the_request(broker: Broker, content_type: str) -> None:
     await broker.log.create_topic("t", 2, {"max.message.bytes": "1000"})
-    for size, status in ((1001, 413), (1000, 200)):  # of key and value together
-        values = [b"x", b"v" * (size - 10)]
+    for size, status in ((1001, 413), (1000, 200)):  # key, value, and 24 bytes
+        values = [b"x", b"v" * (size - 10 - 24)]
         keys_ = [b"k" * 10] * 2
         if content_type == ARROW:
             body = arrow(value=pa.array(values), key=pa.array(keys_), partition=pa.array([0, 1]))
@@ -431,3 +432,18 @@ async def test_no_torn_stream_is_an_internal_error(broker: Broker, body: bytes) 
         await broker.log.create_topic("t", 3, {})
     headers = {"content-type": ARROW}
     assert_answered(await broker.http.post("/topics/t", content=body, headers=headers))
+
+
+@pytest.mark.parametrize("way", ["json", "arrow"])
+async def test_too_many_records_refuse_the_request(broker: Broker, way: str) -> None:
+    await broker.log.create_topic("t", 1, {})
+    count = RECORDS_MAX + 1
+    bodies = {
+        "json": (JSON, b'{"records":[' + b",".join([b"{}"] * count) + b"]}"),
+        "arrow": (ARROW, arrow(value=pa.nulls(count))),
+    }
+    content_type, body = bodies[way]
+    headers = {"content-type": content_type}
+    answer = await broker.http.post("/topics/t", content=body, headers=headers)
+    assert f"the limit is {RECORDS_MAX}" in assert_refused(answer, 413, 413)
+    assert ends(broker.log) == [0]

@@ -293,7 +293,7 @@ class Reader(Client):
         draws, broker = self.world.draws, self.world.anyone()
         if broker is None:
             return None
-        bytes_max, wait_s = draws.choice([1, 30, 1 << 20]), draws.choice([0.0, 0.0, 1.0])
+        bytes_max, wait_s = draws.choice([1, 70, 1 << 20]), draws.choice([0.0, 0.0, 1.0])
         op = self.begin(
             history.Fetch, self.name, topic, number, offset, broker=broker.name, stream=stream
         )

@@ -17,7 +17,7 @@ from tests.sim.world import Broker, World
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset, MemberConfig
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import LogError, StaleCommit, UnknownMember
-from tidelog.storage.core.model import AppendedRange, TopicPartition
+from tidelog.storage.core.model import AppendedRange, ReadBounds, TopicPartition
 from tidelog.storage.log import Log
 
 T = TypeVar("T")
@@ -150,10 +150,11 @@ class Member(Client):
 
     async def _poll(self, member: str) -> tuple[int, list[Portion]] | None:
         op = self.begin(history.Poll, self.group, self.known_as(member))
-        bytes_max = self.world.draws.choice([20, 1 << 20])
+        bytes_max = self.world.draws.choice([60, 1 << 20])
 
         async def poll(broker: Broker) -> tuple[int, list[Portion]]:
-            reading = broker.consumers.reading(self.group, member, bytes_max=bytes_max, wait_s=1.0)
+            bounds = ReadBounds(bytes_max)
+            reading = broker.consumers.reading(self.group, member, bounds=bounds, wait_s=1.0)
             async with reading as read:
                 portions = [
                     Portion(

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from tests.support import vloop
 from tidelog.storage.core.actions import MemberConfig
+from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.log import Log
 
@@ -55,7 +56,7 @@ async def joined(
 async def read(
     consumers: Instances, member: str, wait_s: float = 0.0, bytes_max: int = 1 << 20
 ) -> list[str]:
-    async with consumers.reading("g", member, bytes_max=bytes_max, wait_s=wait_s) as taken:
+    async with consumers.reading("g", member, bounds=ReadBounds(bytes_max), wait_s=wait_s) as taken:
         return [
             (value or b"").decode()
             for portion in taken.portions

@@ -19,6 +19,7 @@ from tidelog.service.formats.pages import Page
 from tidelog.service.formats.record_formats import (
     FORMAT_PARAMETER,
     MAX_BYTES_PARAMETER,
+    MAX_RECORDS_PARAMETER,
     MEDIA_TYPES,
     ON_ERROR_PARAMETER,
     RESET_PARAMETER,
@@ -145,8 +146,8 @@ class TopicFollower:
         query = call.query()
         format_name = _format(call.headers.get(b"accept", b""), query)
         embedded = embedded_format(query, format_name)
-        bytes_max = self._fetch.bytes_max_of(query)
-        view = FetchParams(name, 0, format_name, embedded, bytes_max, on_error_of(query) or "stop")
+        bounds = self._fetch.bounds_of(query)
+        view = FetchParams(name, 0, format_name, embedded, bounds, on_error_of(query) or "stop")
         reset = reset_of(query)
         await self._log.refresh()  # records that were acknowledged before this call (I3)
         topic = self._log.state.topic(name)
@@ -327,6 +328,7 @@ _DOC = RouteDoc(
         Parameter("last-event-id", "as the header", {"type": "string"}),
         Parameter("Last-Event-ID", "of the last event", {"type": "string"}, "header"),
         MAX_BYTES_PARAMETER,
+        MAX_RECORDS_PARAMETER,
         RESET_PARAMETER,
         FORMAT_PARAMETER,
         ON_ERROR_PARAMETER,

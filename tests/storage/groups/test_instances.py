@@ -29,7 +29,7 @@ from tidelog.storage.core.errors import (
     StaleCommit,
     UnknownMember,
 )
-from tidelog.storage.core.model import TopicPartition
+from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.instances import ARRIVAL_S, TICK_S, Instances
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import FetchResult, Log
@@ -119,7 +119,7 @@ async def test_what_was_not_sent_is_returned_again_and_not_committed() -> None:
 
 
 async def _lose_an_answer(consumers: Instances) -> None:
-    async with consumers.reading("g", "x", bytes_max=100, wait_s=0) as taken:
+    async with consumers.reading("g", "x", bounds=ReadBounds(100), wait_s=0) as taken:
         assert taken.portions
         raise ConnectionError
 
@@ -130,7 +130,7 @@ async def test_the_last_records_are_committed_though_the_next_read_waits_for_not
     acknowledgement: another broker is between them."""
     async with group_of(1, "x") as (log, consumers):
         await append(log, "a", "b")
-        async with consumers.reading("g", "x", bytes_max=100, wait_s=0) as taken:
+        async with consumers.reading("g", "x", bounds=ReadBounds(100), wait_s=0) as taken:
             assert taken.portions
             reading_on = asyncio.create_task(read(consumers, "x", wait_s=0))
             await asyncio.sleep(3)
@@ -144,7 +144,7 @@ async def test_the_last_records_are_committed_though_the_next_read_waits_for_not
 async def test_i10_a_client_that_takes_nothing_is_not_waited_for_for_ever() -> None:
     async with group_of(1, "x") as (log, consumers):
         await append(log, "a")
-        async with consumers.reading("g", "x", bytes_max=100, wait_s=0):
+        async with consumers.reading("g", "x", bounds=ReadBounds(100), wait_s=0):
             began_s = asyncio.get_running_loop().time()
             assert await read(consumers, "x", wait_s=2) == []
             await consumers.commit(await consumers.heartbeat("g", "x"))
@@ -210,7 +210,9 @@ async def _churn(seed: int) -> None:
             await consumers.subscribe("g", name, ["t"])
             while lives > 0 or is_over:
                 lives -= 1
-                reading = consumers.reading("g", name, bytes_max=draw.choice([1, 9, 999]), wait_s=1)
+                reading = consumers.reading(
+                    "g", name, bounds=ReadBounds(draw.choice([1, 60, 999])), wait_s=1
+                )
                 async with reading as taken:
                     if draw.random() < 0.1:
                         raise ConnectionError  # its answer is lost
@@ -280,7 +282,7 @@ async def _transactions(seed: int) -> None:
             for _ in range(40):
                 if is_done():
                     return
-                async with consumers.reading("g", name, bytes_max=4, wait_s=1) as taken:
+                async with consumers.reading("g", name, bounds=ReadBounds(60), wait_s=1) as taken:
                     pass
                 if draw.random() < 0.15 and not is_steady:
                     await asyncio.sleep(draw.choice([1, 25]))

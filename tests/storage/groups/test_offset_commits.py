@@ -11,7 +11,7 @@ from tests.support.instances import SingleBroker
 from tests.support.logs import append, closing, opened
 from tidelog.storage.core.actions import LeaveGroup, MemberConfig
 from tidelog.storage.core.errors import OffsetMetadataTooLarge, UnknownMember
-from tidelog.storage.core.model import TopicPartition
+from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups import offset_commits
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.groups.offset_commits import BUSY_MEMBERS, PAUSE_S
@@ -155,7 +155,7 @@ async def test_what_an_instance_commits_itself_stands_until_it_has_got_more() ->
         (name,) = await _members(consumers, 1, config)
 
         async def read() -> int:
-            async with consumers.reading(name, name, bytes_max=1, wait_s=0) as taken:
+            async with consumers.reading(name, name, bounds=ReadBounds(1), wait_s=0) as taken:
                 return sum(len(each.fetched.pieces) for each in taken.portions)
 
         await append(log, *"abcd")
@@ -179,7 +179,7 @@ async def test_commits_are_spread_over_ticks_and_each_member_has_a_turn() -> Non
         for n, name in enumerate(names):
             await append(log, "v", partition=n)
             for _ in range(2):
-                async with consumers.reading(name, name, bytes_max=99, wait_s=0):
+                async with consumers.reading(name, name, bounds=ReadBounds(99), wait_s=0):
                     pass
         turns = []
         for _ in range(3):

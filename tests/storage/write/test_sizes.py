@@ -93,14 +93,6 @@ def test_a_chunk_that_no_reader_would_unpack_stays_plain(monkeypatch: pytest.Mon
     assert found.equals(batch)
 
 
-def test_a_batch_weighs_what_it_has_in_memory() -> None:
-    batch = chunks.batch_of_rows([rows("x" * 1000, timestamps=[0])])
-    request = AppendRequest([TopicRecords("t", 0, batch)], 8)
-    assert request.size == batch.nbytes > 1000
-    part = batch.slice(0, 0)
-    assert AppendRequest([TopicRecords("t", 0, part)], 8).size == 8
-
-
 def test_an_action_that_cannot_be_stored_concerns_its_request_alone() -> None:
     with pytest.raises(InvalidRequest, match="cannot be stored"):
         AppendRequest((), 0, actions=[AlterTopic("t", {"a": "\ud800"})])

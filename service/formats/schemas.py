@@ -1,0 +1,55 @@
+"""The errors of requests that need a schema registry: no dialect has one here. Pure."""
+
+import msgspec
+
+from tidelog.service.formats.json_in import BadBody, InvalidBody
+from tidelog.storage.core.errors import InvalidRequest, LogError
+
+
+class NoSchemaRegistry(InvalidRequest):
+    """A request needs a schema, and the cluster has no schema registry."""
+
+    status = 408
+    code = 40801
+
+
+class SchemaMissing(InvalidBody):
+    """A body of a format with schemas that has no schema."""
+
+
+class _Record(msgspec.Struct):
+    key: msgspec.Raw = msgspec.Raw()
+    value: msgspec.Raw = msgspec.Raw()
+
+
+class _Schemas(msgspec.Struct):
+    """The fields of a body with schemas; they decide on the error."""
+
+    key_schema: msgspec.Raw = msgspec.Raw()
+    key_schema_id: msgspec.Raw = msgspec.Raw()
+    value_schema: msgspec.Raw = msgspec.Raw()
+    value_schema_id: msgspec.Raw = msgspec.Raw()
+    records: list[_Record] = msgspec.field(default_factory=list)
+
+    def uses(self, part: str) -> bool:
+        """Whether a record has a `key` or `value`."""
+        return any(bytes(getattr(each, part)) not in (b"", b"null") for each in self.records)
+
+    def has(self, part: str) -> bool:
+        """Whether there is a schema for `key` or `value`."""
+        schemas = (getattr(self, f"{part}_schema"), getattr(self, f"{part}_schema_id"))
+        return any(bytes(each) not in (b"", b"null") for each in schemas)
+
+
+def schema_error(body: bytes) -> LogError:
+    """Return the error of Kafka's REST proxies for a body that needs a schema registry."""
+    try:
+        schemas = msgspec.json.decode(body, type=_Schemas)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return BadBody("the body is not a JSON object")
+    has_keys = schemas.uses("key")
+    if not schemas.has("value") and (schemas.uses("value") or not has_keys):
+        return SchemaMissing("Value schema is missing: give value_schema or value_schema_id", 42202)
+    if has_keys and not schemas.has("key"):
+        return SchemaMissing("Key schema is missing: give key_schema or key_schema_id", 42201)
+    return NoSchemaRegistry("no schema registry: tidelog takes json, binary, text and arrow")
