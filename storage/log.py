@@ -46,6 +46,7 @@ from tidelog.storage.core.observer import Observer
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.io.start_retry import START_RETRY_S
 from tidelog.storage.io.tasks import surviving
+from tidelog.storage.read.long_polls import LongPolls
 from tidelog.storage.read.reader import ReadBatch, Reader, ReaderSettings, retry_after_suspend
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
@@ -127,7 +128,7 @@ class Log:
             observer=observer,
         )
         self.sealer = Sealer(self.reader, self.writer, self.tables, settings.sealer, owns)
-        self._waiting: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
+        self._waiting = LongPolls()
         self._is_draining = False
         wal.subscribers.append(self)
 
@@ -153,7 +154,7 @@ class Log:
         """End all long polls. From now on, a fetch that has to wait raises Unavailable."""
         self._is_draining = True
         for key in list(self._waiting):
-            self._wake(key)
+            self._waiting.wake(key)
 
     def _topic_of_id(self, topic_id: str) -> Topic | None:
         return self.state.topic_of_id(topic_id)
@@ -385,22 +386,7 @@ class Log:
         the loop's time reaches `deadline` first. Call only if no partition has records yet."""
         if self._is_draining:
             raise Unavailable("this broker is shutting down: continue at another broker")
-        keys = list(partitions)
-        for key in keys:
-            self._waiting.setdefault(key, set()).add(waiter)
-        try:
-            async with asyncio.timeout_at(deadline):
-                await waiter
-        except TimeoutError:
-            return False
-        finally:
-            for key in keys:
-                waiting = self._waiting.get(key)
-                if waiting is not None:
-                    waiting.discard(waiter)
-                    if not waiting:
-                        del self._waiting[key]
-        return True
+        return await self._waiting.wait(list(partitions), waiter, deadline)
 
     async def offsets(self, topic: str, partition: int) -> Partition:
         """Refresh (I3), then return the partition: log start offset and high watermark."""
@@ -450,13 +436,13 @@ class Log:
             self.tail.forget_topic(topic.topic_id)
             self.tables.forget(topic.topic_id)
             for key in [key for key in self._waiting if key[0] == topic.name]:
-                self._wake(key)
+                self._waiting.wake(key)
         if not self._waiting:
             return
         for outcome in applied.outcomes:
             if not outcome.is_duplicate:
                 for placement in outcome.placements:
-                    self._wake((placement.topic, placement.partition))
+                    self._waiting.wake((placement.topic, placement.partition))
 
     def on_reset(self) -> None:
         """Drop the data that was derived from an expired view; wake all fetches."""
@@ -464,12 +450,7 @@ class Log:
         self.tail.clear()
         self.tables.forget_unknown()
         for key in list(self._waiting):
-            self._wake(key)
-
-    def _wake(self, key: tuple[str, int]) -> None:
-        for waiter in self._waiting.get(key, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+            self._waiting.wake(key)
 
     def _on_committed(
         self, segment: ClosedSegment, encoded: EncodedDraft, outcomes: Sequence[Outcome]

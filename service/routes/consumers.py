@@ -21,6 +21,7 @@ from tidelog.service.formats import consumers as wire_consumers
 from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import OnError, Page, check_first, encode_page, headers_of
+from tidelog.service.formats.record_formats import FETCH_FORMATS, MEDIA_TYPES, on_error_of
 from tidelog.service.http.call import HttpRequest, HttpResponse, received_again
 from tidelog.service.http.media_types import (
     ARROW,
@@ -36,7 +37,7 @@ from tidelog.service.http.parameters import InvalidParameter, check_printable, i
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.peers.forwarding import Forwarder, Unreached
-from tidelog.service.routes.fetch import FETCH_FORMATS, MEDIA_TYPES, Fetch, on_error_of, until_gone
+from tidelog.service.routes.fetch import Fetch, until_gone
 from tidelog.service.security.caller import check_found, check_topics, rights_of
 from tidelog.service.settings import Settings
 from tidelog.storage.broker import Broker

@@ -7,15 +7,28 @@ lines.
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
-
-import msgspec
+from typing import NamedTuple, cast
 
 from tidelog.service.formats import arrow, events, json_in, json_out
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import ON_ERROR, OnError, Page, encode_page, headers_of
+from tidelog.service.formats.pages import (
+    ON_ERROR,
+    FetchedRecord,
+    OnError,
+    Page,
+    encode_page,
+    headers_of,
+)
+from tidelog.service.formats.record_formats import (
+    MEDIA_TYPES,
+    embedded_format,
+    format_of_accept,
+    on_error_of,
+)
+from tidelog.service.formats.shared_pages import PageKey, SharedPages
 from tidelog.service.http.admission import Budget, Share
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.errors import answered, error_body
@@ -23,11 +36,7 @@ from tidelog.service.http.media_types import (
     ARROW,
     EMBEDDED,
     EVENT_STREAM,
-    JSON_V2,
     NDJSON,
-    NotAcceptable,
-    media_type,
-    types_of_formats,
 )
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter, integer, partition_number
 from tidelog.service.http.route import V2, Answer, Content, Parameter, Permission, Route, RouteDoc
@@ -35,35 +44,24 @@ from tidelog.service.security.caller import rights_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.acls import READ, TOPIC
-from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable, UnknownPartition
+from tidelog.storage.core.errors import (
+    LogError,
+    OffsetOutOfRange,
+    Throttled,
+    Unavailable,
+    UnknownPartition,
+)
 from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
 KEEPALIVE_S = 15.0
 ROOM_S = 0.05  # after it, a follower without room for its next page looks again
+STREAMS_OF_PRINCIPAL_MAX = 1_000
+STREAMS_RETRY_MS = 10_000
 RESETS = ("none", "earliest", "latest")
-FETCH_FORMATS: dict[bytes, str] = {
-    b"": "binary",
-    b"*/*": "binary",
-    b"application/*": "binary",
-    JSON_V2: "binary",
-    b"application/json": "binary",
-    b"application/vnd.kafka.v1+json": "binary",
-    b"application/vnd.kafka+json": "binary",
-    ARROW: "arrow",
-    NDJSON: "ndjson",
-    EVENT_STREAM: "sse",
-    **types_of_formats(EMBEDDED),
-}
 FRAMINGS: dict[str, json_out.Framing] = {"ndjson": "ndjson", "sse": "sse"}
 """Of the formats that are no array."""
-MEDIA_TYPES: dict[str, bytes] = {
-    **{name: f"application/vnd.kafka.{name}.v2+json".encode() for name in EMBEDDED},
-    "arrow": ARROW,
-    "ndjson": NDJSON,
-    "sse": EVENT_STREAM,
-}
 
 
 class FetchParams(NamedTuple):
@@ -94,6 +92,8 @@ class Fetch:
         self._settings = settings
         self.counters = counters
         self._answers = answers
+        self._pages = SharedPages()
+        self._streams: Counter[str] = Counter()  # followers by principal
 
     async def fetch(
         self, call: HttpRequest, topic: str, partition_text: str
@@ -101,9 +101,9 @@ class Fetch:
         """Answer; the answer is in the budget until the socket has taken it."""
         rights = rights_of(call.scope)
         rights.charge(CONSUMER_BYTE_RATE)
-        format_name = _format(call.headers.get(b"accept", b""))
+        format_name = format_of_accept(call.headers.get(b"accept", b""))
         query = call.query()
-        embedded = _embedded(query, format_name)
+        embedded = embedded_format(query, format_name)
         number = await self._partition(topic, partition_text)
         bytes_max = self._settings.fetch_bytes
         if "max_bytes" in query:
@@ -160,9 +160,28 @@ class Fetch:
         fetched = await self._log.fetch(
             view.topic, view.partition, offset, bytes_max=view.bytes_max
         )
-        page = encode(view, fetched)
+        # Readers that wait, or follow, often get the same records at the same time.
+        is_shared = wait_s > 0 or call is None or view.format_name == "sse"
+        page = self._shared(view, offset, fetched) if is_shared else encode(view, fetched)
         self.charge(share, len(page.page.body))
         return page
+
+    def _shared(self, view: FetchParams, offset: int, fetched: FetchResult) -> FetchPage:
+        """Encode the records, unless another reader had them just now."""
+        topic = self._log.state.topics.get(view.topic)
+        if topic is None or not fetched.pieces:
+            return encode(view, fetched)
+        records = sum(piece.batch.num_rows for piece in fetched.pieces)
+        key = PageKey(
+            *(topic.topic_id, view.partition, offset, fetched.next_offset, records),
+            *(view.format_name, view.embedded, view.on_error),
+        )
+        page = self._pages.get(key)
+        if page is None:
+            found = encode(view, fetched)
+            self._pages.add(key, found.page)
+            return found
+        return FetchPage(fetched._replace(next_offset=page.end(fetched.next_offset)), page)
 
     def count(self, pages: Sequence[Page], size: int, topic: str | None = None) -> None:
         """Count the records of an answer of `size` bytes; `topic` is None if it may have several
@@ -227,8 +246,26 @@ class Fetch:
     async def _follow(self, call: HttpRequest, view: FetchParams, offset: int, reset: str) -> None:
         # The first page comes before the response starts: its errors have a status. But an
         # EventSource ends at any other than 200: it gets a record that does not decode as an event.
-        with self.budget() as share:
+        with self._stream(rights_of(call.scope).principal), self.budget() as share:
             await self._follow_on(call, view, offset, reset, share)
+
+    @contextlib.contextmanager
+    def _stream(self, principal: str) -> Iterator[None]:
+        """Count a follower of the principal. Raises Throttled. Without security, the bound of the
+        connections bounds the followers."""
+        if principal and self._streams[principal] >= STREAMS_OF_PRINCIPAL_MAX:
+            raise Throttled(
+                f"{principal} has {self._streams[principal]} followers at this broker, which is "
+                "the maximum: end one, or use another broker",
+                retry_after_ms=STREAMS_RETRY_MS,
+            )
+        self._streams[principal] += 1
+        try:
+            yield
+        finally:
+            self._streams[principal] -= 1
+            if not self._streams[principal]:
+                del self._streams[principal]
 
     async def _follow_on(
         self, call: HttpRequest, view: FetchParams, offset: int, reset: str, share: Share
@@ -347,36 +384,6 @@ def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
     return FetchPage(fetched, page)
 
 
-def _format(accept: bytes) -> str:
-    for part in accept.split(b",") if b"," in accept else (accept,):
-        found = FETCH_FORMATS.get(media_type(part))
-        if found is not None:
-            return found
-    raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')}")
-
-
-def _embedded(query: dict[str, str], format_name: str) -> str:
-    """Return the format of keys and values: the format itself, or `format=` for lines and
-    events."""
-    if format_name in EMBEDDED:
-        return format_name
-    embedded = query.get("format", "json")
-    if embedded not in EMBEDDED:
-        raise InvalidParameter(f"parameter format={embedded!r} must be json, binary or text")
-    return embedded
-
-
-def on_error_of(query: dict[str, str]) -> OnError | None:
-    """Return the parameter `on_error`; None if it is not given. Raises InvalidParameter."""
-    text = query.get("on_error")
-    if text is None or text in ON_ERROR:
-        return text
-    raise InvalidParameter(
-        f"parameter on_error={text[:SHOWN_MAX]!r} must be {', '.join(ON_ERROR[:-1])} or "
-        f"{ON_ERROR[-1]}"
-    )
-
-
 def _positions(fetched: FetchResult) -> tuple[tuple[bytes, bytes], ...]:
     return (
         (b"tidelog-next-offset", b"%d" % fetched.next_offset),
@@ -402,24 +409,6 @@ ON_ERROR_HEADERS = (
     "(`TOPIC-PARTITION@OFFSET`) with `skip`; with `stop`, `Tidelog-Undecodable` is the record "
     "before which the answer, or a partition, ends."
 )
-
-
-class FetchedRecord(msgspec.Struct):
-    """One record. `key` and `value` are JSON, or strings in base64 or of text.
-
-    `key_format` is `text` for a key that is text and no JSON, in format json. With `on_error=raw` a
-    key or value that does not decode is null, and `key_base64` or `value_base64` has its bytes."""
-
-    topic: str
-    key: Any
-    value: Any
-    partition: int
-    offset: int
-    timestamp: int
-    headers: list[dict[str, str | None]] = []
-    key_format: str | None = None
-    key_base64: str | None = None
-    value_base64: str | None = None
 
 
 def records_answer(description: str) -> Answer:

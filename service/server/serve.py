@@ -24,6 +24,7 @@ from urllib.request import url2pathname
 import uvloop
 
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, UNREACHABLE_ERRORS
+from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.protocol import Server
 from tidelog.service.http.sockets import bound_sockets
@@ -355,6 +356,7 @@ def _other_bounds(settings: Settings) -> dict[str, int]:
         "tail cache": settings.tail_cache_bytes,
         "read cache": settings.read_cache_bytes,
         "peers": BODIES_BYTES_MAX,
+        "shared pages": SHARED_BYTES_MAX,
     }
 
 
