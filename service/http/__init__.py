@@ -8,6 +8,7 @@ cors            pages of other origins that may use the API
 errors          from an error to an HTTP response
 media_types     media types, formats inside JSON, refusals of other types
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
+paging          pages of a listing
 parameters      parameters of a path, a query and a body: parsers, checks
 protocol        uvicorn's server, bounded by Admission; head and body in one packet, offers ignored
 request_id      X-Request-Id

@@ -43,6 +43,7 @@ from tidelog.service.server.open_files import KEPT_FILES, Shares, raised, shares
 from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.router import Router, limits_of
 from tidelog.service.settings import Settings, state_home
+from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Worker, gathered
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
@@ -283,6 +284,8 @@ async def _serve_http(
 ) -> None:
     sampling = asyncio.create_task(rates.run(), name="tidelog-vitals")
     memory = asyncio.create_task(return_memory(broker), name="tidelog-memory")
+    loop_probe = LoopProbe(app.counters.loop_held)
+    loop_probe.start()
 
     def listening(url: str) -> None:
         # With port 0, a caller reads the port from this line: the first one with a URL.
@@ -324,6 +327,7 @@ async def _serve_http(
         watch.cancel()
         sampling.cancel()
         memory.cancel()
+        loop_probe.stop()
         # A failed task of the log is a bug: raise its exception instead of dropping it.
         with contextlib.suppress(asyncio.CancelledError):
             await watch

@@ -34,9 +34,6 @@ async def broker() -> AsyncIterator[Broker]:
         yield broker
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="S14: a listing is one page, however long it is"
-)
 @pytest.mark.parametrize(
     "path",
     [
