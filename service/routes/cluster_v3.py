@@ -130,7 +130,7 @@ async def list_broker_replicas(
             if not rights.may(DESCRIBE, TOPIC, name):
                 yield name, HIDDEN
                 continue
-            first = after[1] + 1 if after is not None and name == after[0] else 0
+            first = max(after[1] + 1, 0) if after is not None and name == after[0] else 0
             for number in range(first, len(topic.partitions)):
                 yield name, number
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from fastapi import FastAPI
 
+from tests.support.held_loop import measured
 from tidelog.service.http.protocol import Server
 from tidelog.service.security.authenticator import Security, topic_filter
 from tidelog.service.server.app import build_app
@@ -25,6 +26,17 @@ from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
+
+
+@pytest.fixture(autouse=True)
+def _loop_is_not_held(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No callback of the loop takes long, in CPU time, but where a test has the mark
+    `holds_loop`."""
+    with measured() as held:
+        yield
+    if request.node.get_closest_marker("holds_loop") is None:
+        assert not held.found, f"callbacks held the loop (s, which): {held.found}"
+
 
 QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
 """Nothing happens by itself: what a test sees follows from what it asked."""
