@@ -4,7 +4,7 @@ thread: meanwhile, no other request goes on.
 A timer runs each PERIOD_S. If it runs late, the loop was held for as long as it is late, unless the
 thread waited for a CPU or a lock: so the time that counts is not more than the CPU time since the
 timer ran last. A stretch that begins before the timer is due is seen too short, by PERIOD_S at
-most. ~2 us each time.
+most. ~3 us each time.
 """
 
 import asyncio

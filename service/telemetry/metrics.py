@@ -82,7 +82,7 @@ class HttpCounters:
         self.audit_lost: Counter[str] = Counter()
         """Events that it does not have, by reason: flood or write."""
         self.loop_held = Histogram(HELD_S)
-        """What LoopProbe measures."""
+        """CPU time between two turns of the event loop, by LoopProbe."""
         self.topics: dict[str, Traffic] = {}
         self.records_in = 0
         self.bytes_in = 0

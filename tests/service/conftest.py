@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from fastapi import FastAPI
 
-from tests.support.held_loop import measured
+from tests.support.held_loop import measured, not_counted
 from tidelog.service.http.protocol import Server
 from tidelog.service.security.authenticator import Security, topic_filter
-from tidelog.service.server.app import build_app
+from tidelog.service.server.app import Application, build_app
 from tidelog.service.server.router import Router
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -28,14 +28,19 @@ from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
 
 
-@pytest.fixture(autouse=True)
-def _loop_is_not_held(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No callback of the loop takes long, in CPU time, but where a test has the mark
-    `holds_loop`."""
-    with measured() as held:
+@pytest.fixture
+def loop_is_not_held() -> Iterator[None]:
+    """No callback of the loop takes long, in CPU time, but those that build an application."""
+    build = Application.__init__
+
+    def built(self: Application, **fields: Any) -> None:
+        not_counted()  # a broker builds its application before it serves
+        build(self, **fields)
+
+    with pytest.MonkeyPatch.context() as patch, measured() as held:
+        patch.setattr(Application, "__init__", built)
         yield
-    if request.node.get_closest_marker("holds_loop") is None:
-        assert not held.found, f"callbacks held the loop (s, which): {held.found}"
+    assert not held.found, f"callbacks held the loop (s, which): {held.found}"
 
 
 QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
