@@ -128,9 +128,21 @@ class Client:
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     async def get_json(self, path: str, **request: Any) -> Any:
-        """Return the JSON of a successful response. Raises CommandError, also if the response is
-        not JSON."""
-        return self.json_of(await self.get(path, **request))
+        """Return the JSON of a successful response, and for a listing the items of all its pages.
+        Raises CommandError, also if the response is not JSON."""
+        found = self.json_of(await self.get(path, **request))
+        await self.add_pages(found, path, request.get("params"))
+        return found
+
+    async def add_pages(self, found: Any, path: str, params: Mapping[str, str] | None) -> None:
+        """Add the items of all next pages to those of `found`, if that is a listing of v3."""
+        page = found
+        while isinstance(page, dict) and (url := (page.get("metadata") or {}).get("next")):
+            # Of the URL only the token is taken: the broker may know itself by another address.
+            token = httpx.URL(url).params["page_token"]
+            answer = await self.get(path, params={**(params or {}), "page_token": token})
+            page = self.json_of(answer)
+            found["data"] += page["data"]
 
     def json_of(self, answer: httpx.Response) -> Any:
         """Return the JSON of a response. Raises CommandError if it is not JSON."""

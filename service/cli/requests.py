@@ -51,7 +51,8 @@ def request(
     params: Mapping[str, str] | None = None,
     missing: str = "",
 ) -> Any:
-    """Send one request. Return the JSON of the response, or None if the response has no body.
+    """Send one request. Return the JSON of the response, or None if the response has no body. The
+    response of a listing has the items of all pages.
 
     `{cluster}` in `path` stands for the path of the cluster. A 404 raises NotThere. If `missing` is
     not empty, it is the message.
@@ -64,7 +65,10 @@ def request(
             url = url.replace("{cluster}", await client.cluster())
         with missing_is(missing):
             answer = await client.call(method, url, json=json, params=params)
-        return client.json_of(answer) if answer.content or method == "GET" else None
+        found = client.json_of(answer) if answer.content or method == "GET" else None
+        if method == "GET":
+            await client.add_pages(found, url, params)
+        return found
 
     return with_client(ctx, server, work)
 

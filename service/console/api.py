@@ -3,6 +3,7 @@
 For everything else, the console uses the routes of the dialects, as any client can.
 """
 
+import asyncio
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
@@ -10,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from tidelog.service.console.topic_layout import PartitionLayout, TopicLayouts
 from tidelog.service.console.wal_entries import Checkpoint, WalEntry, WalPage
+from tidelog.service.http.paging import ITEMS_AT_ONCE, in_order
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import ERRORS, FreshLog, Rights, TopicName, broker_log
 from tidelog.service.routes.group_resources_v3 import group_ids, lags
@@ -32,6 +34,10 @@ from tidelog.storage.state.group_types import DEFAULT_ASSIGNOR
 
 LAYOUT_PARTITIONS_MAX = 100
 """Bound of the partitions in one response with a topic's layout."""
+PARTITIONS_AT_ONCE = 10_000
+"""~0.5 us each, in the sums of a list of topics."""
+ITEM_PARTITIONS = 20
+"""The cost of a topic in a list, beside its partitions, as a number of partitions."""
 
 
 # -- overview
@@ -232,9 +238,17 @@ async def list_topic_summaries(log: FreshLog, rights: Rights) -> list[TopicSumma
     """List the topics that the caller may describe, with their sizes as far as the WAL knows
     them."""
     now_ms = log.clock.now_ms()
-    ordered = sorted(log.state.topics.values(), key=lambda topic: topic.name)
-    shown = [topic for topic in ordered if rights.may(DESCRIBE, TOPIC, topic.name)]
-    return [_summary(log, topic, now_ms) for topic in shown]
+    found, looked = [], 0
+    for name in await in_order(log.state.topics):
+        topic = log.state.topics.get(name)
+        if topic is None or not rights.may(DESCRIBE, TOPIC, name):
+            continue
+        found.append(_summary(log, topic, now_ms))
+        looked += ITEM_PARTITIONS + len(topic.partitions)
+        if looked >= PARTITIONS_AT_ONCE:
+            looked = 0
+            await asyncio.sleep(0)
+    return found
 
 
 def _summary(log: Broker, topic: Topic, now_ms: int) -> TopicSummary:
@@ -310,13 +324,18 @@ class GroupLagHistory(BaseModel):
 
 async def list_group_summaries(log: FreshLog, rights: Rights) -> list[GroupSummary]:
     """List every group that the caller may describe, with its members and its lag."""
-    shown = [each for each in group_ids(log) if may_describe_group(rights, each)]
-    return [_group(log, group_id, rights) for group_id in shown]
+    found = []
+    for number, group_id in enumerate(await in_order(group_ids(log)), 1):
+        if number % ITEMS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        if may_describe_group(rights, group_id):
+            found.append(await _group(log, group_id, rights))
+    return found
 
 
-def _group(log: Broker, group_id: str, rights: CallerRights) -> GroupSummary:
+async def _group(log: Broker, group_id: str, rights: CallerRights) -> GroupSummary:
     held = log.state.members.get(group_id)
-    behind = lags(log, group_id, rights)
+    behind = await lags(log, group_id, rights)
     return GroupSummary(
         consumer_group_id=group_id,
         state="STABLE" if held is not None and held.members else "EMPTY",

@@ -7,6 +7,7 @@ json_text       columns of values to columns of JSON texts; the error Undecodabl
 events          lines and events of followers, beside the records
 pages           pages of an answer; `on_error`: stop, skip or raw for records that do not decode
 record_formats  the formats of answers, as requests name them; `reset`; the documented record
+shared_pages    encoded pages that many readers get
 json_numbers    numbers that most readers of JSON refuse
 arrow           Arrow streams to columns and back
 schemas         errors of requests that need a schema registry

@@ -5,6 +5,7 @@ Clients may send numbers and booleans as strings (DIALECTS, v2 consumers). Pure.
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -13,7 +14,12 @@ from tidelog.service.formats.json_in import InvalidBody
 from tidelog.service.formats.pages import ON_ERROR, OnError
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.media_types import SCHEMA_FORMATS
-from tidelog.service.http.parameters import check_printable_field
+from tidelog.service.http.parameters import (
+    InvalidParameter,
+    check_printable,
+    check_printable_field,
+    integer,
+)
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
@@ -294,3 +300,19 @@ def encode_offsets(offsets: Mapping[TopicPartition, tuple[int, str]]) -> bytes:
         for where, (offset, metadata) in offsets.items()
     ]
     return msgspec.json.encode({"offsets": listed})
+
+
+def partitions_of_query(query: bytes) -> list[TopicPartition]:
+    """Parse `?topic=t&partition=0` (repeatable), for clients that cannot send a body with GET."""
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    topics = [text for name, text in pairs if name == "topic"]
+    numbers = [
+        integer("partition", text, 0, 2**31 - 1) for name, text in pairs if name == "partition"
+    ]
+    if len(topics) == 1:
+        topics *= len(numbers)
+    if len(topics) != len(numbers):
+        raise InvalidParameter("give a topic for each partition, or one topic for all")
+    for topic in topics:
+        check_printable("topic", topic)
+    return list(map(TopicPartition, topics, numbers))

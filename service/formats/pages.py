@@ -32,24 +32,6 @@ ON_ERROR: tuple[OnError, ...] = get_args(OnError)
 _TEXT_KEY = b',"key_format":"text"'
 
 
-class FetchedRecord(msgspec.Struct):
-    """One record. `key` and `value` are JSON, or strings in base64 or of text.
-
-    `key_format` is `text` for a key that is text and no JSON, in format json. With `on_error=raw` a
-    key or value that does not decode is null, and `key_base64` or `value_base64` has its bytes."""
-
-    topic: str
-    key: Any
-    value: Any
-    partition: int
-    offset: int
-    timestamp: int
-    headers: list[dict[str, str | None]] = []
-    key_format: str | None = None
-    key_base64: str | None = None
-    value_base64: str | None = None
-
-
 class Page(msgspec.Struct, frozen=True, gc=False):
     """Encoded records of one partition.
 

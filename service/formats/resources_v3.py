@@ -8,7 +8,6 @@ every request, so a client does not need to choose a broker. `replication_factor
 object store replicates and does not show how.
 """
 
-from collections.abc import Iterable
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -17,7 +16,6 @@ from pydantic import BaseModel, Field
 from tidelog.service.http.urls import ClientUrl
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core.topic_configs import CONFIGS, KNOWN, WITHOUT_EFFECT
-from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
 
 BROKER_ID = 1
@@ -39,7 +37,7 @@ class Metadata(BaseModel):
 
 
 class ListMetadata(BaseModel):
-    """A list's URL. Every list is one page."""
+    """A list's URL, and that of the next page if there is one."""
 
     self_url: str = Field(serialization_alias="self")
     next: str | None = None
@@ -252,11 +250,6 @@ class ResourceFactory:
             configs=self.related(*at, "configs"),
             partition_reassignments=self.related(*at, "partitions", "-", "reassignment"),
         )
-
-    def topics(self, topics: Iterable[Topic]) -> TopicList:
-        ordered = sorted(topics, key=lambda topic: topic.name)
-        data = [self.topic(topic.name, len(topic.partitions)) for topic in ordered]
-        return TopicList(metadata=self.listed("topics"), data=data)
 
     def partition(self, topic: str, number: int) -> PartitionData:
         at = ("topics", topic, "partitions", number)

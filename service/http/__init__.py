@@ -9,6 +9,7 @@ errors          from an error to an HTTP response
 exchange        one request and its answer on a connection, without messages of ASGI
 media_types     media types, formats inside JSON, refusals of other types
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
+paging          pages of a listing
 parameters      parameters of a path, a query and a body: parsers, checks
 protocol        uvicorn's server and its connections, bounded by Admission; offers are ignored
 request_id      X-Request-Id

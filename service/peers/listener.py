@@ -21,7 +21,7 @@ import contextlib
 import hmac
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -74,7 +74,7 @@ class PeerApp:
         self,
         broker: Broker,
         groups: Forwarded | None = None,
-        reports: Mapping[str, Callable[[], bytes]] | None = None,
+        reports: Mapping[str, Callable[[], bytes | Awaitable[bytes]]] | None = None,
         signatures: Signatures | None = None,
     ) -> None:
         """`reports` has the functions that answer METRICS and VITALS. With `signatures`, messages
@@ -125,7 +125,8 @@ class PeerApp:
             self._api.on_announcements(message)
             return b""
         if (report := self._reports.get(path)) is not None:
-            return report()
+            found = report()
+            return found if isinstance(found, bytes) else await found
         if self._groups is None or path in (METRICS, VITALS):
             raise _Refused(503, "this broker has no consumer groups and no reports")
         if path == GROUP_CONFIRM:

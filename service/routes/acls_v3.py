@@ -5,6 +5,7 @@ clients know this error. An empty list would mean "nothing is allowed", and a 40
 version of the API.
 """
 
+import asyncio
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tidelog.service.formats.bodies import StrictModel
 from tidelog.service.formats.resources_v3 import Resource, ResourceFactory, ResourceList
+from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
@@ -30,6 +32,7 @@ from tidelog.storage.core.acls import ALTER, ANY, CLUSTER, DESCRIBE, Acl, AclFil
 from tidelog.storage.core.actions import CreateAcls, DeleteAcls
 from tidelog.storage.core.errors import InvalidRequest
 
+ACLS_AT_ONCE = 2_000
 Upper = BeforeValidator(lambda word: word.upper() if isinstance(word, str) else word)
 """Makes a word upper case: some clients send `topic`, others `TOPIC`."""
 
@@ -153,11 +156,24 @@ DeletionFilter = Annotated[AclFilter, Depends(deletion_filter)]
 
 
 async def list_acls(
-    _: RequiredSecurity, wanted: SearchFilter, broker: FreshLog, make: Resources
+    _: RequiredSecurity,
+    wanted: SearchFilter,
+    broker: FreshLog,
+    make: Resources,
+    page: WantedPage,
 ) -> AclList:
     """The ACLs that match a filter. If security is off, the response is 400/40002."""
-    found = [acl for acl in broker.state.access.acls if wanted.matches(acl)]
-    return AclList(metadata=make.listed("acls"), data=_data(make, found))
+    after = page.position(*[str] * len(Acl.__struct_fields__))
+    keys: list[tuple[str, ...]] = []
+    for number, acl in enumerate(list(broker.state.access.acls), 1):
+        if number % ACLS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        if wanted.matches(acl) and (after is None or _key(acl) > after):
+            keys.append(_key(acl))
+    keys.sort()
+    shell = AclList(metadata=make.listed("acls"), data=[])
+    found: AclList = await answer_page(page, shell, keys, lambda key: _resource(make, key))
+    return found
 
 
 async def create_acl(
@@ -203,8 +219,16 @@ def _log_changes(rights: CallerRights, change: str, acls: list[Acl]) -> None:
 
 def _data(make: ResourceFactory, found: list[Acl]) -> list[AclData]:
     """Return the resources, in Confluent's order."""
-    ordered = sorted(map(_fields, found), key=lambda fields: tuple(fields.values()))
-    return [make.create(AclData, "/acl", (_path(fields),), **fields) for fields in ordered]
+    return [_resource(make, key) for key in sorted(map(_key, found))]
+
+
+def _resource(make: ResourceFactory, key: tuple[str, ...]) -> AclData:
+    fields = dict(zip(Acl.__struct_fields__, key, strict=True))
+    return make.create(AclData, "/acl", (_path(fields),), **fields)
+
+
+def _key(acl: Acl) -> tuple[str, ...]:
+    return tuple(getattr(acl, name) for name in Acl.__struct_fields__)
 
 
 def _fields(acl: Acl) -> dict[str, str]:

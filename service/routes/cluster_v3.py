@@ -5,6 +5,7 @@ responses follow Confluent's OpenAPI document, so clients that are generated fro
 has no configs of brokers and no reassignments, so their lists are empty.
 """
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -16,9 +17,11 @@ from tidelog.service.formats.resources_v3 import (
     ClusterData,
     ClusterList,
     EmptyList,
+    ReplicaData,
     ReplicaList,
 )
 from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.paging import WantedPage, answer_page, in_order
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     ERRORS,
@@ -33,6 +36,10 @@ from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, DESCRIBE, DESCRIBE
 from tidelog.storage.core.errors import InvalidRequest
 
 READ_ONLY = "configs of brokers are read-only: they are settings of each broker's process"
+
+
+HIDDEN = -1
+"""In place of the partitions of a topic that the caller may not describe."""
 
 
 async def live_broker(request: Request, broker_id: str) -> Member | None:
@@ -108,15 +115,32 @@ async def refuse_cluster_config() -> None:
 
 
 async def list_broker_replicas(
-    member: LiveBroker, log: FreshLog, make: Resources, rights: Rights
+    member: LiveBroker, log: FreshLog, make: Resources, rights: Rights, page: WantedPage
 ) -> ReplicaList:
     """For broker 1, all partitions that the caller may describe; for others, an empty list."""
-    partitions = [] if member is not None else log.state.partitions()
-    shown = [one for one in partitions if rights.may(DESCRIBE, TOPIC, one[0].name)]
-    return ReplicaList(
-        metadata=make.listed("brokers", _number(member), "partition-replicas"),
-        data=[make.replica(topic.name, number) for topic, number, _ in shown],
+    metadata = make.listed("brokers", _number(member), "partition-replicas")
+    after = page.position(str, int)
+    names = await in_order(log.state.topics if member is None else ())
+
+    def keys() -> Iterator[tuple[str, int]]:
+        for name in names:
+            topic = log.state.topics.get(name)
+            if topic is None or (after is not None and name < after[0]):
+                continue
+            if not rights.may(DESCRIBE, TOPIC, name):
+                yield name, HIDDEN
+                continue
+            first = max(after[1] + 1, 0) if after is not None and name == after[0] else 0
+            for number in range(first, len(topic.partitions)):
+                yield name, number
+
+    def replica(key: tuple[str, int]) -> ReplicaData | None:
+        return None if key[1] == HIDDEN else make.replica(*key)
+
+    found: ReplicaList = await answer_page(
+        page, ReplicaList(metadata=metadata, data=[]), keys(), replica
     )
+    return found
 
 
 async def list_reassignments(topic_name: TopicName, make: Resources) -> EmptyList:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias, cast
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 import msgspec
 
@@ -33,15 +33,21 @@ from tidelog.service.http.media_types import (
     media_type,
     types_of_formats,
 )
-from tidelog.service.http.parameters import InvalidParameter, check_printable, integer
+from tidelog.service.http.parameters import integer
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.peers.forwarding import Forwarder, Unreached
 from tidelog.service.routes.fetch import Fetch, until_gone
-from tidelog.service.security.caller import check_found, check_topics, rights_of
+from tidelog.service.security.caller import (
+    ALL_RIGHTS,
+    CallerRights,
+    check_found,
+    check_topics,
+    rights_of,
+)
 from tidelog.service.settings import Settings
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import DESCRIBE, GROUP, READ
+from tidelog.storage.core.acls import DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.errors import (
     AssignedOtherwise,
     InvalidRequest,
@@ -198,16 +204,16 @@ class ConsumerHandlers:
         await self._consumers.subscribe(group, name, wanted.topics, wanted.pattern)
         return NO_CONTENT
 
-    async def subscription(self, _call: HttpRequest, group: str, name: str) -> HttpResponse:
+    async def subscription(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
         session = await self._consumers.heartbeat(group, name)
+        rights = rights_of(call.scope)
+        topics = [each for each in session.member.topics if rights.may(DESCRIBE, TOPIC, each)]
         partitions: dict[str, list[int]] | None = None
         if session.member.config.dialect == wire_consumers.STRIMZI:
             partitions = {}
-            for where in self._assigned(session):
+            for where in self._assigned(session, rights):
                 partitions.setdefault(where.topic, []).append(where.partition)
-        return HttpResponse(
-            200, wire_consumers.encode_subscription(session.member.topics, partitions)
-        )
+        return HttpResponse(200, wire_consumers.encode_subscription(topics, partitions))
 
     async def unsubscribe(self, _call: HttpRequest, group: str, name: str) -> HttpResponse:
         session = await self._consumers.heartbeat(group, name)
@@ -222,13 +228,25 @@ class ConsumerHandlers:
         await self._consumers.assign(group, name, partitions)
         return NO_CONTENT
 
-    async def assignments(self, _call: HttpRequest, group: str, name: str) -> HttpResponse:
+    async def assignments(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
         session = await self._consumers.heartbeat(group, name)
-        return HttpResponse(200, wire_consumers.encode_partitions(self._assigned(session)))
+        assigned = self._assigned(session, rights_of(call.scope))
+        return HttpResponse(200, wire_consumers.encode_partitions(assigned))
 
-    def _assigned(self, session: MemberSession) -> list[TopicPartition]:
+    def _assigned(self, session: MemberSession, rights: CallerRights) -> list[TopicPartition]:
+        """Return the member's partitions in topics that the caller may describe, sorted."""
+        names = {each for each in self._topics(session) if rights.may(DESCRIBE, TOPIC, each)}
         named = ((self._log.state.topic_of_id(at.topic_id), at) for at in session.member.owned)
-        return sorted(TopicPartition(topic.name, at.partition) for topic, at in named if topic)
+        return sorted(
+            TopicPartition(topic.name, at.partition)
+            for topic, at in named
+            if topic is not None and topic.name in names
+        )
+
+    def _topics(self, session: MemberSession) -> list[str]:
+        """Return the topics of the member's partitions."""
+        topics = map(self._log.state.topic_of_id, {at.topic_id for at in session.member.owned})
+        return [topic.name for topic in topics if topic is not None]
 
     # -- records
 
@@ -311,25 +329,29 @@ class ConsumerHandlers:
         body = await call.body(CONSUMER_BODY_BYTES_MAX)
         session = await self._consumers.heartbeat(group, name)
         commit = wire_consumers.decode_commit(body, session.member.config.dialect)
-        await check_topics(
-            rights_of(call.scope), READ, [each.topic for each in commit.offsets or ()]
-        )
+        rights = rights_of(call.scope)
+        if commit.offsets is not None:
+            await check_topics(rights, READ, [each.topic for each in commit.offsets])
+        elif rights is not ALL_RIGHTS:
+            for topic in self._topics(session):
+                await check_found(rights, topic)
         await self._consumers.commit(session, commit.offsets)
         return NO_CONTENT if commit.is_silent else NO_RECORDS
 
     async def committed(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
-        partitions = _partitions_of_query(call)
+        partitions = wire_consumers.partitions_of_query(call.scope["query_string"])
         body = await call.body(CONSUMER_BODY_BYTES_MAX)
         if body.strip():
             partitions += wire_consumers.decode_partitions(body)
         await check_topics(rights_of(call.scope), DESCRIBE, [each.topic for each in partitions])
         session = await self._consumers.heartbeat(group, name)
         await self._log.refresh()
-        committed = self._log.committed_offsets(group)
+        committed = self._log.state.committed_offsets.of_group(group)
         offsets = {}
-        for each in partitions or self._assigned(session):
+        for each in partitions or self._assigned(session, rights_of(call.scope)):
             self._log.state.partition(each.topic, each.partition)
-            offset = committed.get(each)
+            topic_id = self._log.state.topic(each.topic).topic_id
+            offset = committed.get(topic_id, {}).get(each.partition)
             offsets[each] = (-1, "") if offset is None else (offset.offset, offset.metadata)
         return HttpResponse(200, wire_consumers.encode_offsets(offsets))
 
@@ -470,19 +492,3 @@ def _bounded(query: dict[str, str], name: str, default: int, low: int) -> int:
     """Parse a number of the query. Confluent's clients send -1 for the default."""
     text = query.get(name, "-1")
     return default if text in ("", "-1") else integer(name, text, low, OFFSET_MAX)
-
-
-def _partitions_of_query(call: HttpRequest) -> list[TopicPartition]:
-    """Parse `?topic=t&partition=0` (repeatable), for clients that cannot send a body with GET."""
-    pairs = parse_qsl(call.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    topics = [text for name, text in pairs if name == "topic"]
-    numbers = [
-        integer("partition", text, 0, 2**31 - 1) for name, text in pairs if name == "partition"
-    ]
-    if len(topics) == 1:
-        topics *= len(numbers)
-    if len(topics) != len(numbers):
-        raise InvalidParameter("give a topic for each partition, or one topic for all")
-    for topic in topics:
-        check_printable("topic", topic)
-    return list(map(TopicPartition, topics, numbers))

@@ -7,6 +7,7 @@ lines.
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
@@ -29,6 +30,7 @@ from tidelog.service.formats.record_formats import (
     records_answer,
     reset_of,
 )
+from tidelog.service.formats.shared_pages import PageKey, SharedPages
 from tidelog.service.http.admission import Budget, Share
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.errors import answered, error_body
@@ -39,13 +41,21 @@ from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.chunk import RECORDS_MAX
-from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable, UnknownPartition
+from tidelog.storage.core.errors import (
+    LogError,
+    OffsetOutOfRange,
+    Throttled,
+    Unavailable,
+    UnknownPartition,
+)
 from tidelog.storage.core.model import OFFSET_MAX, ReadBounds
 from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
 KEEPALIVE_S = 15.0
 ROOM_S = 0.05  # after it, a follower without room for its next page looks again
+STREAMS_OF_PRINCIPAL_MAX = 1_000
+STREAMS_RETRY_MS = 10_000
 
 
 class FetchParams(NamedTuple):
@@ -76,6 +86,8 @@ class Fetch:
         self._settings = settings
         self.counters = counters
         self._answers = answers
+        self._pages = SharedPages()
+        self._streams: Counter[str] = Counter()  # followers by principal
 
     async def fetch(
         self, call: HttpRequest, topic: str, partition_text: str
@@ -159,9 +171,28 @@ class Fetch:
         fetched = await self._log.fetch(
             view.topic, view.partition, offset, bytes_max=bytes_max, records_max=records_max
         )
-        page = encode(view, fetched)
+        # Readers that wait, or follow, often get the same records at the same time.
+        is_shared = wait_s > 0 or call is None or view.format_name == "sse"
+        page = self._shared(view, offset, fetched) if is_shared else encode(view, fetched)
         self.charge(share, len(page.page.body))
         return page
+
+    def _shared(self, view: FetchParams, offset: int, fetched: FetchResult) -> FetchPage:
+        """Encode the records, unless another reader had them just now."""
+        topic = self._log.state.topics.get(view.topic)
+        if topic is None or not fetched.pieces:
+            return encode(view, fetched)
+        records = sum(piece.batch.num_rows for piece in fetched.pieces)
+        key = PageKey(
+            *(topic.topic_id, view.partition, offset, fetched.next_offset, records),
+            *(view.format_name, view.embedded, view.on_error),
+        )
+        page = self._pages.get(key)
+        if page is None:
+            found = encode(view, fetched)
+            self._pages.add(key, found.page)
+            return found
+        return FetchPage(fetched._replace(next_offset=page.end(fetched.next_offset)), page)
 
     def count(self, pages: Sequence[Page], size: int, topic: str | None = None) -> None:
         """Count the records of an answer of `size` bytes; `topic` is None if it may have several
@@ -226,8 +257,26 @@ class Fetch:
     async def _follow(self, call: HttpRequest, view: FetchParams, offset: int, reset: str) -> None:
         # The first page comes before the response starts: its errors have a status. But an
         # EventSource ends at any other than 200: it gets a record that does not decode as an event.
-        with self.budget() as share:
+        with self.stream(rights_of(call.scope).principal), self.budget() as share:
             await self._follow_on(call, view, offset, reset, share)
+
+    @contextlib.contextmanager
+    def stream(self, principal: str) -> Iterator[None]:
+        """Count a follower of the principal. Raises Throttled. Without security, the bound of the
+        connections bounds the followers."""
+        if principal and self._streams[principal] >= STREAMS_OF_PRINCIPAL_MAX:
+            raise Throttled(
+                f"{principal} has {self._streams[principal]} followers at this broker, which is "
+                "the maximum: end one, or use another broker",
+                retry_after_ms=STREAMS_RETRY_MS,
+            )
+        self._streams[principal] += 1
+        try:
+            yield
+        finally:
+            self._streams[principal] -= 1
+            if not self._streams[principal]:
+                del self._streams[principal]
 
     async def _follow_on(
         self, call: HttpRequest, view: FetchParams, offset: int, reset: str, share: Share

@@ -5,6 +5,8 @@ of a group, and that delete a group. An offset has the same fields as an offset 
 `POST /v3/clusters/{c}/transactions`.
 """
 
+import contextlib
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
@@ -16,6 +18,7 @@ from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
 from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.paging import WantedPage, answer_page, in_order
 from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
@@ -38,15 +41,18 @@ from tidelog.service.routes.group_resources_v3 import (
     LagData,
     LagList,
     LagSummaryData,
+    committed_in_order,
     group_ids,
+    lag_of,
     lags,
+    owners_of,
 )
 from tidelog.service.security.caller import CallerRights, check_topics, may_describe_group
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.core.errors import GroupNotEmpty
-from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
+from tidelog.storage.core.errors import GroupNotEmpty, UnknownPartition
+from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition, TopicPartition
 from tidelog.storage.state.committed_offsets import check_group_id
 from tidelog.storage.state.group_members import NO_GENERATION
 from tidelog.storage.state.group_types import GroupMember
@@ -101,9 +107,20 @@ class GroupContext(NamedTuple):
     make: GroupResources
     rights: CallerRights
 
-    def lags(self) -> list[Lag]:
-        """Return the lags in topics that the caller may describe."""
-        return lags(self.log, self.group_id, self.rights)
+    async def lags(self) -> list[Lag]:
+        """Return the lags in topics that the caller may describe, unsorted."""
+        return await lags(self.log, self.group_id, self.rights)
+
+    def lag(
+        self, owners: Mapping[TopicIdPartition, GroupMember], topic: str, number: int
+    ) -> LagData | None:
+        """Return the lag in a partition, None if there is none that the caller may see."""
+        held = self.log.state.topics.get(topic)
+        if held is None:
+            return None
+        where = TopicIdPartition(held.topic_id, number)
+        found = lag_of(self.log, self.group_id, where, owners, self.rights)
+        return None if found is None else self.make.lag(found)
 
 
 async def group_of_path(
@@ -133,22 +150,28 @@ PathMember = Annotated[GroupMember, Depends(member_of_path)]
 
 
 async def list_group_offsets(
-    consumer_group_id: GroupId, log: FreshLog, make: Resources, rights: Rights
+    consumer_group_id: GroupId, log: FreshLog, make: Resources, rights: Rights, page: WantedPage
 ) -> GroupOffsetList:
     """The committed offsets of a group in topics that the caller may describe.
 
     404 if the group has no committed offset. An offset is deleted with its topic. If no client
     commits an offset for a week, and the group has no members for that week, it is deleted too.
     """
-    committed = log.committed_offsets(consumer_group_id)
-    if not committed:
+    offsets = log.state.committed_offsets
+    if consumer_group_id not in offsets:
         raise NoSuchResource(f"Consumer group {consumer_group_id} has no committed offsets.")
-    shown = {
-        partition: (each.offset, each.metadata)
-        for partition, each in committed.items()
-        if rights.may(DESCRIBE, TOPIC, partition.topic)
-    }
-    return _offset_list(make, consumer_group_id, shown)
+
+    def committed(key: tuple[str, int]) -> GroupOffsetData | None:
+        topic = log.state.topics.get(key[0])
+        if topic is None or not rights.may(DESCRIBE, TOPIC, key[0]):
+            return None
+        one = offsets.of_group(consumer_group_id).get(topic.topic_id, {}).get(key[1])
+        return None if one is None else _offset(TopicPartition(*key), one.offset, one.metadata)
+
+    keys = committed_in_order(log, consumer_group_id, page.position(str, int))
+    shell = _offset_list(make, consumer_group_id, {})
+    found: GroupOffsetList = await answer_page(page, shell, keys, committed)
+    return found
 
 
 async def reset_group_offsets(
@@ -187,12 +210,13 @@ def _offset_list(
         metadata=make.listed("consumer-groups", group_id, "offsets"),
         cluster_id=make.cluster_id,
         consumer_group_id=group_id,
-        data=[
-            GroupOffsetData(
-                topic_name=each.topic, partition_id=each.partition, offset=offset, metadata=text
-            )
-            for each, (offset, text) in offsets.items()
-        ],
+        data=[_offset(each, offset, text) for each, (offset, text) in offsets.items()],
+    )
+
+
+def _offset(where: TopicPartition, offset: int, metadata: str) -> GroupOffsetData:
+    return GroupOffsetData(
+        topic_name=where.topic, partition_id=where.partition, offset=offset, metadata=metadata
     )
 
 
@@ -236,11 +260,21 @@ async def _target(log: Broker, where: TopicPartition, body: Reset) -> int:
     return partition.high_watermark if found is None else found
 
 
-async def list_groups(log: FreshLog, make: Resources, rights: Rights) -> GroupList:
+async def list_groups(
+    log: FreshLog, make: Resources, rights: Rights, page: WantedPage
+) -> GroupList:
     """The groups that the caller may describe and that have members or committed offsets."""
-    shown = [each for each in group_ids(log) if may_describe_group(rights, each)]
-    data = [GroupResources(log, make, group_id).group() for group_id in shown]
-    return GroupList(metadata=make.listed("consumer-groups"), data=data)
+
+    def group(group_id: str) -> GroupData | None:
+        if not may_describe_group(rights, group_id):
+            return None
+        return GroupResources(log, make, group_id).group()
+
+    after = page.position(str)
+    ids = await in_order(group_ids(log), None if after is None else after[0])
+    shell = GroupList(metadata=make.listed("consumer-groups"), data=[])
+    found: GroupList = await answer_page(page, shell, ids, group)
+    return found
 
 
 async def get_group(group: PathGroup) -> GroupData:
@@ -254,14 +288,20 @@ async def delete_group(group: PathGroup) -> Response:
     return Response(status_code=204)
 
 
-async def list_consumers(group: PathGroup, make: Resources) -> ConsumerList:
+async def list_consumers(group: PathGroup, make: Resources, page: WantedPage) -> ConsumerList:
     """Members of a group."""
     in_state = group.log.state.members.get(group.group_id)
-    members = [] if in_state is None else sorted(in_state.members.items())
-    return ConsumerList(
-        metadata=make.listed("consumer-groups", group.group_id, "consumers"),
-        data=[group.make.consumer(member) for _, member in members],
+    members = {} if in_state is None else dict(in_state.members)
+    after = page.position(str)
+    names = await in_order(members, None if after is None else after[0])
+    metadata = make.listed("consumer-groups", group.group_id, "consumers")
+    found: ConsumerList = await answer_page(
+        page,
+        ConsumerList(metadata=metadata, data=[]),
+        names,
+        lambda name: group.make.consumer(members[name]),
     )
+    return found
 
 
 async def get_consumer(group: PathGroup, member: PathMember) -> ConsumerData:
@@ -269,44 +309,59 @@ async def get_consumer(group: PathGroup, member: PathMember) -> ConsumerData:
     return group.make.consumer(member)
 
 
-async def list_assignments(group: PathGroup, member: PathMember, make: Resources) -> AssignmentList:
-    """The partitions that a member reads."""
+async def list_assignments(
+    group: PathGroup, member: PathMember, make: Resources, page: WantedPage
+) -> AssignmentList:
+    """The partitions that a member reads, in topics that the caller may describe."""
     at = ("consumer-groups", group.group_id, "consumers", member.member_id, "assignments")
-    return AssignmentList(metadata=make.listed(*at), data=group.make.assignments(member))
+    after = page.position(str, int)
+    assigned = group.make.assigned(member, group.rights)
+    keys = assigned if after is None else assigned[bisect_right(assigned, after) :]
+    shell = AssignmentList(metadata=make.listed(*at), data=[])
+    found: AssignmentList = await answer_page(
+        page, shell, keys, lambda key: group.make.assignment(member, key)
+    )
+    return found
 
 
 async def get_assignment(
     group: PathGroup, member: PathMember, topic_name: str, partition_id: str
 ) -> AssignmentData:
-    """One partition that a member reads."""
-    for each in group.make.assignments(member):
-        if (each.topic_name, str(each.partition_id)) == (topic_name, partition_id):
-            return each
+    """One partition that a member reads, in a topic that the caller may describe."""
+    for each in group.make.assigned(member, group.rights):
+        if (each.topic, str(each.partition)) == (topic_name, partition_id):
+            return group.make.assignment(member, each)
     raise NoSuchResource(f"Assignment {topic_name}-{partition_id} cannot be found.")
 
 
 async def get_lag_summary(group: PathGroup) -> LagSummaryData:
     """The total lag of a group, and the partition with the largest lag. 404 if the group has no
     committed offset in a topic that the caller may describe."""
-    found = group.lags()
+    found = await group.lags()
     if not found:
         raise NoSuchResource(f"Consumer group {group.group_id} has no committed offsets.")
     return group.make.summary(found)
 
 
-async def list_lags(group: PathGroup, make: Resources) -> LagList:
+async def list_lags(group: PathGroup, make: Resources, page: WantedPage) -> LagList:
     """The lag of a group in each partition with a committed offset."""
-    return LagList(
-        metadata=make.listed("consumer-groups", group.group_id, "lags"),
-        data=[group.make.lag(each) for each in group.lags()],
-    )
+    owners = await owners_of(group.log, group.group_id)
+    keys = committed_in_order(group.log, group.group_id, page.position(str, int))
+    shell = LagList(metadata=make.listed("consumer-groups", group.group_id, "lags"), data=[])
+    found: LagList = await answer_page(page, shell, keys, lambda key: group.lag(owners, *key))
+    return found
 
 
 async def get_lag(group: PathGroup, topic_name: str, partition_id: str) -> LagData:
     """The lag of a group in one partition."""
-    for each in group.lags():
-        if (each.partition.topic, str(each.partition.partition)) == (topic_name, partition_id):
-            return group.make.lag(each)
+    topic = group.log.state.topics.get(topic_name)
+    if topic is not None:
+        with contextlib.suppress(UnknownPartition):
+            number = partition_number(topic, partition_id)
+            owners = await owners_of(group.log, group.group_id)
+            found = group.lag(owners, topic_name, number)
+            if found is not None:
+                return found
     raise NoSuchResource(f"Lag of {topic_name}-{partition_id} cannot be found.")
 
 

@@ -5,7 +5,7 @@ import importlib.metadata
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
@@ -90,7 +90,7 @@ async def get_metrics(request: Request) -> Response:
 
 async def get_document(request: Request) -> Response:
     """The OpenAPI document."""
-    return JSONResponse(request.app.openapi())
+    return Response(await request.app.document(), media_type="application/json")
 
 
 _LABEL = "health"

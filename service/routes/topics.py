@@ -1,14 +1,16 @@
 """Topics, partitions, offsets and the list of brokers in the v2 dialect. Also the creation of a
 topic, as in Strimzi's bridge, and the seal of a topic."""
 
-from typing import Annotated
+import asyncio
+from typing import Annotated, Any
 
-from fastapi import Query, Request
+from fastapi import Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.resources_v3 import BROKER_ID
 from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
+from tidelog.service.http.paging import in_order
 from tidelog.service.http.parameters import (
     SHOWN_MAX,
     check_printable_field,
@@ -24,6 +26,7 @@ from tidelog.service.routes.dependencies import (
     Rights,
     TopicCreation,
     TopicName,
+    V2Response,
     broker_log,
     config_text,
     decided,
@@ -35,6 +38,8 @@ from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import UnknownTopic
 from tidelog.storage.state.cluster_state import Topic
+
+NAMES_AT_ONCE = 1_000
 
 
 class Replica(BaseModel):
@@ -88,7 +93,14 @@ class SealedRecords(BaseModel):
 
 async def list_topics(log: FreshLog, rights: Rights) -> list[str]:
     """The names of all topics that the caller may describe."""
-    return sorted(name for name in log.state.topics if rights.may(DESCRIBE, TOPIC, name))
+    shown = []
+    for number, name in enumerate(await in_order(log.state.topics), 1):
+        if number % NAMES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        if rights.may(DESCRIBE, TOPIC, name):
+            shown.append(name)
+    found: Any = V2Response(shown)  # FastAPI sends it as it is
+    return found
 
 
 async def get_topic(topic_name: TopicName, log: FreshLog, rights: Rights) -> TopicInfo:
@@ -99,12 +111,17 @@ async def get_topic(topic_name: TopicName, log: FreshLog, rights: Rights) -> Top
     configs = {name: key.default for name, key in topic_configs.CONFIGS.items()} | topic.configs
     if not rights.may(DESCRIBE_CONFIGS, TOPIC, topic_name):
         configs = {}
-    return TopicInfo(name=topic.name, configs=configs, partitions=_partitions(topic))
+    shell = TopicInfo(name=topic.name, configs=configs, partitions=[]).model_dump_json()
+    found: Any = Response(f"{shell[:-3]}{_partitions(topic)}}}", media_type=V2Response.media_type)
+    return found
 
 
 async def list_partitions(topic_name: TopicName, log: FreshLog) -> list[PartitionInfo]:
     """The partitions of a topic."""
-    return _partitions(log.state.topic(topic_name))
+    found: Any = Response(
+        _partitions(log.state.topic(topic_name)), media_type=V2Response.media_type
+    )
+    return found
 
 
 async def get_partition(
@@ -182,8 +199,10 @@ def _number(topic: Topic, text: str) -> int:
     return partition_number(topic, text)
 
 
-def _partitions(topic: Topic) -> list[PartitionInfo]:
-    return [PartitionInfo(partition=number) for number in range(len(topic.partitions))]
+def _partitions(topic: Topic) -> str:
+    """Return the partitions as JSON. ~0.3 us each: pydantic takes 30 us each."""
+    before, after = PartitionInfo(partition=0).model_dump_json().split("0", 1)
+    return f"[{','.join(f'{before}{n}{after}' for n in range(len(topic.partitions)))}]"
 
 
 _TOPIC = "/topics/{topic_name}"

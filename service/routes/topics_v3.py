@@ -21,6 +21,7 @@ from tidelog.service.formats.resources_v3 import (
     TopicList,
 )
 from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.paging import WantedPage, answer_page, in_order
 from tidelog.service.http.parameters import (
     InvalidParameter,
     check_printable_field,
@@ -90,14 +91,24 @@ async def list_topics(
     log: FreshLog,
     make: Resources,
     rights: Rights,
+    page: WantedPage,
     include_authorized_operations: WithOperations = False,
 ) -> TopicList:
     """All topics that the caller may describe, by name."""
-    topics = [each for each in log.state.topics.values() if rights.may(DESCRIBE, TOPIC, each.name)]
-    found = make.topics(topics)
-    if include_authorized_operations:
-        for each in found.data:
-            each.authorized_operations = _operations(rights, each.topic_name)
+
+    def topic(name: str) -> TopicData | None:
+        held = log.state.topics.get(name)
+        if held is None or not rights.may(DESCRIBE, TOPIC, name):
+            return None
+        data = make.topic(name, len(held.partitions))
+        if include_authorized_operations:
+            data.authorized_operations = _operations(rights, name)
+        return data
+
+    after = page.position(str)
+    names = await in_order(log.state.topics, None if after is None else after[0])
+    shell = TopicList(metadata=make.listed("topics"), data=[])
+    found: TopicList = await answer_page(page, shell, names, topic)
     return found
 
 
@@ -159,13 +170,16 @@ async def delete_topic(context: PathTopic) -> None:
     await decided(context.log.delete_topic(context.topic.name))
 
 
-async def list_partitions(context: PathTopic) -> PartitionList:
+async def list_partitions(context: PathTopic, page: WantedPage) -> PartitionList:
     """The partitions of a topic."""
-    name, count = context.topic.name, len(context.topic.partitions)
-    return PartitionList(
-        metadata=context.make.listed("topics", name, "partitions"),
-        data=[context.make.partition(name, number) for number in range(count)],
+    name, make = context.topic.name, context.make
+    after = page.position(int)
+    numbers = range(0 if after is None else max(after[0] + 1, 0), len(context.topic.partitions))
+    shell = PartitionList(metadata=make.listed("topics", name, "partitions"), data=[])
+    found: PartitionList = await answer_page(
+        page, shell, numbers, lambda number: make.partition(name, number)
     )
+    return found
 
 
 async def get_partition(partition_id: PartitionId, context: PathTopic) -> PartitionData:

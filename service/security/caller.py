@@ -193,4 +193,4 @@ async def check_found(rights: CallerRights, topic: str) -> None:
         await rights.check(READ, TOPIC, topic)
     elif not rights.may(READ, TOPIC, topic):
         rights.check_valid()
-        raise Forbidden("not authorized: the pattern matches a topic that may not be read")
+        raise Forbidden("not authorized: the instance has a topic that may not be read")

@@ -191,7 +191,7 @@ class Router:
         self._sites = Sites(settings)
         self._audit = open_audit(settings, broker, counters)
         counters.on_refusal = None if self._audit is None else self._audit.refused
-        self._counters = counters
+        self.counters = counters
         fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers)
         follower = topic_follower.TopicFollower(broker, fetcher)
         producer = produce.Produce(broker, settings, counters)
@@ -301,13 +301,13 @@ class Router:
         finally:
             call.release()
         took = time.perf_counter() - started - call.waited_s
-        self._counters.observe(target.route.label, call.status, max(took, 0.0))
+        self.counters.observe(target.route.label, call.status, max(took, 0.0))
 
     async def _refuse(self, target: Target | None, call: HttpRequest, refusal: Exception) -> None:
         started = time.perf_counter()
         await self._answer_error(call, refusal)
         label = "other" if target is None else target.route.label
-        self._counters.observe(label, call.status, time.perf_counter() - started)
+        self.counters.observe(label, call.status, time.perf_counter() - started)
 
     async def _serve_for_peer(self, call: ForwardedCall) -> None:
         """Serve a request that another broker has forwarded.
@@ -337,7 +337,7 @@ class Router:
     async def _answer_error(self, call: HttpRequest, error: BaseException) -> None:
         scope = call.scope
         request_id = id_of_error(call.headers.get(REQUEST_ID, b""), self._clock)
-        answer = answered(error, scope, self._counters, request_id)
+        answer = answered(error, scope, self.counters, request_id)
         if not call.status:  # else half a response is sent
             call.headers[REQUEST_ID] = request_id.encode()
             await call.answer(answer.response(scope["path"]))

@@ -24,6 +24,7 @@ from urllib.request import url2pathname
 import uvloop
 
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, UNREACHABLE_ERRORS
+from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.protocol import Server
 from tidelog.service.http.sockets import bound_sockets
@@ -43,6 +44,7 @@ from tidelog.service.server.open_files import KEPT_FILES, Shares, raised, shares
 from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.router import Router, limits_of
 from tidelog.service.settings import Settings, state_home
+from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Worker, gathered
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
@@ -284,6 +286,8 @@ async def _serve_http(
 ) -> None:
     sampling = asyncio.create_task(rates.run(), name="tidelog-vitals")
     memory = asyncio.create_task(return_memory(broker), name="tidelog-memory")
+    loop_probe = LoopProbe(app.counters.loop_held)
+    loop_probe.start()
 
     def listening(url: str) -> None:
         # With port 0, a caller reads the port from this line: the first one with a URL.
@@ -325,6 +329,7 @@ async def _serve_http(
         watch.cancel()
         sampling.cancel()
         memory.cancel()
+        loop_probe.stop()
         # A failed task of the log is a bug: raise its exception instead of dropping it.
         with contextlib.suppress(asyncio.CancelledError):
             await watch
@@ -371,6 +376,7 @@ def _other_bounds(settings: Settings) -> dict[str, int]:
         "tail cache": settings.tail_cache_bytes,
         "read cache": settings.read_cache_bytes,
         "peers": BODIES_BYTES_MAX,
+        "shared pages": SHARED_BYTES_MAX,
     }
 
 

@@ -24,8 +24,8 @@ from tidelog.storage.core.histogram import Histogram
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 
 SERIES_MAX = 2000
-"""Bound of partitions, and of topics, with series of their own. At the bound, a scrape blocks the
-event loop for ~25 ms."""
+"""Bound of partitions, and of topics, with series of their own. At the bound, a scrape takes ~25 ms
+of the event loop, in several turns."""
 
 
 Series: TypeAlias = tuple[str, str, float]

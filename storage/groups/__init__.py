@@ -5,5 +5,6 @@ instances       consumer instances: subscribe, read, commit
 offset_commits  many members' commits in one commit of the log
 portions        what a read of an instance returns
 positions       the read position of an instance
+pattern_topics  the topics that each pattern finds
 patterns        subscriptions by regular expression
 """

@@ -38,14 +38,13 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
-from tidelog.storage.groups import patterns
 from tidelog.storage.groups.coordinator import Coordinator, Coordinators, Instance, MemberSession
 from tidelog.storage.groups.offset_commits import OffsetCommits
+from tidelog.storage.groups.pattern_topics import PatternTopics
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read
 from tidelog.storage.io.tasks import surviving
 from tidelog.storage.log import Log
 from tidelog.storage.state.access import TopicFilter, all_topics
-from tidelog.storage.state.group_members import GROUP_TOPICS_MAX
 from tidelog.storage.state.group_types import GroupMember
 
 __all__ = ["Instances", "MemberSession"]
@@ -61,6 +60,9 @@ AWAKE_FACTOR = 5
 AUTO_COMMITS_MAX = 2000
 """Most auto-commits in a tick, ~25 us each. The members left out come first in the next tick. So
 10,000 instances that read all the time commit every five seconds, which is Kafka's default."""
+
+MEMBERS_AT_ONCE = 200
+"""Members with a pattern that a tick looks at before other callbacks run."""
 
 ARRIVAL_S = 10.0
 """Longest wait of a read until the last response has arrived or is lost (I10). Brokers confirm an
@@ -79,7 +81,7 @@ class Instances:
         self._coordinator = Coordinator(broker, coordinators)
         self._commits = OffsetCommits(broker, self._coordinator)
         self.task: asyncio.Task[None] | None = None
-        self._may_describe = may_describe
+        self._patterns = PatternTopics(broker, may_describe)
 
     def start(self) -> None:
         self.task = asyncio.create_task(self._run(), name="tidelog-consumers")
@@ -128,7 +130,9 @@ class Instances:
         session = await self._coordinator.heartbeat(group_id, member_id)
         if pattern:
             await self._log.wal.refresh()
-            topics = self._found(pattern, session.member.config.principal)
+            principal = session.member.config.principal
+            self._patterns.look()
+            topics = await self._patterns.find(pattern, principal)
         await self._hand_in(group_id)
         await self._log.submit(Subscribe(group_id, member_id, list(topics), pattern))
         session.instance.polled_s = self._log.clock.boot_s()
@@ -449,31 +453,28 @@ class Instances:
 
     async def _look_at_patterns(self) -> None:
         """Update subscriptions by pattern: topics or permissions may have changed."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for group, _ in self._coordinator.ours():
-            for member in list(group.members.values()):
-                if not member.pattern:
-                    continue
-                subject = (member.pattern, member.config.principal)
-                if subject not in found:
-                    try:
-                        found[subject] = self._found(*subject)
-                    except InvalidRequest as error:  # too many topics match
-                        log.warning("topics of group %s unchanged: %s", group.group_id, error)
-                        continue
-                names = found[subject]
-                if names != member.topics:
-                    action = Subscribe(group.group_id, member.member_id, names, member.pattern)
-                    with contextlib.suppress(UnknownMember):
-                        await self._log.submit(action)
-
-    def _found(self, pattern: str, principal: str) -> list[str]:
-        state = self._log.state
-        names = patterns.matching(pattern, state.topics)
-        names = [name for name in names if self._may_describe(state.access, principal, name)]
-        if len(names) <= GROUP_TOPICS_MAX:
-            return names
-        raise InvalidRequest(f"{len(names)} topics match the pattern: {GROUP_TOPICS_MAX} at most")
+        members = [
+            (group, member)
+            for group, _ in self._coordinator.ours()
+            for member in group.members.values()
+            if member.pattern
+        ]
+        self._patterns.look()
+        self._patterns.keep({(one.pattern, one.config.principal) for _, one in members})
+        for number, (group, member) in enumerate(members):
+            if number % MEMBERS_AT_ONCE == MEMBERS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            pattern = member.pattern
+            try:
+                names = await self._patterns.find(pattern, member.config.principal)
+            except InvalidRequest as error:  # too many topics match
+                log.warning("topics of group %s unchanged: %s", group.group_id, error)
+                continue
+            is_current = self._log.state.members.member(group.group_id, member.member_id) is member
+            if is_current and member.pattern == pattern and member.topics != names:
+                action = Subscribe(group.group_id, member.member_id, names, pattern)
+                with contextlib.suppress(UnknownMember):
+                    await self._log.submit(action)
 
     def _known(self, where: TopicPartition) -> TopicIdPartition | None:
         topic = self._log.state.topics.get(where.topic)

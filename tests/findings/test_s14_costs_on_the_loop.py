@@ -34,9 +34,6 @@ async def broker() -> AsyncIterator[Broker]:
         yield broker
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="S14: a listing is one page, however long it is"
-)
 @pytest.mark.parametrize(
     "path",
     [
@@ -64,11 +61,6 @@ async def subscribe(broker: Broker, group: str, name: str, pattern: str) -> None
     answer.raise_for_status()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="S14: at a new topic each pattern is matched with all names again",
-)
 async def test_s14_a_new_topic_is_the_only_name_that_is_matched(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,11 +86,6 @@ async def test_s14_a_new_topic_is_the_only_name_that_is_matched(
     assert len(matched) <= GROUPS
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="S14: patterns beyond 256 are compiled again in each round",
-)
 async def test_s14_a_pattern_is_compiled_once(broker: Broker) -> None:
     for number in range(PATTERNS):
         await subscribe(broker, "g", f"i{number}", f"t{number}")
@@ -128,9 +115,6 @@ async def read(broker: Broker, query: bytes, accept: bytes, seen: list[bytes]) -
     await broker.app(scope, receive, send)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="S14: the page of each reader is encoded for itself"
-)
 @pytest.mark.parametrize(
     ("query", "accept"),
     [

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 from fastapi import FastAPI
 
+from tests.support.held_loop import measured, not_counted
 from tidelog.service.http.protocol import Server
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.oidc import Issuer
-from tidelog.service.server.app import build_app
+from tidelog.service.server.app import Application, build_app
 from tidelog.service.server.router import Router
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -27,6 +28,22 @@ from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
+
+
+@pytest.fixture
+def loop_is_not_held() -> Iterator[None]:
+    """No callback of the loop takes long, in CPU time, but those that build an application."""
+    build = Application.__init__
+
+    def built(self: Application, **fields: Any) -> None:
+        not_counted()  # a broker builds its application before it serves
+        build(self, **fields)
+
+    with pytest.MonkeyPatch.context() as patch, measured() as held:
+        patch.setattr(Application, "__init__", built)
+        yield
+    assert not held.found, f"callbacks held the loop (s, which): {held.found}"
+
 
 QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
 """Nothing happens by itself: what a test sees follows from what it asked."""

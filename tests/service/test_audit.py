@@ -63,7 +63,7 @@ async def test_refusals_logins_and_changes_are_written(tmp_path: Path) -> None:
     for secret in ("wrong-secret", ADMIN_KEY, made.json()["secret"]):
         assert secret not in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    counters = broker.app._counters
+    counters = broker.app.counters
     assert counters.audited == {
         "denied": 2, "unauthenticated": 2, "login": 1, "change": 2, "logout": 1
     }  # fmt: skip
@@ -87,7 +87,7 @@ async def test_a_flood_is_left_out_and_counted(
     left_out = sum(each.get("left_out", 0) for each in before)
     written = sum(each["event"] == "unauthenticated" for each in before)
     assert written + left_out == 50
-    assert left_out == broker.app._counters.audit_lost["flood"] > 40
+    assert left_out == broker.app.counters.audit_lost["flood"] > 40
     assert [each["event"] for each in events(file)] == ["change"]
 
 
@@ -101,7 +101,7 @@ async def test_a_file_that_cannot_be_written_stops_a_start_and_no_request(tmp_pa
         (folder / "a").unlink()
         folder.rmdir()
         assert (await broker.http.get("/topics")).status_code == 401
-        assert broker.app._counters.audit_lost == {"write": 1}
+        assert broker.app.counters.audit_lost == {"write": 1}
 
 
 async def test_what_a_client_chooses_is_cut_and_stays_one_line(
@@ -137,7 +137,7 @@ async def test_changes_of_unknown_outcome_are_written(
     caplog: pytest.LogCaptureFixture, broker: Broker
 ) -> None:
     written: list[dict[str, Any]] = []
-    own = audit.Audit(broker.log, broker.app._counters, written.append)
+    own = audit.Audit(broker.log, broker.app.counters, written.append)
     scope = {"method": "POST", "path": "/admin/topics", "query_string": b"", "headers": []}
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:

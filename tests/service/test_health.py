@@ -285,7 +285,7 @@ async def test_topics_that_are_gone_are_forgotten(log: Log) -> None:
     for topic in ("t", "gone"):
         http.add_records_in(1, 10, topic)
     await log.create_topic("t", 1, {})
-    text = Telemetry(log, http, VERSION).text().decode()
+    text = (await Telemetry(log, http, VERSION).text()).decode()
     assert 'tidelog_topic_records_total{direction="in",topic="t"} 1.0' in text
     assert "gone" not in text
     assert list(http.topics) == ["t"]
@@ -293,7 +293,7 @@ async def test_topics_that_are_gone_are_forgotten(log: Log) -> None:
 
 async def test_one_answer_has_the_metrics_of_each_worker(log: Log) -> None:
     hostile = b'# HELP tidelog_x x\n# TYPE tidelog_x gauge\ntidelog_x{group="# HELP y"} 1.0\n'
-    second = Telemetry(log, HttpCounters(), VERSION, worker=Worker(2, 3, nobody)).text()
+    second = await Telemetry(log, HttpCounters(), VERSION, worker=Worker(2, 3, nobody)).text()
 
     async def others() -> list[bytes]:
         return [second, hostile]
@@ -334,7 +334,7 @@ async def test_waiting_for_records_is_no_latency(broker: Broker, topic: str) -> 
     await broker.http.get(f"/topics/{topic}/partitions/0/records?timeout=150")
     took_s = time.perf_counter() - started
     # 1 ms for timers that end early by the resolution of a clock.
-    assert broker.app._counters.latencies["fetch"].total <= took_s - 0.149
+    assert broker.app.counters.latencies["fetch"].total <= took_s - 0.149
 
 
 # -- the API's description

@@ -51,8 +51,17 @@ async function refusal(answer) {
   return new ApiError(answer.status, said.error_code, said.message || `HTTP ${answer.status}`);
 }
 
+/** The JSON of an answer; for a listing of the v3 dialect, with the items of all its pages. */
 export async function get(path, query, signal) {
-  return (await request("GET", path, { query, signal })).json();
+  const found = await (await request("GET", path, { query, signal })).json();
+  let next = found?.metadata?.next;
+  while (next) {
+    const token = new URL(next).searchParams.get("page_token");
+    const page = await (await request("GET", path, { query: { ...query, page_token: token }, signal })).json();
+    found.data.push(...page.data);
+    next = page.metadata.next;
+  }
+  return found;
 }
 
 export async function send(method, path, body) {

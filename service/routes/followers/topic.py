@@ -153,7 +153,8 @@ class TopicFollower:
         topic = self._log.state.topic(name)
         _check_count(topic)
         at = _Position(view, reset, topic, _offsets(call, query, topic, reset))
-        with self._fetch.budget() as share:
+        principal = rights_of(call.scope).principal
+        with self._fetch.stream(principal), self._fetch.budget() as share:
             await self._stream(call, at, share)
 
     async def _stream(self, call: HttpRequest, at: _Position, share: Share) -> None:

@@ -1,0 +1,62 @@
+"""Encoded pages that many readers of one partition get: each page is encoded once.
+
+A key names the records and their format. Records never change under their topic's id and offsets,
+but retention, compaction and repairs remove some, so a key has the number of records, too.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+from tidelog.service.formats.pages import Page
+
+KEPT_S = 1.0
+"""A page is kept for one to two such periods."""
+SHARED_BYTES_MAX = 32 * 1024 * 1024
+
+
+class PageKey(NamedTuple):
+    """The records of a page, in `[offset, next_offset)`, and their format."""
+
+    topic_id: str
+    partition: int
+    offset: int
+    next_offset: int
+    records: int
+    format_name: str
+    embedded: str
+    on_error: str
+
+
+class SharedPages:
+    """The pages of the last one to two seconds, at most SHARED_BYTES_MAX. Owned by one event
+    loop."""
+
+    def __init__(self) -> None:
+        self._new: dict[PageKey, Page] = {}
+        self._old: dict[PageKey, Page] = {}
+        self._new_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def get(self, key: PageKey) -> Page | None:
+        return self._new.get(key) or self._old.get(key)
+
+    def add(self, key: PageKey, page: Page) -> None:
+        """Keep the page, unless it is too large."""
+        size = len(page.body)
+        if size > SHARED_BYTES_MAX // 2:
+            return
+        if self._new_bytes + size > SHARED_BYTES_MAX // 2:
+            self._age()
+        self._new[key] = page
+        self._new_bytes += size
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._age()
+        self._timer = None
+        if self._old:
+            self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._on_timer)
+
+    def _age(self) -> None:
+        self._old, self._new, self._new_bytes = self._new, {}, 0

@@ -1,0 +1,127 @@
+"""Pages of a listing, as in Confluent's API: `page_size` and `page_token` in the request, the URL
+of the next page in `metadata.next`.
+
+A token is the key of the last item in a page. The next page begins with the next key, so items that
+are added or deleted meanwhile change no other item's page. Keys are compared and items are made and
+encoded ITEMS_AT_ONCE at a time, and other callbacks of the event loop run in between.
+"""
+
+import asyncio
+import base64
+import heapq
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import urlencode
+
+from fastapi import Depends, Query, Request, Response
+from pydantic import BaseModel
+
+from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
+
+PAGE_ITEMS_MAX = 1_000
+ITEMS_AT_ONCE = 200
+"""~25 us each."""
+NAMES_AT_ONCE = 10_000
+"""~0.4 us each to sort."""
+TOKEN_CHARS_MAX = 4_096
+
+Key: TypeAlias = str | int | tuple[Any, ...]
+K = TypeVar("K", bound=Key)
+
+
+class Page(NamedTuple):
+    """The page that a request asks for: `size` items at most, after the key `after`. `query` has
+    the other parameters of the request."""
+
+    size: int
+    after: Any
+    query: tuple[tuple[str, str], ...] = ()
+
+    def position(self, *kinds: type) -> tuple[Any, ...] | None:
+        """Return the parts of the key `after`, which must have these types; None for the first
+        page. Raises InvalidParameter."""
+        if self.after is None:
+            return None
+        parts = self.after if isinstance(self.after, list) else [self.after]
+        if [type(part) for part in parts] != list(kinds):
+            raise InvalidParameter("page_token is of another listing: use metadata.next")
+        return tuple(parts)
+
+    def next_url(self, url: str, last: Key) -> str:
+        """Return the URL of the page after the key `last`."""
+        text = json.dumps(last, separators=(",", ":"), ensure_ascii=False).encode()
+        token = base64.urlsafe_b64encode(text).decode()
+        return f"{url}?{urlencode([*self.query, ('page_token', token)])}"
+
+
+async def page_of_query(
+    request: Request,
+    page_size: Annotated[
+        int, Query(ge=1, description=f"items of a page, {PAGE_ITEMS_MAX} at most")
+    ] = PAGE_ITEMS_MAX,
+    page_token: Annotated[
+        str, Query(description="from `metadata.next` of the page before; empty: the first page")
+    ] = "",
+) -> Page:
+    """Return the page that a request asks for. Raises InvalidParameter."""
+    query = tuple(
+        (name, text) for name, text in request.query_params.multi_items() if name != "page_token"
+    )
+    after = None if not page_token else _key(page_token)
+    return Page(min(page_size, PAGE_ITEMS_MAX), after, query)
+
+
+WantedPage = Annotated[Page, Depends(page_of_query)]
+
+
+def _key(token: str) -> Any:
+    try:
+        if len(token) > TOKEN_CHARS_MAX:
+            raise ValueError
+        return json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):
+        raise InvalidParameter(
+            f"page_token={token[:SHOWN_MAX]!r} is not a token: use metadata.next"
+        ) from None
+
+
+async def in_order(names: Iterable[str], after: str | None = None) -> Iterator[str]:
+    """Return the names after `after`, sorted."""
+    all_names = list(names)
+    runs = []
+    for first in range(0, len(all_names), NAMES_AT_ONCE):
+        if first:
+            await asyncio.sleep(0)
+        some = all_names[first : first + NAMES_AT_ONCE]
+        runs.append(sorted(some if after is None else [name for name in some if name > after]))
+    return heapq.merge(*runs)
+
+
+async def answer_page(
+    page: Page,
+    shell: BaseModel,
+    keys: Iterable[K],
+    item: Callable[[K], BaseModel | None],
+) -> Any:
+    """Return a response that FastAPI sends as it is: `shell`, a list without data, with the items
+    of the page. `keys` are sorted and begin after `page.after`. `item` returns None for a key that
+    the caller must not see, or that is gone."""
+    found: list[str] = []
+    last: K | None = None
+    for number, key in enumerate(keys, 1):
+        if number % ITEMS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        one = item(key)
+        if one is None:
+            continue
+        if len(found) == page.size:
+            metadata: Any = shell.metadata  # type: ignore[attr-defined]
+            assert last is not None, "a page has an item at least"
+            metadata.next = page.next_url(metadata.self_url, last)
+            break
+        found.append(one.model_dump_json(by_alias=True))
+        last = key
+    head = shell.model_dump_json(by_alias=True)
+    assert head.endswith('"data":[]}'), "the items are the last field of a list"
+    return Response(head[:-2] + ",".join(found) + "]}", media_type="application/json")
