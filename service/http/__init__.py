@@ -9,9 +9,10 @@ errors          from an error to an HTTP response
 media_types     media types, formats inside JSON, refusals of other types
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
 parameters      parameters of a path, a query and a body: parsers, checks
-protocol        uvicorn's server, bounded by Admission; head and body in one packet, offers ignored
+protocol        uvicorn's server, bounded by Admission, with and without TLS; offers ignored
 request_id      X-Request-Id
 route           a route as one declaration: path, handler, access, label, documentation
 sockets         sockets to listen on
+transports      TLS below a protocol; head and body in one packet
 urls            paths, and the URL under which a client reaches this broker
 """

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from tests.service.conftest import listening
-from tidelog.service.http.protocol import JOINED_BYTES_MAX
+from tidelog.service.http.transports import JOINED_BYTES_MAX
 
 
 class App:
