@@ -82,7 +82,7 @@ class ServerCertificate:
             self._seen = versions  # read before the files: a later change is seen by the next look
             try:
                 self._loaded = await asyncio.to_thread(_load, self._files)
-            except LogError as error:
+            except (LogError, OSError) as error:  # OSError: a file went away after the first read
                 self.failures += 1
                 log.warning("the certificate before stays in use: %s", error)
             else:
