@@ -63,7 +63,8 @@ CLI_HEAD = f"""# Command line
 """
 METRIC_SECTIONS = {
     "Requests": """http_requests http_request_seconds loop_held_seconds connections
-        connections_ended budget_bytes budget_refused memory_max_bytes errors
+        connections_ended certificate_seconds certificate_failures
+        budget_bytes budget_refused memory_max_bytes errors
         auth_failures denied audit_events audit_lost quota_throttled
         http_records http_bytes topic_records topic_bytes undecodable_records""",
     "Writing": """append_requests append_throttled set_aside appended_records buffered_bytes

@@ -4,7 +4,7 @@ Packages, lower ones first; import-linter checks that a package imports only low
 (pyproject.toml).
 
     settings        every setting: unit, default, reason; alone reads the environment
-    trust_settings  settings of trust: names, OIDC, audit log
+    trust_settings  settings of trust: names, TLS, OIDC, audit log
     secret_files    secrets in files
     setting_fields  a setting as a field of a dataclass: default, documentation, check
     exit_status     exit statuses of brokers and commands

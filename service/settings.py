@@ -8,7 +8,6 @@ unknown name, a value out of range or a conflict between settings raises BadSett
 import dataclasses
 import difflib
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,15 +27,13 @@ if TYPE_CHECKING:
 PREFIX = "TIDELOG_"
 SERVER_VARIABLE = "TIDELOG_URL"
 KEY_VARIABLE = "TIDELOG_KEY"
-CLIENT_VARIABLES = frozenset({SERVER_VARIABLE, KEY_VARIABLE})
+CA_VARIABLE = "TIDELOG_CA_FILE"
+CLIENT_VARIABLES = frozenset({SERVER_VARIABLE, KEY_VARIABLE, CA_VARIABLE})
 """Variables of the client commands; a broker ignores them."""
 MIB = 1024 * 1024
 READ_CACHE_PARTS = 11
 ADMIN_KEY_CHARS_MIN = 22
 """The length of 128 random bits in base64."""
-
-_ORIGIN = re.compile(r"https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?")
-_URL = re.compile(rf"{_ORIGIN.pattern}(/[A-Za-z0-9._~/-]*)?")
 
 RENAMED = {
     "buffer_bytes": "buffer_bytes_max",
@@ -244,6 +241,12 @@ class Settings:
     oidc_jwks_url: str = trust_settings.OIDC_JWKS_URL
     oidc_principal_claim: str = trust_settings.OIDC_PRINCIPAL_CLAIM
     oidc_principal_prefix: str = trust_settings.OIDC_PRINCIPAL_PREFIX
+    tls_cert_file: str = trust_settings.TLS_CERT_FILE
+    tls_key_file: str = trust_settings.TLS_KEY_FILE
+    peer_tls: bool = trust_settings.PEER_TLS
+    tls_ca_file: str = trust_settings.TLS_CA_FILE
+    peer_tls_cert_file: str = trust_settings.PEER_TLS_CERT_FILE
+    peer_tls_key_file: str = trust_settings.PEER_TLS_KEY_FILE
     cors_origins: str = setting(
         "",
         "origins whose pages may use the API from a browser, separated by `;`: `https://app.example.com`; `*`: every origin; empty: none",
@@ -329,16 +332,6 @@ class Settings:
         for name in self.super_user_names:
             if not name.startswith("User:") or name in ("User:", "User:*"):
                 raise BadSettings(f"super_users: {name!r} does not have the form User:NAME")
-        self._check_urls()
-
-    def _check_urls(self) -> None:
-        for name in self.cors_origin_names:
-            if name != "*" and not _ORIGIN.fullmatch(name):
-                raise BadSettings(f"cors_origins: {name!r} is no origin: use https://HOST:PORT")
-        if self.advertised_url and not _URL.fullmatch(self.advertised_url):
-            raise BadSettings(
-                f"advertised_url: {self.advertised_url!r} is no URL: use https://HOST:PORT/PATH"
-            )
 
     @property
     def super_user_names(self) -> list[str]:
@@ -462,6 +455,10 @@ def is_submitted_to_spark() -> bool:
 
 def console_server() -> str:
     return os.environ.get(SERVER_VARIABLE) or "http://127.0.0.1:8082"
+
+
+def client_ca_file() -> str | None:
+    return os.environ.get(CA_VARIABLE) or None
 
 
 def client_key(key_file: str | None = None) -> str | None:

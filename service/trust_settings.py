@@ -10,6 +10,8 @@ from tidelog.service.setting_fields import setting
 AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR = "auto", "off", "stderr"
 ANY_HOST = "*"
 _ENTRY = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*(:[0-9]{1,5})?")
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?")
+_URL = re.compile(rf"{_ORIGIN.pattern}(/[A-Za-z0-9._~/-]*)?")
 
 ALLOWED_HOSTS = setting(
     "",
@@ -38,6 +40,26 @@ OIDC_PRINCIPAL_PREFIX = setting(
     "text before the name: `User:oidc-alice`. If it is empty, tokens prove the same principals as keys: set it so only if the issuer gives out names that its users cannot choose",
 )
 _PREFIX_CHARS_MAX = 64
+
+TLS_CERT_FILE = setting(
+    "",
+    "PEM file with the certificate of the port for clients, and the chain after it; with it, this port serves only https. It is read again when it changes",
+)
+TLS_KEY_FILE = setting(
+    "", "PEM file with the key of `tls_cert_file`, without a password; other users may not read it"
+)
+PEER_TLS = setting(
+    False,
+    "TLS between brokers, which check each other's certificates by `tls_ca_file`; set it for all brokers or for none",
+)
+TLS_CA_FILE = setting(
+    "", "PEM file with the CAs that sign the certificates of brokers; needs `peer_tls`"
+)
+PEER_TLS_CERT_FILE = setting(
+    "",
+    "PEM file with the certificate between brokers, for servers and clients, valid for the host of `peer_address`; empty: `tls_cert_file`",
+)
+PEER_TLS_KEY_FILE = setting("", "PEM file with the key of `peer_tls_cert_file`")
 
 
 def hosts_of(allowed_hosts: str) -> list[str]:
@@ -72,7 +94,12 @@ def why_not(settings: Any) -> str | None:
             return f"allowed_hosts: {entry!r} is neither a host name nor *.DOMAIN"
     if settings.security_off_with_keys and settings.security != "off":
         return "security_off_with_keys is for security=off: remove it"
-    return _why_not_oidc(settings)
+    for name in settings.cors_origin_names:
+        if name != "*" and not _ORIGIN.fullmatch(name):
+            return f"cors_origins: {name!r} is no origin: use https://HOST:PORT"
+    if settings.advertised_url and not _URL.fullmatch(settings.advertised_url):
+        return f"advertised_url: {settings.advertised_url!r} is no URL: use https://HOST:PORT/PATH"
+    return _why_not_oidc(settings) or _why_no_tls(settings)
 
 
 def _why_not_oidc(settings: Any) -> str | None:
@@ -93,4 +120,22 @@ def _why_not_oidc(settings: Any) -> str | None:
     prefix = settings.oidc_principal_prefix
     if len(prefix) > _PREFIX_CHARS_MAX or not prefix.isprintable():
         return f"oidc_principal_prefix: {prefix!r} is not printable, or too long"
+    return None
+
+
+def _why_no_tls(settings: Any) -> str | None:
+    for name in ("tls", "peer_tls"):
+        cert, key = getattr(settings, f"{name}_cert_file"), getattr(settings, f"{name}_key_file")
+        if bool(cert) != bool(key):
+            return f"{name}_cert_file and {name}_key_file: give both or neither"
+    if not settings.peer_tls:
+        if settings.tls_ca_file or settings.peer_tls_cert_file:
+            return "tls_ca_file and peer_tls_cert_file are for peer_tls: set it, or remove them"
+        return None
+    if not settings.tls_ca_file:
+        return "peer_tls needs tls_ca_file, by which brokers check each other"
+    if not (settings.peer_tls_cert_file or settings.tls_cert_file):
+        return "peer_tls needs peer_tls_cert_file or tls_cert_file"
+    if settings.peer_address and not settings.peer_address.startswith("https://"):
+        return f"peer_address: {settings.peer_address!r} is not https://, but peer_tls is on"
     return None

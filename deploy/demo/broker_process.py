@@ -9,6 +9,7 @@ and this process reads it from the log. The broker is killed by its process id.
 import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ POLL_S = 0.02
 PORT_TRIES = 20
 LOG_SHOWN_CHARS = 3000
 
-_LISTENING = re.compile(r"listening on http://\S+?:(\d+)(?:$|\")", re.MULTILINE)
+_LISTENING = re.compile(r"listening on https?://\S+?:(\d+)(?:$|\")", re.MULTILINE)
 """Matches the text and the JSON form of the log line."""
 
 
@@ -69,7 +70,12 @@ class BrokerProcess:
     @property
     def base_url(self) -> str:
         assert self.port, "the broker has no port before its first start"
-        return f"http://{self.address}:{self.port}"
+        return f"{'https' if self._certificate else 'http'}://{self.address}:{self.port}"
+
+    @property
+    def _certificate(self) -> str:
+        """Return the file of the broker's certificate; empty without TLS."""
+        return str(self.settings.get("tls_cert_file", ""))
 
     @property
     def address(self) -> str:
@@ -186,7 +192,7 @@ class BrokerProcess:
             found = _LISTENING.search(self.log())
             if found is not None:
                 self.port = int(found[1])
-                if _answers(f"{self.base_url}/ready"):
+                if _answers(f"{self.base_url}/ready", self._certificate):
                     return
             time.sleep(POLL_S)
         raise BrokerFailed(f"the broker is not ready after {BROKER_START_S:.0f} s:\n{self._tail()}")
@@ -195,9 +201,14 @@ class BrokerProcess:
         return self.log()[-LOG_SHOWN_CHARS:]
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, certificate: str) -> bool:
     # Bypass a proxy of the environment: it cannot reach 127.0.0.1 of this machine.
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if certificate:
+        context = ssl.create_default_context(cafile=certificate)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    direct = urllib.request.build_opener(*handlers)
     try:
         with direct.open(url, timeout=5):
             return True

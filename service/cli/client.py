@@ -26,8 +26,9 @@ from tidelog.service.cli.results import (
     NotReachable,
     NotThere,
 )
+from tidelog.service.secret_files import why_not_read
 from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import client_key, console_server
+from tidelog.service.settings import client_ca_file, client_key, console_server
 from tidelog.storage.io.clock import SystemClock
 
 Result = TypeVar("Result")
@@ -56,7 +57,14 @@ class Refused(CommandError):
 class Client:
     """A connection to one broker. Belongs to one event loop; `async with` closes it."""
 
-    def __init__(self, server: str, *, key: str | None = None, retry_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        server: str,
+        *,
+        key: str | None = None,
+        retry_s: float = 0.0,
+        ca_file: str | None = None,
+    ) -> None:
         self.server = server.rstrip("/")
         self.retry_s = retry_s
         self.retries = 0
@@ -67,7 +75,9 @@ class Client:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         try:
-            self._http = httpx.AsyncClient(base_url=self.server, limits=limits, headers=headers)
+            self._http = httpx.AsyncClient(
+                base_url=self.server, limits=limits, headers=headers, verify=_trust(ca_file)
+            )
         except httpx.InvalidURL as error:
             raise BadUsage(f"server {self.server!r}: {error}") from None
 
@@ -166,13 +176,15 @@ class Client:
 
 
 def client_of(ctx: typer.Context, server: str | None, *, retry_s: float = 0.0) -> Client:
-    """Return a client for `--server` with the key of `--key-file`. Raises BadUsage."""
+    """Return a client for `--server` with the key of `--key-file` and the CAs of `--ca-file`.
+    Raises BadUsage."""
     options: GlobalOptions = ctx.obj
     try:
         key = client_key(options.key_file)
     except BadSettings as error:
         raise BadUsage(str(error)) from None
-    return Client(server or console_server(), key=key, retry_s=retry_s)
+    ca_file = options.ca_file or client_ca_file()
+    return Client(server or console_server(), key=key, retry_s=retry_s, ca_file=ca_file)
 
 
 def with_client(
@@ -185,6 +197,20 @@ def with_client(
             return await work(client)
 
     return asyncio.run(session())
+
+
+def _trust(ca_file: str | None) -> ssl.SSLContext | bool:
+    """Return what httpx takes as `verify`. Raises BadUsage."""
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise BadUsage(
+            f"--ca-file {ca_file}: no PEM file of certificates ({error.reason})"
+        ) from None
+    except OSError as error:
+        raise BadUsage(f"--ca-file: cannot read {ca_file}: {why_not_read(error)}") from None
 
 
 def _not_reached(server: str, error: httpx.RequestError) -> NotReachable:
@@ -217,6 +243,11 @@ def _why(error: httpx.RequestError) -> str:
         match cause:
             case ssl.SSLError(reason="WRONG_VERSION_NUMBER"):
                 return "the server does not speak TLS: use http://"
+            case ssl.SSLCertVerificationError(verify_message=message):
+                return (
+                    f"its certificate is not accepted ({message}): name its CA with --ca-file or "
+                    "TIDELOG_CA_FILE"
+                )
             case ConnectionRefusedError():
                 return (
                     "connection refused; start a broker (tidelog serve), or name one with "

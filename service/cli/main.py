@@ -98,6 +98,15 @@ def _global_options(
             "TIDELOG_KEY, a key or @FILE)",
         ),
     ] = None,
+    ca_file: Annotated[
+        str | None,
+        typer.Option(
+            "--ca-file",
+            metavar="FILE",
+            help="file with the CAs that sign the broker's certificate (default: the variable "
+            "TIDELOG_CA_FILE, else well-known CAs)",
+        ),
+    ] = None,
     _: Annotated[
         bool,
         typer.Option(
@@ -106,7 +115,7 @@ def _global_options(
     ] = False,
 ) -> None:
     """Run and use tidelog, a log service on object storage."""
-    ctx.obj = GlobalOptions(key_file)
+    ctx.obj = GlobalOptions(key_file, ca_file)
 
 
 def main() -> int:

@@ -32,6 +32,7 @@ class GlobalOptions(NamedTuple):
     """Values of the options that precede the command's name. Typer keeps them in `ctx.obj`."""
 
     key_file: str | None
+    ca_file: str | None
 
 
 class CommandError(Exception):

@@ -11,9 +11,10 @@ media_types     media types, formats inside JSON, refusals of other types
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
 paging          pages of a listing
 parameters      parameters of a path, a query and a body: parsers, checks
-protocol        uvicorn's server and its connections, bounded by Admission; offers are ignored
+protocol        uvicorn's server and its connections, bounded by Admission, with and without TLS
 request_id      X-Request-Id
 route           a route as one declaration: path, handler, access, label, documentation
 sockets         sockets to listen on
+transports      TLS below a protocol; the count of what is written
 urls            paths, and the URL under which a client reaches this broker
 """

@@ -38,6 +38,8 @@ LOG_PERIOD_S = 10.0
 class Phase(Enum):
     """The event that a connection waits for; the value is the reason if its time is over."""
 
+    HANDSHAKE = "handshake"
+    """The end of the TLS handshake."""
     IDLE = "idle"
     HEAD = "head"
     BODY = "body"
@@ -155,6 +157,7 @@ class Admission(Generic[G]):
         self._lines: list[float] = []
         self._unlogged = 0
         self._clocks = {
+            Phase.HANDSHAKE: (limits.first_byte_s, 1),
             Phase.HEAD: (limits.head_s, 1),
             Phase.IDLE: (limits.idle_s, 1),
             Phase.BODY: (limits.body_s, round(limits.body_s * BYTES_PER_S_MIN)),

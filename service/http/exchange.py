@@ -1,11 +1,10 @@
-"""One request and its answer on a connection, and the connection's transport.
+"""One request and its answer on a connection.
 
 A request whose whole body has come is read, and its answer is written, without messages of ASGI:
 those cost 15 us of CPU, and a packet more, because ASGI sends the head and the body of an answer
 apart. Streams, and applications that wrap `receive` or `send`, use the messages.
 """
 
-import asyncio
 from collections.abc import Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -18,39 +17,6 @@ JOINED_BYTES_MAX = 64 * 1024
 """A larger body is written apart from its head: to copy it would cost more."""
 LINGER_S = 2.0
 """How long a connection stays after an answer that came before the end of its request."""
-
-
-class CountedTransport:
-    """A transport as uvicorn uses it. It counts what is written, and may close late."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._written = 0
-        self.linger_s = 0.0
-
-    def write(self, data: bytes) -> None:
-        self._written += len(data)
-        self._transport.write(data)
-
-    def close(self) -> None:
-        """Close. With `linger_s`, end the answers at once and close later: to close while bytes of
-        the client come would reset the connection, and the client would not get its answer."""
-        if not self.linger_s:
-            self._transport.close()
-            return
-        if self._transport.can_write_eof():  # TLS has no such end
-            self._transport.write_eof()
-        self._transport.resume_reading()
-        self._loop.call_later(self.linger_s, self._transport.close)
-
-    def taken(self) -> tuple[int, int]:
-        """Return the bytes that the socket has taken, and those that it has not."""
-        size = self._transport.get_write_buffer_size()
-        return self._written - size, size
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 class Exchange(RequestResponseCycle, WholeExchange):

@@ -11,6 +11,7 @@ answered before its body has come ends its connection: what comes next is not th
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -31,13 +32,17 @@ from tidelog.service.http.admission import (
 )
 from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.errors import error_body
-from tidelog.service.http.exchange import LINGER_S, CountedTransport, Exchange
+from tidelog.service.http.exchange import LINGER_S, Exchange
 from tidelog.service.http.route import media_type_of_errors
 from tidelog.service.http.sockets import bound_sockets, cannot_listen
+from tidelog.service.http.transports import CountedTransport, TlsTransport
 
 NOT_HTTP = "Invalid HTTP request received."
+NOT_TLS = "plain text came to a port with TLS: use https://"
 CHECK_S = 1.0
 """Between two looks at the clocks of all connections."""
+PLAIN_TEXT = frozenset({"HTTP_REQUEST", "WRONG_VERSION_NUMBER"})
+"""OpenSSL's reasons for a first packet that is no TLS."""
 HEALTH = frozenset({"/healthy", "/ready", "/startup", "/_health", "/status/ready"})
 """Routes that connections above the bound get, too."""
 
@@ -80,7 +85,9 @@ class Server(uvicorn.Server):
         except OSError as error:  # another process has bound the port as early, and listens
             raise cannot_listen(host, port, self._role, error) from error
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        self._on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        scheme = "http" if self.config.tls is None else "https"  # type: ignore[attr-defined]
+        host = f"[{host}]" if ":" in host else host
+        self._on_listening(f"{scheme}://{host}:{port}")
 
     def _log_started_message(self, listeners: Sequence[socket.SocketType]) -> None:
         """Omit uvicorn's line: it would name the port for peers before the port for clients."""
@@ -95,12 +102,14 @@ class Config(uvicorn.Config):
         admission: "Admission[Protocol] | None" = None,
         *,
         proves_by_head: bool = True,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         **options: Any,
     ) -> None:
-        """Without `proves_by_head`, the application proves a connection: `scope["prove"]()`."""
+        """Without `proves_by_head`, the application proves a connection: `scope["prove"]()`. With
+        `tls`, connections use TLS, each with the context that `tls` returns when it begins."""
         super().__init__(
             app,
-            http=Protocol,
+            http=Protocol if tls is None else TlsProtocol,
             ws="none",
             access_log=False,
             log_config=None,
@@ -110,6 +119,7 @@ class Config(uvicorn.Config):
         )
         self.admission: Admission[Protocol] = admission or Admission(Limits())
         self.proves_by_head = proves_by_head
+        self.tls = tls
         self._is_armed = False
 
     def watch(self, loop: asyncio.AbstractEventLoop, after_s: float = CHECK_S) -> None:
@@ -404,3 +414,68 @@ class Protocol(HttpToolsProtocol):
         version = self.parser.get_http_version().encode()
         fields = [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
         return b"\r\n".join([b"%s %s HTTP/%s" % (method, self.url, version), *fields, b"", b""])
+
+
+class TlsProtocol(Protocol):
+    """One connection with TLS: counted from its first packet, with a clock for its handshake."""
+
+    _tls: TlsTransport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        assert self.config.tls is not None
+        self._tls = TlsTransport(transport, self.loop, self.config.tls(), self._on_paused)
+        super().connection_made(self._tls)  # type: ignore[arg-type]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            plain = self._tls.received(data)
+        except ssl.SSLError as error:
+            self._refuse_handshake(error)
+            return
+        if plain:
+            super().data_received(plain)
+        if self._tls.is_over:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        self._tls.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._tls.resume_writing()
+
+    def _on_paused(self, is_paused: bool) -> None:
+        (self.flow.pause_writing if is_paused else self.flow.resume_writing)()
+
+    def observed(self) -> tuple[Phase, int]:
+        if self._tls.is_open or self._is_ended:
+            return super().observed()
+        return Phase.HANDSHAKE, 0
+
+    def end_late(self, phase: Phase) -> None:
+        if phase is Phase.HANDSHAKE:
+            self.transport.abort()
+        else:
+            super().end_late(phase)
+
+    def _refuse_handshake(self, error: ssl.SSLError) -> None:
+        if self._tls.is_open:  # a record is damaged: nothing after it can be read
+            self._admission.ended["tls"] += 1
+            self.transport.abort()
+            return
+        is_plain = error.reason in PLAIN_TEXT
+        self._admission.ended["plain text" if is_plain else "handshake"] += 1
+        unlogged = self._admission.line(self.loop.time())
+        if unlogged is not None:
+            why = NOT_TLS if is_plain else f"the TLS handshake of a client failed: {error.reason}"
+            self.logger.warning("%s (%d more without a line)", why, unlogged)
+        answer = b""
+        if is_plain:
+            body = error_body(400, NOT_TLS)
+            answer = (
+                b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+            )
+        self._tls.refuse(answer)
+        self._is_ended = True
+        self.transport.linger_s = LINGER_S  # type: ignore[attr-defined]
+        self.transport.close()

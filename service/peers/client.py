@@ -7,6 +7,8 @@ sequencer serves a thousand of these requests a second.
 """
 
 import asyncio
+import ssl
+from collections.abc import Callable
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -114,7 +116,9 @@ class HttpPeers:
     """The transport from a broker to its peers, owned by one event loop. Callers set the timeouts
     (storage.cluster). Messages are signed if `signatures` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """With `tls`, only peers with TLS are reached, by the context that it returns."""
+        self._tls = tls
         self.signatures: Signatures | None = None
         self._idle: dict[str, list[_Connection]] = {}
         self._opened: set[_Connection] = set()
@@ -168,13 +172,16 @@ class HttpPeers:
             del self._idle[address]  # its broker has left
         try:
             url = urlsplit(peer.address)
+            is_secure = url.scheme == "https"
+            if self._tls is not None and not is_secure:
+                raise ForwardRefused(f"{peer.address} has no TLS, but peer_tls is on here")
             port = url.port or (443 if url.scheme == "https" else 80)
             async with asyncio.timeout(CONNECT_S):
                 _, made = await asyncio.get_running_loop().create_connection(
                     lambda: _Connection(self._opened),
                     url.hostname or "",
                     port,
-                    ssl=url.scheme == "https" or None,
+                    ssl=(True if self._tls is None else self._tls()) if is_secure else None,
                 )
         except (OSError, TimeoutError, ValueError) as error:
             raise ForwardRefused(f"{peer.address} cannot be reached: {error}") from error

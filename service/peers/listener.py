@@ -21,6 +21,7 @@ import contextlib
 import hmac
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -158,7 +159,12 @@ class PeerListener:
     """The server for peers; listens from `start` to `close`."""
 
     def __init__(
-        self, app: PeerApp, host: str, port: int, connections_max: int | None = None
+        self,
+        app: PeerApp,
+        host: str,
+        port: int,
+        connections_max: int | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         most = CONNECTIONS_MAX if connections_max is None else connections_max
         limits = Limits(
@@ -170,6 +176,7 @@ class PeerListener:
             idle_s=KEEP_ALIVE_S,
         )
         self._host = host
+        self._scheme = "http" if tls is None else "https"
         self.admission: Admission[Any] = Admission(limits)
         app.bodies = self.admission.bodies
         self._server = Server(
@@ -181,6 +188,7 @@ class PeerListener:
             date_header=False,
             admission=self.admission,
             proves_by_head=False,
+            tls=tls,
             timeout_graceful_shutdown=1,
         )
         self._task: asyncio.Task[None] | None = None
@@ -194,7 +202,7 @@ class PeerListener:
                 self._task.result()
             await asyncio.sleep(0.01)
         port = self._server.servers[0].sockets[0].getsockname()[1]
-        return address or f"http://{_reachable(self._host)}:{port}"
+        return address or f"{self._scheme}://{reachable(self._host)}:{port}"
 
     async def close(self) -> None:
         self._server.stop()
@@ -203,7 +211,7 @@ class PeerListener:
                 await self._task
 
 
-def _reachable(host: str) -> str:
+def reachable(host: str) -> str:
     """Return the host name or address at which peers reach this machine."""
     if host not in ("0.0.0.0", "::", ""):
         return f"[{host}]" if ":" in host else host

@@ -6,6 +6,7 @@ oidc            bearer tokens of an OIDC issuer (extra oidc)
 session_cookie  the console's session cookies
 token_bucket    a quota's bucket of bytes
 audit           refusals, logins and changes, as JSON lines
+certificates    TLS certificates from files, loaded again when they change
 sites           Host and Origin: names of the broker, pages of other sites
 signatures      of messages between brokers
 """

@@ -31,11 +31,12 @@ from tidelog.service.http.sockets import bound_sockets
 from tidelog.service.peers import listener as peer_listener
 from tidelog.service.peers.client import METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
-from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener
+from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener, reachable
 from tidelog.service.routes.health import VERSION
 from tidelog.service.secret_files import OTHERS, PRIVATE_UMASK, why_exposed
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
+from tidelog.service.security.certificates import Certificates, certificates
 from tidelog.service.security.signatures import Signatures
 from tidelog.service.server.app import build_app
 from tidelog.service.server.log_lines import last_words, log_to_stderr
@@ -116,7 +117,9 @@ async def serve(settings: Settings, on_listening: Callable[[], object], worker: 
         sockets = bound_sockets(settings.host, settings.port, is_shared=is_shared)
         for each in sockets:
             stack.enter_context(each)
-        await _serve_store(settings, sockets, on_listening, worker)
+        # Files that cannot be used, too, end the start before the store is touched.
+        tls = certificates(settings, _peer_host(settings), SystemClock())
+        await _serve_store(settings, sockets, on_listening, worker, tls)
 
 
 async def _serve_store(
@@ -124,6 +127,7 @@ async def _serve_store(
     sockets: list[socket.socket],
     on_listening: Callable[[], object],
     worker: int,
+    tls: Certificates,
 ) -> None:
     clock = SystemClock()
     retry_s = settings.start_retry_s
@@ -133,7 +137,7 @@ async def _serve_store(
         broker_id = settings.broker_id or clock.new_id().hex()[:12]
         traces = _traces(settings, broker_id)
         observer = NO_OBSERVER if traces is None else traces
-        peers = HttpPeers()
+        peers = HttpPeers(tls.peers.client if tls.peers else None)
         try:
             broker = await Broker.open(
                 MeteredStore(store, clock, observer),
@@ -146,7 +150,7 @@ async def _serve_store(
                 observer=observer,
                 may_describe=topic_filter(settings),
             )
-            serving = _Serving(broker, peers, worker, traces)
+            serving = _Serving(broker, peers, worker, traces, tls)
             await _serve_cluster(settings, serving, sockets, on_listening)
         finally:
             await peers.close()
@@ -163,6 +167,13 @@ class _Serving(NamedTuple):
     peers: HttpPeers
     worker: int
     traces: "Traces | None"
+    tls: Certificates
+
+
+def _peer_host(settings: Settings) -> str:
+    """Return the host name or address at which other brokers reach this one."""
+    host = urlsplit(settings.peer_address).hostname
+    return host or reachable(settings.peer_host or settings.host).strip("[]")
 
 
 def _has_peers(settings: Settings) -> bool:
@@ -188,7 +199,7 @@ async def _serve_cluster(
 ) -> None:
     """Run the peer listener around the HTTP server: a broker registers before it accepts requests,
     and answers its peers until it has ended."""
-    broker, counters = serving.broker, MaintenanceCounters()
+    broker, counters, tls = serving.broker, MaintenanceCounters(), serving.tls
     files = _files(settings)
     admission: Admission[Any] = Admission(
         limits_of(settings, files.clients), _other_bounds(settings)
@@ -197,21 +208,29 @@ async def _serve_cluster(
         run_maintenance(settings, broker, counters), name="tidelog-care"
     )
     look = asyncio.create_task(check_tables(broker), name="tidelog-tables")
+    watching = asyncio.create_task(tls.watch(), name="tidelog-tls")
     async with contextlib.AsyncExitStack() as stack:
         try:
             app, peer_app, rates = await _build_apps(settings, serving, counters, admission)
             if _has_peers(settings):
                 host = settings.peer_host or settings.host
-                listener = PeerListener(peer_app, host, settings.peer_port, files.peers)
+                listener = PeerListener(
+                    peer_app,
+                    host,
+                    settings.peer_port,
+                    files.peers,
+                    tls.peers.server if tls.peers else None,
+                )
                 stack.push_async_callback(listener.close)
                 address = await listener.start(settings.peer_address)
                 await broker.join(address, settings.port)
-            await _serve_http(settings, broker, app, rates, sockets, on_listening, files.backlog)
+            await _serve_http(settings, serving, app, rates, sockets, on_listening, files.backlog)
         finally:
             maintaining.cancel()
             look.cancel()
+            watching.cancel()
             await _close(broker)
-            await asyncio.wait([maintaining, look], timeout=BACKGROUND_STOP_S)
+            await asyncio.wait([maintaining, look, watching], timeout=BACKGROUND_STOP_S)
 
 
 def _files(settings: Settings) -> Shares:
@@ -250,6 +269,7 @@ async def _build_apps(
     """Return the ASGI applications for clients and for peers, and the rates."""
     broker, traces = serving.broker, serving.traces
     counters = HttpCounters(admission)
+    counters.certificates.update(serving.tls.by_port())
     security = await _security(settings, broker, counters)
     if security is not None:
         serving.peers.signatures = Signatures(
@@ -277,13 +297,14 @@ async def _build_apps(
 
 async def _serve_http(
     settings: Settings,
-    broker: Broker,
+    serving: _Serving,
     app: Router,
     rates: RateSampler,
     sockets: list[socket.socket],
     on_listening: Callable[[], object],
     backlog: int,
 ) -> None:
+    broker, clients = serving.broker, serving.tls.clients
     sampling = asyncio.create_task(rates.run(), name="tidelog-vitals")
     memory = asyncio.create_task(return_memory(broker), name="tidelog-memory")
     loop_probe = LoopProbe(app.counters.loop_held)
@@ -305,6 +326,7 @@ async def _serve_http(
         loop="uvloop",
         admission=app.admission,
         backlog=backlog,
+        tls=clients.server if clients else None,
         timeout_graceful_shutdown=10,
     )
 
@@ -351,8 +373,11 @@ async def _security(settings: Settings, broker: Broker, counters: HttpCounters) 
     issuer = _issuer(settings, broker, counters)
     if not (issuer or settings.admin_key or broker.state.access.keys):
         log.warning("security=keys, but no key exists: set admin_key and create keys with it")
-    if settings.host not in LOOPBACK:
-        log.warning("keys are sent unencrypted: put a TLS proxy before %s", settings.host)
+    if settings.host not in LOOPBACK and not settings.tls_cert_file:
+        log.warning(
+            "keys are sent unencrypted: set tls_cert_file, or put a TLS proxy before %s",
+            settings.host,
+        )
     return Security(broker, settings, secret, counters, issuer)
 
 

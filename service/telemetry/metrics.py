@@ -17,10 +17,11 @@ from collections.abc import (
     Container,
     Iterable,
     Iterator,
+    Mapping,
     MutableMapping,
     Sequence,
 )
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,6 +34,7 @@ from tidelog.service.telemetry.loop_probe import HELD_S
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.histogram import SECONDS, Histogram
+from tidelog.storage.io.clock import Clock
 
 WORKER_WAIT_S = 1.0
 """Timeout for the metrics of another worker: a worker that hangs must not delay the whole
@@ -52,6 +54,18 @@ class Traffic:
 
     def __init__(self) -> None:
         self.records_in = self.bytes_in = self.records_out = self.bytes_out = 0
+
+
+class Certificate(Protocol):
+    """A certificate in use, as metrics show it."""
+
+    @property
+    def ends_s(self) -> float:
+        """Unix time at which it expires."""
+
+    @property
+    def failures(self) -> int:
+        """Changed files that could not be used."""
 
 
 class HttpCounters:
@@ -83,6 +97,8 @@ class HttpCounters:
         """Events that it does not have, by reason: flood or write."""
         self.loop_held = Histogram(HELD_S)
         """CPU time between two turns of the event loop, by LoopProbe."""
+        self.certificates: dict[str, Certificate] = {}
+        """By port: clients or peers."""
         self.topics: dict[str, Traffic] = {}
         self.records_in = 0
         self.bytes_in = 0
@@ -179,6 +195,7 @@ class Telemetry:
             _HttpCollector(http),
             _MaintenanceCollector(maintenance or MaintenanceCounters()),
             _AdmissionCollector(http.admission),
+            _CertificateCollector(http.certificates, broker.clock),
             ProcessCollector(registry=None),
         ]
         labels = {} if worker is None else {"worker": str(worker.number)}
@@ -343,6 +360,29 @@ class _HttpCollector(Collector):
         yield counter("topic_bytes", "bytes of bodies by topic, of this broker", labels, sizes)
 
 
+class _CertificateCollector(Collector):
+    def __init__(self, certificates: Mapping[str, Certificate], clock: Clock) -> None:
+        self._certificates = certificates
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        left = GaugeMetricFamily(
+            "tidelog_certificate_seconds",
+            "seconds until the TLS certificate in use expires",
+            labels=["port"],
+        )
+        now_s = self._clock.now_ms() / 1000
+        for port, each in self._certificates.items():
+            left.add_metric([port], each.ends_s - now_s)
+        yield left
+        yield counter(
+            "certificate_failures",
+            "changed TLS files that could not be used; the certificate before stays in use",
+            ["port"],
+            [([port], each.failures) for port, each in self._certificates.items()],
+        )
+
+
 class _AdmissionCollector(Collector):
     def __init__(self, admission: "Admission[Any]") -> None:
         self._admission = admission
@@ -355,7 +395,8 @@ class _AdmissionCollector(Collector):
         yield counter(
             "connections_ended",
             "connections that the broker ended: the client was idle, or its head, body, stream or "
-            "reading of an answer stopped; displaced by a new one; refused for its head",
+            "reading of an answer stopped; displaced by a new one; refused for its head; its TLS "
+            "handshake stopped or failed, plain text at a port with TLS, or a damaged TLS record",
             ["reason"],
             [([reason], count) for reason, count in admission.ended.items()],
         )
