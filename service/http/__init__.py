@@ -1,6 +1,5 @@
 """HTTP as all routes use it.
 
-accept          the Accept of requests that change something
 admission       connections, clocks and bytes of a listener: pure
 call            a request and a response of the hot routes
 content_coding  gzip and zstd of bodies and answers

@@ -1,6 +1,7 @@
 """Media types of bodies and answers, the formats inside JSON, and the refusals of other types."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from tidelog.storage.core.errors import InvalidRequest
 
@@ -41,3 +42,28 @@ def types_of_formats(formats: Iterable[str]) -> dict[bytes, str]:
 def media_type(header: bytes) -> bytes:
     """Return the media type without parameters, in lower case."""
     return header.partition(b";")[0].strip().lower()
+
+
+_SERVED = frozenset({b"", b"*/*", b"application/*", JSON, ARROW, NDJSON, EVENT_STREAM})
+
+
+def check_accept(accept: bytes) -> None:
+    """Raise NotAcceptable unless some route serves one of the types of an `Accept`. It is for
+    requests that change something: they are refused before they act. A GET with an unknown Accept
+    is served, as RFC 9110 allows; only routes with several formats refuse it. Any route counts,
+    because a client of Arrow or NDJSON may send its Accept with every request."""
+    if not is_served(accept):
+        raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')[:200]}")
+
+
+@lru_cache(maxsize=1024)
+def is_served(accept: bytes) -> bool:
+    return any(_is_served(part) for part in accept.split(b","))
+
+
+def _is_served(part: bytes) -> bool:
+    kind = media_type(part)
+    quality = part.replace(b" ", b"").lower().partition(b";q=")[2]
+    if quality.rstrip(b"0.") == b"" and quality:
+        return False
+    return kind in _SERVED or (kind.startswith(b"application/vnd.kafka") and kind.endswith(b"json"))

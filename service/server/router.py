@@ -14,12 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, files
-from tidelog.service.http.accept import check_accept
 from tidelog.service.http.admission import Admission, Limits
 from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.cors import Cors, exposing
 from tidelog.service.http.errors import answered
-from tidelog.service.http.media_types import JSON, NotAcceptable
+from tidelog.service.http.media_types import JSON, NotAcceptable, check_accept
 from tidelog.service.http.parameters import InvalidParameter, check_printable
 from tidelog.service.http.request_id import REQUEST_ID, id_of_error
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess

@@ -189,8 +189,7 @@ class Writer:
         """
         if request.key is not None:
             state, principal = self.wal.state, request.principal
-            known = state.idempotency_record(request.key.key, principal)
-            if known is not None:
+            if (known := state.idempotency_record(request.key.key, principal)) is not None:
                 outcome = recall(known, request.key.fingerprint)
                 if outcome.refusal is not None:
                     raise outcome.refusal

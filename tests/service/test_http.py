@@ -24,8 +24,8 @@ from tests.service.conftest import (
     stored,
 )
 from tests.service.instances import created, subscribed
-from tidelog.service.http.accept import is_served
 from tidelog.service.http.content_coding import coding_of_answer
+from tidelog.service.http.media_types import is_served
 from tidelog.service.routes import topics
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
 from tidelog.storage.io.memory import MemoryStore
