@@ -13,7 +13,6 @@ import pytest
 
 from tests.service.conftest import V2, Broker, append, broker_on, until
 from tidelog.service.formats import json_out
-from tidelog.service.routes import fetch
 from tidelog.storage.groups import patterns
 from tidelog.storage.io.memory import MemoryStore
 
@@ -135,7 +134,7 @@ async def test_s14_a_page_is_encoded_once_for_all_its_readers(
             pages.append(len(batches))
         return encode(batches, *more, **named)
 
-    monkeypatch.setattr(fetch.json_out, "encode_records", counted)
+    monkeypatch.setattr(json_out, "encode_records", counted)
     bodies: list[list[bytes]] = [[] for _ in range(READERS)]
     readers = [asyncio.ensure_future(read(broker, query, accept, seen)) for seen in bodies]
     try:

@@ -365,7 +365,7 @@ def test_after_the_raise_a_broker_of_0_1_does_not_start(
     asyncio.run(main())
 
 
-def test_a_cluster_that_began_at_level_2_is_refused_by_0_1(
+def test_a_cluster_that_began_at_the_newest_level_is_refused_by_0_1(
     folder: Path, start: Callable[[], OldBroker]
 ) -> None:
     async def main() -> None:
@@ -373,7 +373,7 @@ def test_a_cluster_that_began_at_level_2_is_refused_by_0_1(
             await new.create_topic("t", PARTITIONS, {})
         with pytest.raises(Refused) as caught:
             await start().call("open")
-        line = f"{folder.as_uri()} has format 2, this version reads 1"
+        line = f"{folder.as_uri()} has format {levels.NEWEST}, this version reads 1"
         assert caught.value.args == ("StoreUnfit", line)
 
     asyncio.run(main())

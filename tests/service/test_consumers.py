@@ -296,7 +296,7 @@ async def test_the_instances_own_timeout_is_the_default(broker: Broker, topic: s
 
 
 async def test_fetch_min_bytes_waits_for_more(broker: Broker, topic: str) -> None:
-    consumer = await subscribed(broker, fetch_min_bytes=5)
+    consumer = await subscribed(broker, fetch_min_bytes=40)  # a record weighs 24 and its value
     await put(broker, 1)
     waiting = asyncio.create_task(consumer.read(timeout=5000))
     await asyncio.sleep(0.05)

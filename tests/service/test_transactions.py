@@ -394,10 +394,10 @@ async def test_what_is_noted_beside_an_offset_has_a_bound(two: Broker) -> None:
 
 
 async def test_a_record_that_is_too_large_for_its_topic_refuses_all(two: Broker) -> None:
-    await two.log.alter_topic("u", {"max.message.bytes": "10"})
+    await two.log.alter_topic("u", {"max.message.bytes": "34"})
     large = {"topics": [records("t", "x" * 100), records("u", "x", "x" * 9)]}
     message = assert_refused(await transact(two, large), 413, 413, JSON)
-    assert message.startswith("topic 'u': record 1 has 11 bytes")
+    assert message.startswith("topic 'u': record 1 has 35 bytes")
     assert await untouched(two)
     large["topics"][1]["records"].pop()
     assert (await transact(two, large)).status_code == 200

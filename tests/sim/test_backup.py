@@ -5,7 +5,7 @@ import math
 from tests.sim import machine
 from tests.sim.backups import crashed_backup, simulate_backups
 
-SEEDS = 9
+SEEDS = 10
 CRASH_POINTS = 24
 """Of a backup, spread over all of its awaits."""
 

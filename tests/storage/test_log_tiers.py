@@ -142,7 +142,7 @@ def test_a_large_tail_becomes_segments_of_their_size() -> None:
             before = await read_values(log)
             assert await log.seal("t") == 150
             files = await segments_of(log)
-            assert len(files) == 8
+            assert len(files) == 10
             assert [file.base_offset for file in files] == [
                 0,
                 *(file.end_offset for file in files[:-1]),

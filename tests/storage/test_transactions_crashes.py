@@ -98,7 +98,7 @@ class Worker:
 
     async def run(self) -> None:
         while (where := self._where(log := self._broker())) < RECORDS:
-            reading = log.fetch("source", 0, where, bytes_max=self._draw.randrange(1, 20))
+            reading = log.fetch("source", 0, where, bytes_max=self._draw.randrange(1, 300))
             fetched = await asyncio.wait_for(reading, 3.0)
             found = [row for piece in fetched.pieces for row in piece.batch["value"].to_pylist()]
             await self._commit(where, [str(value, "ascii") for value in found])

@@ -8,7 +8,7 @@ from tests.support.maintenance import caring
 from tests.support.views import CLUSTER_ID, opened, wal_on
 from tests.support.vloop import run
 from tidelog.compaction.garbage import Grace
-from tidelog.storage.core import object_keys
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import LEAST, Bounds, check
 from tidelog.storage.core.errors import NotFound, StoreUnfit
 from tidelog.storage.io.memory import MemoryStore
@@ -59,7 +59,7 @@ def test_the_process_that_creates_the_cluster_writes_them_and_all_others_obey() 
         inner = MemoryStore()
         first = await opened(inner, settings=WalSettings(LONG))
         stored = msgspec.json.decode(await inner.get(object_keys.CLUSTER))
-        assert (stored["format"], stored["bounds"]) == (2, msgspec.to_builtins(LONG))
+        assert (stored["format"], stored["bounds"]) == (levels.NEWEST, msgspec.to_builtins(LONG))
         for settings in (WalSettings(), WalSettings(Bounds(1, 4))):
             other = await opened(inner, settings=settings)
             assert other.cluster == first.cluster

@@ -242,7 +242,7 @@ def test_a_newer_level_is_not_damage(level: int, rest: list[object] | None) -> N
     with pytest.raises(NewerLevel) as caught:
         decode(framed(header), KEY, seq=7, previous=PREVIOUS)
     assert str(caught.value) == (
-        f"object {KEY} has level {level} of the format, this version reads up to 2: "
+        f"object {KEY} has level {level} of the format, this version reads up to {levels.NEWEST}: "
         "it needs a newer tidelog"
     )
 
@@ -256,7 +256,7 @@ def test_level_1_has_the_elements_of_version_0_1() -> None:
     with_origins = msgspec.structs.replace(first, origins=[DraftId("o", 1, 1)])
     assert msgspec.msgpack.decode(encode_header(with_origins)[0][16:])[8:] == [[["o", 1, 1]]]
     raw = msgspec.msgpack.decode(encode_header(newest)[0][16:])
-    assert (raw[0], raw[7][0][4], raw[8:]) == (2, "User:alice", [[], 77])
+    assert (raw[0], raw[7][0][4], raw[8:]) == (levels.NEWEST, "User:alice", [[], 77])
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

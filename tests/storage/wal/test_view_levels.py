@@ -24,7 +24,8 @@ def test_a_cluster_of_a_newer_level_is_refused() -> None:
         with pytest.raises(NewerLevel) as caught:
             await opened(inner)
         assert str(caught.value) == (
-            "object cluster.json has level 3 of the format, this version reads up to 2: "
+            f"object cluster.json has level {levels.NEWEST + 1} of the format, "
+            f"this version reads up to {levels.NEWEST}: "
             "it needs a newer tidelog"
         )
         inner = MemoryStore()
@@ -56,7 +57,7 @@ def test_new_clusters_begin_at_the_newest_level() -> None:
         inner = MemoryStore()
         wal = await with_topic(inner)
         assert wal.cluster.format == wal.state.level == levels.NEWEST
-        assert b'"format":2' in await inner.get(object_keys.CLUSTER)
+        assert b'"format":%d' % levels.NEWEST in await inner.get(object_keys.CLUSTER)
 
     run(main)
 
@@ -75,7 +76,9 @@ def test_a_checkpoint_of_a_newer_level_is_not_passed_over(is_collected: bool) ->
         await inner.create(object_keys.checkpoint(2), [head, payload])
         if is_collected:
             await inner.delete([object_keys.wal(1)])
-        with pytest.raises(NewerLevel, match=f"{object_keys.checkpoint(2)} has level 3"):
+        with pytest.raises(
+            NewerLevel, match=f"{object_keys.checkpoint(2)} has level {levels.NEWEST + 1}"
+        ):
             await opened(inner)
 
     run(main)
