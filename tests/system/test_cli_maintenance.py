@@ -141,9 +141,8 @@ def test_upgrade_is_refused_while_a_broker_does_not_know_the_level(tmp_path: Pat
             (tmp_path / "0ld.json").write_text(json.dumps(old | {"beat": beat}))
             (tmp_path / "0ld.json").replace(store / "brokers" / "0ld.json")
             time.sleep(0.05)
-        assert f"do not know level {NEWEST} of the format: old-broker;" in error_line(
-            refused.result()
-        )
+        why = f"do not know level {NEWEST} of the format: old-broker;"
+        assert why in error_line(refused.result())
     assert not (store / "wal").exists()
 
 
