@@ -97,7 +97,8 @@ def retain(
 ) -> None:
     """Delete records past retention.ms or retention.bytes.
 
-    Moves log starts and removes whole segments from the tables. Also finishes `delete-records`.
+    Moves the log start of partitions and removes whole segments from the tables. Also removes
+    the records that `delete-records` left in the tables.
 
     Example: tidelog retain events --store s3://bucket/prefix --yes
     """
@@ -120,8 +121,9 @@ def delete_records(
 ) -> None:
     """Delete the records of a topic before given offsets.
 
-    Moves log starts and removes the records from the table (those of the tail after their seal).
-    Older versions of the table have the records until collection; backups keep them.
+    Moves the log start of partitions and removes the records from the table. Records that are
+    not sealed yet leave the table at the first retention after their seal. Older versions of the
+    table have the records until collection; backups keep them.
 
     Example: tidelog delete-records events 0:1000 1:end --yes
     """

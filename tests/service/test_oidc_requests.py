@@ -149,7 +149,7 @@ async def test_refused_tokens_are_audited_without_the_token(
     async with broker_on(MemoryStore(), **SETTINGS, **far.settings, audit_log=str(file)) as broker:
         for token in tokens:
             assert_unknown(await broker.http.get("/topics", headers=bearer(token)))
-        failures = dict(broker.app._counters.auth_failures)
+        failures = dict(broker.app.counters.auth_failures)
     found = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(each["event"], each["status"], each["reason"]) for each in found] == [
         ("unauthenticated", 401, "invalid token: it is for another audience"),
