@@ -104,8 +104,8 @@ class Caller:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the key (and its session) exists and has not expired. For a token: whether it has
-        not expired, and the issuer still has its key."""
+        """Whether the key (and its session) exists, or the issuer has the token's key, and the
+        credential has not expired."""
         access = self._security.access
         if access.version != self._version or access is not self._access:
             self._renew(access)
@@ -127,9 +127,8 @@ class Caller:
 
     def check_valid(self) -> None:
         if not self.is_valid:
-            is_token = self.credential is not None and self.credential.key_id == TOKEN_ID
             why = "API key revoked, or the session has ended"
-            if is_token:
+            if self.credential is not None and self.credential.key_id == TOKEN_ID:
                 why = "the token has expired, or the issuer has withdrawn its key"
             raise self._security.refused("revoked", why)
 
@@ -399,8 +398,7 @@ class Security:
 
     def _is_token(self, secret: bytes) -> bool:
         has_parts = len(secret) <= TOKEN_BYTES_MAX and secret.count(b".") == 2
-        # The admin key may have dots, too.
-        return has_parts and self._find(digest(secret)) is None
+        return has_parts and self._find(digest(secret)) is None  # the admin key may have dots
 
     def trusts(self, thumbprint: bytes) -> bool:
         """Whether the issuer still has the key that signed a token. For a forwarded request, the
