@@ -29,28 +29,28 @@ OIDC_ISSUER = setting(
     "",
     "URL of the OIDC issuer whose tokens prove a principal, as its tokens have it in `iss`; empty: only keys prove one; needs `tidelog[oidc]`",
 )
-OIDC_AUDIENCE = setting("", "audience that a token must have in `aud`")
+OIDC_AUDIENCE = setting("", "audience that a token must have in `aud`; required with `oidc_issuer`")
 OIDC_JWKS_URL = setting(
     "",
     "URL of the issuer's public keys; empty: `jwks_uri` of `<issuer>/.well-known/openid-configuration`",
 )
-OIDC_PRINCIPAL_CLAIM = setting("sub", "claim of a token that has the name of its principal")
+OIDC_PRINCIPAL_CLAIM = setting("sub", "claim of a token from which the principal's name is taken")
 OIDC_PRINCIPAL_PREFIX = setting(
     "oidc-",
-    "text before the name: `User:oidc-alice`. If it is empty, tokens prove the same principals as keys: set it so only if the issuer gives out names that its users cannot choose",
+    "text before the name: `User:oidc-alice`. If it is empty, tokens prove the same principals as keys: leave it empty only if users cannot choose their names at the issuer",
 )
 _PREFIX_CHARS_MAX = 64
 
 TLS_CERT_FILE = setting(
     "",
-    "PEM file with the certificate of the port for clients, and the chain after it; with it, this port serves only https. It is read again when it changes",
+    "PEM file with the certificate of the port for clients, and the chain after it; with it, this port serves only https. Brokers load changed files without a restart",
 )
 TLS_KEY_FILE = setting(
     "", "PEM file with the key of `tls_cert_file`, without a password; other users may not read it"
 )
 PEER_TLS = setting(
     False,
-    "TLS between brokers, which check each other's certificates by `tls_ca_file`; set it for all brokers or for none",
+    "TLS between brokers, which verify each other's certificates with `tls_ca_file`; set it for all brokers or for none",
 )
 TLS_CA_FILE = setting(
     "", "PEM file with the CAs that sign the certificates of brokers; needs `peer_tls`"
@@ -68,7 +68,7 @@ def hosts_of(allowed_hosts: str) -> list[str]:
 
 
 def is_protected(url: str) -> bool:
-    """Whether the URL is https, or http to this machine."""
+    """Whether the URL has the scheme https, or the scheme http and this machine's host."""
     try:
         found = urlsplit(url)
         host = found.hostname or ""
@@ -99,7 +99,7 @@ def why_not(settings: Any) -> str | None:
             return f"cors_origins: {name!r} is no origin: use https://HOST:PORT"
     if settings.advertised_url and not _URL.fullmatch(settings.advertised_url):
         return f"advertised_url: {settings.advertised_url!r} is no URL: use https://HOST:PORT/PATH"
-    return _why_not_oidc(settings) or _why_no_tls(settings)
+    return _why_not_oidc(settings) or _why_not_tls(settings)
 
 
 def _why_not_oidc(settings: Any) -> str | None:
@@ -110,20 +110,23 @@ def _why_not_oidc(settings: Any) -> str | None:
     if settings.security != "keys":
         return "oidc_issuer needs security=keys, but security is off"
     if not settings.oidc_audience:
-        return "oidc_issuer needs oidc_audience: else a token for any other service is taken"
+        return "oidc_issuer needs oidc_audience: else tokens for other services are accepted"
     for name in ("oidc_issuer", "oidc_jwks_url"):
         url = getattr(settings, name)
         if url and not is_protected(url):
-            return f"{name}: {url!r} is no URL of https (http: only to this machine)"
+            return f"{name}: {url!r} is not an https URL (http: only to this machine)"
     if not settings.oidc_principal_claim:
         return "oidc_principal_claim is empty: use sub"
     prefix = settings.oidc_principal_prefix
     if len(prefix) > _PREFIX_CHARS_MAX or not prefix.isprintable():
-        return f"oidc_principal_prefix: {prefix!r} is not printable, or too long"
+        return (
+            f"oidc_principal_prefix: {prefix!r} is not printable, or longer than "
+            f"{_PREFIX_CHARS_MAX} characters"
+        )
     return None
 
 
-def _why_no_tls(settings: Any) -> str | None:
+def _why_not_tls(settings: Any) -> str | None:
     for name in ("tls", "peer_tls"):
         cert, key = getattr(settings, f"{name}_cert_file"), getattr(settings, f"{name}_key_file")
         if bool(cert) != bool(key):
@@ -133,7 +136,7 @@ def _why_no_tls(settings: Any) -> str | None:
             return "tls_ca_file and peer_tls_cert_file are for peer_tls: set it, or remove them"
         return None
     if not settings.tls_ca_file:
-        return "peer_tls needs tls_ca_file, by which brokers check each other"
+        return "peer_tls needs tls_ca_file, with which brokers verify each other"
     if not (settings.peer_tls_cert_file or settings.tls_cert_file):
         return "peer_tls needs peer_tls_cert_file or tls_cert_file"
     if settings.peer_address and not settings.peer_address.startswith("https://"):

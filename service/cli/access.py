@@ -266,7 +266,7 @@ def _show_acls(found: list[dict[str, str]], *, as_json: bool) -> None:
 
 RateOption = typer.Option(min=1, metavar="BYTES", help="bytes a second at each broker")
 QuotaOption = typer.Option(
-    "--quota", metavar="NAME=NUMBER", help="another quota, such as members=100 or mutation_rate=5"
+    "--quota", metavar="NAME=NUMBER", help="any other quota, such as members=100 or mutation_rate=5"
 )
 BYTE_RATES = ("producer_byte_rate", "consumer_byte_rate")
 
@@ -277,7 +277,7 @@ def list_quotas(
 ) -> None:
     """List quotas.
 
-    <default> is the quota of principals without a quota of their own.
+    A quota that a principal does not have is taken from <default>.
     """
     listed = request(ctx, server, "GET", QUOTAS)
     columns = ("principal", *BYTE_RATES)

@@ -145,10 +145,10 @@ class Client:
         return found
 
     async def add_pages(self, found: Any, path: str, params: Mapping[str, str] | None) -> None:
-        """Add the items of all next pages to those of `found`, if that is a listing of v3."""
+        """If `found` is a page of a v3 listing, fetch all next pages and add their items to it."""
         page = found
         while isinstance(page, dict) and (url := (page.get("metadata") or {}).get("next")):
-            # Of the URL only the token is taken: the broker may know itself by another address.
+            # Use only the token of the URL: the host may be one that this client cannot reach.
             token = httpx.URL(url).params["page_token"]
             answer = await self.get(path, params={**(params or {}), "page_token": token})
             page = self.json_of(answer)
@@ -200,14 +200,14 @@ def with_client(
 
 
 def _trust(ca_file: str | None) -> ssl.SSLContext | bool:
-    """Return what httpx takes as `verify`. Raises BadUsage."""
+    """Return the value for `verify` of httpx. Raises BadUsage."""
     if ca_file is None:
         return True
     try:
         return ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError as error:
         raise BadUsage(
-            f"--ca-file {ca_file}: no PEM file of certificates ({error.reason})"
+            f"--ca-file {ca_file}: not a PEM file of certificates ({error.reason})"
         ) from None
     except OSError as error:
         raise BadUsage(f"--ca-file: cannot read {ca_file}: {why_not_read(error)}") from None
@@ -245,8 +245,8 @@ def _why(error: httpx.RequestError) -> str:
                 return "the server does not speak TLS: use http://"
             case ssl.SSLCertVerificationError(verify_message=message):
                 return (
-                    f"its certificate is not accepted ({message}): name its CA with --ca-file or "
-                    "TIDELOG_CA_FILE"
+                    f"the broker's certificate is not accepted ({message}): name its CA with "
+                    "--ca-file or TIDELOG_CA_FILE"
                 )
             case ConnectionRefusedError():
                 return (

@@ -103,7 +103,7 @@ def _global_options(
         typer.Option(
             "--ca-file",
             metavar="FILE",
-            help="file with the CAs that sign the broker's certificate (default: the variable "
+            help="file with the CA of the broker's certificate (default: the variable "
             "TIDELOG_CA_FILE, else well-known CAs)",
         ),
     ] = None,

@@ -97,7 +97,7 @@ def retain(
 ) -> None:
     """Delete records past retention.ms or retention.bytes.
 
-    Moves log starts and removes whole segments from the tables. Also finishes `delete-records`.
+    Removes whole segments, and the records that `delete-records` left in the tables.
 
     Example: tidelog retain events --store s3://bucket/prefix --yes
     """
@@ -120,8 +120,8 @@ def delete_records(
 ) -> None:
     """Delete the records of a topic before given offsets.
 
-    Moves log starts and removes the records from the table (those of the tail after their seal).
-    Older versions of the table have the records until collection; backups keep them.
+    Removes the records from the table; those that are not sealed yet, at the first retention
+    after their seal. Older versions of the table have them until collection; backups keep them.
 
     Example: tidelog delete-records events 0:1000 1:end --yes
     """

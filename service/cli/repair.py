@@ -279,7 +279,7 @@ def backup(
             "--keep",
             metavar="N",
             min=1,
-            help="then remove all but the N newest backups (default: remove none)",
+            help="after the backup, remove all but the N newest (default: remove none)",
         ),
     ] = None,
     max_bytes_per_s: Annotated[
@@ -334,7 +334,7 @@ def backup(
         }
         _warn_of(done.doubts)
         if done.prune_problem:
-            warn(f"the backup is complete, but old backups are left: {done.prune_problem}")
+            warn(f"the backup is complete, but old ones are left: {done.prune_problem}")
         count = plural(len(made.objects), "object")
         line = (
             f"backup of entry {made.seq} ({_time(made.to_ms)}): {count}, "

@@ -35,9 +35,9 @@ from tidelog.storage.state.group_types import DEFAULT_ASSIGNOR
 LAYOUT_PARTITIONS_MAX = 100
 """Bound of the partitions in one response with a topic's layout."""
 PARTITIONS_AT_ONCE = 10_000
-"""~0.5 us each, in the sums of a list of topics."""
+"""To sum up a partition in a list of topics takes ~0.5 us."""
 ITEM_PARTITIONS = 20
-"""The cost of a topic in a list, beside its partitions, as a number of partitions."""
+"""A topic in a list takes as much time as so many partitions, in addition to its own."""
 
 
 # -- overview
@@ -238,15 +238,15 @@ async def list_topic_summaries(log: FreshLog, rights: Rights) -> list[TopicSumma
     """List the topics that the caller may describe, with their sizes as far as the WAL knows
     them."""
     now_ms = log.clock.now_ms()
-    found, looked = [], 0
+    found, work = [], 0
     for name in await in_order(log.state.topics):
         topic = log.state.topics.get(name)
         if topic is None or not rights.may(DESCRIBE, TOPIC, name):
             continue
         found.append(_summary(log, topic, now_ms))
-        looked += ITEM_PARTITIONS + len(topic.partitions)
-        if looked >= PARTITIONS_AT_ONCE:
-            looked = 0
+        work += ITEM_PARTITIONS + len(topic.partitions)
+        if work >= PARTITIONS_AT_ONCE:
+            work = 0
             await asyncio.sleep(0)
     return found
 

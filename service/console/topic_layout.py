@@ -72,8 +72,8 @@ class TopicLayouts:
         self._broker = broker
 
     async def of(self, topic: Topic, numbers: range) -> list[PartitionLayout]:
-        """Return the layouts of these partitions of the topic. A damaged table costs only the
-        segments of its partitions (`error`). Raises Unavailable."""
+        """Return the layouts of these partitions of the topic. If the table is damaged, they have
+        no segments, and `error` has the reason. Raises Unavailable."""
         return [await self._partition(topic, number) for number in numbers]
 
     async def _partition(self, topic: Topic, number: int) -> PartitionLayout:

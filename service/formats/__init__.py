@@ -6,8 +6,8 @@ json_out        columns to JSON arrays, NDJSON, server-sent events; v2 produce r
 json_text       columns of values to columns of JSON texts; the error Undecodable
 events          lines and events of followers, beside the records
 pages           pages of an answer; `on_error`: stop, skip or raw for records that do not decode
-record_formats  the formats of answers, as requests name them; `reset`; the documented record
-shared_pages    encoded pages that many readers get
+record_formats  parameters of reads: format, `on_error`, `reset`; the documentation of a record
+shared_pages    encoded pages that several readers use
 json_numbers    numbers that most readers of JSON refuse
 arrow           Arrow streams to columns and back
 schemas         errors of requests that need a schema registry

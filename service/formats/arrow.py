@@ -59,7 +59,7 @@ _NOT_ARROW = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, Over
 
 
 class UnpackedTooLarge(RecordTooLarge):
-    """Decoding would need more memory than it may."""
+    """Decoding the body would need more memory than its bound."""
 
 
 def decode_arrow(body: bytes, now_ms: int, *, bytes_max: int) -> Produced:
@@ -86,7 +86,7 @@ def decode_arrow(body: bytes, now_ms: int, *, bytes_max: int) -> Produced:
         if not read:
             raise InvalidBody("the stream has no records")
         rows = concat([batch for batch, _ in read])
-        # `nbytes` counts bytes behind nulls, too, which the request keeps in memory.
+        # `nbytes` also counts bytes of null values, which the request keeps in memory.
         size = max(weight(rows), rows.nbytes)
         return Produced(rows, _partitions(read), False, rows.num_rows, size, has_timestamps)
     except (InvalidBody, RecordTooLarge):

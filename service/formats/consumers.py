@@ -30,14 +30,14 @@ FETCH_MIN_BYTES_MAX = 10_000_000
 TIMEOUT_MS_MAX = 2**31 - 1
 SESSION_TIMEOUT_MS_MAX = 1_800_000
 """Kafka's `group.max.session.timeout.ms`, unless the broker's own default is higher: a member that
-is gone must not keep its partitions, and its place among the members, for longer."""
+has failed must not keep its partitions, and count as a member, for longer."""
 INVALID_CONFIG = 42204
 INVALID_CONSTRAINT = 40001
 STRIMZI = "strimzi"
 _ON_ERROR, _POLL_RECORDS = ";on_error=", ";max_poll_records="
-"""Stand before `on.error` and `max.poll.records` in an instance's stored format, because the stored
-config has no fields for these. A broker of an older version takes all for the name of an unknown
-format, and refuses the instance's reads."""
+"""Prefixes of `on.error` and `max.poll.records` in an instance's stored format, because the stored
+config has no fields for these. To a broker of an older version, the whole text is the name of an
+unknown format, so it refuses the instance's reads."""
 
 
 class _Create(StrictBody, omit_defaults=True):

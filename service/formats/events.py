@@ -16,13 +16,13 @@ from tidelog.storage.core.errors import LogError, OffsetOutOfRange
 from tidelog.storage.core.model import OFFSET_MAX
 
 KEEPALIVE = {"sse": b": keep-alive\n\n", "ndjson": b"\n"}
-"""Signs of life. JSON's readers of lines pass an empty one."""
+"""Messages of a stream without records. Readers of NDJSON skip an empty line."""
 RETRY_MS = 500
-"""How soon an EventSource connects again. Its own pause is some seconds."""
+"""Time after which an EventSource connects again. Its default is some seconds."""
 START = "start"
 """The event id before offset 0: an id cannot be negative."""
 PIECE_BYTES = 64 * 1024
-"""Of a page whose events get vectors: so much is built and sent at a time (I10)."""
+"""Bytes of a page with vectors that are built and sent at a time (I10)."""
 EVENT_BYTES_MIN = 80
 """Bytes of the smallest event of a record, without its id."""
 _PAIR = re.compile(r"([0-9]{1,9}):(-1|[0-9]{1,19})")
@@ -54,8 +54,8 @@ def skipped(format_name: str, next_offset: int, page: Page) -> bytes:
 
 
 def notice(format_name: str, kind: str, data: Any, event_id: bytes = b"") -> bytes:
-    """Return an event, or a line, that is no record. A client that connects again with its id
-    continues behind it."""
+    """Return an event, or a line, that is not a record. A client that connects again with its id
+    continues after it."""
     body = msgspec.json.encode(data)
     if format_name != "sse":
         return body + b"\n"
@@ -64,8 +64,9 @@ def notice(format_name: str, kind: str, data: Any, event_id: bytes = b"") -> byt
 
 
 def failure(format_name: str, error: LogError, body: bytes, event_id: bytes = b"") -> bytes:
-    """Return the last event of a stream, or its last line. `body` is that of the error; `event_id`
-    is behind the record of an Undecodable: an EventSource that connects again goes on there."""
+    """Return the last event, or the last line, of a stream that ends with an error. `body` is the
+    body of the error. For an Undecodable, `event_id` is that of its record, so an EventSource that
+    connects again continues after the record."""
     body = b'{"type":"error",' + body[1:]
     if format_name != "sse":
         return body + b"\n"
@@ -89,7 +90,8 @@ def vector(offsets: Sequence[int]) -> bytes:
 
 
 def parse_vector(text: str) -> dict[int, int] | None:
-    """Return the offset at which each partition of an event id continues; None if it is none."""
+    """Return the next offset of each partition in an event id. If the text is not such an id,
+    return None."""
     found: dict[int, int] = {}
     for part in text.split(","):
         pair = _PAIR.fullmatch(part)
@@ -105,7 +107,8 @@ def parse_vector(text: str) -> dict[int, int] | None:
 def with_vectors(body: bytes, offsets: Sequence[int], partition: int) -> Iterator[bytes]:
     """Iterate over the events of a page of one partition, in pieces, with vectors as ids.
 
-    `offsets` are those before the page. An event's id is a line of its own, and so is its record.
+    `offsets` are the next offsets before the page. In `body`, each event has one line with its id
+    and one line with its record.
     """
     before = b"".join(b"%d:%d," % (n, offset - 1) for n, offset in enumerate(offsets[:partition]))
     before += b"%d:" % partition

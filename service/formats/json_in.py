@@ -87,8 +87,8 @@ class Produced(NamedTuple):
 
     `partitions` has each record's partition or None, not checked for range. If no record names a
     partition, `partitions` is None. `is_json` means that every key and value is null or JSON text
-    in valid UTF-8. `weight` is that of all records (chunk.weight), or their memory if it is larger.
-    `has_timestamps`: a record may have a timestamp of the client.
+    in valid UTF-8. `weight` is the weight of all records in bytes (chunk.weight), or the bytes of
+    their columns if that is more. `has_timestamps` means that the client may have sent timestamps.
     """
 
     rows: Rows | pa.RecordBatch
@@ -222,7 +222,7 @@ def _partitions(records: list[Any]) -> list[int | None] | None:
 
 
 def _given(records: list[Any]) -> list[int | None] | None:
-    """Return the timestamps of the client, None if there is none."""
+    """Return the timestamps that the client sent. If it sent none, return None."""
     given = _integers("timestamp", [record.timestamp for record in records])
     return None if given.count(None) == len(given) else given
 

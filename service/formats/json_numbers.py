@@ -20,7 +20,7 @@ Octets: TypeAlias = npt.NDArray[np.uint8]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
 SMALL = 2048
-"""Up to SMALL bytes, methods of bytes are faster than numpy."""
+"""Up to SMALL bytes, methods of `bytes` are faster than numpy."""
 DIGITS_MIN = 200
 """A number with an exponent below 100 and fewer digits before its point fits a double."""
 DIGITS = b"0" * DIGITS_MIN

@@ -27,7 +27,8 @@ FEW = 12
 FEW_REPORTS = 64
 """The same bound for produce reports of several partitions."""
 FEW_OFFSETS = 3000
-"""Up to so many consecutive offsets are joined without Arrow: 9 us instead of 35 us for 1,000."""
+"""Up to this number of consecutive offsets, a join without Arrow is faster: 9 us instead of 35 us
+for 1,000."""
 
 
 class _Frame(NamedTuple):
@@ -280,8 +281,9 @@ def _run_of_reports(partition: int, base: int | None, count: int) -> tuple[bytes
 
 
 def _decimals(start: int, end: int, between: bytes) -> list[bytes]:
-    """Return pieces of the numbers [start, end) in decimal, with `between` between any two. The
-    thousands of a number are text between the last three digits: ~9 ns a number."""
+    """Return the numbers [start, end) in decimal, separated by `between`, as pieces to join. Only
+    the last three digits differ in a thousand numbers, so the digits before them are joined as part
+    of the separator: ~9 ns a number."""
     pieces = []
     while start < end:
         thousands, rest = divmod(start, 1000)

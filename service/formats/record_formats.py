@@ -1,5 +1,5 @@
-"""The parameters of a read that all readers share: formats, `on_error`, `reset`; and the documented
-record. Pure."""
+"""The parameters that all routes of reads have: formats, `on_error`, `reset`; and the documentation
+of a record. Pure."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ FETCH_FORMATS: dict[bytes, str] = {
     **types_of_formats(EMBEDDED),
 }
 FRAMINGS: dict[str, json_out.Framing] = {"ndjson": "ndjson", "sse": "sse"}
-"""Of the formats that are no array."""
+"""Framings of the formats that are not JSON arrays."""
 MEDIA_TYPES: dict[str, bytes] = {
     **{name: f"application/vnd.kafka.{name}.v2+json".encode() for name in EMBEDDED},
     "arrow": ARROW,
@@ -46,7 +46,7 @@ MEDIA_TYPES: dict[str, bytes] = {
 
 
 def format_of_accept(accept: bytes) -> str:
-    """Return the format of the answer by `Accept`. Raises NotAcceptable."""
+    """Return the format of the answer for an `Accept`. Raises NotAcceptable."""
     for part in accept.split(b",") if b"," in accept else (accept,):
         found = FETCH_FORMATS.get(media_type(part))
         if found is not None:
@@ -55,8 +55,8 @@ def format_of_accept(accept: bytes) -> str:
 
 
 def embedded_format(query: dict[str, str], format_name: str) -> str:
-    """Return the format of keys and values: the format itself, or `format=` for lines and
-    events."""
+    """Return the format of keys and values: that of the answer, or the parameter `format` for lines
+    and events. Raises InvalidParameter."""
     if format_name in EMBEDDED:
         return format_name
     embedded = query.get("format", "json")
@@ -66,7 +66,7 @@ def embedded_format(query: dict[str, str], format_name: str) -> str:
 
 
 def on_error_of(query: dict[str, str]) -> OnError | None:
-    """Return the parameter `on_error`; None if it is not given. Raises InvalidParameter."""
+    """Return the parameter `on_error`, or None if it is not given. Raises InvalidParameter."""
     text = query.get("on_error")
     if text is None or text in ON_ERROR:
         return text
@@ -96,21 +96,23 @@ ON_ERROR_PARAMETER = Parameter(
 )
 RESET_PARAMETER = Parameter(
     "reset",
-    "of a follower whose offset is out of range: `earliest` or `latest` continues there, "
-    "behind an event `reset`; `none` is an error",
+    "if a follower's offset is out of range: `earliest` or `latest` sends an event `reset` and "
+    "continues there; `none` is an error",
     {"type": "string", "enum": list(RESETS), "default": "none"},
 )
 FORMAT_PARAMETER = Parameter(
-    "format", "json, binary or text inside lines", {"type": "string", "default": "json"}
+    "format",
+    "json, binary or text: of keys and values in lines and events",
+    {"type": "string", "default": "json"},
 )
 MAX_BYTES_PARAMETER = Parameter(
     "max_bytes",
-    "of records, each with its headers and 24 bytes; one record at least",
+    "maximum bytes of records: key, value, headers, and 24 for each record; at least one record",
     {"type": "integer"},
 )
 MAX_RECORDS_PARAMETER = Parameter(
     "max_records",
-    "in the answer",
+    "maximum records in the answer",
     {"type": "integer", "default": RECORDS_MAX, "maximum": RECORDS_MAX},
 )
 ON_ERROR_HEADERS = (
@@ -123,7 +125,7 @@ ON_ERROR_HEADERS = (
 class FetchedRecord(msgspec.Struct):
     """One record. `key` and `value` are JSON, or strings in base64 or of text.
 
-    `key_format` is `text` for a key that is text and no JSON, in format json. With `on_error=raw` a
+    In format json, `key_format` is `text` if the key is text but not JSON. With `on_error=raw`, a
     key or value that does not decode is null, and `key_base64` or `value_base64` has its bytes."""
 
     topic: str

@@ -1,4 +1,4 @@
-"""The errors of requests that need a schema registry: no dialect has one here. Pure."""
+"""Errors of requests that need a schema registry: tidelog has none. Pure."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ class NoSchemaRegistry(InvalidRequest):
 
 
 class SchemaMissing(InvalidBody):
-    """A body of a format with schemas that has no schema."""
+    """The body's format needs a schema, and the body has none."""
 
 
 class _Record(msgspec.Struct):
@@ -23,7 +23,7 @@ class _Record(msgspec.Struct):
 
 
 class _Schemas(msgspec.Struct):
-    """The fields of a body with schemas; they decide on the error."""
+    """The fields of a body in a format with schemas. The error depends on them."""
 
     key_schema: msgspec.Raw = msgspec.Raw()
     key_schema_id: msgspec.Raw = msgspec.Raw()

@@ -1,7 +1,7 @@
-"""Encoded pages that many readers of one partition get: each page is encoded once.
+"""Encoded pages that several readers of a partition use, so that a broker encodes each page once.
 
-A key names the records and their format. Records never change under their topic's id and offsets,
-but retention, compaction and repairs remove some, so a key has the number of records, too.
+A key identifies the records and their format. The records at given offsets of a topic id never
+change, but retention, compaction and repairs remove some. So a key also has the number of records.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tidelog.service.formats.pages import Page
 
 KEPT_S = 1.0
-"""A page is kept for one to two such periods."""
+"""A page is kept for one to two periods of this length."""
 SHARED_BYTES_MAX = 32 * 1024 * 1024
 
 
@@ -41,7 +41,7 @@ class SharedPages:
         return self._new.get(key) or self._old.get(key)
 
     def add(self, key: PageKey, page: Page) -> None:
-        """Keep the page, unless it is too large."""
+        """Keep the page, unless it has more than half of SHARED_BYTES_MAX."""
         size = len(page.body)
         if size > SHARED_BYTES_MAX // 2:
             return

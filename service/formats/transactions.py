@@ -87,7 +87,7 @@ class Transaction(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """The weight of all records in bytes (chunk.weight)."""
+        """The weight of all records, in bytes (chunk.weight)."""
         return sum(topic.produced.weight for topic in self.topics)
 
 

@@ -47,17 +47,17 @@ class HttpResponse(NamedTuple):
 
 
 class WholeExchange:
-    """A request and its answer without messages of ASGI. `receive` and `send` of a request are
-    methods of it, unless something wraps them."""
+    """A request and its answer without ASGI messages. `receive` and `send` of a request are methods
+    of this object, unless an application wraps them."""
 
     def whole_body(self) -> bytes | None:
-        """Take the body, or return None if it has not come in whole."""
+        """Take and return the body, or return None if it has not arrived completely."""
         raise NotImplementedError
 
     async def answer(
         self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> None:
-        """Write the whole answer. `headers` give its length."""
+        """Write the whole answer. `headers` must have its Content-Length."""
         raise NotImplementedError
 
 
@@ -93,7 +93,7 @@ class HttpRequest:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.status = 0
         self.received = 0
-        """Bytes of the body that have come, packed if the client has packed it."""
+        """Bytes of the body that have arrived, before it is unpacked. 0 if it arrived in whole."""
         self.waited_s = 0.0
         """Time in a long poll or a stream. The latency of the response excludes it."""
 

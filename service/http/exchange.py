@@ -1,8 +1,8 @@
 """One request and its answer on a connection.
 
-A request whose whole body has come is read, and its answer is written, without messages of ASGI:
-those cost 15 us of CPU, and a packet more, because ASGI sends the head and the body of an answer
-apart. Streams, and applications that wrap `receive` or `send`, use the messages.
+If the whole body of a request has arrived, the broker reads it, and writes the answer, without ASGI
+messages. These would cost 15 us of CPU, and one more packet, because ASGI sends the head and the
+body of an answer separately. Streams, and applications that wrap `receive` or `send`, use them.
 """
 
 from collections.abc import Iterable, MutableMapping
@@ -14,14 +14,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from tidelog.service.http.call import WholeExchange
 
 JOINED_BYTES_MAX = 64 * 1024
-"""A larger body is written apart from its head: to copy it would cost more."""
+"""A larger body is written separately from its head, because a copy would cost more."""
 LINGER_S = 2.0
 """How long a connection stays after an answer that came before the end of its request."""
 
 
 class Exchange(RequestResponseCycle, WholeExchange):
-    """One request and its answer. An answer returns when the socket has taken all but
-    CONNECTION_BYTES: what the sender holds is in use until then."""
+    """One request and its answer. `answer` and `send` return when the socket has taken all but a
+    bounded rest (CONNECTION_BYTES of service.http.admission). Until then, the caller keeps its
+    share of the budget."""
 
     def whole_body(self) -> bytes | None:
         if self.more_body or self.disconnected or self.response_complete:
@@ -71,7 +72,7 @@ class Exchange(RequestResponseCycle, WholeExchange):
             await self.flow.drain()
 
     def _answer_early(self, message: MutableMapping[str, Any]) -> None:
-        """The body has not come: end the connection with the answer."""
+        """Answer before the whole body has arrived: the connection ends with the answer."""
         if message["type"] == "http.response.start":
             if message["status"] >= HTTPStatus.BAD_REQUEST:
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]

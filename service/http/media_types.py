@@ -48,10 +48,12 @@ _SERVED = frozenset({b"", b"*/*", b"application/*", JSON, ARROW, NDJSON, EVENT_S
 
 
 def check_accept(accept: bytes) -> None:
-    """Raise NotAcceptable unless some route serves one of the types of an `Accept`. It is for
-    requests that change something: they are refused before they act. A GET with an unknown Accept
-    is served, as RFC 9110 allows; only routes with several formats refuse it. Any route counts,
-    because a client of Arrow or NDJSON may send its Accept with every request."""
+    """Raise NotAcceptable unless a route serves one of the types in an `Accept`.
+
+    Call it for requests that change something, before they do so. It accepts the types of all
+    routes, because a client of Arrow or NDJSON may send its Accept with every request. A GET with
+    an unknown Accept is served, as RFC 9110 allows; only routes with several formats refuse it.
+    """
     if not is_served(accept):
         raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')[:200]}")
 

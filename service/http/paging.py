@@ -1,9 +1,9 @@
 """Pages of a listing, as in Confluent's API: `page_size` and `page_token` in the request, the URL
 of the next page in `metadata.next`.
 
-A token is the key of the last item in a page. The next page begins with the next key, so items that
-are added or deleted meanwhile change no other item's page. Keys are compared and items are made and
-encoded ITEMS_AT_ONCE at a time, and other callbacks of the event loop run in between.
+A token is the key of the last item in a page, and the next page begins after this key. So the pages
+together have each item exactly once, even if other items are added or deleted meanwhile. Items are
+made and encoded ITEMS_AT_ONCE at a time; between, the event loop runs other callbacks.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 
 PAGE_ITEMS_MAX = 1_000
 ITEMS_AT_ONCE = 200
-"""~25 us each."""
+"""An item takes ~25 us."""
 NAMES_AT_ONCE = 10_000
-"""~0.4 us each to sort."""
+"""To sort a name takes ~0.4 us."""
 TOKEN_CHARS_MAX = 4_096
 
 Key: TypeAlias = str | int | tuple[Any, ...]
@@ -104,9 +104,9 @@ async def answer_page(
     keys: Iterable[K],
     item: Callable[[K], BaseModel | None],
 ) -> Any:
-    """Return a response that FastAPI sends as it is: `shell`, a list without data, with the items
-    of the page. `keys` are sorted and begin after `page.after`. `item` returns None for a key that
-    the caller must not see, or that is gone."""
+    """Return a response that FastAPI sends unchanged: `shell`, a list without data, with the items
+    of the page. `keys` must be sorted and begin after `page.after`. `item` returns None if the
+    caller may not see the item, or if it was deleted."""
     found: list[str] = []
     last: K | None = None
     for number, key in enumerate(keys, 1):

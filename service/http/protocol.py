@@ -40,11 +40,11 @@ from tidelog.service.http.transports import CountedTransport, TlsTransport
 NOT_HTTP = "Invalid HTTP request received."
 NOT_TLS = "plain text came to a port with TLS: use https://"
 CHECK_S = 1.0
-"""Between two looks at the clocks of all connections."""
+"""Time between two checks of the clocks of all connections."""
 PLAIN_TEXT = frozenset({"HTTP_REQUEST", "WRONG_VERSION_NUMBER"})
-"""OpenSSL's reasons for a first packet that is no TLS."""
+"""OpenSSL's reasons for a first packet that is not TLS."""
 HEALTH = frozenset({"/healthy", "/ready", "/startup", "/_health", "/status/ready"})
-"""Routes that connections above the bound get, too."""
+"""Routes that are also served on connections above the bound."""
 
 
 class Server(uvicorn.Server):
@@ -106,7 +106,7 @@ class Config(uvicorn.Config):
         **options: Any,
     ) -> None:
         """Without `proves_by_head`, the application proves a connection: `scope["prove"]()`. With
-        `tls`, connections use TLS, each with the context that `tls` returns when it begins."""
+        `tls`, a connection uses TLS, with the context that `tls` returns when it begins."""
         super().__init__(
             app,
             http=Protocol if tls is None else TlsProtocol,
@@ -166,7 +166,7 @@ class Protocol(HttpToolsProtocol):
         self._requests = 0
         self._received = 0
         self._hosts = 0
-        self._is_coded = False  # by another Transfer-Encoding than chunked
+        self._is_coded = False  # has a Transfer-Encoding other than chunked
         self._head_bytes = 0
         """Of packets after the one in which the head began."""
 
@@ -417,7 +417,7 @@ class Protocol(HttpToolsProtocol):
 
 
 class TlsProtocol(Protocol):
-    """One connection with TLS: counted from its first packet, with a clock for its handshake."""
+    """One connection with TLS. Admission counts it from the start and bounds its handshake time."""
 
     _tls: TlsTransport
 
@@ -458,7 +458,7 @@ class TlsProtocol(Protocol):
             super().end_late(phase)
 
     def _refuse_handshake(self, error: ssl.SSLError) -> None:
-        if self._tls.is_open:  # a record is damaged: nothing after it can be read
+        if self._tls.is_open:  # a TLS record is damaged: the rest cannot be read
             self._admission.ended["tls"] += 1
             self.transport.abort()
             return

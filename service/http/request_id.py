@@ -19,8 +19,7 @@ def sane(given: bytes) -> bytes:
 
 
 def echo(headers: Mapping[bytes, bytes]) -> tuple[tuple[bytes, bytes]] | tuple[()]:
-    """Return the header that answers a request with these headers: the client's id, if it sent a
-    sane one."""
+    """Return the headers to add to the response: the client's request id if it is valid."""
     if REQUEST_ID in headers and (given := sane(headers[REQUEST_ID])):
         return ((REQUEST_ID, given),)
     return ()

@@ -1,9 +1,10 @@
-"""The transports of a connection, below its protocol: TLS, and a count of what is written.
+"""The transports of a connection, below its protocol: TLS, and a count of the written bytes.
 
-TLS is OpenSSL on two buffers in memory, between the socket's transport and the protocol. The loop's
-own TLS (`create_server(ssl=...)`) is not used: it shows a connection only after the handshake, so
-Admission could not count it, and it hides what the socket has not taken: all of an answer is
-encrypted at once and counts as sent. Here an answer is encrypted in steps, as the socket takes it.
+TLS is OpenSSL on two buffers in memory, between the socket's transport and the protocol. asyncio's
+own TLS (`create_server(ssl=...)`) is not used, for two reasons. With it, a protocol gets its
+connection only after the handshake, so Admission could not bound the connections before. And it
+encrypts a whole answer at once and hides how much of it is unsent. Here an answer is encrypted in
+steps, each when the socket has room.
 """
 
 import asyncio
@@ -16,17 +17,17 @@ from typing import Any
 RECORD_BYTES = 16 * 1024
 """The largest record of TLS: one read returns at most one."""
 STEP_BYTES = 128 * 1024
-"""Encrypted in one turn of the loop: about 0.1 ms."""
+"""Maximum bytes encrypted in one turn of the loop: about 0.1 ms."""
 UNASKED_MAX = 32
-"""Messages that OpenSSL answers by itself after the handshake (KeyUpdate). No client needs as many:
-Java's sends one in 137 GB. Without a bound, a client that reads nothing could make the broker queue
-answers to them."""
+"""Maximum messages after the handshake that OpenSSL answers by itself (KeyUpdate). No client needs
+so many: Java's sends one for 137 GB. Without the bound, answers for a client that does not read
+would fill the memory."""
 
 
 class TlsTransport:
-    """TLS over the transport of a socket, as the protocol above uses a transport.
+    """TLS over the transport of a socket. To the protocol above, it is a transport.
 
-    The protocol passes on what the loop calls: `received`, `pause_writing`, `resume_writing`.
+    The protocol passes the loop's calls on to `received`, `pause_writing` and `resume_writing`.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class TlsTransport:
         context: ssl.SSLContext,
         on_paused: Callable[[bool], object],
     ) -> None:
-        """`on_paused` gets True when the protocol above shall stop to write, then False."""
+        """`on_paused(True)` makes the protocol above stop writing; `on_paused(False)` ends that."""
         self._raw = transport
         self._loop = loop
         self._context = context
@@ -56,7 +57,7 @@ class TlsTransport:
     # -- reading
 
     def received(self, data: bytes) -> bytes:
-        """Take bytes from the socket; return what they decrypt to. Raises SSLError if they are no
+        """Decrypt bytes from the socket and return the plain text. Raises SSLError if they are not
         TLS, or if the handshake fails: the caller refuses the client."""
         if self._is_shut:
             return b""
@@ -111,8 +112,8 @@ class TlsTransport:
         self._encrypt()
 
     def _encrypt(self) -> None:
-        """Encrypt a step of what waits, unless the socket is behind. The rest has another turn, or
-        waits for `resume_writing`."""
+        """Encrypt up to STEP_BYTES of the queue, unless the socket's buffer is full. The next turn
+        of the loop, or `resume_writing`, continues."""
         left = STEP_BYTES
         while self._waiting and left and not self._is_raw_paused:
             data = self._waiting.popleft()
@@ -149,8 +150,8 @@ class TlsTransport:
     # -- the end
 
     def refuse(self, answer: bytes) -> None:
-        """Answer a client that made no handshake: with plain bytes, or if they are empty with the
-        alert of TLS. The caller closes."""
+        """Answer a client whose handshake failed: send `answer` in plain text, or, if it is empty,
+        the TLS alert. The caller closes the connection."""
         if answer:
             _ = self._outgoing.read()
             self._raw.write(answer)
@@ -161,13 +162,13 @@ class TlsTransport:
         return True
 
     def write_eof(self) -> None:
-        """End the answers; what the client still sends is dropped."""
+        """Send the queue, then EOF. Bytes that the client sends after that are dropped."""
         self._is_ending = True
         if not self._waiting:
             self._shut()
 
     def close(self) -> None:
-        """Close, once what waits is sent."""
+        """Send the queue, then close."""
         self._is_ending = self._is_closing = True
         if not self._waiting:
             self._shut()
@@ -185,7 +186,7 @@ class TlsTransport:
         if not self._is_shut:
             self._is_shut = True
             if self.is_open:
-                with contextlib.suppress(ssl.SSLError):  # the client's own end has not come yet
+                with contextlib.suppress(ssl.SSLError):  # the client has not ended its side yet
                     self._tls.unwrap()
                 self._send_outgoing()
             if not self._raw.is_closing():
@@ -198,7 +199,7 @@ class TlsTransport:
 
 
 class CountedTransport:
-    """A transport as uvicorn uses it. It counts what is written, and may close late."""
+    """A transport for uvicorn that counts the written bytes and can delay its close."""
 
     def __init__(
         self, transport: asyncio.Transport | TlsTransport, loop: asyncio.AbstractEventLoop
@@ -213,8 +214,9 @@ class CountedTransport:
         self._transport.write(data)
 
     def close(self) -> None:
-        """Close. With `linger_s`, end the answers at once and close later: to close while bytes of
-        the client come would reset the connection, and the client would not get its answer."""
+        """Close. If `linger_s` is set, send EOF now and close after this time. If the broker closed
+        while the client still sends, TCP would reset the connection, and the client could lose the
+        answer."""
         if not self.linger_s:
             self._transport.close()
             return
@@ -224,7 +226,7 @@ class CountedTransport:
         self._loop.call_later(self.linger_s, self._transport.close)
 
     def taken(self) -> tuple[int, int]:
-        """Return the bytes that the socket has taken, and those that it has not."""
+        """Return how many written bytes the socket has taken, and how many wait for it."""
         size = self._transport.get_write_buffer_size()
         return self._written - size, size
 

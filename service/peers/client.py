@@ -117,7 +117,7 @@ class HttpPeers:
     (storage.cluster). Messages are signed if `signatures` is set."""
 
     def __init__(self, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """With `tls`, only peers with TLS are reached, by the context that it returns."""
+        """With `tls`, connect only to https addresses, with the context that `tls` returns."""
         self._tls = tls
         self.signatures: Signatures | None = None
         self._idle: dict[str, list[_Connection]] = {}
@@ -174,7 +174,7 @@ class HttpPeers:
             url = urlsplit(peer.address)
             is_secure = url.scheme == "https"
             if self._tls is not None and not is_secure:
-                raise ForwardRefused(f"{peer.address} has no TLS, but peer_tls is on here")
+                raise ForwardRefused(f"{peer.address} has no TLS, but this broker has peer_tls")
             port = url.port or (443 if url.scheme == "https" else 80)
             async with asyncio.timeout(CONNECT_S):
                 _, made = await asyncio.get_running_loop().create_connection(

@@ -3,7 +3,7 @@
 produce             records in, v2; checks and idempotency keys of all produce routes
 produce_v3          records in, v3: streams and batches
 fetch               records out: long polls, followers of one partition
-followers           records out: followers of a topic
+followers           records out: followers of all partitions of a topic
 transactions        records and group offsets, all or nothing
 consumers           handlers of consumer instances, v2
 consumer_routes     the routes of consumer instances

@@ -39,7 +39,7 @@ READ_ONLY = "configs of brokers are read-only: they are settings of each broker'
 
 
 HIDDEN = -1
-"""In place of the partitions of a topic that the caller may not describe."""
+"""Stands for all partitions of a topic that the caller may not describe."""
 
 
 async def live_broker(request: Request, broker_id: str) -> Member | None:

@@ -82,7 +82,7 @@ ROUTES = (
         summary="Create a consumer instance",
         text="The body may be empty, because every field has a default. Fields that "
         "Tidelog adds: `session.timeout.ms`, `max.poll.interval.ms`, `max.poll.records` (default "
-        f"{RECORDS_MAX}, which is the most), `group.instance.id` (a static member: a new instance "
+        f"and maximum: {RECORDS_MAX}), `group.instance.id` (a static member: a new instance "
         "with the same id takes its place), "
         "`partition.assignment.strategy` (range, roundrobin or sticky; the first member of the "
         "group chooses), `on.error` (stop, skip or raw, for records that do not decode). "
@@ -167,7 +167,7 @@ ROUTES = (
             Parameter("timeout", "ms; default: the instance's timeout", {"type": "integer"}),
             MAX_BYTES_PARAMETER,
             MAX_RECORDS_PARAMETER._replace(
-                description="in the answer; default: the instance's `max.poll.records`",
+                description="maximum records; default and bound: the instance's `max.poll.records`",
                 schema={"type": "integer"},
             ),
             ON_ERROR_PARAMETER._replace(

@@ -53,7 +53,8 @@ from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
 KEEPALIVE_S = 15.0
-ROOM_S = 0.05  # after it, a follower without room for its next page looks again
+ROOM_S = 0.05
+"""Time after which a follower without room for its next page tries again."""
 STREAMS_OF_PRINCIPAL_MAX = 1_000
 STREAMS_RETRY_MS = 10_000
 
@@ -70,7 +71,8 @@ class FetchParams(NamedTuple):
 
 
 class FetchPage(NamedTuple):
-    """Records as read, and as sent; a page that was cut ends at `fetched.next_offset`."""
+    """Records as read and as encoded. Both end at `fetched.next_offset`, also if the page stops at
+    a record that does not decode."""
 
     fetched: FetchResult
     page: Page
@@ -87,12 +89,13 @@ class Fetch:
         self.counters = counters
         self._answers = answers
         self._pages = SharedPages()
-        self._streams: Counter[str] = Counter()  # followers by principal
+        self._followers: Counter[str] = Counter()
+        """Number of followers by principal."""
 
     async def fetch(
         self, call: HttpRequest, topic: str, partition_text: str
     ) -> HttpResponse | None:
-        """Answer; the answer is in the budget until the socket has taken it."""
+        """Answer a fetch. The answer holds a share of the budget until the socket has taken it."""
         rights = rights_of(call.scope)
         rights.charge(CONSUMER_BYTE_RATE)
         format_name = format_of_accept(call.headers.get(b"accept", b""))
@@ -111,8 +114,8 @@ class Fetch:
             await self._follow(call, view, offset, reset_of(query))
             return None
         with self.budget() as share:
-            fetched, page = await self._page(view, offset, share, wait_ms / 1000, call)
-            if not rights.may(READ, TOPIC, topic):  # the right may have gone during the wait
+            fetched, page = await self.page(view, offset, share, wait_ms / 1000, call)
+            if not rights.may(READ, TOPIC, topic):  # it may have been removed during the wait
                 await rights.check(READ, TOPIC, topic)
             if page.stopped is not None and not page.records:
                 raise page.stopped
@@ -137,13 +140,6 @@ class Fetch:
         return ReadBounds(bytes_max, records_max)
 
     async def page(
-        self, view: FetchParams, offset: int, share: Share, call: HttpRequest | None = None
-    ) -> FetchPage:
-        """Return the records from `offset` on, encoded, without a wait for records. If the budget
-        has no room, wait; with a `call`, whose answer has not begun, raise Unavailable."""
-        return await self._page(view, offset, share, call=call)
-
-    async def _page(
         self,
         view: FetchParams,
         offset: int,
@@ -151,8 +147,12 @@ class Fetch:
         wait_s: float = 0.0,
         call: HttpRequest | None = None,
     ) -> FetchPage:
-        """Return the records from `offset` on, encoded. A fetch that waits for the first record
-        takes no part of the budget: else a few idle clients would block all others."""
+        """Return the encoded records from `offset` on. If there is none, wait `wait_s` for the
+        first. That wait holds no share of the budget, so idle clients do not block others.
+
+        If the budget has no room, wait for room; with a `call`, whose response has not begun, raise
+        Unavailable instead.
+        """
         partition = self._log.state.partition(view.topic, view.partition)
         if wait_s > 0 and offset >= partition.high_watermark:
             started_s = self._log.clock.boot_s()
@@ -171,14 +171,14 @@ class Fetch:
         fetched = await self._log.fetch(
             view.topic, view.partition, offset, bytes_max=bytes_max, records_max=records_max
         )
-        # Readers that wait, or follow, often get the same records at the same time.
+        # Long polls and followers often need the same records at the same time.
         is_shared = wait_s > 0 or call is None or view.format_name == "sse"
         page = self._shared(view, offset, fetched) if is_shared else encode(view, fetched)
         self.charge(share, len(page.page.body))
         return page
 
     def _shared(self, view: FetchParams, offset: int, fetched: FetchResult) -> FetchPage:
-        """Encode the records, unless another reader had them just now."""
+        """Return the encoded records. Encode them only if no other reader has just had them."""
         topic = self._log.state.topics.get(view.topic)
         if topic is None or not fetched.pieces:
             return encode(view, fetched)
@@ -195,8 +195,8 @@ class Fetch:
         return FetchPage(fetched._replace(next_offset=page.end(fetched.next_offset)), page)
 
     def count(self, pages: Sequence[Page], size: int, topic: str | None = None) -> None:
-        """Count the records of an answer of `size` bytes; `topic` is None if it may have several
-        topics."""
+        """Count the records of an answer of `size` bytes. `topic` is None if the answer may have
+        records of several topics."""
         self.counters.add_records_out(sum(page.records for page in pages), size, topic)
         for page in pages:
             if page.wrong and page.stopped is None:
@@ -204,7 +204,7 @@ class Fetch:
 
     @contextlib.contextmanager
     def budget(self, size: int = 0) -> Iterator[Share]:
-        """Reserve memory for a response, until it is sent (I10). Raises Unavailable."""
+        """Reserve memory for a response until it is sent (I10). Raises Unavailable."""
         share = Share(self._answers)
         self.charge(share, size)
         try:
@@ -213,7 +213,7 @@ class Fetch:
             share.set(0)
 
     def charge(self, share: Share, size: int) -> None:
-        """Change what a response holds. Raises Unavailable."""
+        """Set the bytes that a response holds of the budget. Raises Unavailable."""
         if not share.set(size):
             raise self._full()
 
@@ -255,33 +255,34 @@ class Fetch:
         return integer("offset", text, 0, OFFSET_MAX)
 
     async def _follow(self, call: HttpRequest, view: FetchParams, offset: int, reset: str) -> None:
-        # The first page comes before the response starts: its errors have a status. But an
-        # EventSource ends at any other than 200: it gets a record that does not decode as an event.
-        with self.stream(rights_of(call.scope).principal), self.budget() as share:
+        # The first page is read before the response starts, so its errors have a status. An
+        # EventSource closes at any status but 200, so for a record that does not decode it gets an
+        # event.
+        with self.following(rights_of(call.scope).principal), self.budget() as share:
             await self._follow_on(call, view, offset, reset, share)
 
     @contextlib.contextmanager
-    def stream(self, principal: str) -> Iterator[None]:
-        """Count a follower of the principal. Raises Throttled. Without security, the bound of the
-        connections bounds the followers."""
-        if principal and self._streams[principal] >= STREAMS_OF_PRINCIPAL_MAX:
+    def following(self, principal: str) -> Iterator[None]:
+        """Count a follower of the principal. Raises Throttled if it has too many. Without security,
+        only the bound of the connections applies."""
+        if principal and self._followers[principal] >= STREAMS_OF_PRINCIPAL_MAX:
             raise Throttled(
-                f"{principal} has {self._streams[principal]} followers at this broker, which is "
+                f"{principal} has {self._followers[principal]} followers at this broker, which is "
                 "the maximum: end one, or use another broker",
                 retry_after_ms=STREAMS_RETRY_MS,
             )
-        self._streams[principal] += 1
+        self._followers[principal] += 1
         try:
             yield
         finally:
-            self._streams[principal] -= 1
-            if not self._streams[principal]:
-                del self._streams[principal]
+            self._followers[principal] -= 1
+            if not self._followers[principal]:
+                del self._followers[principal]
 
     async def _follow_on(
         self, call: HttpRequest, view: FetchParams, offset: int, reset: str, share: Share
     ) -> None:
-        (fetched, page), passed = await self._page_or_reset(view, offset, reset, share, call=call)
+        (fetched, page), resets = await self._page_or_reset(view, offset, reset, share, call=call)
         if page.stopped is not None and not page.records and view.format_name != "sse":
             raise page.stopped
         await call.start_stream(MEDIA_TYPES[view.format_name], _positions(fetched))
@@ -290,14 +291,14 @@ class Fetch:
             return
         if view.format_name == "sse":
             await call.chunk(events.beginning(offset))
-        await call.chunk(passed)
+        await call.chunk(resets)
         started_s = self._log.clock.boot_s()
         rights = rights_of(call.scope)
         gone = asyncio.create_task(until_gone(call))
         paging: asyncio.Task[tuple[FetchPage, bytes]] | None = None
         try:
             while not gone.done():
-                await rights.check(READ, TOPIC, view.topic)  # it may have gone during the wait
+                await rights.check(READ, TOPIC, view.topic)  # it may have been removed
                 await self._send(call, view, fetched, page)
                 share.set(0)
                 if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
@@ -309,8 +310,8 @@ class Fetch:
                 )
                 await asyncio.wait({paging, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if paging.done():
-                    (fetched, page), passed = paging.result()
-                    await call.chunk(passed)
+                    (fetched, page), resets = paging.result()
+                    await call.chunk(resets)
         except LogError as error:
             # The status is sent already: the last event has the error.
             await call.chunk(self._error_event(call, view.format_name, error))
@@ -330,19 +331,21 @@ class Fetch:
         wait_s: float = 0.0,
         call: HttpRequest | None = None,
     ) -> tuple[FetchPage, bytes]:
-        """Return a page, and the event before it where the offset was out of range."""
+        """Return a page. If the offset was out of range, also return the event `reset`, which
+        precedes the page."""
         try:
-            return await self._page(view, offset, share, wait_s, call), b""
+            return await self.page(view, offset, share, wait_s, call), b""
         except OffsetOutOfRange as error:
             if reset == "none":
                 raise
-            offset, passed = events.reset(view.format_name, error, reset)
-            return await self._page(view, offset, share, call=call), passed
+            offset, resets = events.reset(view.format_name, error, reset)
+            return await self.page(view, offset, share, call=call), resets
 
     async def _send(
         self, call: HttpRequest, view: FetchParams, fetched: FetchResult, page: Page
     ) -> None:
-        """Send one page of a stream, or a sign of life. Raises Undecodable behind its records."""
+        """Send a page of a stream, or a keep-alive if it is empty. Raises Undecodable after the
+        records before the one that does not decode."""
         if page.body:
             await call.chunk(page.body)
             rights_of(call.scope).record(CONSUMER_BYTE_RATE, fetched.weight)
@@ -359,7 +362,7 @@ class Fetch:
         return events.failure(format_name, error, self.answer_of(call, error), event_id)
 
     def answer_of(self, call: HttpRequest, error: LogError) -> bytes:
-        """Count the error of a stream, and return its body."""
+        """Count the error of a stream. Return the body of its error response."""
         return error_body(answered(error, call.scope, self.counters).code, str(error))
 
 
@@ -403,6 +406,7 @@ _DOC = RouteDoc(
         404: "40401 unknown topic, 40402 unknown partition",
         406: "an unknown Accept",
         422: "the first record does not decode in the requested format",
+        429: "the principal's quota is used up, or it has too many followers",
         500: "a corrupt object; the message names it. Reads of other partitions work.",
         503: "the store does not answer, or too many fetches at once",
     },

@@ -123,15 +123,16 @@ class Lag(NamedTuple):
 
 
 def group_ids(log: Broker) -> list[str]:
-    """Return the ids of all groups with members or committed offsets, unsorted. ~0.05 us each."""
+    """Return the ids of all groups with members or committed offsets, unsorted. An id takes ~0.05
+    us."""
     offsets = log.state.committed_offsets
     with_members = (group.group_id for group in log.state.members if group.members)
     return [*offsets, *(each for each in with_members if each not in offsets)]
 
 
 async def lags(log: Broker, group_id: str, rights: CallerRights = ALL_RIGHTS) -> list[Lag]:
-    """Return the lags of a group in all topics that the caller may describe, unsorted. Works in
-    slices: commits may happen in between."""
+    """Return the lags of a group in all topics that the caller may describe, unsorted. After each
+    LAGS_AT_ONCE lags, the event loop may apply commits, so the lags may be of different times."""
     owners = await owners_of(log, group_id)
     found: list[Lag] = []
     for topic_id in list(log.state.committed_offsets.of_group(group_id)):
@@ -154,8 +155,8 @@ def lag_of(
     owners: Mapping[TopicIdPartition, GroupMember],
     rights: CallerRights,
 ) -> Lag | None:
-    """Return the lag in a partition. None if the group has no committed offset in it, or the caller
-    may not describe its topic."""
+    """Return the lag in a partition. If the group has no committed offset in it, or the caller may
+    not describe its topic, return None."""
     topic = log.state.topic_of_id(where.topic_id)
     held = log.state.committed_offsets.of_group(group_id).get(where.topic_id, {})
     committed = held.get(where.partition)
@@ -179,7 +180,8 @@ async def owners_of(log: Broker, group_id: str) -> dict[TopicIdPartition, GroupM
 def committed_in_order(
     log: Broker, group_id: str, after: tuple[Any, ...] | None
 ) -> Iterator[tuple[str, int]]:
-    """Iterate over (topic, partition) of the group's committed offsets after `after`, sorted."""
+    """Iterate over (topic name, partition) of the group's committed offsets, sorted, from the first
+    one after `after` on."""
     offsets = log.state.committed_offsets
     topics = (log.state.topic_of_id(topic_id) for topic_id in list(offsets.of_group(group_id)))
     named = sorted((topic.name, topic.topic_id) for topic in topics if topic is not None)

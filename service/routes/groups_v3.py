@@ -114,7 +114,8 @@ class GroupContext(NamedTuple):
     def lag(
         self, owners: Mapping[TopicIdPartition, GroupMember], topic: str, number: int
     ) -> LagData | None:
-        """Return the lag in a partition, None if there is none that the caller may see."""
+        """Return the lag in a partition. If there is none, or the caller may not see it, return
+        None."""
         held = self.log.state.topics.get(topic)
         if held is None:
             return None

@@ -41,7 +41,7 @@ from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import Key
 
 WRONG_LOGIN_S = 1.0
-"""Time until the answer to a login with an invalid key."""
+"""Time after which a login with an invalid key is answered."""
 TTL_S_MAX = 100 * 365 * 86_400
 
 # -- the console's session
@@ -70,7 +70,7 @@ async def log_in(
     try:
         credential = await security.log_in(body.key)
     except Unauthenticated:
-        await asyncio.sleep(WRONG_LOGIN_S)  # a guess costs a second, and no other client waits
+        await asyncio.sleep(WRONG_LOGIN_S)  # slows down guesses; other clients do not wait
         raise
     PRINCIPAL.set(credential.principal)
     session, cookie = await decided(security.begin_session(credential))
@@ -194,16 +194,20 @@ Rate = Annotated[
 
 
 RequestRate = Annotated[
-    WholeNumber | None, Field(default=None, description="requests a second; null: no quota")
+    WholeNumber | None,
+    Field(default=None, description="requests a second; null: that of `<default>`, else none"),
 ]
 Share = Annotated[
     WholeNumber | None,
-    Field(default=None, description="the most of the whole cluster; null: a quarter of the bound"),
+    Field(
+        default=None,
+        description="part of the cluster's bound; null: that of `<default>`, else a quarter",
+    ),
 ]
 
 
 class QuotaRates(StrictModel):
-    """The rates are those of each broker."""
+    """Rates apply to each broker, the other quotas to the whole cluster."""
 
     producer_byte_rate: Rate
     consumer_byte_rate: Rate
@@ -222,9 +226,8 @@ class QuotaRates(StrictModel):
 
 
 class QuotaData(QuotaRates):
-    """The quotas of a principal. Each broker applies the rates independently; the others are shares
-    of the cluster's bounds. The quotas of `<default>` apply to principals without quotas of their
-    own."""
+    """The quotas of a principal. Each broker applies the rates independently. The others are shares
+    of the cluster's bounds. A quota that a principal does not have is taken from `<default>`."""
 
     principal: str = Field(examples=["User:alice", DEFAULT])
 

@@ -61,9 +61,10 @@ from tidelog.storage.state.cluster_state import Topic
 
 KEY_LENGTH_MAX = 255
 DECODE_INLINE_BYTES = 1024 * 1024
-"""Smaller bodies are decoded on the loop, in ~2 ms at most; a thread costs ~100 us."""
+"""Bodies of up to so many bytes are decoded on the event loop: ~2 ms at most; a thread costs ~100
+us."""
 DECODES_MAX = 2
-"""Bodies that are decoded in threads at a time."""
+"""Maximum bodies that are decoded in threads at the same time."""
 UNPACKED_FACTOR_MAX = 4
 """Bound of an unpacked Arrow body: this many times the limit of a body (I10)."""
 ACKS = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LOCAL, "0": Acks.NONE}
@@ -151,7 +152,7 @@ class Produce:
         produced = self._decode_small(body, format_name)
         if produced is None:
             produced = await self._decode_large(body, format_name)
-            topic = await self.topic(topic_name, rights)  # it may be deleted, or a new one
+            topic = await self.topic(topic_name, rights)  # may be deleted or new by now
         if produced.weight > len(body):
             rights.record(PRODUCER_BYTE_RATE, produced.weight - len(body))
         target = f"{number}/{format_name}"
@@ -179,8 +180,8 @@ class Produce:
         key: IdempotencyKey | None,
         size: int,
     ) -> list[AppendedRange] | None:
-        """Append checked records of a body of `size` bytes; return None if their offsets are not
-        known yet."""
+        """Append the checked records of a body of `size` bytes. Return None if acks is not `all`:
+        their offsets are not known yet."""
         return await self._log.append(
             topic,
             [(places, produced.rows)],
@@ -227,7 +228,8 @@ class Produce:
         return key, self.place(topic, produced, number, key)
 
     def _decode_small(self, body: bytes, format_name: str) -> json_in.Produced | None:
-        """Decode a body; return None if it is, or unpacks to, more than DECODE_INLINE_BYTES."""
+        """Decode a body on the event loop. If the body, or what it unpacks to, has more than
+        DECODE_INLINE_BYTES, return None."""
         if len(body) > DECODE_INLINE_BYTES:
             return None
         now_ms = self._log.store_time.now_ms()
@@ -237,8 +239,9 @@ class Produce:
             return None
 
     async def _decode_large(self, body: bytes, format_name: str) -> json_in.Produced:
-        """Decode a body in a thread, so that other requests go on; few at a time, because each may
-        take UNPACKED_FACTOR_MAX times the limit of a body (I10)."""
+        """Decode a body in a thread, while the event loop serves other requests. At most
+        DECODES_MAX at the same time, because each body may take UNPACKED_FACTOR_MAX times its limit
+        (I10)."""
         bytes_max = self._settings.request_bytes_max * UNPACKED_FACTOR_MAX
         async with self._decoding:
             now_ms = self._log.store_time.now_ms()
@@ -301,8 +304,8 @@ def _decoded(body: bytes, format_name: str, now_ms: int, bytes_max: int) -> json
 
 
 async def body_of(call: HttpRequest, rights: CallerRights, bytes_max: int) -> bytes:
-    """Return the body. Charge its bytes to the producer's quota as they come, also those of a body
-    that is refused. Raises QuotaExceeded first: a throttled client need not send the body."""
+    """Read and return the body. Then charge its bytes to the producer's quota, also if the body is
+    refused. Raises QuotaExceeded before it reads, so a throttled client need not send the body."""
     rights.charge(PRODUCER_BYTE_RATE)
     body = b""
     try:
@@ -328,7 +331,7 @@ def check_records(produced: json_in.Produced, config: TopicConfig) -> None:
 
 
 def check_weights(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
-    """Raise RecordTooLarge for the first record with a weight over max.message.bytes."""
+    """Raise RecordTooLarge for the first record that weighs more than max.message.bytes."""
     weights = chunks.weights(rows)
     index = int((weights > bytes_max).argmax())
     if weights[index] > bytes_max:

@@ -132,8 +132,8 @@ class ProduceV3:
         rights: CallerRights,
         received: int = 0,
     ) -> Report:
-        """Append one record and return its report, also after an error. `received` bytes of it are
-        not charged yet."""
+        """Append one record and return its report, also after an error. `received` is the number of
+        its bytes that are not charged yet."""
         try:
             # Check for each record, because a stream may outlast the caller's key and permission.
             if received:

@@ -4,9 +4,9 @@ authenticator   keys, sessions, ACLs and quotas of this broker's callers
 caller          the caller of a request, as handlers see it
 oidc            bearer tokens of an OIDC issuer (extra oidc)
 session_cookie  the console's session cookies
-token_bucket    a quota's bucket of bytes
+token_bucket    the token bucket of a rate: bytes or requests
 audit           refusals, logins and changes, as JSON lines
-certificates    TLS certificates from files, loaded again when they change
+certificates    TLS certificates from files, loaded again if the files change
 sites           Host and Origin: names of the broker, pages of other sites
 signatures      of messages between brokers
 """

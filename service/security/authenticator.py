@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ADMIN_ID = "admin"
 """Id of the key in the settings, which is not in the state. Its principal is User:admin."""
 TOKEN_ID = "token"
-"""In place of a key's id: the principal was proved by a token. Ids of keys are hexadecimal."""
+"""Stands for a key's id if a token proved the principal. Ids of keys are hexadecimal."""
 NO_DIGEST = b""
 HEADER_BYTES_MAX = 1024
 TOKEN_BYTES_MAX = 8192
@@ -62,9 +62,9 @@ CONSOLE_HEADER = b"tidelog-console"
 
 
 class Credential(NamedTuple):
-    """The key that proves a principal, or a session of this key. If `expires_ms` is 0, it never
-    expires. For a token, `digest` is the thumbprint of the issuer's key, which only the broker that
-    verified the token knows."""
+    """The key or token that proves a principal, or a session of the key. If `expires_ms` is 0, it
+    never expires. For a token, `digest` is the thumbprint of the issuer's key. Only the broker that
+    verified the token has it; other brokers have NO_DIGEST."""
 
     key_id: str
     principal: str
@@ -104,7 +104,8 @@ class Caller:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the key (and its session) exists and has not expired."""
+        """Whether the key (and its session) exists, or the issuer has the token's key, and the
+        credential has not expired."""
         access = self._security.access
         if access.version != self._version or access is not self._access:
             self._renew(access)
@@ -126,9 +127,10 @@ class Caller:
 
     def check_valid(self) -> None:
         if not self.is_valid:
-            is_token = self.credential is not None and self.credential.key_id == TOKEN_ID
-            what = "the token has expired" if is_token else "API key revoked"
-            raise self._security.refused("revoked", f"{what}, or the session has ended")
+            why = "API key revoked, or the session has ended"
+            if self.credential is not None and self.credential.key_id == TOKEN_ID:
+                why = "the token has expired, or the issuer has withdrawn its key"
+            raise self._security.refused("revoked", why)
 
     def may(self, operation: str, resource_type: str, name: str) -> bool:
         if not self.is_valid:
@@ -396,11 +398,11 @@ class Security:
 
     def _is_token(self, secret: bytes) -> bool:
         has_parts = len(secret) <= TOKEN_BYTES_MAX and secret.count(b".") == 2
-        return has_parts and self._find(digest(secret)) is None  # the admin key may have dots, too
+        return has_parts and self._find(digest(secret)) is None  # the admin key may have dots
 
     def trusts(self, thumbprint: bytes) -> bool:
-        """Whether the key that signed a token is still the issuer's. A broker that a request was
-        forwarded to does not know the key: the other broker checks it before it answers."""
+        """Whether the issuer still has the key that signed a token. For a forwarded request, the
+        thumbprint is empty: the broker that forwards it checks the key before it answers."""
         return not thumbprint or (self._issuer is not None and self._issuer.trusts(thumbprint))
 
     async def _of_secret(self, secret: bytes, challenge: str) -> Credential:
@@ -477,7 +479,8 @@ class Security:
 
 
 def _kept(header: bytes) -> bytes:
-    """Return what the cache of callers keeps of a header: not a long token. No header has a NUL."""
+    """Return a header's key in the cache of callers: the header, or NUL and its digest if it is
+    longer than HEADER_BYTES_MAX. No header contains NUL."""
     return header if len(header) <= HEADER_BYTES_MAX else b"\0" + digest(header)
 
 

@@ -163,8 +163,9 @@ def may_describe_group(rights: CallerRights, group: str) -> bool:
 
 
 def charge_request(rights: CallerRights, *, is_mutation: bool) -> LogError | None:
-    """Charge a request to the rates of its principal; return the error if one is used up. A
-    mutation changes topics, groups or access; produced records have quotas of bytes."""
+    """Charge a request to the rates of its principal. Return the error if a rate is used up. A
+    mutation changes topics, groups or access. Produce requests are not mutations: the byte rate
+    bounds them."""
     try:
         rights.charge(REQUEST_RATE, 1)
         if is_mutation:
@@ -187,10 +188,10 @@ async def check_topics(rights: CallerRights, operation: str, topics: Iterable[st
 
 
 async def check_found(rights: CallerRights, topic: str) -> None:
-    """Raise Forbidden unless the caller may read a topic that a pattern may have found. The message
-    names the topic only if the caller may describe it."""
+    """Raise Forbidden unless the caller may read the topic, which a pattern may have matched. The
+    message names the topic only if the caller may describe it."""
     if rights.may(DESCRIBE, TOPIC, topic):
         await rights.check(READ, TOPIC, topic)
     elif not rights.may(READ, TOPIC, topic):
         rights.check_valid()
-        raise Forbidden("not authorized: the instance has a topic that may not be read")
+        raise Forbidden("not authorized: the instance reads a topic that the caller may not read")

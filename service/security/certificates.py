@@ -1,9 +1,10 @@
 """TLS certificates from files: loaded, checked, and loaded again when the files change.
 
-A file is checked by a handshake in memory, with the contexts that connections get: so a certificate
-that clients or other brokers would refuse is an error of the start, not of the first connection. A
-new pair of files replaces both contexts at once; connections that are open keep theirs. New files
-that cannot be used are named in the log and counted, and the old certificate stays in use.
+The broker checks the files by a handshake in memory, with the contexts that connections get. So an
+expired certificate, or one that other brokers would refuse, ends the start with an error. (Names
+and CAs that clients check are not checked.) Changed files replace both contexts at once; open
+connections keep theirs. If changed files cannot be used, the broker logs and counts that, and the
+old certificate stays in use.
 """
 
 import asyncio
@@ -22,25 +23,25 @@ from tidelog.storage.io.clock import Clock
 log = logging.getLogger("tidelog.tls")
 
 LOOK_S = 10.0
-"""Between two looks at the files."""
+"""Time between two checks of the files."""
 WARN_S = 7 * 24 * 3600
 WARN_AGAIN_S = 24 * 3600
 EXPIRED, NOT_YET = 10, 9
 WRONG_NAMES = (62, 64)
-"""X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH; the others above are OpenSSL's
-codes, too."""
+"""X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH. EXPIRED and NOT_YET are also
+OpenSSL's codes."""
 
 
 class TlsFiles(NamedTuple):
-    """The files of one port. `setting` is the beginning of their settings' names."""
+    """The files of one port. `setting` is the prefix of the names of their settings."""
 
     setting: str
     cert: str
     key: str
     ca: str = ""
-    """Between brokers: both sides show a certificate that one of these CAs has signed."""
+    """For the port for peers: both sides need a certificate that one of these CAs has signed."""
     host: str = ""
-    """Between brokers: the name or address under which others reach this broker."""
+    """For the port for peers: the host name or address at which other brokers reach this one."""
 
 
 class _Loaded(NamedTuple):
@@ -76,18 +77,18 @@ class ServerCertificate:
         return self._loaded.client
 
     async def look(self) -> None:
-        """Use changed files for connections that begin from now on."""
+        """If the files have changed, load them for connections that begin from now on."""
         versions = await asyncio.to_thread(_versions, self._files)
         if versions != self._seen:
-            self._seen = versions  # read before the files: a later change is seen by the next look
+            self._seen = versions  # read before the files, so the next call sees a later change
             try:
                 self._loaded = await asyncio.to_thread(_load, self._files)
-            except (LogError, OSError) as error:  # OSError: a file went away after the first read
+            except (LogError, OSError) as error:  # OSError: a file was removed after the first read
                 self.failures += 1
-                log.warning("the certificate before stays in use: %s", error)
+                log.warning("the old certificate stays in use: %s", error)
             else:
                 self._warned_s = 0.0
-                log.info("read %s again", self._files.cert)
+                log.info("loaded the changed certificate %s", self._files.cert)
         self._warn()
 
     def _warn(self) -> None:
@@ -105,7 +106,7 @@ class Certificates(NamedTuple):
     peers: ServerCertificate | None
 
     async def watch(self) -> None:
-        """Look at the files until cancelled."""
+        """Check the files each LOOK_S until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             for each in self.by_port().values():
@@ -117,8 +118,8 @@ class Certificates(NamedTuple):
 
 
 def certificates(settings: Settings, peer_host: str, clock: Clock) -> Certificates:
-    """Return the certificates that the settings name. `peer_host` is the host under which other
-    brokers reach this one. Raises LogError."""
+    """Return the certificates that the settings name. `peer_host` is the host name or address at
+    which other brokers reach this one. Raises LogError."""
     clients = peers = None
     own = TlsFiles("tls", settings.tls_cert_file, settings.tls_key_file)
     if own.cert:
@@ -139,7 +140,8 @@ def _paths(files: TlsFiles) -> Iterable[tuple[str, str]]:
 
 
 def _versions(files: TlsFiles) -> list[tuple[int, ...]]:
-    """Return what changes with the files: also when a link to them does (Kubernetes)."""
+    """Return inode, size and times of each file. They also change if a link to a file changes
+    (Kubernetes)."""
     versions: list[tuple[int, ...]] = []
     for _, path in _paths(files):
         try:
@@ -152,7 +154,7 @@ def _versions(files: TlsFiles) -> list[tuple[int, ...]]:
 
 
 def _load(files: TlsFiles) -> _Loaded:
-    """Raises LogError with the name of the setting and of the file."""
+    """Read and check the files. Raises LogError with the names of the setting and of the file."""
     for name, path in _paths(files):
         try:
             Path(path).read_bytes()
@@ -171,12 +173,12 @@ def _load(files: TlsFiles) -> _Loaded:
     _read_pair(server, files)
     if files.ca:
         server.verify_mode = ssl.CERT_REQUIRED
-        server.options |= ssl.OP_NO_TICKET  # a ticket would outlive a CA that is removed
+        server.options |= ssl.OP_NO_TICKET  # a ticket would stay valid after its CA is removed
         server.num_tickets = 0
         _read_pair(client, files)
         for context in (server, client):
             _trust(context, "tls_ca_file", files.ca)
-    else:  # the handshake in memory trusts this certificate and no other
+    else:  # `client` is for the handshake in memory only: it trusts this certificate
         client.check_hostname = False
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _trust(client, f"{files.setting}_cert_file", files.cert)
@@ -186,13 +188,13 @@ def _load(files: TlsFiles) -> _Loaded:
 def _read_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
     names = f"{files.setting}_cert_file {files.cert} and {files.setting}_key_file {files.key}"
     try:
-        # An empty password: without one, OpenSSL asks for it at the terminal.
+        # Without a password argument, OpenSSL would ask for one at the terminal.
         context.load_cert_chain(files.cert, files.key, password="")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise LogError(f"{names}: the key does not fit the certificate") from None
         raise LogError(
-            f"{names}: no PEM files of a certificate and its key without a password "
+            f"{names}: not PEM files of a certificate and its key without a password "
             f"({error.reason or error})"
         ) from None
 
@@ -201,12 +203,14 @@ def _trust(context: ssl.SSLContext, name: str, path: str) -> None:
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
-        raise LogError(f"{name}: no PEM file of certificates: {path} ({error.reason})") from None
+        raise LogError(f"{name}: not a PEM file of certificates: {path} ({error.reason})") from None
 
 
 def _ends_s(server: ssl.SSLContext, client: ssl.SSLContext, files: TlsFiles) -> float:
-    """Make a handshake in memory. Return the Unix time at which the certificate expires. Raises
-    LogError."""
+    """Make a handshake in memory. Return the Unix time at which the certificate expires.
+
+    Raises LogError if a side does not accept the certificate.
+    """
     name = f"{files.setting}_cert_file: the certificate in {files.cert}"
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     host = files.host or None

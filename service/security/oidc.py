@@ -1,14 +1,14 @@
-"""Bearer tokens of one OIDC issuer: JWTs that a public key of the issuer verifies.
+"""Bearer tokens of one OIDC issuer: JWTs that the broker verifies with a public key of the issuer.
 
-A broker fetches the issuer's keys (JWKS) when it starts, again when they are REFRESH_S old and a
-token is used, and when a token names an unknown key. All fetches together are at most one each
-FETCH_EACH_S, so clients cannot make a broker ask the issuer more often (I10). The start does not
-wait for the issuer. If a fetch fails, the last keys are valid until they are KEPT_S old: then each
-token is refused, because the issuer may have withdrawn its key meanwhile.
+A broker fetches the issuer's keys (JWKS) when it starts, when a token names an unknown key, and
+when a token is used while the keys are older than REFRESH_S. It begins at most one fetch in
+FETCH_EACH_S, so clients cannot make it send more requests to the issuer (I10). The start does not
+wait for the issuer. If fetches fail, the broker uses the last keys until they are KEPT_S old. Then
+it refuses each token, because the issuer may have withdrawn the token's key meanwhile.
 
 PyJWT verifies signature, algorithm, issuer and audience. Its own client for JWKS is not used: it
-blocks, and follows redirects. Times are compared with the broker's clock. Only algorithms with
-public keys are accepted. `exp` is required. No message has a part of a token.
+blocks, and follows redirects. The broker compares times with its own clock, accepts only
+algorithms with public keys, and requires `exp`. No message has a part of a token.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ log = logging.getLogger("tidelog")
 REFRESH_S = 300.0
 FETCH_EACH_S = 30.0
 FETCH_S = 10.0
-"""Timeout of a fetch, which has one request or two."""
+"""Timeout of a fetch: one request, or two with discovery."""
 KEPT_S = 6 * 3600.0
 SKEW_MS = 30_000
-"""How far the issuer's clock may be ahead: only for `nbf`. `exp` is exact."""
+"""How far the issuer's clock may be ahead, for `nbf` only. `exp` is exact."""
 JWKS_BYTES_MAX = 1024 * 1024
 KEYS_MAX = 100
 TIME_S_MAX = 10**11
@@ -50,7 +50,8 @@ ALGORITHMS: Mapping[tuple[Any, Any], tuple[str, ...]] = {
     ("EC", "P-256"): ("ES256",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
-"""By type and curve of a key. A key verifies no other algorithm, whatever a token's header says."""
+"""By type and curve of a key. A key verifies only these algorithms, even if a token's header has
+another one."""
 ALLOWED = frozenset(name for names in ALGORITHMS.values() for name in names)
 THUMBPRINT = ("crv", "e", "kty", "n", "x", "y")
 """Members that identify a key (RFC 7638)."""
@@ -62,8 +63,8 @@ FAULTS = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError
 
 
 class Token(NamedTuple):
-    """The principal that a verified token proves, its end, and the thumbprint of the key that
-    signed it."""
+    """The principal that a verified token proves, the time when the token expires, and the
+    thumbprint of the key that signed it."""
 
     principal: str
     expires_ms: int
@@ -97,8 +98,8 @@ class Issuer:
         self._is_failing = False
 
     async def verify(self, token: bytes) -> Token:
-        """Return what the token proves. Raises Unauthenticated. Raises Unavailable if this broker
-        has no keys of the issuer."""
+        """Verify the token and return its content. Raises Unauthenticated. Raises Unavailable if
+        this broker has no keys of the issuer, or if they are too old."""
         try:
             return await self._verified(token)
         except Unauthenticated as error:
@@ -111,7 +112,7 @@ class Issuer:
             header = jwt.get_unverified_header(text)
         key_id, algorithm = header.get("kid", ""), header.get("alg")
         if not isinstance(algorithm, str) or algorithm not in ALLOWED:
-            raise _bad(f"its algorithm is none of {', '.join(sorted(ALLOWED))}")
+            raise _bad(f"its algorithm is not one of {', '.join(sorted(ALLOWED))}")
         key = await self._key(key_id, algorithm)
         with _refusing():
             claims = jwt.decode(
@@ -131,14 +132,16 @@ class Issuer:
         return Token(self._principal(claims), self._expires_ms(claims), key.thumbprint)
 
     def trusts(self, thumbprint: bytes) -> bool:
-        """Whether the issuer still has the key. Also keeps the keys fresh, in the background."""
+        """Whether the issuer still has the key. If the keys are old, begin a fetch, but do not wait
+        for it."""
         age_s = self._clock.boot_s() - self._fetched_s
         if age_s > REFRESH_S:
             self.begin_fetch()
         return age_s <= KEPT_S and thumbprint in self._thumbprints
 
     def begin_fetch(self) -> "asyncio.Task[None] | None":
-        """Return the running fetch, or begin one. None if the last one began too short ago."""
+        """Return the running fetch, or begin one. Return None if the last one began less than
+        FETCH_EACH_S ago."""
         if self._fetching is None:
             now_s = self._clock.boot_s()
             if now_s - self._began_s < FETCH_EACH_S:
@@ -152,12 +155,12 @@ class Issuer:
     def _principal(self, claims: Mapping[str, Any]) -> str:
         name = claims.get(self._claim)
         if not isinstance(name, str) or not name:
-            raise _bad(f"its claim {self._claim!r} has no name")
+            raise _bad(f"its claim {self._claim!r} is missing, empty or not a string")
         if self._claim == "email" and claims.get("email_verified", True) not in (True, "true"):
             raise _bad("its email is not verified")
         principal = f"User:{self._prefix}{name}"
         if principal in NEVER or check_principal(principal) is not None:
-            raise _bad(f"its claim {self._claim!r} has a name that no token may have")
+            raise _bad(f"its claim {self._claim!r} is not a name that a token may have")
         return principal
 
     def _expires_ms(self, claims: Mapping[str, Any]) -> int:
@@ -196,7 +199,7 @@ class Issuer:
         finally:
             self._fetching = None
         if self._is_failing:
-            log.warning("keys of the issuer %s are fetched again", self._name)
+            log.warning("keys of the issuer %s can be fetched again", self._name)
         self._is_failing = False
         self._keys, self._fetched_s = keys, self._clock.boot_s()
         self._thumbprints = frozenset(key.thumbprint for key in keys.values())
@@ -213,7 +216,7 @@ class Issuer:
         url = self._name.rstrip("/") + DISCOVERY
         found = await self._json(url)
         if found.get("issuer") != self._name:
-            raise ValueError(f"{url} is of another issuer: oidc_issuer must be the same text")
+            raise ValueError(f"{url} has another issuer: oidc_issuer must be equal to its `issuer`")
         keys_url = found.get("jwks_uri")
         if not isinstance(keys_url, str) or not is_protected(keys_url):
             raise ValueError(f"jwks_uri in {url} is not https")
@@ -221,10 +224,11 @@ class Issuer:
 
     async def _json(self, url: str) -> dict[str, Any]:
         """Return the JSON object at the URL. Redirects are not followed. Raises FAULTS."""
-        if self._tls is None and not url.startswith("http:"):  # reads some hundred certificates
+        # In a thread, because the context reads some hundred certificates.
+        if self._tls is None and not url.startswith("http:"):
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
         body = bytearray()
-        # Without a context, the URL is one of http on this machine (is_protected).
+        # Without a context, the URL has the scheme http and this machine's host (is_protected).
         async with (
             httpx.AsyncClient(verify=self._tls or False, timeout=FETCH_S) as client,
             client.stream("GET", url, follow_redirects=False) as answer,
@@ -237,7 +241,7 @@ class Issuer:
                     raise ValueError(f"{url} has more than {JWKS_BYTES_MAX} bytes")
         found = json.loads(body)
         if not isinstance(found, dict):
-            raise ValueError(f"{url} has no JSON object")
+            raise ValueError(f"{url} is not a JSON object")
         return found
 
 
@@ -245,7 +249,7 @@ def _usable(jwks: Mapping[str, Any]) -> dict[tuple[str, str], _Key]:
     """Return the keys that may verify tokens, by id and algorithm. Raises ValueError."""
     found = jwks.get("keys")
     if not isinstance(found, list):
-        raise ValueError("no list of keys")
+        raise ValueError("the document of keys has no list `keys`")
     keys = {}
     for data in found[:KEYS_MAX]:
         if not isinstance(data, dict) or data.get("use", "sig") != "sig" or "d" in data:
@@ -273,12 +277,12 @@ def _time_ms(claims: Mapping[str, Any], name: str) -> int:
     value = claims[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= TIME_S_MAX:  # also false for a NaN
-        raise _bad(f"its claim {name!r} is no time in seconds")
+        raise _bad(f"its claim {name!r} is not a time in seconds")
     return int(value * 1000)
 
 
 def _bad(why: str, kind: str = "token") -> Unauthenticated:
-    """Return the error of a token that proves no principal."""
+    """Return the error for a token that does not prove a principal."""
     return Unauthenticated(kind, f"invalid token: {why}", CHALLENGE)
 
 
@@ -292,7 +296,7 @@ def _refusing() -> Iterator[None]:
     except jwt.InvalidAudienceError:
         raise _bad("it is for another audience") from None
     except jwt.InvalidIssuerError:
-        raise _bad("it is of another issuer") from None
+        raise _bad("it has another issuer") from None
     except jwt.InvalidKeyError:
         raise _bad("the issuer's key is too short") from None
     except jwt.MissingRequiredClaimError as error:

@@ -5,8 +5,8 @@ number of brokers may do it at once, and may crash meanwhile. Retention uses the
 round does not load the cluster again. Collection runs on its own thread, with its own view and
 connections, at the lowest priority, because a listing of 100,000 objects must not delay a fetch.
 Merging and compaction read and write existing data many times over. `tidelog compact` does both, on
-a machine with spare capacity. A broker rewrites only a segment that `delete-records` cut, once, and
-only if the segment is small.
+a machine with spare capacity. A broker rewrites only small segments in which `delete-records`
+deleted a part of the records, each once.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ from tidelog.storage.state.cluster_state import Topic
 log = logging.getLogger("tidelog.care")
 
 REWRITE_BYTES_MAX = 128 * 1024 * 1024
-"""Size of the largest cut segment that a broker rewrites: twice the default of `segment.bytes`. The
-commands rewrite larger ones."""
+"""Size of the largest such segment that a broker rewrites: twice the default of `segment.bytes`.
+The commands rewrite larger ones."""
 COLLECTED_EVERY = 12
 """Rounds from one collection to the next: about an hour. A collection lists all objects, and reads
 the last day's commits of tables from which files were removed."""

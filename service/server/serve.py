@@ -117,7 +117,7 @@ async def serve(settings: Settings, on_listening: Callable[[], object], worker: 
         sockets = bound_sockets(settings.host, settings.port, is_shared=is_shared)
         for each in sockets:
             stack.enter_context(each)
-        # Files that cannot be used, too, end the start before the store is touched.
+        # TLS files that cannot be used also end the start before the store is opened.
         tls = certificates(settings, _peer_host(settings), SystemClock())
         await _serve_store(settings, sockets, on_listening, worker, tls)
 
@@ -382,7 +382,8 @@ async def _security(settings: Settings, broker: Broker, counters: HttpCounters) 
 
 
 def _issuer(settings: Settings, broker: Broker, counters: HttpCounters) -> "Issuer | None":
-    """Return the OIDC issuer, None if there is none. Raises LogError if a package is missing."""
+    """Return the OIDC issuer of the settings, or None. Begin the fetch of its keys. Raises LogError
+    if a package is missing."""
     if not settings.oidc_issuer:
         return None
     try:

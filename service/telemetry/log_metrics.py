@@ -25,7 +25,7 @@ from tidelog.storage.state.cluster_state import ClusterState, Topic
 
 SERIES_MAX = 2000
 """Bound of partitions, and of topics, with series of their own. At the bound, a scrape takes ~25 ms
-of the event loop, in several turns."""
+of the event loop's time, in several turns."""
 
 
 Series: TypeAlias = tuple[str, str, float]

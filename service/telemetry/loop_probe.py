@@ -1,10 +1,10 @@
-"""How long the event loop runs callbacks before it looks at its timers again, in CPU time of its
-thread: meanwhile, no other request goes on.
+"""How long callbacks hold the event loop, in CPU time of its thread. Meanwhile, no other request is
+served.
 
-A timer runs each PERIOD_S. If it runs late, the loop was held for as long as it is late, unless the
-thread waited for a CPU or a lock: so the time that counts is not more than the CPU time since the
-timer ran last. A stretch that begins before the timer is due is seen too short, by PERIOD_S at
-most. ~3 us each time.
+A timer is due each PERIOD_S. If it runs late, callbacks have held the loop for that time, or the
+thread has waited for a CPU or a lock. So the probe adds the smaller one of two times: the delay of
+the timer, and the thread's CPU time since the timer ran last. A callback that begins before the
+timer is due is measured too short, by at most PERIOD_S. A measurement costs ~3 us.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from tidelog.storage.core.histogram import Histogram
 
 PERIOD_S = 0.01
 HELD_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Bounds of the histogram. The aim is at most 0.02."""
+"""Bounds of the histogram, in seconds. The target is at most 0.02."""
 
 
 class LoopProbe:
@@ -31,13 +31,13 @@ class LoopProbe:
         """Start the timer. Call it on the loop's thread."""
         self._due_s = time.perf_counter() + PERIOD_S
         self._cpu_s = time.thread_time()
-        self._timer = self._loop.call_later(PERIOD_S, self._look)
+        self._timer = self._loop.call_later(PERIOD_S, self._measure)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         late_s = time.perf_counter() - self._due_s
         self._held.add(max(min(late_s, time.thread_time() - self._cpu_s), 0.0))
         self.start()

@@ -42,7 +42,7 @@ scrape."""
 METRIC_TOPICS_MAX = 500
 """Bound of topics with their own counters: the first topics with traffic. All others share one."""
 SAMPLES_AT_ONCE = 500
-"""~5 us each."""
+"""A sample takes ~5 us."""
 OTHER_TOPICS = "(other)"
 """Not a valid topic name, so it collides with none."""
 
@@ -57,7 +57,7 @@ class Traffic:
 
 
 class Certificate(Protocol):
-    """A certificate in use, as metrics show it."""
+    """The values of a certificate in use that metrics show."""
 
     @property
     def ends_s(self) -> float:
@@ -65,7 +65,7 @@ class Certificate(Protocol):
 
     @property
     def failures(self) -> int:
-        """Changed files that could not be used."""
+        """How many times changed files could not be used."""
 
 
 class HttpCounters:
@@ -96,7 +96,7 @@ class HttpCounters:
         self.audit_lost: Counter[str] = Counter()
         """Events that it does not have, by reason: flood or write."""
         self.loop_held = Histogram(HELD_S)
-        """CPU time between two turns of the event loop, by LoopProbe."""
+        """CPU time for which callbacks held the event loop, measured by LoopProbe."""
         self.certificates: dict[str, Certificate] = {}
         """By port: clients or peers."""
         self.topics: dict[str, Traffic] = {}
@@ -203,8 +203,8 @@ class Telemetry:
             self._registry.register(_Labelled(collector, labels) if labels else collector)
 
     async def text(self) -> bytes:
-        """Return the metrics of this process. Call it on the log's event loop, which serves others
-        after SAMPLES_AT_ONCE samples."""
+        """Return the metrics of this process. Call it on the log's event loop; other callbacks run
+        after each SAMPLES_AT_ONCE samples."""
         self._http.keep_topics(self._log.state.topics)
         parts = []
         for metric in self._registry.collect():
@@ -258,7 +258,7 @@ async def _patient(one: Awaitable[bytes]) -> bytes:
 
 
 class _One(CollectorRegistry):
-    """One metric, in place of a registry."""
+    """A registry with one metric, for `generate_latest`."""
 
     def __init__(self, metric: Metric) -> None:
         super().__init__()
@@ -316,8 +316,8 @@ class _HttpCollector(Collector):
         )
         yield histogram(
             "loop_held_seconds",
-            "CPU time for which the event loop ran callbacks before it served others, seen "
-            "100 times a second; the aim is at most 0.02",
+            "CPU time for which callbacks held the event loop, measured 100 times a second; the "
+            "target is at most 0.02",
             {"": http.loop_held},
         )
         for name, doc, label, counts in (
@@ -377,7 +377,7 @@ class _CertificateCollector(Collector):
         yield left
         yield counter(
             "certificate_failures",
-            "changed TLS files that could not be used; the certificate before stays in use",
+            "changed TLS files that could not be used; the old certificate stays in use",
             ["port"],
             [([port], each.failures) for port, each in self._certificates.items()],
         )
@@ -394,9 +394,9 @@ class _AdmissionCollector(Collector):
         )
         yield counter(
             "connections_ended",
-            "connections that the broker ended: the client was idle, or its head, body, stream or "
-            "reading of an answer stopped; displaced by a new one; refused for its head; its TLS "
-            "handshake stopped or failed, plain text at a port with TLS, or a damaged TLS record",
+            "connections that the broker ended: idle; too slow with a head, a body, a stream, an "
+            "answer or a TLS handshake; displaced by a new connection; refused for the head; a "
+            "failed TLS handshake; plain text at a port with TLS; a damaged TLS record",
             ["reason"],
             [([reason], count) for reason, count in admission.ended.items()],
         )

@@ -26,7 +26,7 @@ async def test_what_counts_as_held(
     probe.stop()
     now["wall"] += PERIOD_S + late_s
     now["cpu"] += cpu_s
-    probe._look()
+    probe._measure()
     probe.stop()
     assert sum(held.counts) == 1
     assert held.total == pytest.approx(held_s)

@@ -316,7 +316,7 @@ def _other_ca(pair: Pair, authority: Authority) -> None:
         (_missing, "tls_cert_file: cannot read .*broker.crt: no such file"),
         (_open, "tls_key_file: other users can read or change .*chmod 0600"),
         (_foreign_key, "the key does not fit the certificate"),
-        (_no_pem, "no PEM files"),
+        (_no_pem, "not PEM files"),
         (_expired, "broker.crt has expired"),
         (_other_host, "is not valid for 127.0.0.1.*set peer_address"),
         (_other_ca, "is not accepted: unable to get local issuer certificate"),

@@ -1,4 +1,4 @@
-"""Followers: streams of records as they are committed, until the client goes.
+"""Followers: streams of records as they are committed, until the client disconnects.
 
 topic  all partitions of a topic in one stream
 """

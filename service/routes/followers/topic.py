@@ -1,12 +1,12 @@
 """A follower of a topic: one stream with the records of all partitions, each in offset order.
 
-The event id is a vector of offsets (service.formats.events), so a client that connects again, to
-any broker, loses nothing and gets nothing twice: the broker keeps no state of a follower.
+The event id is a vector of offsets (service.formats.events), so a broker keeps no state of a
+follower. A client that connects again, to any broker, loses no record and gets none twice.
 Partitions that are added later are read from their beginning.
 
-The partitions take turns: each turn sends one page of one partition, so a partition with many
-records delays another by a page of each. A follower at the end of all partitions is one waiter
-(storage.read.long_polls), and a commit wakes it once.
+The partitions take turns. Each turn sends one page of one partition, so between two pages of a
+partition there is at most one page of each other partition. A follower at the end of all partitions
+is one waiter (storage.read.long_polls), and a commit wakes it once.
 """
 
 import asyncio
@@ -50,13 +50,14 @@ from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 
 PARTITIONS_MAX = 256
-"""Partitions of a topic that can be followed: each event has an offset of each of them, and proxies
-refuse a header `Last-Event-ID` of more than 8 KiB."""
+"""Maximum partitions of a topic that can be followed. Each event id has an offset of each of them,
+and proxies refuse a header `Last-Event-ID` of more than 8 KiB."""
 FORMATS = {EVENT_STREAM: "sse", NDJSON: "ndjson", b"*/*": "ndjson", b"": "ndjson"}
 
 
-class _Sent(NamedTuple):
-    """The events of resets of one turn, and its page with the offset behind the page."""
+class _Turn(NamedTuple):
+    """The result of one turn: its events `reset`, and a page of one partition with the offset after
+    the page."""
 
     resets: bytes
     partition: int = 0
@@ -65,7 +66,7 @@ class _Sent(NamedTuple):
 
 
 class _Position:
-    """Where one follower is: `offsets` has the next offset of each partition."""
+    """The position of one follower: `offsets` has the next offset of each partition."""
 
     def __init__(self, view: FetchParams, reset: str, topic: Topic, offsets: list[int]) -> None:
         self.view = view
@@ -76,19 +77,19 @@ class _Position:
         self._last = -1
         """The partition of the last turn."""
 
-    def look(self, topic: Topic) -> bytes:
-        """Take over the topic's new partitions, and return the events of offsets that are out of
-        range. Raises UnknownTopic, InvalidRequest, OffsetOutOfRange."""
+    def update(self, topic: Topic) -> bytes:
+        """Add the topic's new partitions, and reset the offsets that are out of range. Return the
+        events of these resets. Raises UnknownTopic, InvalidRequest, OffsetOutOfRange."""
         if topic.topic_id != self._topic_id:  # deleted, and created again
             raise UnknownTopic(topic.name)
         _check_count(topic)
         added = topic.partitions[len(self.offsets) :]
         self.offsets += [partition.log_start_offset for partition in added]
-        passed = b""
+        resets = b""
         for number, partition in enumerate(topic.partitions):
             offset = self.offsets[number]
             if not partition.log_start_offset <= offset <= partition.high_watermark:
-                passed += self.reset(
+                resets += self.reset(
                     number,
                     OffsetOutOfRange(
                         topic.name,
@@ -98,11 +99,11 @@ class _Position:
                         high_watermark=partition.high_watermark,
                     ),
                 )
-        return passed
+        return resets
 
     def reset(self, number: int, error: OffsetOutOfRange) -> bytes:
-        """Continue where `reset` says, and return the event for that. Raises the error if it says
-        `none`."""
+        """Move the partition's offset as the parameter `reset` says, and return the event `reset`.
+        If it is `none`, raise the error."""
         if self._reset == "none":
             raise error
         is_first = self._reset == "earliest"
@@ -112,7 +113,8 @@ class _Position:
         return self.notice("reset", {**data, "offset": offset})
 
     def turn(self, topic: Topic) -> int | None:
-        """Return the next partition that has records, behind that of the last turn; None: none."""
+        """Return the next partition after that of the last turn that has records. If none has any,
+        return None."""
         count = len(self.offsets)
         for step in range(1, count + 1):
             number = (self._last + step) % count
@@ -134,14 +136,15 @@ class _Position:
 
 
 class TopicFollower:
-    """The route. One per broker."""
+    """The route of followers of a topic. One per broker."""
 
     def __init__(self, broker: Log, fetcher: Fetch) -> None:
         self._log = broker
         self._fetch = fetcher
 
     async def follow(self, call: HttpRequest, name: str) -> None:
-        """Send records until the client goes. Errors of the first turn have a status."""
+        """Send records until the client disconnects. An error of the first turn decides the
+        response's status; a later one is an event."""
         rights_of(call.scope).charge(CONSUMER_BYTE_RATE)
         query = call.query()
         format_name = _format(call.headers.get(b"accept", b""), query)
@@ -149,20 +152,20 @@ class TopicFollower:
         bounds = self._fetch.bounds_of(query)
         view = FetchParams(name, 0, format_name, embedded, bounds, on_error_of(query) or "stop")
         reset = reset_of(query)
-        await self._log.refresh()  # records that were acknowledged before this call (I3)
+        await self._log.refresh()  # to see all records acknowledged before this call (I3)
         topic = self._log.state.topic(name)
         _check_count(topic)
         at = _Position(view, reset, topic, _offsets(call, query, topic, reset))
         principal = rights_of(call.scope).principal
-        with self._fetch.stream(principal), self._fetch.budget() as share:
+        with self._fetch.following(principal), self._fetch.budget() as share:
             await self._stream(call, at, share)
 
     async def _stream(self, call: HttpRequest, at: _Position, share: Share) -> None:
         beginning = at.beginning()
-        sent = await self._turn(at, share, 0.0, call)
-        page = sent.page
+        turn = await self._turn(at, share, 0.0, call)
+        page = turn.page
         if page is not None and page.stopped is not None and not page.records and not at.is_sse:
-            raise page.stopped  # an EventSource ends at any status but 200: it gets an event
+            raise page.stopped  # not for SSE: an EventSource closes at any status but 200
         await call.start_stream(MEDIA_TYPES[at.view.format_name])
         if call.scope["method"] == "HEAD":
             await call.end()
@@ -171,20 +174,20 @@ class TopicFollower:
         started_s = self._log.clock.boot_s()
         rights = rights_of(call.scope)
         gone = asyncio.create_task(until_gone(call))
-        turning: asyncio.Task[_Sent] | None = None
+        turning: asyncio.Task[_Turn] | None = None
         try:
             while not gone.done():
-                await rights.check(READ, TOPIC, at.view.topic)  # it may have gone during the wait
-                await self._send(call, at, sent)
+                await rights.check(READ, TOPIC, at.view.topic)  # it may have been removed
+                await self._send(call, at, turn)
                 share.set(0)
                 if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
                     await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
-                    sent = _Sent(b"")
+                    turn = _Turn(b"")
                     continue
                 turning = asyncio.create_task(self._turn(at, share, KEEPALIVE_S))
                 await asyncio.wait({turning, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if turning.done():
-                    sent = turning.result()
+                    turn = turning.result()
         except LogError as error:
             await call.chunk(self._failure(call, at, error))  # the status is sent already
         finally:
@@ -196,48 +199,49 @@ class TopicFollower:
 
     async def _turn(
         self, at: _Position, share: Share, wait_s: float, call: HttpRequest | None = None
-    ) -> _Sent:
-        """Wait for records, and read a page of the next partition that has any. A follower that
-        waits takes no part of the budget."""
+    ) -> _Turn:
+        """Wait for records, and read a page of the next partition that has any. A waiting follower
+        holds no share of the budget."""
         topic = await self._log.wait_for_topic(at.view.topic, at.offsets, wait_s)
-        resets = at.look(topic)
+        resets = at.update(topic)
         number = at.turn(topic)
         if number is None:
-            return _Sent(resets)
+            return _Turn(resets)
         view = at.view._replace(partition=number)
         try:
-            fetched, page = await self._fetch.page(view, at.offsets[number], share, call)
-        except OffsetOutOfRange as error:  # a retention since `look`
-            return _Sent(resets + at.reset(number, error))
-        return _Sent(resets, number, fetched.next_offset, page)
+            fetched, page = await self._fetch.page(view, at.offsets[number], share, call=call)
+        except OffsetOutOfRange as error:  # retention has deleted records since `update`
+            return _Turn(resets + at.reset(number, error))
+        return _Turn(resets, number, fetched.next_offset, page)
 
-    async def _send(self, call: HttpRequest, at: _Position, sent: _Sent) -> None:
-        """Send what a turn has read, or a sign of life. Raises Undecodable behind its records."""
-        await call.chunk(sent.resets)
-        page = sent.page
+    async def _send(self, call: HttpRequest, at: _Position, turn: _Turn) -> None:
+        """Send the result of a turn. If it is empty, send a keep-alive. Raises Undecodable after
+        the records before the one that does not decode."""
+        await call.chunk(turn.resets)
+        page = turn.page
         if page is None:
-            if not sent.resets:
+            if not turn.resets:
                 await call.chunk(events.KEEPALIVE[at.view.format_name])
             return
         pieces: Iterable[bytes] = [page.body]
         if at.is_sse:
-            pieces = events.with_vectors(page.body, at.offsets, sent.partition)
+            pieces = events.with_vectors(page.body, at.offsets, turn.partition)
         size = 0
         for piece in pieces:
             await call.chunk(piece)
             size += len(piece)
-        at.offsets[sent.partition] = sent.next_offset
+        at.offsets[turn.partition] = turn.next_offset
         rights_of(call.scope).record(CONSUMER_BYTE_RATE, size)
         self._fetch.count([page], size, page.topic)
         if page.skipped:
             data = {"skipped": page.skipped, "first_skipped_offset": page.first_wrong}
-            await call.chunk(at.notice("skipped", {"partition": sent.partition, **data}))
+            await call.chunk(at.notice("skipped", {"partition": turn.partition, **data}))
         if page.stopped is not None:
             raise page.stopped
 
     def _failure(self, call: HttpRequest, at: _Position, error: LogError) -> bytes:
         offsets = at.offsets
-        if isinstance(error, Undecodable):  # an EventSource goes on behind the record
+        if isinstance(error, Undecodable):  # an EventSource continues after the record
             offsets = [*offsets]
             offsets[error.where.partition] = error.offset + 1
         body = self._fetch.answer_of(call, error)
@@ -247,8 +251,9 @@ class TopicFollower:
 def _check_count(topic: Topic) -> None:
     if len(topic.partitions) > PARTITIONS_MAX:
         raise InvalidRequest(
-            f"topic {topic.name!r} has {len(topic.partitions)} partitions, and a follower of a "
-            f"topic reads {PARTITIONS_MAX} at most: follow its partitions, or use a consumer group"
+            f"topic {topic.name!r} has {len(topic.partitions)} partitions, and a topic with more "
+            f"than {PARTITIONS_MAX} cannot be followed: follow single partitions, or use a "
+            "consumer group"
         )
 
 
@@ -278,7 +283,7 @@ def _offsets_of_id(text: str, topic: Topic, reset: str) -> list[int]:
     count = len(topic.partitions)
     if (beyond := max(found)) >= count and reset == "none":
         raise InvalidParameter(
-            f"Last-Event-ID names partition {beyond}, and topic {topic.name!r} has 0 to {count - 1}"
+            f"Last-Event-ID names partition {beyond}, but topic {topic.name!r} has 0 to {count - 1}"
         )
     return [
         found.get(number, partition.log_start_offset)
@@ -294,8 +299,8 @@ def _format(accept: bytes, query: dict[str, str]) -> str:
             continue
         if found == "ndjson" and query.get("follow") != "true":
             raise InvalidParameter(
-                "the records of a topic are a stream without an end: add follow=true, or accept "
-                "text/event-stream"
+                "the records of a topic are an endless stream: add follow=true, or send "
+                "Accept: text/event-stream"
             )
         return found
     raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')}")
@@ -308,17 +313,17 @@ _DOC = RouteDoc(
         404: "40401: unknown topic",
         406: "an unknown Accept",
         422: "the first record does not decode in the requested format (NDJSON)",
-        429: "the principal's quota is used up",
+        429: "the principal's quota is used up, or it has too many followers",
         500: "a corrupt object; the message names it",
         503: "the store does not answer, or too many fetches at once",
     },
     tag="records",
     summary="Follow a topic",
-    text="Sends the records of all partitions as they are committed, those of each partition in "
-    "offset order. The event id has the offset of the last record of each partition, as "
-    "`0:12,1:-1,2:7` (-1: none); with it as `Last-Event-ID` the stream continues. A partition that "
-    'it does not name is read from its beginning. Lines begin with `{"type": "position"}`, which '
-    "has the `event_id`.",
+    text="Sends the records of all partitions as they are committed, each partition in offset "
+    "order. The event id has the offset of the last record of each partition: `0:12,1:-1,2:7` (-1: "
+    "no record). A request with this id as `Last-Event-ID` continues the stream. A partition that "
+    'the id does not name is read from its beginning. NDJSON begins with a line `{"type": '
+    '"position"}`, which has the `event_id`.',
     parameters=(
         Parameter("follow", "with NDJSON: `true`", {"type": "boolean", "default": False}),
         Parameter(
@@ -326,8 +331,8 @@ _DOC = RouteDoc(
             "where all partitions begin: `earliest` or `latest`",
             {"type": "string", "enum": ["earliest", "latest"], "default": "earliest"},
         ),
-        Parameter("last-event-id", "as the header", {"type": "string"}),
-        Parameter("Last-Event-ID", "of the last event", {"type": "string"}, "header"),
+        Parameter("last-event-id", "the same as the header", {"type": "string"}),
+        Parameter("Last-Event-ID", "the id of the last event", {"type": "string"}, "header"),
         MAX_BYTES_PARAMETER,
         MAX_RECORDS_PARAMETER,
         RESET_PARAMETER,
