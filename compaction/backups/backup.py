@@ -133,7 +133,9 @@ async def backup(
     hold = _Hold(cluster)
     async with hold:
         if await is_unfinished(place):
-            await hold.refuse_others(f"the removal of old backups from {place.url} is not complete")
+            await hold.refuse_others(
+                f"old backups in {place.url} are partly removed; no backup begins"
+            )
             try:
                 await hold.during(finish(place, hold.check))
             except Corrupt as error:
@@ -143,7 +145,7 @@ async def backup(
         if keep is None:
             return done
         try:
-            await hold.refuse_others("old backups were not removed")
+            await hold.refuse_others("no backup is removed")
             return done._replace(pruned=await hold.during(prune(place, keep, hold.check)))
         except LogError as error:
             return done._replace(prune_problem=str(error))
@@ -193,13 +195,14 @@ class _Hold:
                 "the hold of the backup was not renewed in time: run the backup again"
             )
 
-    async def refuse_others(self, why: str) -> None:
-        """Raise Unavailable if another hold is in force at the WAL's end."""
+    async def refuse_others(self, what: str) -> None:
+        """Raise Unavailable if another hold is in force at the WAL's end. `what` is the part of the
+        message that says what does not happen then."""
         await self._cluster.refresh()
         if any(hold.hold_id != self._id for hold in self._cluster.state.holds):
             raise Unavailable(
-                f"{why}: another backup runs, or the hold of a crashed one is still in force: "
-                "run this backup later"
+                f"{what} while another backup runs, or while the hold of a crashed one is in "
+                "force: run this backup later"
             )
 
     async def _commit(self, action: HoldAction) -> None:
