@@ -9,7 +9,7 @@ session         WAL, tables and the store's clock, for maintenance beside the br
 retention       moves log starts, removes the records below from tables; delete-records
 newest_per_key  the newest record of each key
 rewrite         segments in, one segment out: the body of every merge and compaction
-engine          the interface of the executors of rewrites, the one in this process, the commit
+engine          rewrites and their commits: the interface of executors, the one in this process
 spark_engine    the executor of rewrites in Spark tasks
 compact         merges small segments, keeps the newest record per key
 collect         deletes objects that nothing names

@@ -4,8 +4,8 @@ compaction/garbage.py has the rules. A run lists the objects of a topic before i
 table. If the run does not know the topic, it also reads the WAL after the listing. So the run sees
 a commit that named a listed object meanwhile. At the end, the run reads the WAL to its end, because
 nothing is garbage while a hold is in force. A backup that takes its hold later also reads the
-tables and the WAL later. Then they do not name the objects of the plan any more. This is also true
-of the logs of tables: no commit to a table cleans up its log, only collection does.
+tables and the WAL later. Then they do not name the objects of the plan any more. The same holds for
+the logs of tables: tidelog's commits to a table do not clean up its log, only collection does.
 
 A run lists all of `wal/` each time. It does not start at the number up to which the last run
 deleted, because a suspended process may have created a deleted number again.
@@ -251,8 +251,8 @@ class _Search:
         self.take(logs, [ObjectInfo(each.key, each.size, each.modified_ms) for each in logs])
 
     async def _log(self, table: Table, infos: Sequence[ObjectInfo]) -> list[Garbage]:
-        """Return the garbage of a table's log. There is none if the checkpoint that replaces it
-        cannot be read."""
+        """Return the garbage of a table's log. If its retention cannot be parsed, or the checkpoint
+        that replaces the garbage cannot be read, return none."""
         base, found = garbage.of_log(infos, self.now_ms, garbage.LOG_RETENTION_MS)
         if not found:
             return []

@@ -29,7 +29,7 @@ from tidelog.compaction.engine import (
     OnRows,
     Work,
     load_work,
-    replaced,
+    write_and_commit,
 )
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.session import MaintenanceSession, topics_of
@@ -40,9 +40,7 @@ from tidelog.storage.io.tasks import together
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
 from tidelog.storage.read.split_reader import gone_is_unavailable
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.tables.manifest import (
-    clean_app_id,
-)
+from tidelog.storage.tables.manifest import clean_app_id
 from tidelog.storage.tables.segment import Cleaned
 
 log = logging.getLogger("tidelog.compact")
@@ -163,7 +161,7 @@ class _Run:
             turned = work._replace(lock=work.lock + turn)
             some, results = tasks[first : first + step], planned[first : first + step]
             basis = [file for task in some for file in task.inputs]
-            added = await replaced(
+            added = await write_and_commit(
                 self.cluster,
                 self.engine,
                 turned,
@@ -197,7 +195,7 @@ class _Run:
         kept = await self.engine.newest(scan, self.on_rows)
         tasks = self._tasks(work, files, kept, self._extended(history, files, config))
         end = {clean_app_id(number): files[-1].end_offset}
-        added = await replaced(
+        added = await write_and_commit(
             self.cluster,
             self.engine,
             work,

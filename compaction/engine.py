@@ -1,9 +1,9 @@
-"""`Engine`, the interface of the executors of merges and compactions, `InProcess`, the executor in
-this process, and `replaced`, which runs an engine and commits what it wrote.
+"""`Engine`, the interface of the executors of rewrites; `InProcess`, the executor in this process;
+`write_and_commit`, which runs an engine and commits the segments that it wrote.
 compaction/spark_engine.py has the other executor.
 
-An engine reads segments and writes segments. compaction/compact.py and compaction/retention.py plan
-before the engine runs, and `replaced` commits after it. So engines differ only in speed.
+An engine reads segments and writes segments. compaction/compact.py and compaction/retention.py make
+the plans, and `write_and_commit` commits the result. So engines differ only in speed.
 
 **On a crash** before the commit, segments that no version names remain for collection. After the
 commit, the result is complete.
@@ -131,8 +131,8 @@ class InProcess:
 
 
 class Work(NamedTuple):
-    """A partition in the table version from which a run makes its plan. `lock` is the version of
-    the partition's maintenance transaction, `clean_end` the end of key compaction."""
+    """A partition as of the table version from which a run makes its plan. `lock` is the version
+    of the partition's maintenance lock. Key compaction has run up to offset `clean_end`."""
 
     topic: Topic
     number: int
@@ -144,8 +144,8 @@ class Work(NamedTuple):
 
 
 async def load_work(cluster: MaintenanceSession, topic: Topic, number: int) -> Work:
-    """Load the newest version of a partition's table. Raises TableInDoubt if offsets are in no
-    segment; Corrupt, Unavailable."""
+    """Load a partition from the newest version of its table. Raises TableInDoubt if offsets are in
+    no segment; Corrupt, Unavailable."""
     table = await cluster.table(topic)
     lock = await table.transaction_version(maintenance_app_id(number)) or 0
     clean_end = await table.transaction_version(clean_app_id(number)) or 0
@@ -158,7 +158,7 @@ async def load_work(cluster: MaintenanceSession, topic: Topic, number: int) -> W
     return Work(topic, number, config, table, index, lock, clean_end)
 
 
-async def replaced(
+async def write_and_commit(
     cluster: MaintenanceSession,
     engine: Engine,
     work: Work,
@@ -169,9 +169,10 @@ async def replaced(
     data_change: bool,
     on_rows: OnRows = lambda _: None,
 ) -> list[SegmentFile] | None:
-    """Write the segments, commit them to the table in place of their inputs, and return them. If
-    another run committed first, return None. `basis` are the segments of the plan. The commit also
-    contains `transactions`.
+    """Write the segments of the tasks, commit them to the table in place of their inputs, and
+    return them. If another run committed first, return None. `basis` are the segments from which
+    the plan was made: if the table still names all of them, the run commits in spite of a moved
+    lock. The commit also contains `transactions`.
 
     Raises Corrupt, Unavailable, CommitUnknown.
     """

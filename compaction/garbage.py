@@ -5,7 +5,7 @@ clock. First a durable record says that nothing names the object; then its grace
 after the grace deletes it. The record is
 
 - for entries and `data/`: a checkpoint whose tails no longer name their chunks (FORMAT rule 7)
-- for the log of a table: a checkpoint of the log that replaces it (`of_log`)
+- for the log of a table: a later checkpoint of that log (`of_log`)
 - for files of a table: the commit that removed them. If no version ever named the file, its age
   takes the place of the record. No setting makes this age shorter than `UNNAMED_MS_MIN`
 - for all objects of a deleted topic: the topic's record in `ClusterState.deleted`
@@ -36,8 +36,8 @@ not a setting."""
 
 
 LOG_RETENTION_MS = 7 * 86_400_000
-"""Least time for which each version of a table can be read, beside the time for which its files are
-kept. It is longer than any file grace, because collection finds removed files in the log."""
+"""Least time for which the log of a table can load a version after a newer one replaced it. It is
+longer than any file grace, because collection reads in the log which files were removed."""
 
 
 class Grace(NamedTuple):
@@ -169,9 +169,10 @@ def unnamed(
 def of_log(
     infos: Sequence[ObjectInfo], now_ms: int, retention_ms: int
 ) -> tuple[int, list[Garbage]]:
-    """Find commits and checkpoints of a table's log that only versions older than the retention
-    need. Return also the version of the checkpoint that replaces them. The caller must check that
-    this version can be read. Other files of the log stay."""
+    """Return the version of the checkpoint that begins the kept part of a table's log, and the
+    commits and checkpoints before it that are garbage. Each version that was the newest one within
+    the retention can be loaded from the kept part. The caller must check that the checkpoint can be
+    read. Other files of the log stay."""
     ages = {
         number: now_ms - info.modified_ms
         for info in infos
@@ -183,13 +184,11 @@ def of_log(
     checkpoints = [object_keys.log_version(info.key, "checkpoint.parquet") for info in infos]
     base = max((each for each in checkpoints if each is not None and each <= needed), default=-1)
     replaced = [
-        info for info in infos if (object_keys.log_version(info.key) or 0) < base and _is_log(info)
+        info
+        for info in infos
+        if (version := object_keys.log_version(info.key)) is not None and version < base
     ]
     return base, list(_old(replaced, "a checkpoint replaces it", now_ms, retention_ms))
-
-
-def _is_log(info: ObjectInfo) -> bool:
-    return object_keys.log_version(info.key) is not None
 
 
 def is_gone(topic: DeletedTopic, base: ClusterState, now_ms: int, grace: Grace) -> bool:

@@ -1,8 +1,8 @@
 """Plans of retention, merging and compaction for a partition: segments in, plans out. Pure.
 
 As in Kafka, retention removes only whole segments, the oldest first, up to the first segment that
-must stay. It never removes the tail. `delete-records` may cut a segment (`cut_by`). A plan over
-100,000 segments takes a few passes over arrays.
+must stay. It never removes the tail. Only `delete-records` moves a log start into a segment
+(`cut_by`). A plan over 100,000 segments takes a few passes over arrays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,8 +64,8 @@ def below(columns: SegmentColumns, partition: Partition, log_start_offset: int) 
 
 
 def cut_by(columns: SegmentColumns, partition: Partition, log_start_offset: int) -> int | None:
-    """Return the position of the segment that has records below and from a log start on. If there
-    is none, or if the segment is not below the sealed end, return None."""
+    """Return the position of the segment that begins below the log start and ends above it. If
+    there is none, or if the segment ends above the sealed end, return None."""
     at = below(columns, partition, log_start_offset)
     if at == len(columns.path) or columns.end_offset[at] > partition.sealed_end:
         return None

@@ -2,15 +2,15 @@
 
 First, an action in the WAL moves `log_start_offset`: from then on a reader below it gets
 OffsetOutOfRange with the valid range. Then one commit of the table removes the segments that lie
-entirely below. Retention moves a log start to the end of a segment only. `delete-records` may move
-it into a segment. Then a rewrite replaces this segment by one that begins at the log start, so
-other engines do not see the deleted records either. The old objects stay for readers until
+entirely below. Retention moves a log start only to the end of a segment. `delete-records` may move
+it into a segment. Then a rewrite replaces this segment by a new one that begins at the log start,
+so that other engines do not see the deleted records either. The old objects stay for readers until
 collection deletes them (I9).
 
-**On a crash** between the steps: readers of the log are correct already. The next run removes the
-segments and rewrites the cut one, because these steps depend only on the state. If two runs race,
-the log start becomes the higher of both; the table refuses one of two commits, and that run
-retries.
+**On a crash** between the steps: readers of the log get the right records already. The next run
+removes the segments and rewrites the cut one, because these steps depend only on the state and the
+table. If two runs race, the log start becomes the higher of both; the table refuses one of two
+commits, and that run retries.
 """
 
 import logging
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidelog.compaction.engine import InProcess, load_work, replaced
+from tidelog.compaction.engine import InProcess, load_work, write_and_commit
 from tidelog.compaction.plan import Cut, below, cut_by, retention
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.session import MaintenanceSession, topics_of
@@ -46,9 +46,10 @@ class Retained(NamedTuple):
     its table.
 
     `why` names the configs whose limit was passed, or the command that moved the log start.
-    `rewritten` is the size of the segment that the log start cuts, in bytes, 0 if it cuts none. The
-    rows of this segment are not in `rows`. If all its records are deleted, because key compaction
-    removed the last ones, the log start moves on to its end.
+    `rewritten` is the size in bytes of the segment that the log start cuts; 0 if it cuts none, or
+    one that is too large for this run. `rows` does not count the rows of this segment. If the
+    segment has no record from the log start on, because key compaction removed them, the log start
+    moves on to the segment's end; `log_start_offset` does not show this.
     """
 
     topic: str
@@ -69,8 +70,8 @@ async def retain(
     is_dry: bool,
     rewrite_bytes_max: int = ANY_SIZE,
 ) -> list[Retained]:
-    """Apply retention to the topics (all if None); a dry run only reports. Also rewrite the
-    segments that an earlier `delete_records` cut, if they have at most `rewrite_bytes_max` bytes.
+    """Apply retention to the topics (all if None); a dry run only reports. Also rewrite each
+    segment of at most `rewrite_bytes_max` bytes that an earlier `delete_records` cut.
 
     A topic whose table is damaged or in doubt is left as it is (`cluster.skipped`). Raises
     UnknownTopic. If a topic fails with Unavailable, CommitUnknown or ManifestConflict, raises the
@@ -151,10 +152,11 @@ async def _cut(
         if rewritten > rewrite_bytes_max:
             log.warning(
                 "%s-%d: a segment of %d bytes has deleted records that other engines see: run "
-                "`tidelog retain`",
+                "`tidelog retain %s --yes`",
                 topic.name,
                 number,
                 rewritten,
+                topic.name,
             )
             rewritten = 0
         if count or rewritten or start > partition.log_start_offset:
@@ -213,8 +215,8 @@ async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[i
 
 
 async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> None:
-    """Replace the segment that the log start cuts by one that begins at the log start. Its whole
-    segments below are removed already."""
+    """Replace the segment that the log start cuts by one that begins at the log start. The
+    segments entirely below the log start are removed already."""
     for _ in range(TRIES):
         current = cluster.state.topic_of_id(topic.topic_id)
         if current is None:
@@ -234,13 +236,15 @@ async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> No
         codec, level = work.config.compression_type, cluster.state.level
         task = Rewrite(topic.prefix, [file], codec, rows, level=level, start=start)
         engine = InProcess(cluster.store, cluster.clock)
-        if await replaced(cluster, engine, work, [task], [file], {}, data_change=True) is not None:
+        added = await write_and_commit(cluster, engine, work, [task], [file], {}, data_change=True)
+        if added is not None:
             return
     raise ManifestConflict(f"other runs changed {topic.name}-{number} {TRIES} times: run again")
 
 
 async def _rows_from(cluster: MaintenanceSession, key: str, size: int, start: int) -> int:
-    """Count the records of a segment from an offset on. It reads one row group at most."""
+    """Return the number of a segment's records from offset `start` on. Reads at most one row
+    group."""
     reader = SegmentReader(StoreRanges(cluster.store))
     rows = 0
     with gone_is_unavailable():

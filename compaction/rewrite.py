@@ -1,12 +1,12 @@
 """Copy the rows of segments into one segment.
 
-Every merge and compaction does this, in process and on Spark, and `delete-records` in process.
+Merges and compactions do this in process or on Spark, `delete-records` only in process.
 
 A `Rewrite` is a plain value with everything that a task needs; the Spark engine sends it to an
 executor as MessagePack. `rewrite` runs it against a store, on the caller's event loop. Kept rows
-keep their order and their offsets. The output's name has the whole range of its inputs, or the part
-from `Rewrite.start` on, so no hole is left between segments. Memory: the encoded output and pieces
-of inputs.
+keep their order and their offsets. The output's name has the whole range of its inputs, from
+`Rewrite.start` on, so no hole is left between segments. Memory: the encoded output and pieces of
+inputs.
 
 **On a crash**: an object is left that no version names; collection deletes it.
 """

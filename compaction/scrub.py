@@ -230,7 +230,7 @@ class _Scrub:
             except NotFound:
                 if file.path in await (await self._cluster.table(topic)).paths():
                     self._find(Kind.MISSING, key, "is named by the table but does not exist")
-            except Corrupt as error:  # of the segment, or of the tail at its offsets
+            except Corrupt as error:  # in the segment, or in the tail at its offsets
                 kind = Kind.SEGMENT if error.key == key else Kind.TAIL
                 self._find(kind, error.key, str(error))
 

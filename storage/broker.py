@@ -134,7 +134,7 @@ class PartitionFiles(NamedTuple):
     """A partition's sealed segments. `live` are the segments with offsets in [log start, sealed
     end). `hot_start` is the first offset in this broker's memory. If it has no record in memory,
     `hot_start` is the high watermark. Key compaction has run up to `clean_end`. If the table is
-    damaged, there are no segments, and `damage` says why."""
+    damaged, there are no segments, and `damage` is the error."""
 
     segments: SegmentColumns
     live: SegmentColumns

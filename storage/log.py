@@ -209,9 +209,10 @@ class Log:
         key: IdempotencyKey | None = None,
         has_timestamps: bool = True,
     ) -> list[AppendedRange] | None:
-        """Append one request's records, all or nothing; `size` is their weight or more. Return the
-        ranges by part and partition; None if they are not known yet (acks 0 and 1). Without
-        `has_timestamps`, the broker has set all timestamps.
+        """Append one request's records, all or nothing. `size` is their weight in bytes, or more if
+        the request takes more memory. Return the appended ranges, by part and then by partition. If
+        they are not known yet (acks 0 and 1), return None. If `has_timestamps` is False, the broker
+        has set all timestamps, and they are not checked.
 
         Raises UnknownPartition, InvalidTimestamp, Throttled, Unavailable, CommitUnknown,
         IdempotencyMismatch.
@@ -237,8 +238,8 @@ class Log:
     ) -> list[AppendedRange]:
         """Append records to several topics and commit offsets of groups, all or nothing (I4).
 
-        Each topic occurs once; `size` is the weight of the records or more. Returns placements in
-        the order of `parts`, then by partition. Raises as `append`, or IllegalGeneration.
+        Each topic occurs once. `size` is as in `append`. Returns the appended ranges in the order
+        of `parts`, then by partition. Raises as `append`, or IllegalGeneration.
         """
         request = AppendRequest(
             [part_rows(topic, places, rows) for topic, places, rows in parts],
@@ -390,10 +391,11 @@ class Log:
         return await self._waiting.wait(list(partitions), waiter, deadline)
 
     async def wait_for_topic(self, name: str, offsets: list[int], wait_s: float) -> Topic:
-        """Return the topic when a partition has records at its offset of `offsets`, when there are
-        more partitions than offsets, or after `wait_s`. Also when an offset is out of range.
+        """Return the topic as soon as the high watermarks of its partitions differ from `offsets`
+        (also if the topic has more partitions), or after `wait_s`.
 
-        Commits of other brokers are found as `poll` finds them. Raises UnknownTopic, Unavailable.
+        This broker applies entries of other brokers when they are announced, or at the next `poll`.
+        Raises UnknownTopic, Unavailable.
         """
         await self.wal.ensure_view()
         loop = asyncio.get_running_loop()
@@ -450,7 +452,7 @@ class Log:
                 if isinstance(action, LoseRecords):  # from a repair; do not serve them
                     self.tail.forget(action.topic_id, action.partition)
                 elif isinstance(action, AddPartitions):
-                    self._waiting.wake_all()  # followers of the topic; it is rare
+                    self._waiting.wake_all()  # for followers of the topic; the action is rare
         for topic in applied.deleted:
             self.tail.forget_topic(topic.topic_id)
             self.tables.forget(topic.topic_id)

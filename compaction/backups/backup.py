@@ -7,11 +7,11 @@
    the sealed end at M. The sealer committed this version before the entry of its seal, and that
    entry is before M. So all rows of this version come from entries before M too.
 3. For each table, copy its log up to that version, then its files. Collection keeps both meanwhile.
-   The log is first because an operator may clean it up with another engine, which obeys no hold.
+   Copy the log first, because another engine may clean it up, and other engines obey no hold.
 4. Copy the WAL entries after the base, which is the checkpoint that `kept_base` returns. Also copy
    this checkpoint, the objects that hold its tails, and the objects in `data/` that the entries
    name.
-5. Write the manifest. If requested, remove old backups (compaction/backups/prune.py). Then release
+5. Write the manifest. If the caller asked for it, remove old backups (backups/prune.py). Release
    the hold.
 
 The hold does not decide which objects are copied. It only keeps these objects until they are
@@ -89,7 +89,7 @@ Progress = Callable[[int], None]
 
 class BackedUp(NamedTuple):
     """A complete backup: its manifest, the number and bytes of objects that this run copied, and
-    the old backups that it removed. If it did not remove all of them, `prune_problem` says why."""
+    the old backups that this run removed. If some are left, `prune_problem` says why."""
 
     manifest: BackupManifest
     copied_objects: int
@@ -113,13 +113,14 @@ async def backup(
     on_bytes: Progress = lambda _: None,
 ) -> BackedUp:
     """Copy the cluster into the place, beside the backups that are there. If `is_verified`, read
-    the whole copy again. If `keep` is given, remove all but so many of the newest backups after
-    that. `bytes_per_s` bounds the rate of reads, on average.
+    the whole copy again. If `keep` is given, then remove all backups but the `keep` newest ones.
+    `bytes_per_s` bounds the average rate at which objects are read.
 
     A table that is damaged or in doubt is copied as it is, and named in the result. Raises
     InvalidRequest if the cluster's level has no holds, if there are too many holds, if this hold
     expired, or if the place belongs to another history. Raises StoreUnfit if the place is a
-    cluster; Corrupt; Unavailable, also while another backup removes old backups from the place.
+    cluster. Raises Corrupt and Unavailable; Unavailable also if another backup may be removing old
+    backups from the place.
     """
     await cluster.refresh()
     if cluster.state.level == levels.FIRST:
@@ -132,24 +133,27 @@ async def backup(
     hold = _Hold(cluster)
     async with hold:
         if await is_unfinished(place):
-            await hold.refuse_others(f"older backups may be being removed from {place.url}")
+            await hold.refuse_others(
+                f"old backups in {place.url} are partly removed; no backup begins"
+            )
             try:
                 await hold.during(finish(place, hold.check))
             except Corrupt as error:
-                log.error("old backups are not removed: %s", error)
+                log.error("old backups were not removed: %s", error)
         copy = _Copy(cluster, place, hold, Pace(cluster.clock, bytes_per_s), on_bytes)
         done = await hold.during(copy.run(is_verified=is_verified))
         if keep is None:
             return done
         try:
-            await hold.refuse_others("older backups were not removed")
+            await hold.refuse_others("no backup is removed")
             return done._replace(pruned=await hold.during(prune(place, keep, hold.check)))
         except LogError as error:
             return done._replace(prune_problem=str(error))
 
 
 class _Hold:
-    """The hold of a backup, an async context."""
+    """The hold of a backup: an async context that takes the hold and releases it. Owned by one
+    backup."""
 
     def __init__(self, cluster: MaintenanceSession) -> None:
         self._cluster = cluster
@@ -165,11 +169,12 @@ class _Hold:
                 await self._cluster.commit([ReleaseHold(self._id)])
 
     async def renew(self) -> None:
-        """Renew the hold. Raises InvalidRequest if it is over."""
+        """Renew the hold. Raises InvalidRequest if it has expired."""
         await self._commit(RenewHold(self._id, HOLD_MS))
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work as long as the hold is in force."""
+        """Run the work and renew the hold meanwhile. If the hold expires, cancel the work and raise
+        InvalidRequest."""
         working = asyncio.create_task(work)
         renewing = asyncio.create_task(self._renew_often())
         try:
@@ -183,17 +188,21 @@ class _Hold:
             await asyncio.gather(working, renewing, return_exceptions=True)
 
     def check(self) -> None:
-        """Raise Unavailable if the hold may end soon. It lasts for HOLD_MS or longer, because
-        elapsed time is a lower bound of the time that has passed."""
+        """Raise Unavailable if the last renewal is older than half of HOLD_MS. The hold lasts for
+        HOLD_MS or longer, because elapsed time is a lower bound of the time that has passed."""
         if (self._cluster.clock.boot_s() - self._renewed_s) * 1000 > HOLD_MS / 2:
-            raise Unavailable("the hold of the backup was not renewed in time: run it again")
+            raise Unavailable(
+                "the hold of the backup was not renewed in time: run the backup again"
+            )
 
-    async def refuse_others(self, why: str) -> None:
-        """Raise Unavailable if another hold is in force at the WAL's end."""
+    async def refuse_others(self, what: str) -> None:
+        """Raise Unavailable if another hold is in force at the WAL's end. `what` is the part of the
+        message that says what does not happen then."""
         await self._cluster.refresh()
         if any(hold.hold_id != self._id for hold in self._cluster.state.holds):
             raise Unavailable(
-                f"{why}: another backup runs, or its hold did not expire yet; run this one later"
+                f"{what} while another backup runs, or while the hold of a crashed one is in "
+                "force: run this backup later"
             )
 
     async def _commit(self, action: HoldAction) -> None:
@@ -258,7 +267,7 @@ class _Copy:
         await store_once(place, manifest.name.key, [encode(manifest)])
         try:
             self.hold.check()
-        except Unavailable:  # suspended: another backup may have deleted objects of this one
+        except Unavailable:  # after a suspend: another backup may have deleted objects of this one
             await place.delete([manifest.name.key])
             raise
         return BackedUp(manifest, self.copied_objects, self.copied_bytes)
@@ -380,9 +389,8 @@ class _Copy:
     async def _log(
         self, prefix: str, infos: list[ObjectInfo], version: ManifestVersion, since_ms: int
     ) -> tuple[list[ObjectInfo], int, set[str]]:
-        """Call `_log_of`, and return the listing too. If another engine cleaned up the log
-        meanwhile, it left a checkpoint that replaces the deleted files, so list the topic
-        again."""
+        """Call `_log_of`, and return the listing too. If a file is gone, another engine cleaned up
+        the log. It left a checkpoint that replaces the deleted files, so list the topic again."""
         for _ in range(TRIES):
             try:
                 return infos, *await self._log_of(infos, version, since_ms)

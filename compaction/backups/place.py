@@ -1,7 +1,7 @@
 """A backup place: a store with copied objects, and a manifest for each backup.
 
-`objects/<key>` has the bytes of a cluster's object `key`. `backups/...` are the manifests, and
-`pruned/...` those of removed backups until their objects are deleted. A
+`objects/<key>` has the bytes of a cluster's object `key`. `backups/...` are the manifests. In
+`pruned/...` are the manifests of removed backups, until the objects of these backups are deleted. A
 manifest names each object of its backup with size and checksum. The manifest is written last, so a
 backup without its manifest does not exist. Several backups share objects (FORMAT 9).
 """
@@ -156,8 +156,8 @@ async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> boo
 
 
 class Pace:
-    """Keeps what a backup reads below a rate, on average. An object is read at full speed, and the
-    next one begins when the time of its bytes has passed."""
+    """Bounds the average rate at which a backup reads. Each object is read at full speed. The next
+    read begins when the bytes before it would have arrived at that rate. Owned by one backup."""
 
     def __init__(self, clock: Clock, bytes_per_s: int | None) -> None:
         self._clock = clock

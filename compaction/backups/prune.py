@@ -1,19 +1,19 @@
 """Removal of old backups from a place, and of the objects that no other backup needs (FORMAT 9).
 
-1. Copy the manifest of each old backup to `pruned/`, then delete it. From then on the backup does
-   not exist.
-2. Read the manifests of all backups that are left. Delete the objects that a manifest in `pruned/`
-   names and none of these. Other objects stay: a backup that was interrupted left them, and the
-   next one uses them.
+1. Copy the manifest of each old backup to `pruned/`, then delete it in `backups/`. From then on the
+   backup does not exist.
+2. Read the manifests of all backups that are left. Delete each object that a manifest in `pruned/`
+   names and no manifest in `backups/` names. Other objects stay: an interrupted backup left them,
+   and the next one uses them.
 3. Delete the manifests in `pruned/`.
 
-Only a backup prunes, under its hold, after its own manifest is written, and only if no other hold
-is in force. So no backup runs beside it that began before. A backup that begins later has the
-newest manifest before it, and uses its objects. This manifest is never pruned. A backup that finds
-manifests in `pruned/` continues the pruning first, or ends with an error if another hold is in
-force, because the other backup may still delete.
+A backup does this under its hold, after its own manifest is written, and only if no other hold is
+in force. So no backup that began earlier still runs. A backup that begins later uses the objects of
+the newest manifest, and this manifest is never removed. A backup that finds manifests in `pruned/`
+first completes their removal. If another hold is in force then, it ends with an error, because the
+other backup may still delete objects.
 
-**On a crash**: each backup in `backups/` has all its objects. The next backup continues.
+**On a crash**: each backup in `backups/` has all its objects, and the next backup continues.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from tidelog.compaction.backups.place import (
 from tidelog.storage.io.object_store import ObjectStore
 
 DELETE_BATCH = 1000
-"""Keys in one delete request; S3 accepts no more."""
+"""Keys that are deleted after one check of the hold: one request to S3."""
 
 
 class Pruned(NamedTuple):
@@ -43,9 +43,10 @@ class Pruned(NamedTuple):
 
 
 async def prune(place: ObjectStore, keep: int, check: Callable[[], None]) -> Pruned:
-    """Remove all backups but the `keep` newest ones, at least one. `check` raises if the hold may
-    be over; it runs before each delete. Raises Corrupt if a manifest is damaged, because its
-    objects are not known: then nothing is changed. Raises Unavailable."""
+    """Remove all backups but the `keep` newest ones; the newest one always stays. Call `check`
+    before each delete: it raises if the hold may be over. Raises Corrupt if a manifest is damaged,
+    because its objects are not known: then no object is deleted. If that manifest is in `backups/`,
+    nothing at all is changed. Raises Unavailable."""
     names = await backups_in(place)
     for name in names:
         await read_manifest(place, name)
@@ -59,21 +60,21 @@ async def prune(place: ObjectStore, keep: int, check: Callable[[], None]) -> Pru
 
 
 async def is_unfinished(place: ObjectStore) -> bool:
-    """Return whether a pruning did not end."""
+    """Return whether a removal of backups was interrupted."""
     async for _ in place.list(PRUNED):
         return True
     return False
 
 
 async def finish(place: ObjectStore, check: Callable[[], None]) -> Pruned:
-    """Delete the objects of pruned backups that no backup needs. `check` and errors as in
-    `prune`."""
+    """Delete the objects that only removed backups need, then the manifests of these backups.
+    `check` and errors are those of `prune`."""
     markers = [info.key async for info in place.list(PRUNED)]
     sizes: dict[str, int] = {}
     for key in markers:
         manifest = decode(await place.get(key), key)
         sizes |= {each.key: each.size for each in manifest.objects}
-        if manifest.name in (await backups_in(place))[:-1]:  # a crash came before its delete
+        if manifest.name in (await backups_in(place))[:-1]:  # a crash was before its delete
             check()
             await place.delete([manifest.name.key])
     for name in await backups_in(place):

@@ -48,7 +48,7 @@ PERMISSIONS = (ALLOW, DENY)
 WILDCARD = "*"
 EVERYBODY = "User:*"
 ADMIN = "User:admin"
-"""The principal of the key in a broker's settings: a super user of every cluster."""
+"""The principal of `admin_key`, the key in a broker's settings. It is always a super user."""
 DEFAULT = "<default>"
 """A name in place of a principal. If a principal lacks a quota, that quota of DEFAULT applies."""
 CLUSTER_NAME = "kafka-cluster"

@@ -240,20 +240,22 @@ def with_offsets(batch: pa.RecordBatch, base_offset: int) -> pa.RecordBatch:
 
 RECORD_BYTES = 24
 """The weight of a record without content: its memory in columns (a timestamp of 8 bytes, three
-offsets of 4, bits for nulls). In Kafka, a record has 7 to 20 bytes beside its content."""
+offsets of 4, bits for nulls), rounded up. In Kafka, a record has 7 to 20 bytes beside its
+content."""
 HEADER_BYTES = 8
 """The weight of a header without content: two offsets of 4 bytes."""
 RECORDS_MAX = 100_000
-"""Bound of the records of a request and of an answer (I10). Records without content are cheap to
-send, but each costs CPU and memory."""
+"""Bound of the records in a request and in an answer (I10). A client sends records without content
+with few bytes, but each record costs the broker CPU and memory."""
 
 
 def weight(rows: Rows | pa.RecordBatch) -> int:
     """Return the weight of the records in bytes, in ~4 us for a batch without headers.
 
-    The weight of a record is the one measure of its size, for `max.message.bytes`, `max_bytes`,
-    buffers, flushes and quotas: the bytes of its key, its value, and its headers' names and values,
-    HEADER_BYTES for each header, and RECORD_BYTES.
+    The weight of a record is the bytes of its key, its value, and its headers' names and values,
+    plus HEADER_BYTES for each header, plus RECORD_BYTES. It is the size of the record in each
+    limit: `max.message.bytes`, `max_bytes`, buffers, flushes and quotas. For a produce request,
+    buffers, flushes and quotas count the bytes of the body if these are more.
     """
     if isinstance(rows, Rows):
         content = sum(map(len, filter(None, rows.keys))) + sum(map(len, filter(None, rows.values)))
@@ -359,5 +361,5 @@ def _records_before(count: int) -> np.ndarray:
 
 
 _OFFSET = struct.Struct("<i").unpack_from
-_FEW = 16 * 1024
+_FEW = 16 * 1024  # up to this number of rows, `weight_before` takes a slice of the next array
 _RECORDS_BEFORE = _records_before(_FEW)

@@ -114,7 +114,7 @@ class GroupNotEmpty(StaleCommit):
 
 
 class Throttled(LogError):
-    """A bound is reached (I10), or a principal's share of it; nothing was written."""
+    """A bound is reached, or a principal's share of a bound (I10); nothing was written."""
 
     def __init__(self, message: str, *, retry_after_ms: int) -> None:
         super().__init__(message)

@@ -72,7 +72,8 @@ class TopicIdPartition(NamedTuple):
 
 
 class ReadBounds(NamedTuple):
-    """Bounds of one read: the weight of its records in bytes (chunk.weight), and their number."""
+    """Bounds of one read: of the weight of its records in bytes (chunk.weight), and of their
+    number."""
 
     bytes_max: int
     records_max: int = sys.maxsize

@@ -62,7 +62,7 @@ AUTO_COMMITS_MAX = 2000
 10,000 instances that read all the time commit every five seconds, which is Kafka's default."""
 
 MEMBERS_AT_ONCE = 200
-"""Members with a pattern that a tick looks at before other callbacks run."""
+"""Members with a pattern that a tick updates before other callbacks of the event loop run."""
 
 ARRIVAL_S = 10.0
 """Longest wait of a read until the last response has arrived or is lost (I10). Brokers confirm an
@@ -131,7 +131,7 @@ class Instances:
         if pattern:
             await self._log.wal.refresh()
             principal = session.member.config.principal
-            self._patterns.look()
+            self._patterns.add_new_names()
             topics = await self._patterns.find(pattern, principal)
         await self._hand_in(group_id)
         await self._log.submit(Subscribe(group_id, member_id, list(topics), pattern))
@@ -257,8 +257,8 @@ class Instances:
         wait_s: float,
         check: PortionCheck | None = None,
     ) -> AsyncIterator[Read]:
-        """Yield the next records of the member's partitions: within the bounds, at least one record
-        if there is any. Waits up to `wait_s` for the first. If the context ends without an
+        """Yield the next records of the member's partitions within the bounds, but at least one
+        record if there is any. Waits up to `wait_s` for the first. If the context ends without an
         error, the records are not returned again. One read of a member runs at a time; a second one
         waits, within `wait_s`. The wait for the last response is not part of `wait_s`: the client
         may have it before this broker knows. Raises UnknownMember, Unavailable. The error of a
@@ -459,7 +459,7 @@ class Instances:
             for member in group.members.values()
             if member.pattern
         ]
-        self._patterns.look()
+        self._patterns.add_new_names()
         self._patterns.keep({(one.pattern, one.config.principal) for _, one in members})
         for number, (group, member) in enumerate(members):
             if number % MEMBERS_AT_ONCE == MEMBERS_AT_ONCE - 1:

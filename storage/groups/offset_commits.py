@@ -62,9 +62,9 @@ class OffsetCommits:
     def commit(
         self, session: MemberSession, offsets: list[GroupOffset], principal: str | None = None
     ) -> "asyncio.Future[None]":
-        """Commit offsets of the member, in the name of `principal`; None: of the request's client.
-        The future is done when the log has them, or refused them; cancelling it does not stop the
-        commit."""
+        """Commit offsets of the member in the name of `principal`, or of the request's client if
+        that is None. The future is done when the log has committed or refused the offsets;
+        cancelling it does not stop the commit."""
         group, member, instance, _ = session
         generation = group.generation if member.is_subscribed else NO_GENERATION
         action = CommitOffsets(group.group_id, generation, offsets, member.member_id)
@@ -94,8 +94,8 @@ class OffsetCommits:
         self, groups: Sequence[tuple[ConsumerGroup, CoordinatedGroup]], most: int | None = None
     ) -> None:
         """Auto-commit delivered offsets of members of these groups, each in the name of the client
-        that created the member: the offsets count for its share. At most `most` members commit; the
-        next call begins with the member after them."""
+        that created the member: the first commit of a group decides for whose share its offsets
+        count. At most `most` members commit; the next call begins with the member after them."""
         due = [
             MemberSession(group, member, instance, led.term)
             for group, led in groups
@@ -171,7 +171,7 @@ class OffsetCommits:
 
 
 def _context(principal: str) -> Context:
-    """Return a context in which `principal` is the client."""
+    """Return a copy of the current context in which `principal` is the client."""
     context = copy_context()
     context.run(PRINCIPAL.set, principal)
     return context

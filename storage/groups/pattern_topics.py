@@ -1,7 +1,8 @@
 """The topics that each pattern finds.
 
-`PatternTopics` remembers which names match a pattern, so a new topic is compared alone. It compares
-NAMES_AT_ONCE names at a time, and other callbacks of the event loop run in between.
+`PatternTopics` keeps the names that match a pattern, so later it compares only new names with the
+pattern. It compares NAMES_AT_ONCE names at a time; other callbacks of the event loop run in
+between.
 """
 
 import asyncio
@@ -14,9 +15,10 @@ from tidelog.storage.state.access import Access, TopicFilter
 from tidelog.storage.state.group_members import GROUP_TOPICS_MAX
 
 NAMES_AT_ONCE = 500
-"""At most 7 ms with the slowest pattern seen."""
+"""To compare so many names takes at most 7 ms with the slowest pattern that was measured."""
 DELETED_MAX = 1_000
-"""Names of deleted topics, above the number of topics, at which all matches are dropped."""
+"""`PatternTopics` begins again when it has more names of deleted topics than there are topics, plus
+this number."""
 
 
 class _Matches:
@@ -30,7 +32,8 @@ class _Matches:
 
 
 class _Found(NamedTuple):
-    """The topics of a pattern and a principal, as found from `compared` names and these ACLs."""
+    """The topics of a pattern and a principal, found in the first `compared` names with these
+    ACLs (`version` is that of `access`)."""
 
     compared: int
     access: Access
@@ -44,13 +47,13 @@ class PatternTopics:
     def __init__(self, broker: Log, may_describe: TopicFilter) -> None:
         self._log = broker
         self._may_describe = may_describe
-        self._names: list[str] = []  # of all topics since the last drop
+        self._names: list[str] = []  # of all topics since it began, also of deleted ones
         self._known: set[str] = set()  # the same names
         self._matches: dict[str, _Matches] = {}
         self._found: dict[tuple[str, str], _Found] = {}
 
-    def look(self) -> None:
-        """Take note of new topics. ~20 ns for each topic."""
+    def add_new_names(self) -> None:
+        """Add the names of new topics. Takes ~20 ns for each topic of the cluster."""
         topics = self._log.state.topics
         if len(self._names) > 2 * len(topics) + DELETED_MAX:
             self._names, self._known, self._matches, self._found = [], set(), {}, {}
@@ -60,9 +63,9 @@ class PatternTopics:
             self._known.update(new)
 
     async def find(self, pattern: str, principal: str) -> list[str]:
-        """Return, sorted, the topics that match the pattern and that the principal may describe, of
-        those that `look` has seen. Raises InvalidRequest if the pattern is not valid, or finds too
-        many topics."""
+        """Return, sorted, the topics that match the pattern and that the principal may describe.
+        Only names that `add_new_names` added are compared. Raises InvalidRequest if the pattern is
+        not valid, or if it finds more than GROUP_TOPICS_MAX topics."""
         names = await self._matching(pattern)
         state, compared = self._log.state, self._matches[pattern].compared
         last = self._found.get((pattern, principal))
@@ -92,7 +95,7 @@ class PatternTopics:
         return topics
 
     def keep(self, used: set[tuple[str, str]]) -> None:
-        """Drop what is remembered of all other patterns and principals."""
+        """Drop the names found for all other pairs of pattern and principal."""
         for subject in self._found.keys() - used:
             del self._found[subject]
         for pattern in self._matches.keys() - {pattern for pattern, _ in used}:
@@ -100,7 +103,7 @@ class PatternTopics:
 
     async def _matching(self, pattern: str) -> list[str]:
         while True:
-            matches = self._matches.get(pattern)  # another task may have dropped it
+            matches = self._matches.get(pattern)  # another task may have dropped them
             if matches is None:
                 patterns.check(pattern)
                 matches = self._matches[pattern] = _Matches()

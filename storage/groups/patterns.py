@@ -17,8 +17,8 @@ from tidelog.storage.state.group_members import PATTERN_CHARS_MAX
 
 SHOWN_MAX = 100
 COMPILED_MAX = 1_000
-"""Compiled patterns that are kept, each at most ~150 KB. One of 1,000 characters takes 4 ms to
-compile."""
+"""Maximum number of cached compiled patterns, each at most ~150 KB. To compile one of 1,000
+characters takes 4 ms."""
 
 
 def check(pattern: str) -> None:

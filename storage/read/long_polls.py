@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Sequence
 
 WOKEN_AT_ONCE = 50
-"""A woken read costs up to 100 us. Other callbacks of the event loop run between two groups."""
+"""Reads of one partition that a turn of the event loop wakes. A woken read costs up to 100 us, and
+other callbacks run between two turns."""
 
 ANY_PARTITION = -1
-"""In place of a partition's number: the reader waits for records of any partition of the topic. It
-is one waiter, whatever the number of partitions, and a commit wakes it once."""
+"""In place of a partition's number: the read waits for records of any partition of the topic. The
+topic has one key for these reads, whatever the number of its partitions."""
 
 
 class LongPolls(dict[tuple[str, int], set["asyncio.Future[None]"]]):
@@ -20,8 +21,8 @@ class LongPolls(dict[tuple[str, int], set["asyncio.Future[None]"]]):
         waiter: "asyncio.Future[None]",
         deadline: float,
     ) -> bool:
-        """Wait until `wake` names one of the partitions, or a caller sets `waiter`. Return False if
-        the loop's time reaches `deadline` first."""
+        """Wait until `wake` is called for one of the partitions, or a caller sets `waiter`. Return
+        False if the loop's time reaches `deadline` first."""
         for key in partitions:
             self.setdefault(key, set()).add(waiter)
         try:
@@ -39,19 +40,19 @@ class LongPolls(dict[tuple[str, int], set["asyncio.Future[None]"]]):
         return True
 
     def wake(self, key: tuple[str, int]) -> None:
-        """Wake the reads that wait for the partition now, WOKEN_AT_ONCE in each turn of the event
-        loop."""
+        """Wake the reads that wait for this partition at the time of the call, WOKEN_AT_ONCE in
+        each turn of the event loop."""
         waiting = self.get(key)
         if waiting:
             _wake(list(waiting))
 
     def wake_reads(self, topic: str, partition: int) -> None:
-        """Wake the reads that wait for records of the partition, or of its topic."""
+        """Wake the reads that wait for records of the partition, or of any one of its topic."""
         self.wake((topic, partition))
         self.wake((topic, ANY_PARTITION))
 
     def wake_all(self, topic: str | None = None) -> None:
-        """Wake all reads, or all of the topic."""
+        """Wake all reads, or all reads of the topic if one is given."""
         for key in [key for key in self if topic in (None, key[0])]:
             self.wake(key)
 

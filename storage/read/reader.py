@@ -68,7 +68,7 @@ class ReadBatch(NamedTuple):
 
 class ReadResult(NamedTuple):
     """Batches within the bounds of the read, the offset at which the next read starts, and the
-    weight of the records."""
+    weight of the records in bytes."""
 
     pieces: list[ReadBatch]
     next_offset: int
@@ -76,8 +76,8 @@ class ReadResult(NamedTuple):
 
 
 class FetchResult(NamedTuple):
-    """The result of a fetch, without pieces at the end. The next one starts at `next_offset`.
-    `weight` is that of the records, in bytes (chunk.weight)."""
+    """The result of a fetch. At the end of the partition it has no pieces. The next fetch starts at
+    `next_offset`. `weight` is that of the records, in bytes (chunk.weight)."""
 
     pieces: list[ReadBatch]
     next_offset: int
@@ -388,7 +388,8 @@ def _missing(key: str) -> Corrupt:
 def _rows_within(
     batch: pa.RecordBatch, budget: int, rows_max: int, *, at_least: int
 ) -> tuple[int, int]:
-    """Return how many of the first rows are within the bounds, and their weight."""
+    """Return how many of the first rows are within `budget` bytes and `rows_max` rows, but not
+    fewer than `at_least`, and the weight of these rows."""
     first = batch.slice(0, min(chunks.rows_bound(batch, budget), rows_max))
     before = chunks.weight_before(first)
     rows = max(int(before.searchsorted(budget, side="right")) - 1, at_least)

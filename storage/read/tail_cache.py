@@ -135,9 +135,9 @@ class TailCache:
 
 
 def _may_merge(left: CachedBatch, right: CachedBatch) -> bool:
-    # A merge copies the records of `left` into a piece of at least 1.5 times as many rows. So a
-    # record is copied few times, as many as a logarithm of MERGE_ROWS_MAX. `right` is always the
-    # newest piece. It may grow by less, but only until the next piece is added.
+    # A merge copies the records of `left` into a piece of at least 1.5 times as many rows. So the
+    # number of copies of a record grows only with the logarithm of MERGE_ROWS_MAX. `right` is the
+    # newest piece: in a merge it may grow by less than this factor.
     return (
         left.batch.num_rows <= 2 * right.batch.num_rows
         and left.batch.num_rows + right.batch.num_rows <= MERGE_ROWS_MAX

@@ -40,8 +40,9 @@ MUTATION_RATE, REQUEST_RATE = "mutation_rate", "request_rate"
 BYTE_RATES = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 """Kafka's names; values are bytes per second on each broker."""
 QUOTAS = (*BYTE_RATES, MUTATION_RATE, REQUEST_RATE, *rules.NAMES)
-"""All quotas. The two other rates are requests per second on each broker. Those of the names of
-bounds are shares of the whole cluster. Below level 3 only BYTE_RATES exist."""
+"""All quotas. MUTATION_RATE and REQUEST_RATE are requests per second on each broker. A quota with
+the name of a bound is a share of this bound of the cluster state. Below level 3 only BYTE_RATES
+exist."""
 RATE_MAX = 2**53
 """Every JSON parser reads integers up to this value exactly."""
 
@@ -97,12 +98,12 @@ class Access:
         return self._by_digest.get(held)
 
     def quota(self, name: str, principal: str) -> int | None:
-        """Return the principal's rate, or None if there is no limit."""
+        """Return the principal's quota of this name, else that of DEFAULT, else None."""
         own = self.quotas.get(principal, {}).get(name)
         return self.quotas.get(DEFAULT, {}).get(name) if own is None else own
 
     def needs(self, action: AnyAction, _: str, __: Sequence[Chunk]) -> list[Need]:
-        """Return what the action adds to the share of the principal of a key."""
+        """Return what the action adds to the use of a bound by the principal of a new key."""
         if not isinstance(action, CreateKey):
             return []
         return [Need(rules.KEYS, action.principal, 1, KEYS_MAX)]
@@ -189,7 +190,9 @@ class Access:
         known = QUOTAS if level >= rules.LEVEL else BYTE_RATES
         for name, rate in rates.items():
             if name not in known:
-                more = "" if name not in QUOTAS else f": it needs level {rules.LEVEL} of the format"
+                more = ""
+                if name in QUOTAS:
+                    more = f": it needs level {rules.LEVEL} of the format, see `tidelog upgrade`"
                 return InvalidRequest(f"quota {name[:99]!r} is none of {', '.join(known)}{more}")
             if rate is not None and not 1 <= rate <= RATE_MAX:
                 unit = " bytes per second" if name in BYTE_RATES else ""

@@ -73,8 +73,8 @@ omitted."""
 
 
 class _OwnersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The parts that belong to principals, from level 3 on: topics, groups, idempotency records
-    (those of no principal are in `keys`) and producers."""
+    """The owners of topics, groups and producers, and the idempotency records that belong to
+    principals, from level 3 on. `_StateCheckpoint.keys` has the records of no principal."""
 
     topics: dict[str, topic_checks.PartitionsOf]
     groups: dict[str, str]
@@ -163,7 +163,8 @@ class ClusterState:
         return self._configs[topic.topic_id]
 
     def idempotency_record(self, key: str, principal: str = "") -> IdempotencyRecord | None:
-        """Return the record of the principal's request with this key, or None after the window."""
+        """Return the record of the principal's request with this key, or None if there is none, or
+        no longer."""
         return self._keys.get(key, self.owner(principal))
 
     def check_new_key(self, principal: str) -> LogError | None:
@@ -173,7 +174,7 @@ class ClusterState:
         return self.shares.refusal([self._keys.needs(principal)], self.access.quota)
 
     def owner(self, principal: str) -> str:
-        """Return the principal to which what a commit adds belongs: below level 3 to none."""
+        """Return the owner of what a commit of this principal adds: below level 3 there is none."""
         return principal if self.level >= shares.LEVEL else ""
 
     # -- applying
@@ -283,8 +284,8 @@ class ClusterState:
     def _check_shares(
         self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]
     ) -> LogError | None:
-        """Return the bound or the share that the commit would exceed, or None. The client of a hot
-        log's commit has its answer already: a refusal would lose acknowledged records."""
+        """Return why the commit would exceed a bound or a share, or None. A commit of a hot log is
+        not refused: its client has the answer already, and acknowledged records would be lost."""
         if self.level < shares.LEVEL or commit.hot is not None:
             return None
         parts = (self.owners, self.producers, self.committed_offsets, self.members, self.access)

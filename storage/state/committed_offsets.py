@@ -11,8 +11,8 @@ groups. If a commit would exceed a bound (I10), `apply` refuses the commit and d
 because a dropped offset would reset its consumer.
 
 From level 3 on a group belongs to the principal that commits the first of its offsets, and all its
-offsets count for that principal's share (state.shares). One owner for each group, not for each
-offset: who may commit to a group may also delete its offsets, and a checkpoint stays small.
+offsets count for that principal's share (state.shares). An offset has no owner of its own: a
+principal that may commit to a group may overwrite all its offsets, and checkpoints stay small.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +69,7 @@ class CommittedOffsets:
         self._shares = shares or Shares()
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         self.owners: dict[str, str] = dict(owners or {})
-        """The principal of each group that has one: its offsets count for that principal."""
+        """The owner of each group that has one. The group's offsets count for its share."""
         for group_id, topics in (kept or {}).items():
             for topic_id, partitions in topics.items():
                 for committed in partitions:
@@ -119,8 +119,8 @@ class CommittedOffsets:
         )
 
     def needs(self, commit: AnyAction, principal: str, _: Sequence[Chunk]) -> list[Need]:
-        """Return what the commit adds to the shares of the group's owner. Offsets that it replaces
-        add nothing."""
+        """Return what the commit adds to the use of two bounds by the group's owner, or by
+        `principal` if the group has no owner. Offsets that it replaces add nothing but metadata."""
         if not isinstance(commit, CommitOffsets):
             return []
         owner = self.owners.get(commit.group_id, principal)
@@ -140,7 +140,7 @@ class CommittedOffsets:
 
     def commit(self, commit: CommitOffsets, now_ms: int, principal: str = "") -> None:
         """Store the offsets, after `check`. If a partition occurs more than once, keep the last.
-        A group without owner gets `principal`, unless that is empty."""
+        If the group has no owner, `principal` becomes its owner, unless it is empty."""
         if principal and commit.offsets and commit.group_id not in self.owners:
             self._own(commit.group_id, principal)
         for each in commit.offsets:
@@ -210,7 +210,7 @@ class CommittedOffsets:
             self._shares.add(rules.OFFSET_METADATA_BYTES, owner, count * size)
 
     def _own(self, group_id: str, principal: str) -> None:
-        """Give the group and the offsets that it has to the principal."""
+        """Make the principal the owner of the group; count the group's offsets for it."""
         self.owners[group_id] = principal
         for partitions in self._groups.get(group_id, {}).values():
             for committed in partitions.values():

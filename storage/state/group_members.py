@@ -140,8 +140,9 @@ class GroupMembers:
                 return None
 
     def needs(self, action: AnyAction, _: str, __: Sequence[Chunk]) -> list[Need]:
-        """Return what the action adds to the shares of a member's principal, which is in its
-        config: a broker subscribes by itself too. The action must be checked."""
+        """Return what the action adds to the use of a bound by the principal of the member's
+        config. The commit's principal does not count: brokers also commit Subscribe by themselves.
+        Call `check` before."""
         if not isinstance(action, JoinGroup | Subscribe):
             return []
         group = self._groups.get(action.group_id)
@@ -431,7 +432,7 @@ class GroupMembers:
     def _drop(self, group_id: str) -> None:
         group = self._groups.pop(group_id, None)
         if group is not None:
-            for member in group.members.values():  # joined in the commit that deletes the group
+            for member in group.members.values():  # that joined in the same commit
                 self._count(member, -1)
             self._generation_floor = max(self._generation_floor, group.generation)
             self._changed.add(group_id)

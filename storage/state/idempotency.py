@@ -2,9 +2,9 @@
 
 Pure, changed by `apply` (I4). A commit and its key are in the same entry, so the log has both or
 neither. From level 3 on a key belongs to the principal of its request: two principals may use the
-same key, and no key ends before its window is over, because a commit above a share or above the
-bound is refused (state.shares). Below it all keys belong to no principal, and the oldest is dropped
-at the bound.
+same key. Each key is kept for its whole window, because `apply` refuses a commit above a share or
+above the bound (state.shares). Below level 3 keys belong to no principal, and at the bound `apply`
+drops the oldest.
 """
 
 from collections import deque
@@ -38,8 +38,8 @@ OwnedRecords: TypeAlias = dict[str, list[IdempotencyRecord]]
 
 
 class IdempotencyRecords:
-    """The idempotency records. Owned by the cluster state. A principal is empty for records of
-    clients without authentication, and of commits below level 3."""
+    """The idempotency records. Owned by the cluster state. The principal is empty for records of
+    clients without authentication, and for records of commits below level 3."""
 
     def __init__(self, shares: Shares | None = None) -> None:
         self._shares = shares or Shares()
@@ -49,8 +49,8 @@ class IdempotencyRecords:
         self._principals: deque[str] = deque()
 
     def get(self, key: str, principal: str = "") -> IdempotencyRecord | None:
-        """Return the principal's record of the key, else that of no principal: retries of a request
-        from before level 3, or before authentication was on, get the first answer."""
+        """Return the principal's record of the key, else the record of no principal. So a retry of
+        a request from before level 3, or before authentication was on, gets the first answer."""
         own = self._records.get(principal)
         known = None if own is None else own.get(key)
         if known is None and principal and "" in self._records:
@@ -67,8 +67,8 @@ class IdempotencyRecords:
         self._shares.add(IDEMPOTENCY_KEYS, principal, 1)
 
     def forget(self, now_ms: int, *, is_bounded: bool = True) -> None:
-        """Drop records past their window; if `is_bounded`, also those over the bound. Cheap if
-        there are none to drop."""
+        """Drop records past their window; if `is_bounded`, also the oldest ones above the bound.
+        Cheap if there are none to drop."""
         horizon = now_ms - KEY_WINDOW_MS
         order = self._order
         while order:
@@ -85,12 +85,12 @@ class IdempotencyRecords:
             self._shares.add(IDEMPOTENCY_KEYS, principal, -1)
 
     def kept(self) -> OwnedRecords:
-        """Return the records as part of a checkpoint."""
+        """Return the records by principal, as part of a checkpoint."""
         return {principal: list(own.values()) for principal, own in self._records.items()}
 
     def load(self, kept: OwnedRecords) -> None:
-        """Restore from a checkpoint. The order of records of one time has no effect: they are
-        dropped together."""
+        """Restore the records from a checkpoint. The order of records with the same time has no
+        effect, because they expire together."""
         pairs = [(record, principal) for principal, own in kept.items() for record in own]
         for record, principal in sorted(pairs, key=lambda pair: pair[0].at_ms):
             self.remember(record, principal)

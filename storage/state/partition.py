@@ -51,8 +51,8 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         committed_ms: int,
         append_ms: int,
     ) -> "TailChunk":
-        """Return the tail chunk of the action's rows of `chunk`. A chunk without an object of its
-        own is in the entry, whose chunks begin at `body_start`."""
+        """Return the tail chunk of the action's rows of `chunk`. If the chunk has no object of its
+        own, it is in the entry `entry_key`, whose chunks begin at byte `body_start`."""
         is_inside = not chunk.data
         return cls(
             base_offset=base_offset,

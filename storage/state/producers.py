@@ -20,8 +20,8 @@ batches, prepareIncrementProducerEpoch for epochs):
   coordinator.
 
 A producer is dropped after a day of elapsed time without a batch (Kafka's
-`producer.id.expiration.ms`). At the bounds (I10) the longest unused producer is dropped first. From
-level 3 on none is dropped before its day is over: a commit above a bound or a share is refused.
+`producer.id.expiration.ms`). Below level 3, the longest unused producer is dropped at the bounds
+(I10). From level 3 on `apply` refuses a commit above a bound or a share instead (state.shares).
 Kafka's protocol needs `append-of-producer` and `init-producer`; no HTTP route uses them yet.
 """
 
@@ -115,8 +115,8 @@ class ProducersCheckpoint(msgspec.Struct, array_like=True, frozen=True, forbid_u
 
 
 class ProducerOwners(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The principals of ids from `init`, and of pairs of producer and partition. Those of no
-    principal are not in it."""
+    """By principal: the ids that its `init` made, and the pairs of producer and partition to which
+    it wrote first. Ids and pairs of no principal are left out."""
 
     identities: dict[str, list[int]] = {}
     sequences: dict[str, list[Where]] = {}
@@ -246,7 +246,7 @@ class Producers:
         return None
 
     def needs(self, action: AnyAction, principal: str, chunks: Sequence[Chunk]) -> list[Need]:
-        """Return what the action adds to the principal's shares."""
+        """Return what the action adds to the principal's use of a bound."""
         if isinstance(action, InitProducer):
             known = self._identities.get(action.producer_id)
             if known is not None and known.epoch < EPOCH_MAX - 1:
@@ -291,8 +291,8 @@ class Producers:
     # -- expiry
 
     def forget(self, now_ms: int, *, is_bounded: bool = True) -> None:
-        """Drop ids and sequences that are unused for the window; if `is_bounded`, also those over a
-        bound. Cheap if there are none to drop."""
+        """Drop ids and sequences that are unused for the window; if `is_bounded`, also the longest
+        unused ones above a bound. Cheap if there are none to drop."""
         horizon = now_ms - WINDOW_MS
         while self._identities:
             oldest = next(iter(self._identities.values()))
@@ -328,7 +328,7 @@ class Producers:
         )
 
     def owners(self) -> ProducerOwners:
-        """Return the principals as part of a checkpoint."""
+        """Return the owners as part of a checkpoint."""
         owners = ProducerOwners({}, {})
         for producer_id in self._identities:
             if (owner := self._identity_owners.get(producer_id)) is not None:

@@ -1,16 +1,16 @@
 """Shares: how much of each bound of the cluster state one principal may use.
 
-A bound without shares belongs to the first principal that fills it, and then all others are
-refused. So from LEVEL on, `apply` refuses a commit that would raise a principal above its share
-(I10). It drops nothing for that: a principal above its share keeps all and gets no more.
+Without shares, one principal can fill a bound, and then `apply` refuses all others. So from LEVEL
+on, `apply` refuses a commit that would raise a principal above its share (I10). It drops nothing: a
+principal above its share keeps what it has and gets no more.
 
 - The share is the quota with the bound's name, of the principal or of DEFAULT; without a quota, a
   quarter of the bound. Four principals can fill a bound, and one principal cannot.
-- Clients without authentication and User:admin have the whole bound. The first have no name by
-  which `apply` could tell them apart; the second sets the quotas.
+- Clients without authentication and User:admin have the whole bound. `apply` cannot distinguish
+  the former, because they have no principal; the latter sets the quotas.
 
-The counts are not in checkpoints. They follow from the owners of topics, groups, keys and the
-other parts, which are. Pure, a part of the cluster state, the same on every broker (I4).
+Checkpoints do not contain the counts, because they follow from the owners of topics, groups, keys
+and the other parts. Pure, a part of the cluster state, the same on every broker (I4).
 """
 
 from collections.abc import Callable, Iterable
@@ -24,15 +24,15 @@ LEVEL = 3
 WITHOUT_SHARE = ("", ADMIN)
 """Principals that may use the whole of each bound."""
 PARTS = 4
-"""A principal without a quota may use one part in PARTS of a bound."""
+"""A principal without a quota may use a bound divided by this number."""
 TOPICS_MAX = 10_000
-"""Bound of all topics (I10): each has a Delta table, which brokers and maintenance look at."""
+"""Bound of all topics (I10): each has a Delta table, which brokers and maintenance read."""
 PARTITIONS_MAX = 200_000
-"""Bound of all partitions (I10): 200 bytes each, in memory and in each checkpoint. Kafka's advice
-for a cluster is the same number."""
+"""Bound of all partitions (I10): ~200 bytes each, in memory and in each checkpoint. Kafka advises
+the same number for a cluster."""
 PATTERNS_MAX = 4_000
-"""Bound of the members that subscribe by a pattern (I10): the names of new topics are matched
-against each pattern. The share is 1,000, the most members of one group."""
+"""Bound of the members that subscribe by a pattern (I10): coordinators compare each new topic with
+each pattern. The share without a quota is 1,000, the most members of one group."""
 
 TOPICS, PARTITIONS, KEYS = "topics", "partitions", "keys"
 OFFSETS, OFFSET_METADATA_BYTES = "offsets", "offset_metadata_bytes"
@@ -42,7 +42,8 @@ PRODUCERS, PRODUCER_PARTITIONS = "producers", "producer_partitions"
 
 
 class _Words(NamedTuple):
-    """The words of a refusal: what is counted, how its number falls, and when to retry."""
+    """The words of a refusal: what is counted, how a client can lower the count, and when to
+    retry."""
 
     counted: str
     relief: str
@@ -50,7 +51,7 @@ class _Words(NamedTuple):
 
 
 _DELETE_TOPICS = "delete topics"
-_EXPIRE = "they expire a week after the last commit of a group without members: delete groups"
+_EXPIRE = "delete groups; offsets of a group without members expire a week after their commit"
 _LEAVE = "delete consumer instances"
 _WORDS = {
     TOPICS: _Words("topics", _DELETE_TOPICS),
@@ -60,17 +61,19 @@ _WORDS = {
     OFFSET_METADATA_BYTES: _Words("bytes of offset metadata", _EXPIRE, 600_000),
     MEMBERS: _Words("members of groups", _LEAVE),
     PATTERNS: _Words("members that subscribe by pattern", _LEAVE),
-    IDEMPOTENCY_KEYS: _Words("idempotency keys", "they are forgotten after an hour"),
-    PRODUCERS: _Words("producer ids", "they are forgotten after a day without use"),
-    PRODUCER_PARTITIONS: _Words("partitions of producers", "they are forgotten after a day"),
+    IDEMPOTENCY_KEYS: _Words("idempotency keys", "they expire after an hour"),
+    PRODUCERS: _Words("producer ids", "they expire after a day without use"),
+    PRODUCER_PARTITIONS: _Words(
+        "partitions of producers", "they expire after a day without a batch"
+    ),
 }
 NAMES = tuple(_WORDS)
-"""The bounds that have shares; quotas of these names set a principal's share."""
+"""The bounds that have shares. A quota of one of these names sets a principal's share."""
 
 
 class Need(NamedTuple):
-    """The number that an action would add to a principal's use of a bound, whose limit for all
-    principals together is `maximum`."""
+    """The number (`more`) that an action would add to a principal's use of a bound. `maximum` is
+    the bound of all principals together."""
 
     bound: str
     principal: str
@@ -86,7 +89,7 @@ class Shares:
         self._totals = dict.fromkeys(NAMES, 0)
 
     def add(self, bound: str, principal: str, count: int) -> None:
-        """Add to the use of a bound by a principal; a negative number when the use ends."""
+        """Add `count` to the use of a bound by a principal. It is negative when the use ends."""
         used = self._used[bound]
         left = used.get(principal, 0) + count
         if left:
@@ -105,8 +108,8 @@ class Shares:
     def refusal(
         self, needs: Iterable[Need], quota: Callable[[str, str], int | None]
     ) -> Throttled | None:
-        """Return why a commit that needs all of these is refused, or None. `quota` returns a
-        principal's quota of a name, or None."""
+        """Return why to refuse a commit that needs all of these together, or None. `quota` returns
+        the quota of a bound's name and a principal, or None."""
         gained: dict[str | tuple[str, str], int] = {}
         for bound, principal, more, maximum in needs:
             if more <= 0:
@@ -118,10 +121,10 @@ class Shares:
                 share = share_of(maximum, quota(bound, principal))
                 used = self._used[bound].get(principal, 0)
                 if used + by_one > share:
-                    return _refused(bound, f"the principal {principal}", used, share)
+                    return _refused(bound, f"the principal {principal}", used, share, by_one)
             total = self._totals[bound]
             if total + by_all > maximum:
-                return _refused(bound, "the cluster", total, maximum)
+                return _refused(bound, "the cluster", total, maximum, by_all)
         return None
 
 
@@ -130,9 +133,10 @@ def share_of(maximum: int, quota: int | None) -> int:
     return max(maximum // PARTS, 1) if quota is None else min(quota, maximum)
 
 
-def _refused(bound: str, whose: str, used: int, most: int) -> Throttled:
+def _refused(bound: str, whose: str, used: int, most: int, more: int) -> Throttled:
     counted, relief, retry_after_ms = _WORDS[bound]
     return Throttled(
-        f"{whose} has {used} of its {most} {counted}; {relief} (bound {bound})",
+        f"{whose} has {used} of its {most} {counted} and needs {more} more: {relief} "
+        f"(bound {bound})",
         retry_after_ms=retry_after_ms,
     )

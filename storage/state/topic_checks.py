@@ -103,7 +103,7 @@ class DeletedTopic(
 
 
 class TopicChecks:
-    """Refusals of actions on partitions. Reads the topics of the cluster state that owns it."""
+    """Checks of actions on partitions. Owned by the cluster state, whose topics it reads."""
 
     def __init__(self, by_id: Mapping[str, Topic], deleted: Sequence[DeletedTopic]) -> None:
         self._by_id = by_id
@@ -140,21 +140,22 @@ class TopicChecks:
 
 
 PartitionsOf: TypeAlias = list[tuple[str, int]]
-"""Principals and the number of partitions that each added. The first created the topic."""
+"""Principals and the number of partitions that each added, in the order of the actions: the first
+principal created the topic."""
 
 
 class TopicOwners:
-    """The principals that created topics and partitions. Reads the topics of the cluster state that
-    owns it."""
+    """The principals that created topics and partitions. Owned by the cluster state, whose topics
+    it reads."""
 
     def __init__(self, topics: Mapping[str, Topic], shares: Shares) -> None:
         self._topics = topics
         self._shares = shares
         self.by_id: dict[str, PartitionsOf] = {}
-        """By topic id. A topic of which no principal created anything is not in it."""
+        """By topic id. A topic is left out if no principal created it or one of its partitions."""
 
     def needs(self, action: AnyAction, principal: str, _: Sequence[Chunk]) -> list[Need]:
-        """Return what the action adds to the principal's shares."""
+        """Return what the action adds to the principal's use of bounds. Call the checks before."""
         if isinstance(action, AddPartitions):
             more = action.partitions - len(self._topics[action.topic_id].partitions)
             return [Need(rules.PARTITIONS, principal, more, rules.PARTITIONS_MAX)]
@@ -166,25 +167,25 @@ class TopicOwners:
         return []
 
     def created(self, topic_id: str, principal: str) -> None:
-        """Count a new topic for the principal."""
+        """Count a new topic for the principal. The state has it already."""
         if principal:
             self.by_id[topic_id] = [(principal, len(self._topics[topic_id].partitions))]
         self._count(topic_id, 1)
 
     def grown(self, topic_id: str, more: int, principal: str) -> None:
-        """Count partitions that the topic has now for the principal."""
+        """Count `more` new partitions for the principal. The topic has them already."""
         if principal or topic_id in self.by_id:
             before = len(self._topics[topic_id].partitions) - more
             self.by_id[topic_id] = [*self.by_id.get(topic_id, [("", before)]), (principal, more)]
         self._shares.add(rules.PARTITIONS, principal, more)
 
     def removed(self, topic_id: str) -> None:
-        """Count a topic no longer. The state still has it."""
+        """Stop counting a topic. Call this while the state still has it."""
         self._count(topic_id, -1)
         self.by_id.pop(topic_id, None)
 
     def load(self, kept: Mapping[str, PartitionsOf]) -> None:
-        """Restore from a checkpoint whose topics are loaded."""
+        """Restore the owners from a checkpoint. Call this after its topics are loaded."""
         self.by_id = {each: owners for each, owners in kept.items() if each in self._topics}
         for topic_id in self._topics:
             self._count(topic_id, 1)
@@ -199,6 +200,6 @@ class TopicOwners:
 
 
 def check_partitions(partitions: int) -> None:
-    """Raise InvalidRequest if a topic cannot have so many partitions."""
+    """Raise InvalidRequest if a topic cannot have this number of partitions."""
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")

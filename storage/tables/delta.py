@@ -279,7 +279,7 @@ class DeltaManifest:
                 key = f"{self._prefix}/_delta_log/{each:020d}.json"
                 known.update(transactions_of(await self._store.get(key)))
         except (NotFound, Unavailable, msgspec.DecodeError):
-            return {}  # deleted by a cleanup, or in an unknown form
+            return {}  # deleted by a cleanup of the log, or in an unknown form
         return known
 
     async def _found(self, app_id: str) -> int | None:

@@ -49,8 +49,8 @@ def statistics(file: SegmentFile) -> str:
 
 
 def interval_ms(text: str) -> int | None:
-    """Parse a duration of Delta's properties, as `interval 7 days`. For another form, return
-    None."""
+    """Parse a duration of Delta's properties, such as `interval 7 days`, to ms. If it has another
+    form, return None."""
     match = _INTERVAL.fullmatch(text.strip().lower())
     return None if match is None else int(match[1]) * _UNITS_MS[match[2]]
 

@@ -28,7 +28,7 @@ async def commits_to(
         try:
             found.append(commit_of(await store.get(key), version))
         except NotFound:
-            break  # deleted by collection
+            break  # deleted by a cleanup of the log
         except msgspec.DecodeError as error:
             raise Corrupt(key, f"is not a commit: {error}") from error
         version -= 1
@@ -63,7 +63,7 @@ async def find_damage(store: ObjectStore, prefix: str) -> None:
             why = f"{info.key} is not a commit: {error}"
             raise TableInDoubt(prefix, int(name[1]), why) from error
         except NotFound:
-            continue  # deleted by collection
+            continue  # deleted by a cleanup of the log
 
 
 def sync_log(directory: Path, first: int, last: int) -> None:

@@ -136,8 +136,8 @@ class Table(Protocol):
         """Return the files of an older version, or None if the table's log does not have it."""
 
     async def log_retention_ms(self) -> int | None:
-        """Return for how long the table's property `delta.logRetentionDuration` keeps versions. If
-        its value cannot be parsed, return None."""
+        """Return the table's property `delta.logRetentionDuration` in ms. If its value cannot be
+        parsed, or the table has no log in the store, return None."""
 
 
 class Removal(NamedTuple):

@@ -416,7 +416,8 @@ class _Cut:
 
 
 def _content_before(batch: pa.RecordBatch) -> np.ndarray:
-    """Return the bytes of keys, values and headers before each row; GROUP_ROWS bounds the rest."""
+    """Return the bytes of keys, values and headers before each row. GROUP_ROWS bounds the bytes of
+    the other columns."""
     return (
         octets_before(batch.column("key"))
         + octets_before(batch.column("value"))

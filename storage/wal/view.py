@@ -71,7 +71,8 @@ class ViewExpired(Exception):
 
 
 class _BeforeThePut:
-    """Make an unforeseen exception a refusal: this PUT has not begun, all earlier ones are lost."""
+    """Raise Unavailable in place of an unforeseen exception: nothing is committed, because this PUT
+    has not begun, and all earlier ones are lost."""
 
     def __enter__(self) -> None: ...
 

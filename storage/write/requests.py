@@ -117,9 +117,9 @@ def check_timestamps(
 
 @dataclass(slots=True, eq=False)
 class AppendRequest:
-    """One caller's atomic request. `size` in bytes counts against the buffer limit: the weight of
-    the records (chunk.weight), or their memory if it is larger, from the caller; here plus key,
-    actions and principal.
+    """One caller's atomic request. `size` in bytes counts against the buffer limit. The caller
+    gives the weight of the records (chunk.weight), or the size of the body or the memory of the
+    records if that is larger. This class adds the sizes of key, actions and principal.
 
     Raises InvalidRequest if the actions cannot be encoded.
 
@@ -145,7 +145,8 @@ class AppendRequest:
     principal: str = field(default_factory=PRINCIPAL.get)
     """The authenticated client. From level 2 on, the commit names it."""
     has_timestamps: bool = True
-    """Whether a record may have a timestamp of the client. The broker's own need no check."""
+    """Whether a record may have a timestamp of the client. A timestamp of the broker needs no
+    check."""
     pieces: int = field(init=False)
     """1 for the request and 1 for each partition of its records. A piece takes memory and header
     items."""

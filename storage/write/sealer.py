@@ -15,16 +15,17 @@ commit, the table has more records than the WAL calls sealed. Readers still use 
 next sealer finds the transaction ahead of `sealed_end`, verifies the segments and repeats the WAL
 action.
 
-**If a seal takes long**: after a day, collection deletes a file that no version names. So if half
-of `UPLOAD_AGE_MAX_S` has passed since the first upload, a sealer stops its read, commits what it
-has uploaded, and seals the rest in another commit. The time before the first upload does not count.
-So each commit has at least one segment, however slow the store is.
+**If a seal takes long**: after a day, collection deletes a file that no version names. So when half
+of `UPLOAD_AGE_MAX_S` has passed since the first upload began, a sealer stops its reads and uploads,
+commits the segments that it has uploaded, and seals the rest in another commit. The time before the
+first upload does not count, and the first upload is never stopped. So each commit has at least one
+segment, however slow the store is.
 
-If the process is suspended, more than `UPLOAD_AGE_MAX_S` may pass: the sealer commits nothing. If
-it finds this only after the commit, it does not trim the tail. A sealer that finds the table ahead
-replaces segments of that age by new ones with the same records, and then trims the tail. It does
-not only remove them: another sealer may have verified them, and may trim the tail at any later
-time.
+**If the process is suspended**, more than `UPLOAD_AGE_MAX_S` may pass: then the sealer commits
+nothing. If it finds this only after the commit, it does not trim the tail. A sealer that finds the
+table ahead replaces segments of that age by new ones with the same records, and then trims the
+tail. It does not only remove them: another sealer may have verified them, and may trim the tail at
+any later time.
 """
 
 import asyncio
@@ -83,7 +84,7 @@ COMPARED_BYTES = 4 * 1024 * 1024
 """Bytes of the tail that are in memory at once while the tail is compared with a segment."""
 UPLOAD_AGE_MAX_S = 3600.0
 """Maximum time from a segment's upload to its commit. The grace of collection is several times as
-long. One upload and one commit must be possible within half of it."""
+long. One upload and one commit must take less than half of this time."""
 
 
 class SealerSettings(NamedTuple):
@@ -108,14 +109,14 @@ class SealerCounters:
 
 @dataclass
 class _Commit:
-    """The work of one commit: uploaded segments, the transactions of their commit, and the WAL
-    actions after it."""
+    """The work of one commit: uploaded segments, the transactions of the commit to the table, and
+    the WAL actions after it."""
 
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Ends a seal's reads when its uploads must be committed."""
+    """Ends the reads and uploads of a seal when its segments must be committed."""
     started: Moment = NEVER
     started_s: float = 0.0
-    """Before the first upload; `started_s` by the loop's time."""
+    """The moment before the first upload; `started_s` is the same moment by the loop's time."""
     files: list[SegmentFile] = field(default_factory=list)
     transactions: dict[str, int] = field(default_factory=dict)
     actions: list[AnyAction] = field(default_factory=list)
@@ -246,12 +247,12 @@ class Sealer:
         return rows
 
     async def _seal(self, topic: Topic, wanted: Sequence[int]) -> tuple[int, dict[int, Corrupt]]:
-        """Seal each partition up to its end or to damage; raise errors of the whole topic. Return
-        the number of records sealed, and the damage by partition."""
+        """Seal each partition up to its end or to damage, in one or more commits. Return the number
+        of records sealed, and the damage by partition. Raises the errors of the whole topic."""
         rows, damage = 0, dict[int, Corrupt]()
         async with self._turn:
             left = {number: topic.partitions[number].high_watermark for number in wanted}
-            while left:  # each turn commits at least one segment, or leaves nothing
+            while left:  # each turn commits at least one segment, or finishes all partitions
                 topic = self._tables.topic_of_id(topic.topic_id) or topic
                 rows += await self._seal_some(topic, left, damage)
         return rows, damage
@@ -259,8 +260,9 @@ class Sealer:
     async def _seal_some(
         self, topic: Topic, left: dict[int, int], damage: dict[int, Corrupt]
     ) -> int:
-        """Seal the partitions of `left` up to the offsets there, as much as one commit takes. Drop
-        the partitions that are done from `left`. Return the number of records sealed."""
+        """Seal the partitions of `left` up to the offsets there, in one commit, until its segments
+        must be committed. Remove the finished partitions from `left`. Return the number of records
+        sealed."""
         # Read before the table. The view may apply another sealer's seal during this seal. The
         # table must not look as if it had lost that seal.
         bases = {number: topic.partitions[number].sealed_end for number in left}

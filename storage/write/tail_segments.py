@@ -28,7 +28,7 @@ class EncodedSegment(NamedTuple):
 
 class TailSegments:
     """Encodes tails, in a thread of the lowest priority. Owned by one event loop. `level` returns
-    the level of the cluster's format."""
+    the cluster's level of the format."""
 
     def __init__(self, reader: Reader, clock: Clock, level: Callable[[], int]) -> None:
         self._reader = reader
@@ -42,8 +42,9 @@ class TailSegments:
     async def encoded(
         self, topic: Topic, number: int, base: int, end: int
     ) -> AsyncIterator[EncodedSegment]:
-        """Yield [base, end) as one or more segments, which the table does not have yet. They have
-        no rows for lost records and for damaged records below the log start."""
+        """Yield the records of [base, end) as segments, which are not uploaded yet. They have no
+        rows for lost records, nor for damaged records below the log start. Raises Corrupt,
+        Unavailable."""
         # Not from the state: the topic may be deleted.
         config = topic_configs.effective(topic.configs)
         partition = topic.partitions[number]

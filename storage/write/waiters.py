@@ -27,12 +27,13 @@ class Waiters:
     """Requests without an answer. Owned by one event loop."""
 
     def __init__(self, answer_timeout_s: float, state: Callable[[], ClusterState]) -> None:
-        """`state` returns the cluster state, which knows the principal of an idempotency key."""
+        """`state` returns the cluster state, which has the owner of an idempotency key."""
         self._answer_timeout_s = answer_timeout_s
         self._state = state
         self._waiters: dict[AppendRequest, Waiter] = {}
         self._keyed: dict[tuple[str, str], UnderWay] = {}
-        # By request, as it was when the request came: the cluster's level may be raised meanwhile.
+        # The key of each request in `_keyed`. `state.owner` may return another principal later,
+        # because the cluster's level may be raised meanwhile.
         self._identities: dict[AppendRequest, tuple[str, str]] = {}
         self._deadlines: deque[tuple[float, Waiter]] = deque()
 
@@ -57,7 +58,7 @@ class Waiters:
         return waiter
 
     def first_with(self, key: str, principal: str) -> UnderWay | None:
-        """Return the first request without an answer that has this key of the principal."""
+        """Return the principal's first request that has this key and no answer yet."""
         return self._keyed.get((self._state().owner(principal), key))
 
     async def outcome_of(self, first: UnderWay) -> list[AppendedRange]:

@@ -201,10 +201,10 @@ class Writer:
                 if acks is Acks.LOCAL and under_way.request.hot is not None:
                     return None  # the first request is durable, so this one is too
                 return await self._waiters.outcome_of(under_way)
-            # Here, because `apply` refuses no commit of a hot log: its client has the answer.
+            # Checked here, because `apply` does not refuse a commit of a hot log for its share.
             if (refusal := state.check_new_key(principal)) is not None:
                 raise refusal
-        if request.has_timestamps:  # not for a retry: it gets the first request's answer
+        if request.has_timestamps:  # a retry is not checked: it gets the first request's answer
             self._check_timestamps(request)
         self._admit(request)
         # At the bound of requests set aside (I10), acks=1 waits for the store's answer.

@@ -1,5 +1,5 @@
-"""Attacks on real brokers, with the costs beside them.
+"""Attacks on real brokers, and what each attack costs the broker and its other clients.
 
-attacks   what is sent, by the name of the attack
-measure   memory, stalls and a neighbour during an attack
+attacks   the requests of each attack
+measure   memory, stalls and the requests of a neighbour (another client) during an attack
 """

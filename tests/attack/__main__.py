@@ -77,7 +77,9 @@ def run(found: dict[str, Attack], rest_s: float, folder: Path) -> list[Result]:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make attack", description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0, help="size of the attacks: 1 is whole")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="size of the attacks; 1 is the full size"
+    )
     parser.add_argument("--only", default="", help="run the attacks whose name has this text")
     given = parser.parse_args(arguments)
     found = {name: run for name, run in attacks(given.scale).items() if given.only in name}

@@ -1,7 +1,7 @@
-"""The attacks: each takes a broker and returns its answers, counted by status.
+"""The attacks: each attacks a broker and returns the broker's answers, counted by status.
 
-`scale` is 1 for the whole size, and small for a test. Counts and sizes are bounded; each attack
-ends by itself. Bodies and heads are those of the tests of tests/findings and tests/system.
+`scale` is 1 for the full size, and less for a test. Counts and sizes are bounded; each attack ends
+by itself. Bodies and heads are those of tests in tests/findings and tests/system.
 """
 
 import functools
@@ -26,12 +26,13 @@ from tests.system.test_admission import attacked
 VICTIM = "t"
 TIMEOUT_S = 120.0
 HOLD_S = 10.0
-"""How long connections that stop are held open, at scale 1."""
+"""How long an attack keeps its silent connections open, at scale 1."""
 Attack = Callable[[Broker], str]
 
 
 def sent(broker: Broker, requests: Iterable[tuple[str, str, Any]], at_once: int = 1) -> str:
-    """Send requests (method, path, keywords); return the count of answers by status."""
+    """Send requests (method, path, keywords of httpx), `at_once` at a time. Return the number of
+    answers by status."""
 
     def one(request: tuple[str, str, Any]) -> str:
         method, path, more = request
@@ -64,7 +65,8 @@ def negative_views(broker: Broker) -> str:
 
 
 def long_names(broker: Broker) -> str:
-    """The longest names that are taken or refused, sealed at once."""
+    """Create topics with the longest name that a broker accepts and with longer ones; produce to
+    each topic and seal it."""
     names = ["n" * size for size in (222, 223, 249)]
     body = {"configs": {"segment.ms": "100"}}
     topics = [{"json": {"topic_name": name, **body}} for name in names]
@@ -76,14 +78,15 @@ def long_names(broker: Broker) -> str:
 
 
 def unpacked(way: str, scale: float, broker: Broker) -> str:
-    """One body that unpacks to more than a request may have, and four that may be taken."""
+    """Send one body that unpacks to more than a request may have, and four smaller ones that a
+    broker may accept."""
     rows = [480, 120, 120, 120, 120]  # of half a MiB each
     bodies = [packed(MIB // 2, max(int(count * scale), 1))[way] for count in rows]
     return sent(broker, produced(bodies, ARROW_TYPE), at_once=5)
 
 
 def empty_records(scale: float, broker: Broker) -> str:
-    """Records that have no bytes, and a fetch of one byte of them."""
+    """Produce records without content, then fetch them with `max_bytes` of 1."""
     rows = int(1_000_000 * scale)
     table = pa.record_batch({"value": pa.nulls(rows)})
     out = io.BytesIO()
@@ -111,7 +114,7 @@ def held(data: bytes, scale: float, broker: Broker) -> str:
 
 
 def woken(accept: str, query: str, scale: float, broker: Broker) -> str:
-    """Readers that wait for the same records, and the records."""
+    """Open readers that wait for the same records, then produce these records."""
     head = f"GET /topics/{VICTIM}/partitions/0/records?offset=latest&{query} HTTP/1.1\r\n"
     data = f"{head}Host: x\r\nAccept: {accept}\r\n\r\n".encode()
     bodies = [b'{"records":[{"value":"%b"}]}' % (b"x" * 1000)] * max(int(100 * scale), 5)
@@ -120,7 +123,7 @@ def woken(accept: str, query: str, scale: float, broker: Broker) -> str:
 
 
 def attacks(scale: float) -> dict[str, Attack]:
-    """All attacks by name."""
+    """Return all attacks by name."""
     wait = "timeout=30000"
     json_type = "application/vnd.kafka.json.v2+json"
     found: dict[str, Attack] = {

@@ -1,4 +1,5 @@
-"""Measures during an attack: memory of the broker, its slowest answer, requests of a neighbour."""
+"""Measures during an attack: the broker's memory, its slowest answer, the requests of a neighbour,
+which is another client."""
 
 import http.client
 import threading
@@ -15,7 +16,8 @@ PEAK_MIB_MAX = 1024
 NEIGHBOUR = "neighbour"
 EACH_S = {"memory": 0.02, "stall": 0.01, NEIGHBOUR: 0.05}
 TIMEOUT_S = 60.0
-"""For one request of a prober: generous, because a busy machine is slow without an attack, too."""
+"""Timeout of a request of a probe. It is long, because a busy machine is slow without an attack
+too."""
 TYPE = {"content-type": "application/vnd.kafka.json.v2+json"}
 Request = tuple[str, str, bytes | None, dict[str, str]]
 HEALTH: Sequence[Request] = [("GET", "/healthy", None, {})]
@@ -26,7 +28,8 @@ RECORD: Sequence[Request] = [
 
 
 class Result(NamedTuple):
-    """One row: MiB of memory, seconds, and counts of the neighbour's rounds."""
+    """The measures of one attack: MiB of memory, the slowest answers in seconds, and the numbers of
+    successful and failed rounds of the neighbour."""
 
     attack: str
     answers: str
@@ -42,7 +45,7 @@ class Result(NamedTuple):
 
     @property
     def why_failed(self) -> str:
-        """The limit that the broker broke; empty if it withstood the attack."""
+        """Return the limit that the broker exceeded; empty if it withstood the attack."""
         if not self.is_alive:
             return "the broker ended"
         if self.peak_mib > PEAK_MIB_MAX:
@@ -83,7 +86,7 @@ class _Probe:
 
 
 def resident_mib(pid: int) -> int:
-    """The resident memory of the process; 0 if it has ended."""
+    """Return the resident memory of the process in MiB; 0 if it has ended."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
@@ -92,8 +95,8 @@ def resident_mib(pid: int) -> int:
 
 
 def measured(broker: Broker, name: str, attack: Callable[[Broker], str], rest_s: float) -> Result:
-    """Run the attack beside the probers; then the broker has `rest_s` to free memory. The attack
-    returns its answers in words."""
+    """Run the attack while the probes run; then give the broker `rest_s` to free memory. The attack
+    returns its answers as a text for the table."""
     health, neighbour = _Probe(broker, "stall", HEALTH), _Probe(broker, NEIGHBOUR, RECORD)
     peaks = [before := resident_mib(broker.pid)]
 

@@ -176,7 +176,7 @@ def test_a_broker_leaves_a_large_cut_segment_to_the_command(
             await log.seal("t")
             assert await bases(log) == [0]
             assert await retain(cluster, None, is_dry=False, rewrite_bytes_max=10) == []
-            assert "run `tidelog retain`" in caplog.text
+            assert "run `tidelog retain t --yes`" in caplog.text
             assert await bases(log) == [0]
             (done,) = await retain(cluster, None, is_dry=False)
             assert (done.was, done.log_start_offset, done.rewritten > 10) == (1, 1, True)

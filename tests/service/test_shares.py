@@ -80,7 +80,8 @@ async def test_a_topic_above_the_share_is_429_with_the_bounds_name(broker: Broke
     assert (await create("m.1", 2))[0] == 201
     status, text = await create("m.2", 2)
     assert status == 429
-    assert "the principal User:mallory has 2 of its 3 partitions; delete topics" in text
+    found = "the principal User:mallory has 2 of its 3 partitions and needs 2 more: delete topics"
+    assert found in text
     assert "(bound partitions)" in text
     assert (await create("m.3", 1))[0] == 201
     assert (await create("m.4", 1))[0] == 429

@@ -36,7 +36,8 @@ OTHERS_SHARE = 8
 Job = tuple[str, int]
 """A world and a seed."""
 FAILED = Path(__file__).with_name("failed_seeds.txt")
-"""Worlds and seeds that ever failed, one a line, `#` and what it was; no world: brokers."""
+"""Worlds and seeds that ever failed, one a line, then `#` and the cause. A line without a world is
+of the world `brokers`."""
 SHOWN = 6
 """Violations of one seed."""
 

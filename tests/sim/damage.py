@@ -279,8 +279,8 @@ class DamageRun(Run):
         world.bug(f"{broker.name} takes no record of {topic} beside damage")
 
     async def _until_sealed(self, until_s: float) -> None:
-        """Each partition is sealed to damage or to the end that it has now, if its table can be
-        read. Producers go on: an end is passed before it is sealed."""
+        """Wait until each partition whose table can be read is sealed up to damage, or up to the
+        end that it has now. Producers continue, so a later end may never be sealed."""
         world = self.world
         ends = {
             (topic.name, number): held.high_watermark
