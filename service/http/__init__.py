@@ -5,7 +5,7 @@ call            a request and a response of the hot routes
 content_coding  gzip and zstd of bodies and answers
 cors            pages of other origins that may use the API
 errors          from an error to an HTTP response
-exchange        one request and its answer on a connection, without ASGI messages
+exchange        one request and its answer on a connection, without ASGI messages; its flow
 media_types     media types, formats inside JSON, refusals of other types
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
 paging          pages of a listing

@@ -93,7 +93,7 @@ class HttpRequest:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.status = 0
         self.received = 0
-        """Bytes of the body that have arrived, before it is unpacked. 0 if it arrived in whole."""
+        """Bytes of the body that have arrived, before it is unpacked."""
         self.waited_s = 0.0
         """Time in a long poll or a stream. The latency of the response excludes it."""
 
@@ -141,6 +141,7 @@ class HttpRequest:
         exchange = _whole_exchange(self.receive)
         whole = None if exchange is None else exchange.whole_body()
         if whole is not None:
+            self.received = len(whole)
             if len(whole) > bytes_max:
                 raise BodyTooLarge(len(whole), bytes_max)
             return whole

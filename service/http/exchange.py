@@ -5,18 +5,58 @@ messages. These would cost 15 us of CPU, and one more packet, because ASGI sends
 body of an answer separately. Streams, and applications that wrap `receive` or `send`, use them.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from tidelog.service.http.call import WholeExchange
+from tidelog.service.http.call import (
+    HttpRequest,
+    HttpResponse,
+    Receive,
+    Scope,
+    Send,
+    WholeExchange,
+)
+from tidelog.service.http.errors import error_body
+from tidelog.service.http.route import media_type_of_errors
 
 JOINED_BYTES_MAX = 64 * 1024
 """A larger body is written separately from its head, because a copy would cost more."""
 LINGER_S = 2.0
 """How long a connection stays after an answer that came before the end of its request."""
+
+
+def last_answer(status: HTTPStatus, why: str) -> bytes:
+    """Return the answer to what is no request, as it is sent; the connection ends with it."""
+    body = error_body(status, why)
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
+    return STATUS_LINE[status] + head + b"\r\n\r\n" + body
+
+
+async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of connections above the bound."""
+    body = error_body(50302, "too many connections: retry later")
+    media_type = media_type_of_errors(scope["path"])
+    busy = HttpResponse(503, body, media_type, ((b"retry-after", b"1"),))
+    await HttpRequest(scope, receive, send).answer(busy)
+
+
+class Flow(FlowControl):
+    """The flow of a connection. While requests wait for the answer before, nothing is read: else
+    each request that is served would let one more packet in (I10)."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: deque[Any]) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self._waiting:
+            super().resume_reading()
 
 
 class Exchange(RequestResponseCycle, WholeExchange):

@@ -30,10 +30,7 @@ from tidelog.service.http.admission import (
     Limits,
     Phase,
 )
-from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
-from tidelog.service.http.errors import error_body
-from tidelog.service.http.exchange import LINGER_S, Exchange
-from tidelog.service.http.route import media_type_of_errors
+from tidelog.service.http.exchange import LINGER_S, Exchange, Flow, busy, last_answer
 from tidelog.service.http.sockets import bound_sockets, cannot_listen
 from tidelog.service.http.transports import CountedTransport, TlsTransport
 
@@ -43,6 +40,7 @@ CHECK_S = 1.0
 """Time between two checks of the clocks of all connections."""
 PLAIN_TEXT = frozenset({"HTTP_REQUEST", "WRONG_VERSION_NUMBER"})
 """OpenSSL's reasons for a first packet that is not TLS."""
+CHECKED_FIELDS = frozenset({b"host", b"expect", b"transfer-encoding"})
 HEALTH = frozenset({"/healthy", "/ready", "/startup", "/_health", "/status/ready"})
 """Routes that are also served on connections above the bound."""
 
@@ -137,14 +135,6 @@ class Config(uvicorn.Config):
         self.watch(loop, CHECK_S if is_last else 0.0)
 
 
-async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application of connections above the bound."""
-    body = error_body(50302, "too many connections: retry later")
-    media_type = media_type_of_errors(scope["path"])
-    busy = HttpResponse(503, body, media_type, ((b"retry-after", b"1"),))
-    await HttpRequest(scope, receive, send).answer(busy)
-
-
 class _Refused(Exception):
     """The head cannot be served, for the reason in `_refusal`: the parser wraps what is raised."""
 
@@ -153,7 +143,8 @@ class Protocol(HttpToolsProtocol):
     """One connection."""
 
     config: Config
-    cycle: Any  # Exchange, None before the first request
+    cycle: Any
+    """The Exchange of the newest request, None before the first one."""
 
     def __init__(self, config: Config, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -167,11 +158,16 @@ class Protocol(HttpToolsProtocol):
         self._received = 0
         self._hosts = 0
         self._is_coded = False  # has a Transfer-Encoding other than chunked
+        self._served: Any = None
+        """The Exchange that the application has: `cycle`, or one before it."""
+        self._has_body = False  # the packet has a part of a body
         self._head_bytes = 0
-        """Of packets after the one in which the head began."""
+        """Of packets after the one in which the head began; of packets without a part of the body
+        since the last one with a part: trailers, and extensions of chunks."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = Flow(transport, self.pipeline)
         self.transport = CountedTransport(transport, self.loop)  # type: ignore[assignment]
         displaced = self._admission.arrive(self, self.client[0] if self.client else "")
         self._is_spare = self._admission.is_spare(self)
@@ -183,6 +179,8 @@ class Protocol(HttpToolsProtocol):
         self._admission.leave(self)
         self._is_ended = True
         self.pipeline.clear()
+        if self._served is not None:
+            self.cycle = self._served  # who waits for the end of the connection
         super().connection_lost(exc)
 
     def prove(self) -> None:
@@ -200,6 +198,7 @@ class Protocol(HttpToolsProtocol):
         self._is_in_head = True
         self._hosts = 0
         self._is_coded = False
+        self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() or self._is_ended:
@@ -221,15 +220,25 @@ class Protocol(HttpToolsProtocol):
             before.keep_alive = False
             self._is_ended = True
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_in_head:
+            return  # a trailer: it must not become a field of the head (RFC 9110, 6.5.1)
         name = name.lower()
+        if name in CHECKED_FIELDS:
+            self._check_field(name, value)
+        self.headers.append((name, value))
+
+    def _check_field(self, name: bytes, value: bytes) -> None:
         if name == b"host":
             self._hosts += 1
         elif name == b"expect":
             self.expect_100_continue = value.lower() == b"100-continue"
         elif name == b"transfer-encoding":
             self._is_coded = self._is_coded or value.strip().lower() != b"chunked"
-        self.headers.append((name, value))
 
     def _check_head(self) -> None:
         """Raise _Refused for a head that is too large, or that HTTP/1.1 does not allow."""
@@ -250,6 +259,13 @@ class Protocol(HttpToolsProtocol):
         if len(self.headers) > HEAD_FIELDS_MAX or size > HEAD_BYTES_MAX:
             raise self._refused(431, "the head of the request is too large")
 
+    def _check_trailers(self, size: int) -> None:
+        """Raise _Refused if too many bytes have come that are no part of the body."""
+        self._head_bytes = 0 if self._has_body else self._head_bytes + size
+        self._has_body = False
+        if self._head_bytes > HEAD_BYTES_MAX:
+            raise self._refused(431, "the trailers of the request are too large")
+
     def _refused(self, status: int, why: str) -> _Refused:
         self._refusal = HTTPStatus(status), why
         return _Refused()
@@ -268,7 +284,7 @@ class Protocol(HttpToolsProtocol):
         scope["path"] = unquote(path) if "%" in path else path
         scope["raw_path"] = raw_path
         scope["query_string"] = url.query or b""
-        self._app = self.app if not self._is_spare or path in HEALTH else _busy
+        self._app = self.app if not self._is_spare or path in HEALTH else busy
         self.cycle = Exchange(
             scope=scope,
             transport=self.transport,
@@ -287,6 +303,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         cycle = self.cycle
+        self._has_body = True
         if self._is_ended or cycle.response_complete or cycle.scope["method"] == "HEAD":
             return
         cycle.body += body
@@ -355,6 +372,8 @@ class Protocol(HttpToolsProtocol):
                 if was_in_head and requests == self._requests:
                     self._head_bytes += size
                 self._check_size()
+            elif requests == self._requests and self.cycle is not None and self.cycle.more_body:
+                self._check_trailers(size)
         except (httptools.HttpParserError, _Refused):
             self._refuse()
 
@@ -364,23 +383,28 @@ class Protocol(HttpToolsProtocol):
         if unlogged is not None:
             self.logger.warning("%s (%d more without a line)", why, unlogged)
         self._admission.ended["refused"] += 1
-        last = self.pipeline[0][0] if self.pipeline else self.cycle
+        last = self.cycle
         if last is None or last.response_complete or last.more_body:
             self._end(status, why)
-        else:  # requests before this one are served
-            last.keep_alive = False
-            self._is_ended = True
+        else:
+            self._end_after(last)
+
+    def _end_after(self, last: Any) -> None:
+        """Close the connection when this request, and those before it, have their answers."""
+        last.keep_alive = False
+        self._is_ended = True
 
     def _end(self, status: HTTPStatus, why: str) -> None:
-        """Close the connection; with an answer, if none is being sent and no other is due."""
+        """Close the connection; with an answer, if none is being sent. If other requests are to be
+        answered before this one, close it after their answers, and do not serve this one."""
+        if self.pipeline:
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._served
+            self._end_after(self.cycle)
+            return
         cycle, self._is_ended = self.cycle, True
-        is_free = cycle is None or cycle.response_complete or not cycle.response_started
-        if is_free and not self.pipeline:
-            body = error_body(status, why)
-            self.transport.write(
-                b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-                b"connection: close\r\n\r\n%b" % (status, status.phrase.encode(), len(body), body)
-            )
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(last_answer(status, why))
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -432,7 +456,7 @@ class TlsProtocol(Protocol):
         except ssl.SSLError as error:
             self._refuse_handshake(error)
             return
-        if plain:
+        if plain and not self._tls.is_closing():
             super().data_received(plain)
         if self._tls.is_over:
             self.transport.close()
@@ -468,14 +492,7 @@ class TlsProtocol(Protocol):
         if unlogged is not None:
             why = NOT_TLS if is_plain else f"the TLS handshake of a client failed: {error.reason}"
             self.logger.warning("%s (%d more without a line)", why, unlogged)
-        answer = b""
-        if is_plain:
-            body = error_body(400, NOT_TLS)
-            answer = (
-                b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
-            )
-        self._tls.refuse(answer)
+        self._tls.refuse(last_answer(HTTPStatus.BAD_REQUEST, NOT_TLS) if is_plain else b"")
         self._is_ended = True
         self.transport.linger_s = LINGER_S  # type: ignore[attr-defined]
         self.transport.close()

@@ -1,6 +1,8 @@
 """An answer is one packet; what has only begun is seen to have begun; order is kept."""
 
 import asyncio
+import contextlib
+import gzip
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from tests.service.conftest import listening
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.exchange import JOINED_BYTES_MAX
+from tidelog.storage.core.errors import InvalidRequest
 
 
 class App:
@@ -157,5 +160,27 @@ async def test_whole_bodies_and_parted_ones_are_read_on_one_connection() -> None
             answer = await reader.readuntil(b"\r\n\r\n")
             assert b"content-length: %d\r\n" % size in answer
             assert await reader.readexactly(size) == body
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_a_body_counts_as_it_arrived_also_if_it_cannot_be_unpacked(pieces: int) -> None:
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        call = HttpRequest(scope, receive, send)
+        with contextlib.suppress(InvalidRequest):
+            await call.body(100)
+        await call.answer(HttpResponse(200, b"%d" % call.received))
+
+    body = gzip.compress(bytes(1000))
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
+    async with listening(serve) as port:  # type: ignore[arg-type]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head % len(body) + (body if pieces == 1 else body[:5]))
+        if pieces == 2:
+            await asyncio.sleep(0.02)
+            writer.write(body[5:])
+        assert b"200" in await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(2) == b"%d" % len(body)
         writer.close()
         await writer.wait_closed()

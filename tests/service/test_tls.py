@@ -65,10 +65,10 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def listening(
-    used: ServerCertificate, admission: Admission[Any] | None = None
+    used: ServerCertificate, admission: Admission[Any] | None = None, serve: Any = app
 ) -> AsyncIterator[int]:
     server = Server(
-        app,
+        serve,
         "127.0.0.1",
         0,
         lifespan="off",
@@ -371,3 +371,26 @@ async def test_brokers_take_only_certificates_of_their_ca(
             await strange.post(peer, "/", b"a draft")
         await peers.close()
         await strange.close()
+
+
+async def test_what_comes_after_the_last_answer_is_not_served(
+    authority: Authority, pair: Pair
+) -> None:
+    paths: list[str] = []
+    size = 16 * MIB  # more than the socket takes before the client reads
+
+    async def last(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(scope["path"])
+        headers = [(b"content-length", b"%d" % size), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    async with (
+        listening(certificate(pair), serve=last) as port,
+        connected(port, authority.ca) as (reader, writer),
+    ):
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"GET /b HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert len(await reader.read()) == size
+    assert paths == ["/a"]

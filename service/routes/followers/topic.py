@@ -57,12 +57,13 @@ FORMATS = {EVENT_STREAM: "sse", NDJSON: "ndjson", b"*/*": "ndjson", b"": "ndjson
 
 class _Turn(NamedTuple):
     """The result of one turn: its events `reset`, and a page of one partition with the offset after
-    the page."""
+    the page and the weight of its records."""
 
     resets: bytes
     partition: int = 0
     next_offset: int = 0
     page: Page | None = None
+    weight: int = 0
 
 
 class _Position:
@@ -212,7 +213,7 @@ class TopicFollower:
             fetched, page = await self._fetch.page(view, at.offsets[number], share, call=call)
         except OffsetOutOfRange as error:  # retention has deleted records since `update`
             return _Turn(resets + at.reset(number, error))
-        return _Turn(resets, number, fetched.next_offset, page)
+        return _Turn(resets, number, fetched.next_offset, page, fetched.weight)
 
     async def _send(self, call: HttpRequest, at: _Position, turn: _Turn) -> None:
         """Send the result of a turn. If it is empty, send a keep-alive. Raises Undecodable after
@@ -231,7 +232,7 @@ class TopicFollower:
             await call.chunk(piece)
             size += len(piece)
         at.offsets[turn.partition] = turn.next_offset
-        rights_of(call.scope).record(CONSUMER_BYTE_RATE, size)
+        rights_of(call.scope).record(CONSUMER_BYTE_RATE, turn.weight)
         self._fetch.count([page], size, page.topic)
         if page.skipped:
             data = {"skipped": page.skipped, "first_skipped_offset": page.first_wrong}

@@ -1,0 +1,139 @@
+"""Requests behind others on one connection, and trailers: no request gets a part of another."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.findings.connections import Connection, client_port, served
+from tests.service.conftest import ends
+from tests.support.vloop import run
+from tidelog.service.http.admission import HEAD_BYTES_MAX
+from tidelog.service.http.call import HttpRequest, HttpResponse
+from tidelog.service.http.protocol import Config
+
+FOLLOW = (
+    b"GET /topics/t/partitions/0/records?follow=true HTTP/1.1\r\nHost: x\r\n"
+    b"Accept: text/event-stream\r\n\r\n"
+)
+POLL = b"GET /topics/t/partitions/0/records?timeout=5000 HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/vnd.kafka.json.v2+json\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+RECORD = b'{"records": [{"value": 1}]}'
+CHUNK = b"%x\r\n%b\r\n" % (len(RECORD), RECORD)
+
+
+@pytest.mark.parametrize("piece", [1, 1 << 18])
+def test_trailers_are_no_fields_of_a_head(piece: int) -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        call = HttpRequest(scope, receive, send)
+        await call.body(100)
+        seen.append(call.scope["headers"])
+        await call.answer(HttpResponse(200, b"{}"))
+
+    async def main() -> None:
+        connection = Connection(Config(app, lifespan="off"))
+        trailers = b"Authorization: Bearer stolen\r\nHost: evil\r\nX-Last: 1\r\n\r\n"
+        await connection.send(CHUNKED + CHUNK + b"0\r\n" + trailers, piece)
+        await connection.send(b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n", piece)
+        await asyncio.sleep(1.0)
+        connection.end()
+
+    run(main)
+    first, second = ([name for name, _ in each] for each in seen)
+    assert first == [b"host", b"content-type", b"transfer-encoding"]
+    assert second == [b"host"]
+
+
+@pytest.mark.parametrize("trailers", [b"X: " + b"y" * (4 * HEAD_BYTES_MAX), b"X: y\r\n" * 100_000])
+def test_trailers_are_bounded(trailers: bytes) -> None:
+    async def main() -> None:
+        async with served() as broker:
+            connection = Connection(client_port(broker))
+            await connection.send(CHUNKED + CHUNK + b"0\r\n", 1)
+            await connection.send(trailers, HEAD_BYTES_MAX // 3)
+            assert await connection.status() == 431
+            assert connection.is_closed
+            connection.end()
+
+    run(main)
+
+
+def test_a_body_in_small_pieces_is_no_trailer() -> None:
+    async def main() -> None:
+        async with served() as broker:
+            connection = Connection(client_port(broker))
+            spaces = b"1;x=%b\r\n \r\n" % (b"y" * 1000) * (2 * HEAD_BYTES_MAX // 1000)
+            await connection.send(CHUNKED + spaces + CHUNK + b"0\r\n\r\n", 700)
+            assert await connection.status() == 200
+            assert ends(broker.log) == [1]
+            connection.end()
+
+    run(main)
+
+
+@pytest.mark.parametrize("first", [FOLLOW, POLL])
+def test_a_client_that_goes_ends_the_request_before_its_last(first: bytes) -> None:
+    async def main() -> None:
+        async with served() as broker:
+            before = len(asyncio.all_tasks())
+            connection = Connection(client_port(broker))
+            await connection.send(first + b"GET /topics HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(1.0)
+            connection.end()
+            await asyncio.sleep(10.0)
+            assert len(asyncio.all_tasks()) == before
+
+    run(main)
+
+
+@pytest.mark.parametrize("wrong", [CHUNKED + b"zz\r\n", POST + b"Content-Length: 9\r\n\r\n{"])
+def test_requests_before_one_whose_body_is_wrong_get_their_answers(wrong: bytes) -> None:
+    async def main() -> None:
+        async with served() as broker:
+            connection = Connection(client_port(broker))
+            poll = POLL.replace(b"5000", b"30000")
+            whole = POST + b"Content-Length: %d\r\n\r\n%b" % (len(RECORD), RECORD)
+            await connection.send(poll + whole + wrong)
+            await asyncio.sleep(120.0)
+            written = bytes(connection.transport.written)
+            assert written.count(b"HTTP/1.1 200 OK") == 2, written
+            assert connection.is_closed
+            assert ends(broker.log) == [1]
+            connection.end()
+
+    run(main)
+
+
+def test_a_packet_is_read_when_the_requests_before_are_served() -> None:
+    """Else a client could send much that no budget counts, behind requests that are waited for."""
+
+    async def main() -> None:
+        async with served() as broker:
+            connection = Connection(client_port(broker))
+            paused = 0
+            transport: Any = connection.transport
+
+            def pause() -> None:
+                nonlocal paused
+                paused = 1
+
+            def resume() -> None:
+                nonlocal paused
+                paused = 0
+
+            transport.pause_reading, transport.resume_reading = pause, resume
+            whole = POST + b"Content-Length: %d\r\n\r\n%b" % (len(RECORD), RECORD)
+            await connection.send(whole + POLL.replace(b"5000", b"50") + whole)
+            assert paused
+            while bytes(transport.written).count(b"HTTP/1.1 200 OK") < 2:
+                assert paused
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(1.0)
+            assert bytes(transport.written).count(b"HTTP/1.1 200 OK") == 3
+            assert not paused
+            connection.end()
+
+    run(main)
