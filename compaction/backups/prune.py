@@ -1,22 +1,23 @@
 """Removal of old backups from a place, and of the objects that no other backup needs (FORMAT 9).
 
-1. Copy the manifest of each old backup to `pruned/`, then delete it. From then on the backup does
-   not exist.
-2. Read the manifests of all backups that are left. Delete the objects that a manifest in `pruned/`
+1. Copy the manifest of each old backup to `pruned/`.
+2. Read the WAL to its end. If there is another hold, stop.
+3. Delete these manifests. From then on the backups do not exist.
+4. Read the manifests of all backups that are left. Delete the objects that a manifest in `pruned/`
    names and none of these. Other objects stay: a backup that was interrupted left them, and the
    next one uses them.
-3. Delete the manifests in `pruned/`.
+5. Delete the manifests in `pruned/`.
 
-Only a backup prunes, under its hold, after its own manifest is written, and only if no other hold
-is in force. So no backup runs beside it that began before. A backup that begins later has the
-newest manifest before it, and uses its objects. This manifest is never pruned. A backup that finds
+Only a backup prunes, under its hold, after its own manifest is written. A backup that finds
 manifests in `pruned/` continues the pruning first, or ends with an error if another hold is in
-force, because the other backup may still delete.
+force, because the other backup may still delete. It looks there after it took its hold, and the
+pruning looks for holds after it wrote there. So of two backups, at least one finds the other, and
+no backup copies while another one deletes. The newest manifest is never pruned.
 
 **On a crash**: each backup in `backups/` has all its objects. The next backup continues.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from tidelog.compaction.backups.place import (
@@ -42,10 +43,13 @@ class Pruned(NamedTuple):
     size: int = 0
 
 
-async def prune(place: ObjectStore, keep: int, check: Callable[[], None]) -> Pruned:
+async def prune(
+    place: ObjectStore, keep: int, check: Callable[[], None], alone: Callable[[], Awaitable[None]]
+) -> Pruned:
     """Remove all backups but the `keep` newest ones, at least one. `check` raises if the hold may
-    be over; it runs before each delete. Raises Corrupt if a manifest is damaged, because its
-    objects are not known: then nothing is changed. Raises Unavailable."""
+    be over; it runs before each delete. `alone` raises if another hold is in force. Raises Corrupt
+    if a manifest is damaged, because its objects are not known: then nothing is changed. Raises
+    Unavailable."""
     names = await backups_in(place)
     for name in names:
         await read_manifest(place, name)
@@ -53,8 +57,7 @@ async def prune(place: ObjectStore, keep: int, check: Callable[[], None]) -> Pru
     for name in old:
         body = await place.get(name.key)
         await store_once(place, f"{PRUNED}{name.key.removeprefix(BACKUPS)}", [body])
-        check()
-        await place.delete([name.key])
+    await alone()
     return (await finish(place, check))._replace(backups=len(old))
 
 
@@ -73,7 +76,7 @@ async def finish(place: ObjectStore, check: Callable[[], None]) -> Pruned:
     for key in markers:
         manifest = decode(await place.get(key), key)
         sizes |= {each.key: each.size for each in manifest.objects}
-        if manifest.name in (await backups_in(place))[:-1]:  # a crash came before its delete
+        if manifest.name in (await backups_in(place))[:-1]:
             check()
             await place.delete([manifest.name.key])
     for name in await backups_in(place):
