@@ -114,11 +114,16 @@ class GroupNotEmpty(StaleCommit):
 
 
 class Throttled(LogError):
-    """A bound is reached (I10), or a principal's share of it; nothing was written."""
+    """A bound is reached (I10); nothing was written."""
 
     def __init__(self, message: str, *, retry_after_ms: int) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+
+
+class BoundReached(Throttled):
+    """The refusal of `apply` if a commit would exceed a bound of the cluster state, or a
+    principal's share of it. Another commit may be within them."""
 
 
 class Unavailable(LogError):

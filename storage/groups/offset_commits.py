@@ -15,7 +15,13 @@ from contextvars import Context, copy_context
 from typing import NamedTuple
 
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, Unavailable
+from tidelog.storage.core.errors import (
+    BoundReached,
+    CommitUnknown,
+    LogError,
+    Throttled,
+    Unavailable,
+)
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups.coordinator import CoordinatedGroup, Coordinator, MemberSession, all_of
@@ -152,10 +158,8 @@ class OffsetCommits:
         actions = [waiting.action for waiting in together]
         try:
             await self._log.submit(*actions)
-        except (Unavailable, CommitUnknown, Throttled) as error:
-            _fail(together, error)
         except LogError as error:
-            if len(together) == 1:
+            if len(together) == 1 or _is_of_all(error):
                 _fail(together, error)
             else:
                 await asyncio.gather(*(self._commit([waiting]) for waiting in together))
@@ -192,6 +196,13 @@ def _portions(waiting: Sequence[_WaitingCommit]) -> list[list[_WaitingCommit]]:
             size = len(one.action.offsets)
         portions[-1].append(one)
     return portions
+
+
+def _is_of_all(error: LogError) -> bool:
+    """Return whether the error concerns all commits of offsets, and not one of them."""
+    if isinstance(error, BoundReached):  # another group may need no more of the bound
+        return False
+    return isinstance(error, (Unavailable, CommitUnknown, Throttled))
 
 
 def _fail(together: Sequence[_WaitingCommit], error: LogError) -> None:

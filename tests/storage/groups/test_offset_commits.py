@@ -9,9 +9,10 @@ import pytest
 from tests.support import vloop
 from tests.support.instances import SingleBroker
 from tests.support.logs import append, closing, opened
-from tidelog.storage.core.actions import LeaveGroup, MemberConfig
-from tidelog.storage.core.errors import OffsetMetadataTooLarge, UnknownMember
+from tidelog.storage.core.actions import LeaveGroup, MemberConfig, SetQuotas
+from tidelog.storage.core.errors import OffsetMetadataTooLarge, Throttled, UnknownMember
 from tidelog.storage.core.model import ReadBounds, TopicPartition
+from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups import offset_commits
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.groups.offset_commits import BUSY_MEMBERS, PAUSE_S
@@ -143,6 +144,30 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
         assert isinstance(said[1], UnknownMember)
         assert log.writer.counters.requests == before + 4, "together, and then each"
         assert (committed(log, names[0], 0), committed(log, names[2], 2)) == (5, 5)
+        await consumers.close()
+
+
+@virtual
+async def test_a_group_above_its_owners_share_does_not_stop_the_other_groups() -> None:
+    """One client commits for both groups; all its share of the offsets is used."""
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 2)
+        full, growing = await _members(consumers, 2)
+        await log.submit(SetQuotas("User:a", {"offsets": 1}))
+        token = PRINCIPAL.set("User:a")
+        try:
+            await _commit(consumers, full, 0, 1)
+            said = await asyncio.gather(
+                _commit(consumers, full, 0, 2),
+                _commit(consumers, growing, 1, 7),
+                return_exceptions=True,
+            )
+        finally:
+            PRINCIPAL.reset(token)
+        assert said[0] is None
+        assert isinstance(said[1], Throttled)
+        assert (committed(log, full), committed(log, growing, 1)) == (2, None)
         await consumers.close()
 
 
