@@ -28,7 +28,7 @@ from typing import NamedTuple, Protocol
 from tidelog.storage.cluster.liveness import weight
 from tidelog.storage.core.actions import ExpireMember, TakeGroup
 from tidelog.storage.core.entry import Entry
-from tidelog.storage.core.errors import StaleCommit, Unavailable, UnknownMember
+from tidelog.storage.core.errors import BoundReached, StaleCommit, Unavailable, UnknownMember
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.positions import Positions
 from tidelog.storage.io.tasks import retrieve_exception
@@ -301,6 +301,8 @@ async def all_of(duties: Sequence[Awaitable[object]]) -> None:
     for failed in await asyncio.gather(*duties, return_exceptions=True):
         if isinstance(failed, StaleCommit):
             log.info("the group has changed: %s", failed)  # normal at any time
+        elif isinstance(failed, BoundReached):
+            log.info("refused, and tried again later: %s", failed)  # a client can cause it
         elif isinstance(failed, BaseException):
             raise failed
 

@@ -172,6 +172,34 @@ async def test_a_group_above_its_owners_share_does_not_stop_the_other_groups() -
 
 
 @virtual
+async def test_auto_commits_above_a_share_stop_no_other_duty() -> None:
+    """Neither the search for the topics of patterns nor a subscription in the same group."""
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 2)
+        config = MemberConfig(auto_offset_reset="earliest", principal="User:a")
+        await log.submit(SetQuotas("User:a", {"offsets": 1}))
+        names = await _members(consumers, 2, config)
+        for n, name in enumerate(names):
+            await append(log, "v", partition=n)
+            for _ in range(2):
+                async with consumers.reading(name, name, bounds=ReadBounds(99), wait_s=0):
+                    pass
+        await consumers.join("other", "p", MemberConfig())
+        await consumers.subscribe("other", "p", [], "new.*")
+        await log.create_topic("new-topic", 1, {})
+        await asyncio.sleep(5)
+        assert [committed(log, name, n) for n, name in enumerate(names)].count(1) == 1
+        member = log.state.members.member("other", "p")
+        assert member is not None
+        assert member.topics == ["new-topic"]
+        for name in names:
+            await consumers.join(name, "later", MemberConfig())
+            await consumers.subscribe(name, "later", topics=["new-topic"])
+        await consumers.close()
+
+
+@virtual
 async def test_what_an_instance_commits_itself_stands_until_it_has_got_more() -> None:
     log = await opened(MemoryStore())
     async with closing(log):
