@@ -200,6 +200,28 @@ async def test_auto_commits_above_a_share_stop_no_other_duty() -> None:
 
 
 @virtual
+async def test_delivered_offsets_of_a_deleted_topic_stop_no_other_duty() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 1)
+        config = MemberConfig(auto_offset_reset="earliest")
+        (name,) = await _members(consumers, 1, config)
+        await consumers.join("other", "p", MemberConfig())
+        await consumers.subscribe("other", "p", [], "new.*")
+        await append(log, "v")
+        for _ in range(2):
+            async with consumers.reading(name, name, bounds=ReadBounds(99), wait_s=0):
+                pass
+        await log.delete_topic("t")
+        await log.create_topic("new-topic", 1, {})
+        await asyncio.sleep(5)
+        member = log.state.members.member("other", "p")
+        assert member is not None
+        assert member.topics == ["new-topic"]
+        await consumers.close()
+
+
+@virtual
 async def test_what_an_instance_commits_itself_stands_until_it_has_got_more() -> None:
     log = await opened(MemoryStore())
     async with closing(log):
