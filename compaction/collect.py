@@ -137,10 +137,25 @@ async def _holds(cluster: MaintenanceSession) -> list[Hold]:
 
 async def kept_base(cluster: MaintenanceSession) -> ClusterState | None:
     """Return the checkpoint after which a collection that begins now keeps all entries. If the
-    collection keeps the whole WAL, return None. Raises Unavailable."""
-    grace = Grace(wal_ms=cluster.wal.cluster.bounds.wal_retention_ms)
+    store has the whole WAL, return None. Raises Unavailable.
+
+    After the retention was raised, all checkpoints may be younger than it, while earlier
+    collections have deleted entries. Then return the newest checkpoint that has a newer one: no
+    collection has deleted entries after it."""
+    grace = Grace().obeying(cluster.state.bounds.now)
     checkpoints = [info async for info in cluster.store.list(object_keys.CHECKPOINTS)]
-    return await _base(cluster, checkpoints, await cluster.store_now_ms(), grace)
+    now_ms = await cluster.store_now_ms()
+    base = await _base(cluster, checkpoints, now_ms, grace)
+    if base is None and not await _is_whole(cluster):
+        base = await _base(cluster, checkpoints, now_ms, Grace())
+    return base
+
+
+async def _is_whole(cluster: MaintenanceSession) -> bool:
+    """Return whether the store has all entries of the WAL, from the first on."""
+    listed = await _listed(cluster, object_keys.WAL)
+    numbers = {object_keys.seq_of(info.key) for info in listed}
+    return all(seq in numbers for seq in range(1, cluster.state.seq + 1))
 
 
 async def _base(

@@ -144,9 +144,13 @@ async def backup(
         done = await hold.during(copy.run(is_verified=is_verified))
         if keep is None:
             return done
-        try:
+
+        async def alone() -> None:
             await hold.refuse_others("no backup is removed")
-            return done._replace(pruned=await hold.during(prune(place, keep, hold.check)))
+
+        try:
+            await alone()
+            return done._replace(pruned=await hold.during(prune(place, keep, hold.check, alone)))
         except LogError as error:
             return done._replace(prune_problem=str(error))
 

@@ -1,22 +1,23 @@
 """Removal of old backups from a place, and of the objects that no other backup needs (FORMAT 9).
 
-1. Copy the manifest of each old backup to `pruned/`, then delete it in `backups/`. From then on the
-   backup does not exist.
-2. Read the manifests of all backups that are left. Delete each object that a manifest in `pruned/`
+1. Copy the manifest of each old backup to `pruned/`.
+2. Read the WAL to its end. If there is another hold, stop.
+3. Delete these manifests in `backups/`. From then on the backups do not exist.
+4. Read the manifests of all backups that are left. Delete each object that a manifest in `pruned/`
    names and no manifest in `backups/` names. Other objects stay: an interrupted backup left them,
    and the next one uses them.
-3. Delete the manifests in `pruned/`.
+5. Delete the manifests in `pruned/`.
 
-A backup does this under its hold, after its own manifest is written, and only if no other hold is
-in force. So no backup that began earlier still runs. A backup that begins later uses the objects of
-the newest manifest, and this manifest is never removed. A backup that finds manifests in `pruned/`
-first completes their removal. If another hold is in force then, it ends with an error, because the
-other backup may still delete objects.
+A backup does this under its hold, after its own manifest is written. A backup that finds manifests
+in `pruned/` first completes their removal. If another hold is in force then, it ends with an error,
+because the other backup may still delete objects. It looks there after it took its hold, and the
+removal looks for holds after it wrote there. So of two backups, at least one finds the other, and
+no backup copies while another one deletes. The newest manifest is never removed.
 
 **On a crash**: each backup in `backups/` has all its objects, and the next backup continues.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from tidelog.compaction.backups.place import (
@@ -42,11 +43,14 @@ class Pruned(NamedTuple):
     size: int = 0
 
 
-async def prune(place: ObjectStore, keep: int, check: Callable[[], None]) -> Pruned:
+async def prune(
+    place: ObjectStore, keep: int, check: Callable[[], None], alone: Callable[[], Awaitable[None]]
+) -> Pruned:
     """Remove all backups but the `keep` newest ones; the newest one always stays. Call `check`
-    before each delete: it raises if the hold may be over. Raises Corrupt if a manifest is damaged,
-    because its objects are not known: then no object is deleted. If that manifest is in `backups/`,
-    nothing at all is changed. Raises Unavailable."""
+    before each delete: it raises if the hold may be over. `alone` raises if another hold is in
+    force. Raises Corrupt if a manifest is damaged, because its objects are not known: then no
+    object is deleted. If that manifest is in `backups/`, nothing at all is changed. Raises
+    Unavailable."""
     names = await backups_in(place)
     for name in names:
         await read_manifest(place, name)
@@ -54,8 +58,7 @@ async def prune(place: ObjectStore, keep: int, check: Callable[[], None]) -> Pru
     for name in old:
         body = await place.get(name.key)
         await store_once(place, f"{PRUNED}{name.key.removeprefix(BACKUPS)}", [body])
-        check()
-        await place.delete([name.key])
+    await alone()
     return (await finish(place, check))._replace(backups=len(old))
 
 
@@ -74,7 +77,7 @@ async def finish(place: ObjectStore, check: Callable[[], None]) -> Pruned:
     for key in markers:
         manifest = decode(await place.get(key), key)
         sizes |= {each.key: each.size for each in manifest.objects}
-        if manifest.name in (await backups_in(place))[:-1]:  # a crash was before its delete
+        if manifest.name in (await backups_in(place))[:-1]:
             check()
             await place.delete([manifest.name.key])
     for name in await backups_in(place):

@@ -121,6 +121,11 @@ class Throttled(LogError):
         self.retry_after_ms = retry_after_ms
 
 
+class BoundReached(Throttled):
+    """The refusal of `apply` if a commit would exceed a bound of the cluster state, or a
+    principal's share of it. Another commit may be within them."""
+
+
 class Unavailable(LogError):
     """A request that was definitely not done (I6). The request is valid; a retry may succeed."""
 

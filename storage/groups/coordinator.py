@@ -28,7 +28,16 @@ from typing import NamedTuple, Protocol
 from tidelog.storage.cluster.liveness import weight
 from tidelog.storage.core.actions import ExpireMember, TakeGroup
 from tidelog.storage.core.entry import Entry
-from tidelog.storage.core.errors import StaleCommit, Unavailable, UnknownMember
+from tidelog.storage.core.errors import (
+    BoundReached,
+    CommitUnknown,
+    Corrupt,
+    LogError,
+    StoreUnfit,
+    Throttled,
+    Unavailable,
+    UnknownMember,
+)
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.positions import Positions
 from tidelog.storage.io.tasks import retrieve_exception
@@ -299,10 +308,17 @@ def _another(group_id: str) -> Unavailable:
 async def all_of(duties: Sequence[Awaitable[object]]) -> None:
     """Run all duties concurrently, so one flush serves all. A refused duty stops no other."""
     for failed in await asyncio.gather(*duties, return_exceptions=True):
-        if isinstance(failed, StaleCommit):
-            log.info("the group has changed: %s", failed)  # normal at any time
+        if isinstance(failed, LogError) and not is_of_all(failed):
+            log.info("a duty of a group is refused: %s", failed)  # normal: the state has changed
         elif isinstance(failed, BaseException):
             raise failed
+
+
+def is_of_all(error: LogError) -> bool:
+    """Return whether an error concerns all duties, and not only the one that raised it."""
+    if isinstance(error, BoundReached):  # another commit may need no more of the bound
+        return False
+    return isinstance(error, (Unavailable, CommitUnknown, Throttled, Corrupt, StoreUnfit))
 
 
 def _silent_at(member: GroupMember, led: CoordinatedGroup, now_s: float) -> float:

@@ -467,14 +467,13 @@ class Instances:
             pattern = member.pattern
             try:
                 names = await self._patterns.find(pattern, member.config.principal)
-            except InvalidRequest as error:  # too many topics match
+                known = self._log.state.members.member(group.group_id, member.member_id)
+                if known is member and member.pattern == pattern and member.topics != names:
+                    action = Subscribe(group.group_id, member.member_id, names, pattern)
+                    with contextlib.suppress(UnknownMember):
+                        await self._log.submit(action)
+            except InvalidRequest as error:  # it finds too many topics or partitions
                 log.warning("topics of group %s unchanged: %s", group.group_id, error)
-                continue
-            is_current = self._log.state.members.member(group.group_id, member.member_id) is member
-            if is_current and member.pattern == pattern and member.topics != names:
-                action = Subscribe(group.group_id, member.member_id, names, pattern)
-                with contextlib.suppress(UnknownMember):
-                    await self._log.submit(action)
 
     def _known(self, where: TopicPartition) -> TopicIdPartition | None:
         topic = self._log.state.topics.get(where.topic)

@@ -15,10 +15,16 @@ from contextvars import Context, copy_context
 from typing import NamedTuple
 
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, Unavailable
+from tidelog.storage.core.errors import CommitUnknown, LogError
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.core.observer import PRINCIPAL
-from tidelog.storage.groups.coordinator import CoordinatedGroup, Coordinator, MemberSession, all_of
+from tidelog.storage.groups.coordinator import (
+    CoordinatedGroup,
+    Coordinator,
+    MemberSession,
+    all_of,
+    is_of_all,
+)
 from tidelog.storage.io.tasks import TASK_ENDS
 from tidelog.storage.log import Log
 from tidelog.storage.state.group_members import NO_GENERATION
@@ -86,8 +92,7 @@ class OffsetCommits:
 
     async def commit_due(self, session: MemberSession) -> None:
         """Commit the member's delivered offsets."""
-        due = session.instance.positions.due()
-        if due:
+        if due := self._due(session):
             await self.commit(session, _rows(due))
 
     async def commit_delivered(
@@ -112,11 +117,15 @@ class OffsetCommits:
         for number, session in enumerate(due, start=1):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            offsets = session.instance.positions.due()  # current values
-            if offsets:
+            if offsets := self._due(session):  # current values
                 principal = session.member.config.principal
                 commits.append(self.commit(session, _rows(offsets), principal))
         await all_of(commits)
+
+    def _due(self, session: MemberSession) -> dict[TopicIdPartition, int]:
+        """Return the member's delivered offsets that are not committed, without deleted topics."""
+        due, topic_of_id = session.instance.positions.due(), self._log.state.topic_of_id
+        return {each: offset for each, offset in due.items() if topic_of_id(each.topic_id)}
 
     def _add(self, action: CommitOffsets, principal: str) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
@@ -152,10 +161,8 @@ class OffsetCommits:
         actions = [waiting.action for waiting in together]
         try:
             await self._log.submit(*actions)
-        except (Unavailable, CommitUnknown, Throttled) as error:
-            _fail(together, error)
         except LogError as error:
-            if len(together) == 1:
+            if len(together) == 1 or is_of_all(error):
                 _fail(together, error)
             else:
                 await asyncio.gather(*(self._commit([waiting]) for waiting in together))

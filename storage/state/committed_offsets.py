@@ -21,7 +21,12 @@ from typing import TypeAlias
 import msgspec
 
 from tidelog.storage.core.actions import AnyAction, Chunk, CommitOffsets, GroupOffset
-from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetMetadataTooLarge, Throttled
+from tidelog.storage.core.errors import (
+    BoundReached,
+    InvalidRequest,
+    LogError,
+    OffsetMetadataTooLarge,
+)
 from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state.group_members import GroupMembers
@@ -112,7 +117,7 @@ class CommittedOffsets:
             and self._metadata_bytes + size <= ALL_METADATA_BYTES_MAX
         ):
             return None
-        return Throttled(
+        return BoundReached(
             f"{self.count} offsets with {self._metadata_bytes} bytes of metadata are committed: "
             f"the maximum is {OFFSETS_MAX} offsets and {ALL_METADATA_BYTES_MAX} bytes",
             retry_after_ms=CHECK_INTERVAL_MS,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tidelog.storage.core.acls import ADMIN
-from tidelog.storage.core.errors import Throttled
+from tidelog.storage.core.errors import BoundReached
 
 LEVEL = 3
 """The level of the format from which `apply` enforces shares."""
@@ -107,7 +107,7 @@ class Shares:
 
     def refusal(
         self, needs: Iterable[Need], quota: Callable[[str, str], int | None]
-    ) -> Throttled | None:
+    ) -> BoundReached | None:
         """Return why to refuse a commit that needs all of these together, or None. `quota` returns
         the quota of a bound's name and a principal, or None."""
         gained: dict[str | tuple[str, str], int] = {}
@@ -133,9 +133,9 @@ def share_of(maximum: int, quota: int | None) -> int:
     return max(maximum // PARTS, 1) if quota is None else min(quota, maximum)
 
 
-def _refused(bound: str, whose: str, used: int, most: int, more: int) -> Throttled:
+def _refused(bound: str, whose: str, used: int, most: int, more: int) -> BoundReached:
     counted, relief, retry_after_ms = _WORDS[bound]
-    return Throttled(
+    return BoundReached(
         f"{whose} has {used} of its {most} {counted} and needs {more} more: {relief} "
         f"(bound {bound})",
         retry_after_ms=retry_after_ms,

@@ -10,8 +10,10 @@ from typing import TypeVar
 import pytest
 
 from tests.support.broker_log import BrokerLog, Record
-from tests.support.logs import append, closing
+from tests.support.clock import ManualClock
+from tests.support.logs import COLD, append, closing, opened, read_values
 from tests.support.maintenance import caring, log_with
+from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.compaction.backups.backup import BackedUp, backup
 from tidelog.compaction.backups.place import BACKUPS, OBJECTS
@@ -21,15 +23,19 @@ from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
+from tidelog.compaction.upgrade import change_bounds
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.actions import ReleaseHold, TakeHold
+from tidelog.storage.core.actions import ReleaseHold, SetBounds, TakeHold
+from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.elapsed import STEP_MS_MAX
 from tidelog.storage.tables.manifest import Table
+from tidelog.storage.wal.wal_objects import WalSettings
 
 T = TypeVar("T")
 
@@ -331,3 +337,44 @@ def test_a_cluster_of_level_1_needs_an_upgrade(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="tidelog upgrade"):
         backed_up(root, tmp_path / "place")
     assert not list((tmp_path / "place").glob("[a-z]*"))
+
+
+@pytest.mark.parametrize(("first_h", "then_h"), [(24, 1), (1, 24)])
+def test_a_backup_begins_where_the_bounds_in_effect_keep_the_wal(first_h: int, then_h: int) -> None:
+    """Not by the first bounds, and also if a raised retention is longer than the WAL that is left
+    from before."""
+
+    async def story() -> list[str]:
+        inner, place, target = MemoryStore(), MemoryStore(), MemoryStore()
+        hour_ms = 3_600_000
+        first = Bounds(wal_retention_ms=first_h * hour_ms)
+        inner.now_ms = TIME_MS
+        log = await opened(inner, COLD._replace(wal=WalSettings(first)))
+        await log.create_topic("t", 1, {})
+        await append(log, "a", "b")  # this entry is kept: its records are in a tail
+        async with closing(log), caring(inner) as cluster:
+            assert isinstance(log.clock, ManualClock)
+
+            async def pass_hours(hours: int) -> None:
+                for number in range(hours * 6):
+                    inner.now_ms += STEP_MS_MAX
+                    log.clock.advance(STEP_MS_MAX / 1000)
+                    await log.alter_topic("t", {"segment.ms": "5000"})
+                    if number % 6 == 0:
+                        await collect(cluster, await plan(cluster, Grace()))
+
+            if then_h < first_h:
+                await change_bounds(cluster, SetBounds(wal_retention_ms=hour_ms), is_dry=False)
+            await pass_hours(2 * first_h + 4)
+            if then_h > first_h:
+                raised = SetBounds(wal_retention_ms=then_h * hour_ms)
+                await change_bounds(cluster, raised, is_dry=False)
+            assert [info async for info in inner.list(object_keys.wal(1))] == []
+            await append(log, "c")
+            await backup(cluster, place)
+        await restore(place, target, SystemClock(), cluster_id="c0ffee")
+        new = await opened(target, COLD)
+        async with closing(new):
+            return await read_values(new)
+
+    assert run(story) == ["a", "b", "c"]

@@ -30,6 +30,7 @@ from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.actions import ReleaseHold, TakeHold
 from tidelog.storage.core.errors import Corrupt, Unavailable
 from tidelog.storage.core.model import Part
+from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.object_store import Created, ObjectInfo
 
@@ -76,6 +77,10 @@ class NoObjectGoes(FolderStore):
 
 def always() -> None:
     """The hold is in force."""
+
+
+async def alone() -> None:
+    """No other hold is in force."""
 
 
 def names_in(place: Path) -> list[BackupName]:
@@ -169,13 +174,13 @@ def test_a_crash_between_any_two_calls_leaves_each_backup_whole(
         copy = tmp_path / f"copy{at}"
         shutil.copytree(place, copy)
         try:
-            asyncio.run(prune(DyingStore(copy, at), 1, always))
+            asyncio.run(prune(DyingStore(copy, at), 1, always, alone))
         except Unavailable:
             assert set(names_in(copy)) >= {before[-1]}
             named_in(copy)
             asyncio.run(pruning.finish(FolderStore(copy), always))
             assert named_in(copy) == files_in(copy, OBJECTS) or len(names_in(copy)) > 1
-            asyncio.run(prune(FolderStore(copy), 1, always))
+            asyncio.run(prune(FolderStore(copy), 1, always, alone))
         else:
             break
         assert names_in(copy) == before[-1:]
@@ -189,7 +194,7 @@ def test_the_next_backup_continues_a_pruning(root: Path, tmp_path: Path) -> None
     place = tmp_path / "place"
     (oldest, *_) = names_in(place)
     with pytest.raises(Unavailable):
-        asyncio.run(prune(NoObjectGoes(place), 2, always))
+        asyncio.run(prune(NoObjectGoes(place), 2, always, alone))
     assert files_in(place, PRUNED)
     assert oldest not in names_in(place)
 
@@ -222,13 +227,42 @@ def test_no_backup_is_removed_while_another_one_runs(root: Path, tmp_path: Path)
     named_in(place)
 
 
+def test_a_backup_that_begins_when_a_pruning_begins_stops_it(root: Path, tmp_path: Path) -> None:
+    """It looked at the place before the pruning had written there."""
+    place = tmp_path / "place"
+    objects = files_in(place, OBJECTS)
+
+    class Late(FolderStore):
+        """A folder where another backup takes its hold before the first write to `pruned/`."""
+
+        async def create(self, key: str, parts: Sequence[Part]) -> Created:
+            if key.startswith(PRUNED) and not files_in(place, PRUNED):
+                await other.commit([TakeHold("backup-2", 60_000)])
+            return await super().create(key, parts)
+
+    async def work(cluster: MaintenanceSession) -> BackedUp:
+        nonlocal other
+        other = await MaintenanceSession.open(cluster.store, SystemClock())
+        try:
+            return await backup(cluster, Late(place), keep=1)
+        finally:
+            await other.close()
+
+    other: MaintenanceSession
+    done = on(root, work)
+    assert "another backup runs" in done.prune_problem
+    assert files_in(place, OBJECTS) >= objects
+    assert len(names_in(place)) == 4
+    named_in(place)
+
+
 def test_nothing_is_deleted_if_a_manifest_is_damaged(root: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     objects = files_in(place, OBJECTS)
     manifest = place / names_in(place)[1].key
     manifest.write_bytes(manifest.read_bytes()[:-1])
     with pytest.raises(Corrupt, match="manifest"):
-        asyncio.run(prune(FolderStore(place), 2, always))
+        asyncio.run(prune(FolderStore(place), 2, always, alone))
     assert files_in(place, OBJECTS) == objects
     assert len(names_in(place)) == 3
     done = kept(root, place, 1)
@@ -238,7 +272,7 @@ def test_nothing_is_deleted_if_a_manifest_is_damaged(root: Path, tmp_path: Path)
 def test_a_damaged_manifest_does_not_stop_the_next_backup(root: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     with pytest.raises(Unavailable):
-        asyncio.run(prune(NoObjectGoes(place), 2, always))
+        asyncio.run(prune(NoObjectGoes(place), 2, always, alone))
     manifest = place / names_in(place)[0].key
     manifest.write_bytes(manifest.read_bytes()[:-1])
     done = backed_up(root, place)
@@ -257,7 +291,7 @@ def test_a_hold_that_may_be_over_ends_the_pruning(root: Path, tmp_path: Path) ->
     place = tmp_path / "place"
     before, objects = names_in(place), files_in(place, OBJECTS)
     with pytest.raises(Unavailable, match="the hold"):
-        asyncio.run(prune(FolderStore(place), 1, over))
+        asyncio.run(prune(FolderStore(place), 1, over, alone))
     assert (names_in(place), files_in(place, OBJECTS)) == (before, objects)
 
 

@@ -16,7 +16,7 @@ from tests.sim.network import Refusal, Silence
 from tests.sim.world import Broker, World
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset, MemberConfig
 from tidelog.storage.core.entry import IdempotencyKey
-from tidelog.storage.core.errors import LogError, StaleCommit, UnknownMember
+from tidelog.storage.core.errors import CommitUnknown, LogError, StaleCommit, UnknownMember
 from tidelog.storage.core.model import AppendedRange, ReadBounds, TopicPartition
 from tidelog.storage.log import Log
 
@@ -122,10 +122,10 @@ class Member(Client):
         at = {TopicPartition(to.topic, to.partition): to.offset}
         try:
             await self._call(lambda b: b.consumers.seek(self.group, member, at))
+        except (CommitUnknown, Silence) as error:  # it may take effect later
+            self.end(history.Unknown, op, repr(error))
         except (LogError, Refusal) as error:
             self.end(history.Refused, op, repr(error))
-        except Silence as error:
-            self.end(history.Unknown, op, repr(error))
         else:
             self.end(history.Sought, op)
 

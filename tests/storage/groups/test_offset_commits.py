@@ -9,9 +9,10 @@ import pytest
 from tests.support import vloop
 from tests.support.instances import SingleBroker
 from tests.support.logs import append, closing, opened
-from tidelog.storage.core.actions import LeaveGroup, MemberConfig
-from tidelog.storage.core.errors import OffsetMetadataTooLarge, UnknownMember
+from tidelog.storage.core.actions import LeaveGroup, MemberConfig, SetQuotas
+from tidelog.storage.core.errors import OffsetMetadataTooLarge, Throttled, UnknownMember
 from tidelog.storage.core.model import ReadBounds, TopicPartition
+from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups import offset_commits
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.groups.offset_commits import BUSY_MEMBERS, PAUSE_S
@@ -143,6 +144,80 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
         assert isinstance(said[1], UnknownMember)
         assert log.writer.counters.requests == before + 4, "together, and then each"
         assert (committed(log, names[0], 0), committed(log, names[2], 2)) == (5, 5)
+        await consumers.close()
+
+
+@virtual
+async def test_a_group_above_its_owners_share_does_not_stop_the_other_groups() -> None:
+    """One client commits for both groups; all its share of the offsets is used."""
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 2)
+        full, growing = await _members(consumers, 2)
+        await log.submit(SetQuotas("User:a", {"offsets": 1}))
+        token = PRINCIPAL.set("User:a")
+        try:
+            await _commit(consumers, full, 0, 1)
+            said = await asyncio.gather(
+                _commit(consumers, full, 0, 2),
+                _commit(consumers, growing, 1, 7),
+                return_exceptions=True,
+            )
+        finally:
+            PRINCIPAL.reset(token)
+        assert said[0] is None
+        assert isinstance(said[1], Throttled)
+        assert (committed(log, full), committed(log, growing, 1)) == (2, None)
+        await consumers.close()
+
+
+@virtual
+async def test_auto_commits_above_a_share_stop_no_other_duty() -> None:
+    """Neither the search for the topics of patterns nor a subscription in the same group."""
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 2)
+        config = MemberConfig(auto_offset_reset="earliest", principal="User:a")
+        await log.submit(SetQuotas("User:a", {"offsets": 1}))
+        names = await _members(consumers, 2, config)
+        for n, name in enumerate(names):
+            await append(log, "v", partition=n)
+            for _ in range(2):
+                async with consumers.reading(name, name, bounds=ReadBounds(99), wait_s=0):
+                    pass
+        await consumers.join("other", "p", MemberConfig())
+        await consumers.subscribe("other", "p", [], "new.*")
+        await log.create_topic("new-topic", 1, {})
+        await asyncio.sleep(5)
+        assert [committed(log, name, n) for n, name in enumerate(names)].count(1) == 1
+        member = log.state.members.member("other", "p")
+        assert member is not None
+        assert member.topics == ["new-topic"]
+        for name in names:
+            await consumers.join(name, "later", MemberConfig())
+            await consumers.subscribe(name, "later", topics=["new-topic"])
+        await consumers.close()
+
+
+@virtual
+async def test_delivered_offsets_of_a_deleted_topic_stop_no_other_duty() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 1)
+        config = MemberConfig(auto_offset_reset="earliest")
+        (name,) = await _members(consumers, 1, config)
+        await consumers.join("other", "p", MemberConfig())
+        await consumers.subscribe("other", "p", [], "new.*")
+        await append(log, "v")
+        for _ in range(2):
+            async with consumers.reading(name, name, bounds=ReadBounds(99), wait_s=0):
+                pass
+        await log.delete_topic("t")
+        await log.create_topic("new-topic", 1, {})
+        await asyncio.sleep(5)
+        member = log.state.members.member("other", "p")
+        assert member is not None
+        assert member.topics == ["new-topic"]
         await consumers.close()
 
 

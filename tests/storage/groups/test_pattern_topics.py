@@ -1,0 +1,40 @@
+"""Subscriptions by pattern follow the topics, each member's by itself."""
+
+import asyncio
+
+import pytest
+
+from tests.support import vloop
+from tests.support.instances import SingleBroker
+from tests.support.logs import closing, opened
+from tidelog.storage.core.actions import MemberConfig
+from tidelog.storage.groups.instances import TICK_S, Instances
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.state import group_members
+
+
+def test_a_pattern_with_too_many_partitions_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_members, "GROUP_PARTITIONS_MAX", 2)
+
+    async def main() -> None:
+        log = await opened(MemoryStore())
+        async with closing(log):
+            consumers = Instances(log, SingleBroker("me"))
+            consumers.start()
+            for name, pattern in (("a", "big.*"), ("b", "new.*")):
+                await consumers.join(name, name, MemberConfig())
+                await consumers.subscribe(name, name, [], pattern)
+            await log.create_topic("big", 3, {})
+            await log.create_topic("new", 1, {})
+            await asyncio.sleep(2 * TICK_S)
+            found = {
+                name: member.topics
+                for name in ("a", "b")
+                if (member := log.state.members.member(name, name)) is not None
+            }
+            assert found == {"a": [], "b": ["new"]}
+            await consumers.close()
+
+    vloop.run(main)
