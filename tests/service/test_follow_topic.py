@@ -21,8 +21,10 @@ from tests.service.keyed import allow, key_of, secured
 from tests.service.test_follow import NDJSON, SSE, Event, Events, numbers
 from tidelog.service.formats import events as event_texts
 from tidelog.service.routes.followers import topic as follower
+from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
 PATH = "/topics/t/records"
 
@@ -372,3 +374,20 @@ def test_vectors_of_a_large_page_come_in_bounded_pieces() -> None:
         assert json.loads(data)["offset"] == number
         parsed = event_texts.parse_vector(event_id.removeprefix(b"id: ").decode())
         assert parsed == {**dict.fromkeys(range(256), 10**12), 100: number + 1}
+
+
+async def test_a_follower_is_charged_the_weight_of_its_records(
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[int] = []
+
+    def record(_: object, quota: str, size: int) -> None:
+        if quota == CONSUMER_BYTE_RATE:
+            charged.append(size)
+
+    monkeypatch.setattr(type(ALL_RIGHTS), "record", record)
+    await append(broker.log, *numbers(0, 1), partition=1)
+    fetched = await broker.log.fetch("t", 1, 0, bytes_max=1000)
+    async with following(port) as answer:
+        await Events(answer).take(2)
+    assert charged == [fetched.weight]
