@@ -34,7 +34,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownTopic,
 )
-from tidelog.storage.core.model import SKEW_MS_MAX
+from tidelog.storage.core.model import SKEW_MS_MAX, TopicPartition
 from tidelog.storage.core.observer import NO_OBSERVER, Observer
 from tidelog.storage.groups.coordinator import Rendezvous
 from tidelog.storage.groups.instances import Instances
@@ -388,6 +388,19 @@ class Broker(Log):
             (self.state.topic_of_id(each), error) for each, error in self.tables.doubts.items()
         )
         return {topic.name: str(error) for topic, error in known if topic is not None}
+
+    def damaged_tails(self) -> dict[TopicPartition, str]:
+        """Return the reason for each partition whose tail this broker could not seal, because an
+        object is damaged."""
+        known = (
+            (self.state.topic_of_id(topic_id), number, error)
+            for (topic_id, number), error in self.sealer.damaged.items()
+        )
+        return {
+            TopicPartition(topic.name, number): str(error)
+            for topic, number, error in known
+            if topic is not None
+        }
 
     def stats(self) -> BrokerStats:
         reader, tail, writer = self.reader, self.tail, self.writer

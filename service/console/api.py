@@ -105,6 +105,9 @@ class Overview(BaseModel):
     unsealed_bytes: int
     unsealed_since_ms: int | None
     tables_in_doubt: dict[str, str] = Field(description="reason by topic, as this broker found it")
+    damaged_tails: dict[str, str] = Field(
+        description="reason by TOPIC-PARTITION whose tail cannot be sealed, as this broker found it"
+    )
     brokers: list[BrokerNow]
     rates: RatesNow
     history: History | None = None
@@ -136,6 +139,11 @@ async def get_overview(
         unsealed_since_ms=oldest_ms if oldest_ms < now_ms else None,
         tables_in_doubt={
             name: why for name, why in log.doubts().items() if rights.may(DESCRIBE, TOPIC, name)
+        },
+        damaged_tails={
+            f"{at.topic}-{at.partition}": why
+            for at, why in log.damaged_tails().items()
+            if rights.may(DESCRIBE, TOPIC, at.topic)
         },
         brokers=_brokers(log, answered),
         rates=_total([_rates(one.recent, one.seconds) for one in answered], answered),

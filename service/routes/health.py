@@ -33,10 +33,13 @@ class Status(BaseModel):
 class Readiness(Status):
     """The answer of a ready broker; a count of 0 is absent. `set_aside`: requests acknowledged with
     acks=1 that the store refuses. `tables_in_doubt`: topics whose table is in doubt; GET
-    /tidelog/v1/overview has their names. `holds`: running backups, which stop collection."""
+    /tidelog/v1/overview has their names, and those of partitions whose tail is damaged.
+    `damaged_tails`: these partitions; they are sealed up to the damage. `holds`: running backups,
+    which stop collection."""
 
     set_aside: int | None = Field(default=None, examples=[None])
     tables_in_doubt: int | None = Field(default=None, examples=[None])
+    damaged_tails: int | None = Field(default=None, examples=[None])
     holds: int | None = Field(default=None, examples=[None])
 
 
@@ -68,14 +71,15 @@ async def get_startup() -> Status:
 async def get_ready(request: Request) -> Readiness:
     """This broker can read and write the log. Send it no requests while this route answers 503.
     `set_aside` counts requests acknowledged with acks=1 that the store refuses: only this broker's
-    disk has them. A table in doubt does not make a broker unready, because its topic still accepts
-    records, and other topics are not affected."""
+    disk has them. A table in doubt or a damaged tail does not make a broker unready, because its
+    topic still accepts records, and other topics are not affected."""
     broker = broker_log(request)
     await broker.check_ready()
     return Readiness(
         status="ready",
         set_aside=broker.set_aside or None,
         tables_in_doubt=len(broker.doubts()) or None,
+        damaged_tails=len(broker.damaged_tails()) or None,
         holds=len(broker.state.holds) or None,
     )
 

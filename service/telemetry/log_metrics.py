@@ -232,6 +232,12 @@ def _gauges(broker: Broker, stats: BrokerStats) -> tuple[Series, ...]:
             len(broker.doubts()),
         ),
         (
+            "damaged_tails",
+            "partitions whose tail has a damaged object, as this broker found: they are sealed up "
+            "to the damage (tidelog repair --lost)",
+            len(broker.damaged_tails()),
+        ),
+        (
             "holds",
             "backups that run, or crashed less than a quarter of an hour ago: while there is one, "
             "nothing is collected",

@@ -145,6 +145,9 @@ class Sealer:
         self._tables = tables
         self._segments = TailSegments(reader, writer.clock, lambda: writer.wal.state.level)
         self._turn = asyncio.Lock()
+        self.damaged: dict[tuple[str, int], Corrupt] = {}
+        """Why the tail of a partition cannot be sealed, by topic id and partition, as the last seal
+        found. The partition stays here until a seal succeeds, or until its tail is not due."""
         # By topic id and partition: failures, rounds left.
         self._set_aside: dict[tuple[str, int], tuple[int, int]] = {}
 
@@ -161,9 +164,9 @@ class Sealer:
 
     async def _seal_due(self, state: ClusterState) -> None:
         due = self.due(state)
-        self._set_aside = {
-            key: of for key, of in self._set_aside.items() if key[1] in due.get(key[0], ())
-        }
+        for kept in (self._set_aside, self.damaged):
+            for key in [key for key in kept if key[1] not in due.get(key[0], ())]:
+                del kept[key]
         for topic_id, numbers in due.items():
             topic = state.topic_of_id(topic_id)
             ready = [number for number in numbers if self._is_turn(topic_id, number)]
@@ -255,6 +258,9 @@ class Sealer:
             while left:  # each turn commits at least one segment, or finishes all partitions
                 topic = self._tables.topic_of_id(topic.topic_id) or topic
                 rows += await self._seal_some(topic, left, damage)
+        for number in wanted:
+            self.damaged.pop((topic.topic_id, number), None)
+        self.damaged.update({(topic.topic_id, number): why for number, why in damage.items()})
         return rows, damage
 
     async def _seal_some(

@@ -51,6 +51,26 @@ def test_d9_the_other_partitions_of_the_topic_are_sealed() -> None:
     run(main)
 
 
+def test_d9_the_damaged_tail_is_named_until_it_is_sealed() -> None:
+    async def main() -> None:
+        async with damaged() as (store, log):
+            assert log.damaged_tails() == {}
+            with contextlib.suppress(LogError):
+                await log.seal("t")
+            ((at, why),) = log.damaged_tails().items()
+            assert at == ("t", DAMAGED)
+            assert log.state.partition("t", DAMAGED).tail[0].object_key in why
+            cluster = await MaintenanceSession.open(way(store), loop_clock(3))
+            await delete_records(cluster, "t", {DAMAGED: RECORDS}, is_dry=False)
+            await cluster.close()
+            await log.wal.refresh()
+            await append(log, "after", partition=DAMAGED)
+            await log.seal("t")
+            assert log.damaged_tails() == {}
+
+    run(main)
+
+
 def test_d9_after_delete_records_beyond_the_damage_the_partition_is_sealed() -> None:
     async def main() -> None:
         async with damaged() as (store, log):

@@ -51,8 +51,10 @@ function Seen({ seen }) {
   const mean = half.puts == null ? now : half;
   const day = cost(mean, prices);
   const doubts = Object.entries(seen.tables_in_doubt);
+  const damaged = Object.entries(seen.damaged_tails);
   return html`
     ${doubts.map(([topic, why]) => html`<p class="warn-text" key=${topic}><strong>Table of ${topic} in doubt</strong>: ${why}</p>`)}
+    ${damaged.map(([partition, why]) => html`<p class="warn-text" key=${partition}><strong>Tail of ${partition} damaged</strong>: ${why}</p>`)}
     <div class="stats">
       <${Stat} name="Records in" value=${rate(now.records_in)} unit="/s" note=${`${bytes(now.bytes_in)}/s`} />
       <${Stat} name="Records out" value=${rate(now.records_out)} unit="/s" note=${`${bytes(now.bytes_out)}/s`} />
