@@ -84,7 +84,8 @@ METRIC_SECTIONS = {
     "Reading": "cold_reads cache_bytes cache_bytes_max cache_hits cache_misses",
     "Sealing and maintenance": """sealed_segments sealed_records sealed_bytes seal_conflicts
         seal_failures tables_in_doubt damaged_tails holds care_rounds care_failures retentions
-        garbage_objects garbage_bytes garbage_due_bytes garbage_waiting_bytes garbage_oldest_seconds""",
+        garbage_objects garbage_bytes garbage_due_bytes garbage_waiting_bytes
+        garbage_oldest_seconds""",
     "Behind a shared port": "workers workers_answered",
 }
 """The section of each metric; names are without `tidelog_`."""

@@ -13,7 +13,8 @@ from tidelog.storage.tables.delta_json import added_of, commit_of, removed_of
 from tidelog.storage.tables.manifest import Removal, TableCommit
 
 VERSIONS_MAX = 100
-"""Number of newest versions that `sync_log` syncs: twice the versions between two checkpoints."""
+"""Number of newest versions that `sync_log` syncs after a start: twice the versions between two
+checkpoints."""
 _LOG_FILES = ("json", "checkpoint.parquet")
 _COMMIT = re.compile(r"/(\d{20})\.json$")
 
@@ -70,11 +71,11 @@ def sync_log(directory: Path, first: int, last: int) -> None:
     """Sync versions [first, last] of a log and their names, so that a loss of power keeps them.
 
     Without it, the WAL could record a seal that the table has lost (I7). Versions of other writers
-    are synced too: a hole below this version would make the whole table unreadable. Versions before
-    the newest hundred are synced already, by the process that wrote or loaded the hundred after
-    them.
+    are synced too: a hole below this version would make the whole table unreadable. `first` is 0
+    after a start: then versions before the newest hundred are synced already, by the process that
+    wrote or loaded the hundred after them.
     """
-    versions = range(max(first, last - VERSIONS_MAX), last + 1)
+    versions = range(first or max(0, last - VERSIONS_MAX), last + 1)
     names = [f"{version:020d}.{kind}" for version in versions for kind in _LOG_FILES]
     for path in [*(directory / name for name in [*names, "_last_checkpoint"]), directory]:
         with contextlib.suppress(FileNotFoundError):
