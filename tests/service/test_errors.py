@@ -24,6 +24,7 @@ from tidelog.service.server.app import BODY_BYTES_MAX, build_app
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import (
     AssignedOtherwise,
+    BoundReached,
     CommitUnknown,
     Corrupt,
     DamagedRecords,
@@ -92,6 +93,7 @@ TABLE = [
     (NotAssigned("n"), 409, 40903),
     (AssignedOtherwise(), 409, 40903),
     (Throttled("b", retry_after_ms=1001), 429, 42901),
+    (BoundReached("b", retry_after_ms=1001), 429, 42901),
     (Unavailable("u"), 503, 50302),
     (StoreRefused("u"), 503, 50302),
     (CommitUnknown("c"), 504, 50003),
