@@ -72,6 +72,7 @@ class Announcer:
         """Boot time of the next attempt at each peer that did not answer or failed, by peer id."""
         self._failures: dict[str, int] = {}
         self._senders: dict[str, _Sender] = {}
+        self._is_closed = False
 
     def announce(self, entry: EntryAnnouncement, *, but: Collection[str] = ()) -> None:
         """Announce the entry to every live peer whose id is not in `but`. Do not wait."""
@@ -97,6 +98,9 @@ class Announcer:
         self._failures.pop(peer.id, None)
 
     async def close(self) -> None:
+        """End all senders. From now on `announce` and `suspect` begin no task: nobody would end
+        it."""
+        self._is_closed = True
         tasks = [sender.task for sender in self._senders.values() if sender.task is not None]
         self._senders.clear()
         for task in tasks:
@@ -107,7 +111,7 @@ class Announcer:
         return self._senders.setdefault(peer.id, _Sender(peer))
 
     def _start(self, sender: _Sender) -> None:
-        if sender.task is None or sender.task.done():
+        if not self._is_closed and (sender.task is None or sender.task.done()):
             sender.task = asyncio.create_task(self._send(sender))
 
     async def _send(self, sender: _Sender) -> None:
