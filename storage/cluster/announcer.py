@@ -98,8 +98,8 @@ class Announcer:
         self._failures.pop(peer.id, None)
 
     async def close(self) -> None:
-        """End all senders. From now on `announce` and `suspect` begin no task: nobody would end
-        it."""
+        """End all senders. From now on `announce` and `suspect` begin no task, because this method
+        would not end it."""
         self._is_closed = True
         tasks = [sender.task for sender in self._senders.values() if sender.task is not None]
         self._senders.clear()
