@@ -8,8 +8,9 @@ lines.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tidelog.service.formats import arrow, events, json_in
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
@@ -51,6 +52,8 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import OFFSET_MAX, ReadBounds
 from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
+
+T = TypeVar("T")
 
 KEEPALIVE_S = 15.0
 ROOM_S = 0.05
@@ -286,39 +289,76 @@ class Fetch:
         if page.stopped is not None and not page.records and view.format_name != "sse":
             raise page.stopped
         await call.start_stream(MEDIA_TYPES[view.format_name], _positions(fetched))
+        beginning = events.beginning(offset) if view.format_name == "sse" else b""
+        offset = fetched.next_offset
+
+        async def read() -> tuple[FetchPage, bytes]:
+            nonlocal offset
+            turn = await self._page_or_reset(view, offset, reset, share, KEEPALIVE_S)
+            offset = turn[0].fetched.next_offset
+            return turn
+
+        async def send(turn: tuple[FetchPage, bytes] | None) -> None:
+            if turn is None:
+                await call.chunk(events.KEEPALIVE[view.format_name])
+                return
+            (fetched, page), resets = turn
+            await call.chunk(resets)
+            await self._send(call, view, fetched, page)
+
+        first = FetchPage(fetched, page), resets
+        await self.send_stream(
+            call,
+            view.topic,
+            share,
+            beginning,
+            first,
+            read,
+            send,
+            partial(self._failure, call, view),
+        )
+
+    async def send_stream(
+        self,
+        call: HttpRequest,
+        topic: str,
+        share: Share,
+        beginning: bytes,
+        turn: T | None,
+        read: Callable[[], Coroutine[Any, Any, T]],
+        send: Callable[[T | None], Awaitable[None]],
+        failure: Callable[[LogError], bytes],
+    ) -> None:
+        """Continue a started stream until the client disconnects: `send` sends `turn`, then what
+        `read` returns. While the principal's quota is used up, `send` gets None, for a keep-alive.
+        After an error, the last event is `failure(error)`: the status is sent already."""
         if call.scope["method"] == "HEAD":
             await call.end()
             return
-        if view.format_name == "sse":
-            await call.chunk(events.beginning(offset))
-        await call.chunk(resets)
+        await call.chunk(beginning)
         started_s = self._log.clock.boot_s()
         rights = rights_of(call.scope)
         gone = asyncio.create_task(until_gone(call))
-        paging: asyncio.Task[tuple[FetchPage, bytes]] | None = None
+        reading: asyncio.Task[T] | None = None
         try:
             while not gone.done():
-                await rights.check(READ, TOPIC, view.topic)  # it may have been removed
-                await self._send(call, view, fetched, page)
+                await rights.check(READ, TOPIC, topic)  # it may have been removed
+                await send(turn)
                 share.set(0)
                 if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
                     await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
-                    page = Page(view.topic, view.partition, b"", 0)
+                    turn = None
                     continue
-                paging = asyncio.create_task(
-                    self._page_or_reset(view, fetched.next_offset, reset, share, KEEPALIVE_S)
-                )
-                await asyncio.wait({paging, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if paging.done():
-                    (fetched, page), resets = paging.result()
-                    await call.chunk(resets)
+                reading = asyncio.create_task(read())
+                await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    turn = reading.result()
         except LogError as error:
-            # The status is sent already: the last event has the error.
-            await call.chunk(self._error_event(call, view.format_name, error))
+            await call.chunk(failure(error))
         finally:
             gone.cancel()
-            if paging is not None:
-                paging.cancel()
+            if reading is not None:
+                reading.cancel()
             call.waited_s = self._log.clock.boot_s() - started_s
         await call.end()
 
@@ -357,9 +397,9 @@ class Fetch:
         if page.stopped is not None:
             raise page.stopped
 
-    def _error_event(self, call: HttpRequest, format_name: str, error: LogError) -> bytes:
+    def _failure(self, call: HttpRequest, view: FetchParams, error: LogError) -> bytes:
         event_id = b"%d" % error.offset if isinstance(error, Undecodable) else b""
-        return events.failure(format_name, error, self.answer_of(call, error), event_id)
+        return events.failure(view.format_name, error, self.answer_of(call, error), event_id)
 
     def answer_of(self, call: HttpRequest, error: LogError) -> bytes:
         """Count the error of a stream. Return the body of its error response."""

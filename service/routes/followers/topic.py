@@ -9,7 +9,6 @@ partition there is at most one page of each other partition. A follower at the e
 is one waiter (storage.read.long_polls), and a commit wakes it once.
 """
 
-import asyncio
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -41,7 +40,7 @@ from tidelog.service.http.route import (
     Route,
     RouteDoc,
 )
-from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch, FetchParams, until_gone
+from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch, FetchParams
 from tidelog.service.security.caller import rights_of
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic
@@ -168,35 +167,16 @@ class TopicFollower:
         if page is not None and page.stopped is not None and not page.records and not at.is_sse:
             raise page.stopped  # not for SSE: an EventSource closes at any status but 200
         await call.start_stream(MEDIA_TYPES[at.view.format_name])
-        if call.scope["method"] == "HEAD":
-            await call.end()
-            return
-        await call.chunk(beginning)
-        started_s = self._log.clock.boot_s()
-        rights = rights_of(call.scope)
-        gone = asyncio.create_task(until_gone(call))
-        turning: asyncio.Task[_Turn] | None = None
-        try:
-            while not gone.done():
-                await rights.check(READ, TOPIC, at.view.topic)  # it may have been removed
-                await self._send(call, at, turn)
-                share.set(0)
-                if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
-                    await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
-                    turn = _Turn(b"")
-                    continue
-                turning = asyncio.create_task(self._turn(at, share, KEEPALIVE_S))
-                await asyncio.wait({turning, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if turning.done():
-                    turn = turning.result()
-        except LogError as error:
-            await call.chunk(self._failure(call, at, error))  # the status is sent already
-        finally:
-            gone.cancel()
-            if turning is not None:
-                turning.cancel()
-            call.waited_s = self._log.clock.boot_s() - started_s
-        await call.end()
+        await self._fetch.send_stream(
+            call,
+            at.view.topic,
+            share,
+            beginning,
+            turn,
+            read=lambda: self._turn(at, share, KEEPALIVE_S),
+            send=lambda turn: self._send(call, at, turn or _Turn(b"")),
+            failure=lambda error: self._failure(call, at, error),
+        )
 
     async def _turn(
         self, at: _Position, share: Share, wait_s: float, call: HttpRequest | None = None
