@@ -203,17 +203,17 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() or self._is_ended:
             return
-        self._check_head()
+        version = self._check_head()
         self._is_in_head = False
         self._head_bytes = 0
         if not self._is_proved and self.config.proves_by_head:
             self.prove()
         before = self.cycle
         if before is None or before.response_complete:
-            self._begin()
+            self._begin(version)
             self._start_asgi_task(self.cycle, self._app)
         elif len(self.pipeline) < PIPELINED_MAX:
-            self._begin()
+            self._begin(version)
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self._app))
         else:  # the last one that is served ends the connection
@@ -240,8 +240,9 @@ class Protocol(HttpToolsProtocol):
         elif name == b"transfer-encoding":
             self._is_coded = self._is_coded or value.strip().lower() != b"chunked"
 
-    def _check_head(self) -> None:
-        """Raise _Refused for a head that is too large, or that HTTP/1.1 does not allow."""
+    def _check_head(self) -> str:
+        """Return the version of HTTP. Raise _Refused for a head that is too large, or that HTTP/1.1
+        does not allow."""
         self._check_size()
         version = self.parser.get_http_version()
         if self._is_coded:
@@ -251,6 +252,7 @@ class Protocol(HttpToolsProtocol):
                 raise self._refused(400, "a request has one Host field")
         elif version != "1.0":
             raise self._refused(505, "the versions of HTTP here are 1.1 and 1.0")
+        return version
 
     def _check_size(self) -> None:
         size = self._head_bytes
@@ -270,11 +272,10 @@ class Protocol(HttpToolsProtocol):
         self._refusal = HTTPStatus(status), why
         return _Refused()
 
-    def _begin(self) -> None:
+    def _begin(self, version: str) -> None:
         """Make the scope and the cycle of a request, as uvicorn does."""
         scope: Any = self.scope
         parser = self.parser
-        version = parser.get_http_version()
         scope["method"] = parser.get_method().decode("ascii")
         if version != "1.1":
             scope["http_version"] = version
@@ -312,8 +313,10 @@ class Protocol(HttpToolsProtocol):
         cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        if not (self.parser.should_upgrade() or self._is_ended):
-            super().on_message_complete()
+        cycle = self.cycle
+        if not (self.parser.should_upgrade() or self._is_ended or cycle.response_complete):
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1

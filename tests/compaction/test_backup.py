@@ -162,16 +162,22 @@ def test_a_second_backup_copies_only_what_is_new(root: Path, tmp_path: Path) -> 
     assert records(tmp_path / "new", "u") == records(root, "u")
 
 
-def test_a_restore_at_a_time_ends_before_the_first_later_entry(
-    tmp_path: Path,
-) -> None:
-    """A seal, a merge and a deletion came after that time."""
-    root, place = tmp_path / "log", tmp_path / "place"
+def four_segments(root: Path) -> BrokerLog:
+    """Topic `t` with four segments of one record each."""
     broker = BrokerLog(root)
     broker.create("t", 1)
     for number in range(4):
         broker.append("t", {0: [b"%d" % number]})
         broker.seal("t")
+    return broker
+
+
+def test_a_restore_at_a_time_ends_before_the_first_later_entry(
+    tmp_path: Path,
+) -> None:
+    """A seal, a merge and a deletion came after that time."""
+    root, place = tmp_path / "log", tmp_path / "place"
+    broker = four_segments(root)
     broker.append("t", {0: [b"tail"]})
     expected, at_ms = broker.records("t"), broker.log.state.time_ms
     while SystemClock().now_ms() <= at_ms:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.compaction.test_backup import backed_up, damage_of, on, records, restored
+from tests.compaction.test_backup import (
+    backed_up,
+    damage_of,
+    four_segments,
+    on,
+    records,
+    restored,
+)
 from tests.support.broker_log import BrokerLog, Record
 from tests.support.clock import ManualClock
 from tests.support.vloop import run
@@ -111,11 +118,7 @@ def root(tmp_path: Path) -> Path:
     """Topic `t` and three backups in `place`. After the first one, its segments were merged and
     collected."""
     root, place = tmp_path / "log", tmp_path / "place"
-    broker = BrokerLog(root)
-    broker.create("t", 1)
-    for number in range(4):
-        broker.append("t", {0: [b"%d" % number]})
-        broker.seal("t")
+    broker = four_segments(root)
     broker.close()
     backed_up(root, place)
     on(root, merged_and_collected)

@@ -39,6 +39,16 @@ async def damaged() -> AsyncIterator[tuple[MemoryStore, Log]]:
         yield store, log
 
 
+async def delete_and_seal(store: MemoryStore, log: Log) -> None:
+    """Delete the records of the damaged tail, append one after them, and seal."""
+    cluster = await MaintenanceSession.open(way(store), loop_clock(3))
+    await delete_records(cluster, "t", {DAMAGED: RECORDS}, is_dry=False)
+    await cluster.close()
+    await log.wal.refresh()
+    await append(log, "after", partition=DAMAGED)
+    await log.seal("t")
+
+
 def test_d9_the_other_partitions_of_the_topic_are_sealed() -> None:
     async def main() -> None:
         async with damaged() as (_, log):
@@ -60,12 +70,7 @@ def test_d9_the_damaged_tail_is_named_until_it_is_sealed() -> None:
             ((at, why),) = log.damaged_tails().items()
             assert at == ("t", DAMAGED)
             assert log.state.partition("t", DAMAGED).tail[0].object_key in why
-            cluster = await MaintenanceSession.open(way(store), loop_clock(3))
-            await delete_records(cluster, "t", {DAMAGED: RECORDS}, is_dry=False)
-            await cluster.close()
-            await log.wal.refresh()
-            await append(log, "after", partition=DAMAGED)
-            await log.seal("t")
+            await delete_and_seal(store, log)
             assert log.damaged_tails() == {}
 
     run(main)
@@ -74,12 +79,7 @@ def test_d9_the_damaged_tail_is_named_until_it_is_sealed() -> None:
 def test_d9_after_delete_records_beyond_the_damage_the_partition_is_sealed() -> None:
     async def main() -> None:
         async with damaged() as (store, log):
-            cluster = await MaintenanceSession.open(way(store), loop_clock(3))
-            await delete_records(cluster, "t", {DAMAGED: RECORDS}, is_dry=False)
-            await cluster.close()
-            await log.wal.refresh()
-            await append(log, "after", partition=DAMAGED)
-            await log.seal("t")
+            await delete_and_seal(store, log)
             assert log.state.partition("t", DAMAGED).sealed_end == RECORDS + 1
             fetched = await log.fetch("t", DAMAGED, RECORDS, bytes_max=1000)
             rows = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]

@@ -30,6 +30,7 @@ from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import LogSettings
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.tables import segment as segments
 from tidelog.storage.wal.wal_objects import CHECKPOINT_MAGIC
 from tidelog.storage.write import hot_log_file
@@ -202,6 +203,21 @@ def test_a_packed_chunk(name: str, codec: str, size: int, crc: int) -> None:
 # -- checkpoints
 
 
+def folded(
+    tmp_path: Path, folder: Path, checkpoint: str
+) -> tuple[ClusterState, list[list[Outcome]]]:
+    """Fold the entries of a cluster up to a checkpoint, without the checkpoint."""
+    shutil.copytree(folder / "wal", tmp_path / "wal")
+    shutil.copy(folder / "cluster.json", tmp_path)
+    for path in (tmp_path / "wal").iterdir():
+        if path.name > Path(checkpoint).name:
+            path.unlink()
+    store = FolderStore(tmp_path)
+    found = asyncio.run(fold(store, CLUSTER_ID))
+    asyncio.run(store.close())
+    return found
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_checkpoint_is_the_fold_of_its_entries(tmp_path: Path, level: int) -> None:
     folder = folder_of(level)
@@ -210,15 +226,8 @@ def test_a_checkpoint_is_the_fold_of_its_entries(tmp_path: Path, level: int) -> 
     assert int.from_bytes(body[8:12], "little") == google_crc32c.value(body[12:])
     state = ClusterState.decode(body[12:], CHECKPOINT)
     assert state.encode() == body[12:]
-    shutil.copytree(folder / "wal", tmp_path / "wal")
-    shutil.copy(folder / "cluster.json", tmp_path)
-    for path in (tmp_path / "wal").iterdir():
-        if path.name > Path(CHECKPOINT).name:
-            path.unlink()
-    store = FolderStore(tmp_path)
-    folded, outcomes = asyncio.run(fold(store, CLUSTER_ID))
-    asyncio.run(store.close())
-    assert folded.encode() == body[12:]
+    found, outcomes = folded(tmp_path, folder, CHECKPOINT)
+    assert found.encode() == body[12:]
     refused = [str(outcome.refusal) for found in outcomes for outcome in found if outcome.refusal]
     assert refused == ["topic 'gone' already exists", f"topic {'f' * 32!r} does not exist"]
     assert [outcome.is_duplicate for outcome in outcomes[1]] == [False, False, True, *[False] * 3]
@@ -343,15 +352,8 @@ def test_level_3_adds_what_belongs_to_principals(tmp_path: Path) -> None:
     assert [record[0][0] for record in state[7]] == ["order-17"]
     assert producers == [{alice: [0]}, {bob: [[0, A, 1]]}]
     assert state[13][2] == {bob: {"members": 5, "mutation_rate": 7}}
-    shutil.copytree(folder / "wal", tmp_path / "wal")
-    shutil.copy(folder / "cluster.json", tmp_path)
-    for path in (tmp_path / "wal").iterdir():
-        if path.name > Path(name).name:
-            path.unlink()
-    store = FolderStore(tmp_path)
-    folded, _ = asyncio.run(fold(store, CLUSTER_ID))
-    asyncio.run(store.close())
-    assert folded.encode() == body[12:]
+    found, _ = folded(tmp_path, folder, name)
+    assert found.encode() == body[12:]
 
 
 # -- segments

@@ -151,9 +151,10 @@ async def topic(broker: Broker) -> str:
 
 
 @asynccontextmanager
-async def listening(app: Router) -> AsyncIterator[int]:
-    """The application on a port of 127.0.0.1: for what an ASGI transport cannot do, streams."""
-    server = Server(app, "127.0.0.1", 0, lifespan="off", timeout_graceful_shutdown=5)
+async def listening(app: Any, **options: Any) -> AsyncIterator[int]:
+    """The application on a port of 127.0.0.1: for what an ASGI transport cannot do, streams.
+    `options` are those of Server."""
+    server = Server(app, "127.0.0.1", 0, lifespan="off", timeout_graceful_shutdown=5, **options)
     running = asyncio.create_task(server.serve())
     while not server.started:
         assert not running.done()

@@ -41,7 +41,7 @@ async def _ask(port: int, *paths: str) -> tuple[asyncio.StreamReader, asyncio.St
 
 
 async def test_a_small_answer_is_one_packet() -> None:
-    async with listening(App()) as port:  # type: ignore[arg-type]
+    async with listening(App()) as port:
         for size in (0, 2, 1000):
             reader, writer = await _ask(port, f"/{size}")
             got = await reader.read(1 << 20)
@@ -52,7 +52,7 @@ async def test_a_small_answer_is_one_packet() -> None:
 
 
 async def test_answers_of_any_size_one_after_the_other() -> None:
-    async with listening(App()) as port:  # type: ignore[arg-type]
+    async with listening(App()) as port:
         sizes = (5, 3 * JOINED_BYTES_MAX, 0, JOINED_BYTES_MAX, JOINED_BYTES_MAX + 1, 7)
         reader, writer = await _ask(port, *(f"/{size}" for size in sizes))
         for size in sizes:
@@ -65,7 +65,7 @@ async def test_answers_of_any_size_one_after_the_other() -> None:
 
 async def test_a_head_does_not_wait_for_a_body_that_is_late() -> None:
     app = App()
-    async with listening(app) as port:  # type: ignore[arg-type]
+    async with listening(app) as port:
         reader, writer = await _ask(port, "/3/late")
         async with asyncio.timeout(240):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
@@ -77,7 +77,7 @@ async def test_a_head_does_not_wait_for_a_body_that_is_late() -> None:
 
 async def test_a_client_that_goes_in_the_middle_is_no_error() -> None:
     app = App()
-    async with listening(app) as port:  # type: ignore[arg-type]
+    async with listening(app) as port:
         reader, writer = await _ask(port, "/3/late")
         await reader.readuntil(b"\r\n\r\n")
         writer.transport.abort()
@@ -94,7 +94,7 @@ async def test_an_answer_before_the_end_of_a_body_arrives_and_is_the_last() -> N
         await send({"type": "http.response.start", "status": 413, "headers": headers})
         await send({"type": "http.response.body", "body": b"no"})
 
-    async with listening(refuse) as port:  # type: ignore[arg-type]
+    async with listening(refuse) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
         for _ in range(64):  # the client sends on, and reads afterwards
@@ -113,7 +113,7 @@ async def test_a_header_of_an_answer_never_becomes_two() -> None:
         headers = ((b"location", b"/x\r\nset-cookie: a=b"),)
         await HttpRequest(scope, receive, send).answer(HttpResponse(200, b"{}", headers=headers))
 
-    async with listening(split) as port:  # type: ignore[arg-type]
+    async with listening(split) as port:
         reader, writer = await _ask(port, "/")
         got = await reader.read(1 << 20)
         assert got.startswith(b"HTTP/1.1 500 ")
@@ -128,7 +128,7 @@ async def test_the_last_answer_says_so_and_ends_the_connection(field: str) -> No
         call = HttpRequest(scope, receive, send)
         await call.answer(HttpResponse(200, await call.body(100)))
 
-    async with listening(serve) as port:  # type: ignore[arg-type]
+    async with listening(serve) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         version = "1.1" if field else "1.0"
         head = f"POST / HTTP/{version}\r\nhost: x\r\n{field}content-length: 5\r\n\r\n"
@@ -145,7 +145,7 @@ async def test_whole_bodies_and_parted_ones_are_read_on_one_connection() -> None
         call = HttpRequest(scope, receive, send)
         await call.answer(HttpResponse(200, await call.body(1 << 20)))
 
-    async with listening(serve) as port:  # type: ignore[arg-type]
+    async with listening(serve) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for size, is_parted in ((5, False), (5, True), (0, False), (300_000, True), (1, False)):
             body = b"x" * size
@@ -174,7 +174,7 @@ async def test_a_body_counts_as_it_arrived_also_if_it_cannot_be_unpacked(pieces:
 
     body = gzip.compress(bytes(1000))
     head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
-    async with listening(serve) as port:  # type: ignore[arg-type]
+    async with listening(serve) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head % len(body) + (body if pieces == 1 else body[:5]))
         if pieces == 2:

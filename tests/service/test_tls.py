@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.findings.connections import Connection
+from tests.service import conftest
 from tests.support.certificates import Authority, Pair
 from tidelog.service.http.admission import Admission, Limits, Phase
-from tidelog.service.http.protocol import Config, Server
+from tidelog.service.http.protocol import Config
 from tidelog.service.http.transports import STEP_BYTES
 from tidelog.service.peers.client import HttpPeers
 from tidelog.service.security.certificates import ServerCertificate, TlsFiles
@@ -67,24 +68,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 async def listening(
     used: ServerCertificate, admission: Admission[Any] | None = None, serve: Any = app
 ) -> AsyncIterator[int]:
-    server = Server(
-        serve,
-        "127.0.0.1",
-        0,
-        lifespan="off",
-        timeout_graceful_shutdown=5,
-        tls=used.server,
-        admission=admission,
-    )
-    running = asyncio.create_task(server.serve())
-    while not server.started:
-        assert not running.done()
-        await asyncio.sleep(0.001)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.stop()
-        await running
+    async with conftest.listening(serve, tls=used.server, admission=admission) as port:
+        yield port
 
 
 @contextlib.asynccontextmanager
