@@ -309,7 +309,8 @@ def quietly() -> Iterator[None]:
             asyncio.set_event_loop(None)
             level = logging.root.manager.disable
             logging.disable(logging.CRITICAL)
-            gc.collect()
+            while gc.collect():  # the cleanup of tasks makes garbage again
+                pass
             logging.disable(level)
     finally:
         sys.unraisablehook = hook
