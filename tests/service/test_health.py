@@ -177,7 +177,7 @@ async def test_every_metric_is_described_and_every_description_is_one() -> None:
     text = (Path(__file__).parents[2] / "service" / "METRICS.md").read_text()
     described = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.MULTILINE))
     async with metered() as log:
-        telemetry = Telemetry(log, HttpCounters(), VERSION, worker=Worker(1, 2, nobody))
+        telemetry = Telemetry(log, HttpCounters(), VERSION, worker=Worker(1, 2, no_reports))
         families = list(text_string_to_metric_families((await telemetry.text_of_all()).decode()))
     kinds = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
@@ -187,7 +187,7 @@ async def test_every_metric_is_described_and_every_description_is_one() -> None:
     assert described == kinds | {"tidelog_info": "info"}
 
 
-async def nobody() -> list[bytes]:
+async def no_reports() -> list[bytes]:
     return []
 
 
@@ -293,7 +293,7 @@ async def test_topics_that_are_gone_are_forgotten(log: Log) -> None:
 
 async def test_one_answer_has_the_metrics_of_each_worker(log: Log) -> None:
     hostile = b'# HELP tidelog_x x\n# TYPE tidelog_x gauge\ntidelog_x{group="# HELP y"} 1.0\n'
-    second = await Telemetry(log, HttpCounters(), VERSION, worker=Worker(2, 3, nobody)).text()
+    second = await Telemetry(log, HttpCounters(), VERSION, worker=Worker(2, 3, no_reports)).text()
 
     async def others() -> list[bytes]:
         return [second, hostile]

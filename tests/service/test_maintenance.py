@@ -63,7 +63,7 @@ async def test_a_round_says_what_it_found_and_what_it_took(tmp_path: Path) -> No
     settings = Settings(store=folder.as_uri(), **YOUNG)
     counters = MaintenanceCounters()
 
-    async def told() -> dict[str, float]:
+    async def gauges() -> dict[str, float]:
         text = (await Telemetry(log, HttpCounters(), "1", counters).text()).decode()
         lines = [line.rpartition(" ") for line in text.splitlines() if line[:1] != "#"]
         return {name: float(value) for name, _, value in lines}
@@ -71,13 +71,13 @@ async def test_a_round_says_what_it_found_and_what_it_took(tmp_path: Path) -> No
     segments = sum(path.stat().st_size for path in folder.glob("topics/*/partition=0/*"))
     await log.alter_topic("t", {"retention.ms": "86400000"})
     await maintain_once(settings, log, counters)
-    assert (await told())["tidelog_garbage_waiting_bytes"] == segments  # no checkpoint counts yet
+    assert (await gauges())["tidelog_garbage_waiting_bytes"] == segments  # no checkpoint counts yet
     for hour in range(3):
         await append(log, b"%d" % hour)
         for path in [*folder.glob("wal/*"), *folder.glob("checkpoints/*")]:
             age(path, hours=2)
         await maintain_once(settings, log, counters)
-    found = await told()
+    found = await gauges()
     assert found["tidelog_garbage_objects_total"] > 3
     assert found["tidelog_garbage_bytes_total"] > 0
     assert found["tidelog_garbage_due_bytes"] == 0
