@@ -74,10 +74,11 @@ async def finish(place: ObjectStore, check: Callable[[], None]) -> Pruned:
     `check` and errors are those of `prune`."""
     markers = [info.key async for info in place.list(PRUNED)]
     sizes: dict[str, int] = {}
+    older = (await backups_in(place))[:-1]
     for key in markers:
         manifest = decode(await place.get(key), key)
         sizes |= {each.key: each.size for each in manifest.objects}
-        if manifest.name in (await backups_in(place))[:-1]:
+        if manifest.name in older:
             check()
             await place.delete([manifest.name.key])
     for name in await backups_in(place):
