@@ -149,9 +149,8 @@ class Protocol(HttpToolsProtocol):
     def __init__(self, config: Config, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         self._admission = config.admission
-        self._is_proved = self._is_ended = self._is_in_head = self._is_large = self._is_spare = (
-            False
-        )
+        self._is_proved = self._is_ended = self._is_in_head = False
+        self._is_large = self._is_spare = False
         self._app: Callable[..., Any] = self.app
         self._refusal = HTTPStatus.BAD_REQUEST, NOT_HTTP
         self._requests = 0
