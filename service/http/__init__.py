@@ -1,19 +1,19 @@
 """HTTP as all routes use it.
 
-admission       connections, clocks and bytes of a listener: pure
-call            a request and a response of the hot routes
+admission       which connections a listener keeps, how long, and the bytes that they hold: pure
+call            a request and a response, as handlers of the hot routes use them
 content_coding  gzip and zstd of bodies and answers
-cors            pages of other origins that may use the API
+cors            CORS: pages of other origins that may use the API
 errors          from an error to an HTTP response
-exchange        one request and its answer on a connection, without ASGI messages; its flow
-media_types     media types, formats inside JSON, refusals of other types
+exchange        the same request and answer on their connection: written bytes, flow control
+media_types     media types and their refusals; formats in JSON: json, binary, text
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
 paging          pages of a listing
 parameters      parameters of a path, a query and a body: parsers, checks
 protocol        uvicorn's server and its connections, bounded by Admission, with and without TLS
-request_id      X-Request-Id
+request_id      the header X-Request-Id
 route           a route as one declaration: path, handler, access, label, documentation
-sockets         sockets to listen on
+sockets         sockets to listen on; why listening failed
 transports      TLS below a protocol; the count of written bytes
-urls            paths, and the URL under which a client reaches this broker
+urls            a path in one spelling; the URL under which a client reaches this broker
 """

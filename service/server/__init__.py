@@ -4,10 +4,10 @@ serve          the composition root: opens the parts, serves, closes
 workers        several broker processes that share a port
 router         the table of routes; serves the hot ones
 app            the FastAPI application, which serves the others
-maintenance    retention and collection beside serving
+maintenance    retention, collection and checks of tables, beside serving
 open_cluster   the cluster of a store, opened for maintenance by brokers and commands
-open_files     connections by the limit of open files
-return_memory  memory of a peak goes back to the kernel
+open_files     the limit of open files, and the numbers of connections that it allows
+return_memory  after a peak, returns freed memory to the kernel
 log_lines      log lines, as text or JSON
 tracing        OpenTelemetry traces
 """

@@ -1,10 +1,10 @@
 """Consumer groups on a broker. The group's state itself is in state/.
 
-coordinator     the coordinator of a group: sessions of members, expiry; Instance
+coordinator     the coordinator of groups: heartbeats and expiry; the soft state of a member
 instances       consumer instances: subscribe, read, commit
 offset_commits  many members' commits in one commit of the log
-portions        what a read of an instance returns
+portions        the types of the result of an instance's read
 positions       the read position of an instance
-pattern_topics  the topics that each pattern finds
-patterns        subscriptions by regular expression
+pattern_topics  keeps the topics that each pattern matches
+patterns        matches topic names with a regular expression, by RE2
 """

@@ -5,8 +5,8 @@ long_polls      reads that wait for new records
 segment_reader  footers and row groups of segments, verified
 tail_cache      the newest records in memory
 cache           a cache bounded in bytes; one fetch serves all waiting readers
-plan            what to read as of one moment, split into tasks
+plan            a snapshot of the log, and its split into tasks: pure
 split_reader    the records of a split: segments and tail chunks
-offline_log     the log as of one moment, without a broker
-kafka_options   offsets and topics in the options of Spark's Kafka source
+offline_log     takes snapshots of the log, without a broker
+kafka_options   the options of Spark's Kafka source: topics, and offsets to start and end at
 """

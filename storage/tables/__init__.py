@@ -3,9 +3,9 @@
 manifest     the manifest as the log uses it: protocol, versions, index
 memory       a manifest in memory
 delta        the manifest in a Delta table; alone imports deltalake
-delta_log    the files of Delta's log, through the store
-doubt        whether a version is what the log put there; which one readers use
-delta_json   the JSON of Delta's log
+delta_log    commits of Delta's log, read through the store; damage; fsync in a folder
+doubt        tables that another program changed, or that do not fit the WAL; what readers use
+delta_json   the JSON lines of Delta's log: pure
 open_tables  the open manifests of a broker
 segment      Parquet segments: bytes, footers, row groups
 """
