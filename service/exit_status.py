@@ -14,7 +14,7 @@ EXIT_STATUSES = {
     EXIT_FAILED: "failed, or refused by the broker",
     EXIT_USAGE: "wrong usage",
     EXIT_UNREACHABLE: "the broker or the store cannot be reached or used",
-    EXIT_NOT_FOUND: "no such topic or partition",
+    EXIT_NOT_FOUND: "no such topic, partition, group or key",
     EXIT_INTERRUPTED: "interrupted",
 }
 

@@ -27,7 +27,7 @@ AUDIT_LOG = setting(
 )
 OIDC_ISSUER = setting(
     "",
-    "URL of the OIDC issuer whose tokens prove a principal, as its tokens have it in `iss`; empty: only keys prove one; needs `tidelog[oidc]`",
+    "URL of the OIDC issuer whose tokens prove a principal, equal to `iss` in its tokens; empty: only keys prove a principal; needs `tidelog[oidc]`",
 )
 OIDC_AUDIENCE = setting("", "audience that a token must have in `aud`; required with `oidc_issuer`")
 OIDC_JWKS_URL = setting(

@@ -33,7 +33,11 @@ SECURITY_SCHEMES = {
         "description": "The user is the key's principal without `User:`; the password is the key's "
         "secret.",
     },
-    "bearer": {"type": "http", "scheme": "bearer", "description": "The secret of a key."},
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The secret of a key, or a token of the OIDC issuer in `oidc_issuer`.",
+    },
     "session": {
         "type": "apiKey",
         "in": "cookie",

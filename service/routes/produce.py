@@ -406,7 +406,7 @@ _DOC = RouteDoc(
     parameters=(
         Parameter(
             "acks",
-            "`all`: in object storage, with offsets; `1`: on this broker's disk; `0`",
+            "`all`: in object storage, with offsets; `1`: on this broker's disk; `0`: checked",
             {"type": "string", "default": "all"},
         ),
         IDEMPOTENCY_KEY,
