@@ -4,8 +4,8 @@ compaction/garbage.py has the rules. A run lists the objects of a topic before i
 table. If the run does not know the topic, it also reads the WAL after the listing. So the run sees
 a commit that named a listed object meanwhile. At the end, the run reads the WAL to its end, because
 nothing is garbage while a hold is in force. A backup that takes its hold later also reads the
-tables and the WAL later. Then they do not name the objects of the plan any more. The same holds for
-the logs of tables: tidelog's commits to a table do not clean up its log, only collection does.
+tables and the WAL later. Then they do not name the objects of the plan any more. This is also true
+for the log of a table, because tidelog's commits do not clean it up. Only collection does.
 
 A run lists all of `wal/` each time. It does not start at the number up to which the last run
 deleted, because a suspended process may have created a deleted number again.
@@ -136,8 +136,8 @@ async def _holds(cluster: MaintenanceSession) -> list[Hold]:
 
 
 async def kept_base(cluster: MaintenanceSession) -> ClusterState | None:
-    """Return the checkpoint after which a collection that begins now keeps all entries. If the
-    store has the whole WAL, return None. Raises Unavailable.
+    """Return the base of a collection that begins now. The collection keeps all entries after this
+    checkpoint. If the store has the whole WAL, return None. Raises Unavailable.
 
     After the retention was raised, all checkpoints may be younger than it, while earlier
     collections have deleted entries. Then return the newest checkpoint that has a newer one: no

@@ -256,7 +256,7 @@ class Broker(Log):
             log.info("hot log: recovered %d requests of a crashed process", len(requests))
         # All requests have an outcome. Only now delete the files, and then retire their marks.
         await self.writer.retire(await asyncio.to_thread(hot_log_file.discard, files))
-        # Not earlier: until their deletion, `files` may also contain requests that are set aside.
+        # Only now: until `files` are deleted, they may contain the same requests as `kept`.
         if kept:
             self.writer.adopt(kept)
 
@@ -375,7 +375,7 @@ class Broker(Log):
 
     @property
     def peer_api(self) -> Sequencer:
-        """The handler of messages from peers, which have access to the cluster's store."""
+        """The handler of messages from peers. Each peer has access to the cluster's store."""
         return self.sequencer
 
     async def secret(self) -> bytes:

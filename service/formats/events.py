@@ -1,4 +1,4 @@
-"""Lines and events of followers, beside the records: server-sent events (`sse`) and NDJSON.
+"""Streams of followers: event ids, and the events (`sse`) and lines (NDJSON) that are no records.
 
 The event id of a follower of one partition is the offset of the last record. That of a follower of
 a topic is a vector: the offset of the last record of each partition, as `0:12,1:-1,2:7` (-1: none).
@@ -22,7 +22,7 @@ RETRY_MS = 500
 START = "start"
 """The event id before offset 0: an id cannot be negative."""
 PIECE_BYTES = 64 * 1024
-"""Bytes of a page with vectors that are built and sent at a time (I10)."""
+"""Approximate size of a piece. A page with vectors is built and sent in pieces (I10)."""
 EVENT_BYTES_MIN = 80
 """Bytes of the smallest event of a record, without its id."""
 _PAIR = re.compile(r"([0-9]{1,9}):(-1|[0-9]{1,19})")
@@ -30,7 +30,8 @@ _PAIR = re.compile(r"([0-9]{1,9}):(-1|[0-9]{1,19})")
 
 def beginning(offset: int) -> bytes:
     """Return the first event of a stream: an id without data. A client that loses the connection
-    before the first record continues at this offset, not at what is `latest` then."""
+    before the first record continues at this offset. Without the id, it would continue at the
+    offset that is `latest` at that time."""
     return beginning_with(_id_before(offset))
 
 
@@ -40,22 +41,22 @@ def beginning_with(event_id: bytes) -> bytes:
 
 
 def reset(format_name: str, error: OffsetOutOfRange, where: str) -> tuple[int, bytes]:
-    """Return where a follower continues whose offset is out of range, and the event for that.
-    `where`: earliest or latest."""
+    """Return the offset at which a follower continues after OffsetOutOfRange, and the event that
+    reports it. `where`: earliest or latest."""
     offset = error.log_start_offset if where == "earliest" else error.high_watermark
     data = {"type": "reset", "requested_offset": error.offset, "offset": offset}
     return offset, notice(format_name, "reset", data, _id_before(offset))
 
 
 def skipped(format_name: str, next_offset: int, page: Page) -> bytes:
-    """Return the event behind a page whose records did not all decode (`on_error=skip`)."""
+    """Return the event that follows a page with skipped records (`on_error=skip`)."""
     data = {"skipped": page.skipped, "first_skipped_offset": page.first_wrong}
     return notice(format_name, "skipped", data, b"%d" % (next_offset - 1))
 
 
 def notice(format_name: str, kind: str, data: Any, event_id: bytes = b"") -> bytes:
-    """Return an event, or a line, that is not a record. A client that connects again with its id
-    continues after it."""
+    """Return an event, or a line, that is not a record. If the event has an id, a client that
+    connects again with this id continues after the event."""
     body = msgspec.json.encode(data)
     if format_name != "sse":
         return body + b"\n"

@@ -25,9 +25,10 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 UNSTORED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-"""Headers of an answer, unless the method is POST: no browser stores or runs an answer to it."""
+"""Headers of each stream, and of each other answer unless the method is POST. A browser neither
+stores nor runs an answer to a POST."""
 LENGTH_DIGITS_MAX = 18
-"""Digits of a Content-Length: `int` is slow for thousands of digits, and then raises."""
+"""Maximum digits of a Content-Length that `int` parses: for thousands of digits it raises."""
 
 
 class IncompleteBody(InvalidRequest):
@@ -87,7 +88,7 @@ class HttpRequest:
         self.scope = scope
         self.bodies = bodies
         self.share: Share | None = None
-        """Of the body; `release` gives it back."""
+        """The share of `bodies` that the body holds; `release` gives it back."""
         self.receive = receive
         self.send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -154,7 +155,7 @@ class HttpRequest:
             return first
         parts = [first]
         while message.get("more_body", False):
-            if not 0 < size <= received:  # else only the end of the body is still to come
+            if not 0 < size <= received:  # else all declared bytes are here, without the end mark
                 self._charge(max(size, received))
             message = await self._part()
             parts.append(message.get("body", b""))

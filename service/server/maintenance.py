@@ -32,8 +32,8 @@ from tidelog.storage.state.cluster_state import Topic
 log = logging.getLogger("tidelog.care")
 
 REWRITE_BYTES_MAX = 128 * 1024 * 1024
-"""Size of the largest such segment that a broker rewrites: twice the default of `segment.bytes`.
-The commands rewrite larger ones."""
+"""Size of the largest segment that a broker rewrites after `delete-records`: twice the default of
+`segment.bytes`. The commands `retain` and `delete-records` rewrite larger segments."""
 COLLECTED_EVERY = 12
 """Rounds from one collection to the next: about an hour. A collection lists all objects, and reads
 the last day's commits of tables from which files were removed."""

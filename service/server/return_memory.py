@@ -1,8 +1,8 @@
 """The memory of a broker after a peak: it goes back to the kernel, and RSS follows.
 
-malloc keeps what the process frees (storage.io.malloc), because the next request needs as much.
-That is wrong after an outage, whose requests filled the write buffer, and for a broker without
-load.
+malloc keeps the memory that the process frees (storage.io.malloc), because the next request needs
+it. In two cases the next request needs much less: after an outage during which requests filled the
+write buffer, and on a broker without load.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ IDLE_BYTES_MAX = 1024 * 1024
 
 
 class PeakWatch:
-    """Tells when a writer's peak is over: its buffer was large and has drained, or it has flushed
-    much and is idle now."""
+    """Finds the end of a writer's peak: the buffer was large and has drained, or the writer has
+    flushed much and is idle now."""
 
     def __init__(self) -> None:
         self._peak_bytes = 0

@@ -110,7 +110,8 @@ class UnknownMember(StaleCommit):
 
 
 class GroupNotEmpty(StaleCommit):
-    """The group has members (an offset commit: subscribed members): Kafka's NON_EMPTY_GROUP."""
+    """The group has members. For an offset commit: it has subscribed members. In Kafka:
+    NON_EMPTY_GROUP."""
 
 
 class Throttled(LogError):
@@ -123,7 +124,7 @@ class Throttled(LogError):
 
 class BoundReached(Throttled):
     """The refusal of `apply` if a commit would exceed a bound of the cluster state, or a
-    principal's share of it. Another commit may be within them."""
+    principal's share of it. Another commit may still succeed."""
 
 
 class Unavailable(LogError):
@@ -186,7 +187,7 @@ class TableInDoubt(Corrupt):
 
 
 class NotFound(LogError):
-    """No object has this key. Only storage/ sees this error."""
+    """No object has this key. This error never reaches service/."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"object {key} does not exist")

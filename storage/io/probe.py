@@ -1,8 +1,8 @@
 """The start-up check of a store: create-if-absent, read-after-write, ranges, LIST, DELETE work.
 
 A store may refuse, time out or lose an answer at each call. The probe repeats such calls. If a
-create has no clear answer, the probe compares the stored bytes (DESIGN 4). It judges only answers
-of the store.
+create has no clear answer, the probe compares the stored bytes (DESIGN 4). A call without an answer
+is no reason to refuse the store.
 
 The probe writes below `probe/` only, under an id of its own, and deletes the objects that it wrote.
 **On a crash** before the delete: a few small objects are left, which no process reads.
@@ -21,7 +21,8 @@ from tidelog.storage.io.tasks import together
 # in 1 s, and eight in up to 12 s.
 _RACES = 3
 _DELETES_MAX = 3
-"""A create without an answer may arrive after the delete. Then the probe deletes its key again."""
+"""A create without an answer may arrive after the delete. If the first key is there again, the
+probe repeats the delete."""
 
 
 async def probe(store: ObjectStore, clock: Clock, *, retry_s: float = START_RETRY_S) -> None:
@@ -85,8 +86,8 @@ class _Probe:
 
     async def _race(self, key: str) -> bytes:
         """Race two creates of one key; return the winner's bytes."""
-        # First read the missing key, as readers of the WAL's next number do: a cache may keep the
-        # miss.
+        # First read the missing key, as readers of the WAL do with the next number. A cache may
+        # keep that answer. Then the read below does not find the object.
         if await self._found(key) is not None:
             raise self._unfit("read-after-write", "an object exists before it was written")
         bodies = [b"1st of " + key.encode(), b"2nd of " + key.encode()]

@@ -3,9 +3,9 @@ deltalake. **On a crash** in `add` before Delta's commit, no table names the new
 collection deletes them. After the commit, a refresh finds its files and transactions.
 
 Delta's commit is a create-if-absent of `_delta_log/<version>.json`, with the three outcomes of
-DESIGN 4. deltalake's HTTP client repeats requests, so its own success may return as a conflict.
-After any error the table is read back. It shows whether the commit's paths, which are unique, are
-in the table.
+DESIGN 4. deltalake's HTTP client repeats requests, so a commit that succeeded may raise a conflict.
+After any error this module reads the table back. The paths of each commit are unique. If the table
+has them, the commit succeeded.
 
 On S3, deltalake 1.6 needs `conditional_put=etag` (its default; `S3Store` sets it too). The
 options and environment variables `AWS_S3_LOCKING_PROVIDER` and `AWS_COPY_IF_NOT_EXISTS` must not
@@ -79,7 +79,7 @@ TABLE_SCHEMA = pa.schema([*RECORD_SCHEMA, pa.field("partition", pa.int32())])
 """The table's columns: the columns of a segment, and the partition from the segment's path."""
 
 CHECKPOINT_INTERVAL = 50
-"""Commits between two checkpoints. An open reads at most this number of commit files."""
+"""Commits between two checkpoints: to open a table, deltalake reads at most as many commits."""
 _LOG_RETENTION = "delta.logRetentionDuration"
 _PROPERTIES = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
@@ -266,7 +266,8 @@ class DeltaManifest:
         return await self._call(_reads, self._delta.files_at, version, self._prefix, options)
 
     async def _transactions_at(self, version: int) -> dict[str, int | None]:
-        """Return the known transactions, updated to `version`. If none, deltalake must read them.
+        """Return the known transactions, updated to `version`. An empty result means that
+        deltalake must read them.
 
         For each transaction, deltalake reads all commits since the last checkpoint: 60 requests and
         0.3 s. This method reads the new commits once for all transactions: a few requests.

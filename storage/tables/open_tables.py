@@ -52,7 +52,7 @@ class OpenTables:
         held = self._open.get(topic.topic_id)
         if held is None:
             held = _OpenTable(open_table(self._store, topic.prefix, topic.name))
-            if self._is_known(topic.topic_id):  # `forget` already ran for a deleted topic
+            if self._is_known(topic.topic_id):  # else it is deleted, and `forget` ran already
                 self._open[topic.topic_id] = held
         if age_max_s < math.inf:
             now_s = asyncio.get_running_loop().time()
@@ -89,7 +89,7 @@ class OpenTables:
         self.doubts.pop(topic_id, None)
 
     def forget_unknown(self) -> None:
-        """Drop the manifests of topics that the cluster has no more."""
+        """Drop the manifests of topics that the cluster state no longer has."""
         for topic_id in [one for one in (*self._open, *self.doubts) if not self._is_known(one)]:
             self.forget(topic_id)
 
