@@ -10,7 +10,7 @@ access           keys, acls, quotas
 produce_consume  produce, consume: their options and checks
 positions        positions and times in options
 store_options    --store and --master, and the settings that follow
-records          their work: lines to records, batches, partitions, members of a group
+records          the work of produce and consume: lines to records, batches, group members
 maintenance      retain, delete-records, compact, collect, scrub, maintain
 repair           repair, upgrade, bounds, backup, restore
 engines          the engine of a compaction

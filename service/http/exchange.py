@@ -32,7 +32,8 @@ LINGER_S = 2.0
 
 
 def last_answer(status: HTTPStatus, why: str) -> bytes:
-    """Return the answer to what is no request, as it is sent; the connection ends with it."""
+    """Return the bytes of an answer to an invalid or incomplete request. The caller closes the
+    connection after it."""
     body = error_body(status, why)
     head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
     return STATUS_LINE[status] + head + b"\r\n\r\n" + body
@@ -47,8 +48,8 @@ async def busy(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Flow(FlowControl):
-    """The flow of a connection. While requests wait for the answer before, nothing is read: else
-    each request that is served would let one more packet in (I10)."""
+    """The flow control of a connection. While requests wait for the answers before them, nothing is
+    read. Otherwise, after each served request one more packet would be read (I10)."""
 
     def __init__(self, transport: asyncio.Transport, waiting: deque[Any]) -> None:
         super().__init__(transport)
