@@ -18,12 +18,12 @@ VERSION = importlib.metadata.version("tidelog")
 
 
 class Version(BaseModel):
-    version: str = Field(examples=["0.1.0"])
+    version: str = Field(examples=["0.2.0"])
 
 
 class Uptime(BaseModel):
     process_uptime_sec: int
-    tidelog_version: str = Field(examples=["0.1.0"])
+    tidelog_version: str = Field(examples=["0.2.0"])
 
 
 class Status(BaseModel):
