@@ -118,7 +118,7 @@ class Fetch:
             return None
         with self.budget() as share:
             fetched, page = await self.page(view, offset, share, wait_ms / 1000, call)
-            if not rights.may(READ, TOPIC, topic):  # an ACL may have changed during the wait
+            if not rights.may(READ, TOPIC, topic):  # access may have changed in the wait
                 await rights.check(READ, TOPIC, topic)
             if page.stopped is not None and not page.records:
                 raise page.stopped
@@ -342,7 +342,7 @@ class Fetch:
         reading: asyncio.Task[T] | None = None
         try:
             while not gone.done():
-                await rights.check(READ, TOPIC, topic)  # an ACL may have changed
+                await rights.check(READ, TOPIC, topic)  # access may have changed
                 await send(turn)
                 share.set(0)
                 if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:

@@ -9,13 +9,14 @@ route is served:
   permits such a page to see it (CORS).
 - Requests from a page whose own name was bound to the broker's address (DNS rebinding): 421. For
   the browser they have the same origin, but `Host` has that name, which is not the broker's. With
-  `security=keys` such a page has no key and no cookie of the broker. So with
-  `security=keys` and an empty `allowed_hosts`, each name is served.
+  `security=keys` such a page has no key and no cookie of the broker. So each name is served then,
+  if `allowed_hosts` is empty.
 - Requests with effects, from any page, that have a body without a Content-Type: 415. A browser
   sends them without a CORS preflight, and the broker would decode the body as JSON.
 
-Names that only a private network can resolve are allowed: a stranger cannot register them. If
-a name was used before, a request costs two lookups in tables, or six if it has effects.
+Names that only a private network can resolve are allowed: a stranger cannot register them. A
+request without `Origin` and `Sec-Fetch-Site`, under a name that was used before, costs two lookups,
+or six if it has effects.
 """
 
 import socket
