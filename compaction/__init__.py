@@ -1,16 +1,17 @@
-"""Maintenance of stored data: retention, merging, key compaction, collection, verification.
+"""Maintenance of stored data: retention, merging, key compaction, collection, verification, repair,
+backup.
 
-This package imports only storage. The command line (service/cli/maintenance.py) and brokers
-(service/server/maintenance.py) run it.
+Of tidelog's packages, this one imports only storage. Commands (service/cli/maintenance.py,
+service/cli/repair.py) and brokers (service/server/maintenance.py) run it.
 
 plan            what retention, merging and compaction would do to a partition; pure
 garbage         which objects may be deleted; pure
-session         WAL, tables and the store's clock, for maintenance beside the brokers
+session         a cluster that is opened for maintenance: WAL, tables, the store's clock
 retention       moves log starts, removes the records below from tables; delete-records
 newest_per_key  the newest record of each key
 rewrite         segments in, one segment out: the body of every merge and compaction
-engine          rewrites and their commits: the interface of executors, the one in this process
-spark_engine    the executor of rewrites in Spark tasks
+engine          the interface of engines, which run rewrites; the engine in this process; commits
+spark_engine    the engine that runs rewrites in Spark tasks
 compact         merges small segments, keeps the newest record per key
 collect         deletes objects that nothing names
 repair_tables   restores or adopts tables in doubt

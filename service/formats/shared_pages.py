@@ -10,7 +10,8 @@ from typing import NamedTuple
 from tidelog.service.formats.pages import Page
 
 KEPT_S = 1.0
-"""A page is kept for one to two periods of this length."""
+"""A page is kept for one to two periods of this length. If the pages reach SHARED_BYTES_MAX, it is
+dropped earlier."""
 SHARED_BYTES_MAX = 32 * 1024 * 1024
 
 
@@ -28,8 +29,10 @@ class PageKey(NamedTuple):
 
 
 class SharedPages:
-    """The pages of the last one to two seconds, at most SHARED_BYTES_MAX. Owned by one event
-    loop."""
+    """The newest pages: those of the last two seconds at most, and at most SHARED_BYTES_MAX.
+
+    Owned by one event loop.
+    """
 
     def __init__(self) -> None:
         self._new: dict[PageKey, Page] = {}

@@ -118,7 +118,7 @@ class Fetch:
             return None
         with self.budget() as share:
             fetched, page = await self.page(view, offset, share, wait_ms / 1000, call)
-            if not rights.may(READ, TOPIC, topic):  # it may have been removed during the wait
+            if not rights.may(READ, TOPIC, topic):  # access may have changed in the wait
                 await rights.check(READ, TOPIC, topic)
             if page.stopped is not None and not page.records:
                 raise page.stopped
@@ -342,7 +342,7 @@ class Fetch:
         reading: asyncio.Task[T] | None = None
         try:
             while not gone.done():
-                await rights.check(READ, TOPIC, topic)  # it may have been removed
+                await rights.check(READ, TOPIC, topic)  # access may have changed
                 await send(turn)
                 share.set(0)
                 if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
@@ -384,8 +384,8 @@ class Fetch:
     async def _send(
         self, call: HttpRequest, view: FetchParams, fetched: FetchResult, page: Page
     ) -> None:
-        """Send a page of a stream, or a keep-alive if it is empty. Raises Undecodable after the
-        records before the one that does not decode."""
+        """Send a page of a stream, or a keep-alive if it is empty. If the page stops at a record
+        that does not decode, send the records before it, then raise Undecodable."""
         if page.body:
             await call.chunk(page.body)
             rights_of(call.scope).record(CONSUMER_BYTE_RATE, fetched.weight)
@@ -459,11 +459,19 @@ _DOC = RouteDoc(
             "an offset, `earliest` or `latest`",
             {"type": "string", "default": "earliest"},
         ),
-        Parameter("timestamp", "ms: from the first record at or after", {"type": "integer"}),
-        Parameter("timeout", "ms to wait at the end", {"type": "integer", "default": 0}),
+        Parameter(
+            "timestamp",
+            "time in ms, in place of `offset`: begin at the first record of this time or later",
+            {"type": "integer"},
+        ),
+        Parameter("timeout", "ms to wait at the partition end", {"type": "integer", "default": 0}),
         MAX_BYTES_PARAMETER,
         MAX_RECORDS_PARAMETER,
-        Parameter("follow", "with NDJSON: do not end", {"type": "boolean", "default": False}),
+        Parameter(
+            "follow",
+            "with NDJSON: do not end the response, but send new records when they are committed",
+            {"type": "boolean", "default": False},
+        ),
         RESET_PARAMETER,
         FORMAT_PARAMETER,
         ON_ERROR_PARAMETER,

@@ -7,9 +7,10 @@ a number, the time and the whole message. So if the message names a principal, a
 authenticated it.
 
 Times are the store's (storage.wal.store_time), which all brokers share. Numbers of a sender may
-arrive out of order, because requests go over several connections. A receiver knows the last ones of
-each sender, and refuses a number that it has seen or that is older than these. It forgets a sender
-that is silent for twice the window: older messages are refused by their time.
+arrive out of order, because requests go over several connections. A receiver remembers the newest
+NUMBERS_KEPT numbers of each sender. It refuses a number that it has seen, and a number that is too
+low to be among them. It forgets a sender that is silent for twice the window: it refuses the
+sender's older messages because of their time.
 
 Version 0.1 neither signs nor verifies. Its brokers cannot share a cluster whose level is
 SIGNED_LEVEL: from that level on a message without a signature is refused.

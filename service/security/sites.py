@@ -1,20 +1,22 @@
 """Host and Origin: the names under which a broker answers, and the sites whose pages may use it.
 
-A browser sends requests for the page of any site. Three kinds of pages are kept out, before the
+A browser sends requests for the page of any site. Three kinds of requests are refused, before the
 route is served:
 
-- A page of another site, or of another port of this host: its requests with effects get 403.
+- Requests with effects, from a page of another site or of another port of this host: 403.
   `Sec-Fetch-Site` shows such a page. A browser omits this header for plain http under a name: then
-  `Origin` is compared with `Host`. Reads need no rule: no answer permits such a page to read it
-  (CORS).
-- A page whose own name was bound to the broker's address (DNS rebinding) is of the same origin.
-  `Host` has that name, which is not the broker's: 421. With `security=keys` such a page has no key
-  and no cookie of the broker. So each name is served if `allowed_hosts` is empty.
-- A page's body without a Content-Type: a browser sends it without a CORS preflight, and the broker
-  would take it for JSON. It gets 415.
+  `Origin` is compared with `Host`. Requests without effects need no rule, because no response
+  permits such a page to see it (CORS).
+- Requests from a page whose own name was bound to the broker's address (DNS rebinding): 421. For
+  the browser they have the same origin, but `Host` has that name, which is not the broker's. With
+  `security=keys` such a page has no key and no cookie of the broker. So each name is served then,
+  if `allowed_hosts` is empty.
+- Requests with effects, from any page, that have a body without a Content-Type: 415. A browser
+  sends them without a CORS preflight, and the broker would decode the body as JSON.
 
 Names that only a private network can resolve are allowed: a stranger cannot register them. A
-request without `Origin` and `Sec-Fetch-Site` costs three lookups if its name was used before.
+request without `Origin` and `Sec-Fetch-Site`, under a name that was used before, costs two lookups,
+or six if it has effects.
 """
 
 import socket
@@ -60,7 +62,7 @@ class Sites:
         self._suffixes = (*PRIVATE_SUFFIXES, *(name[1:] for name in names if name[0] == "*"))
         self._names = frozenset([*names, *_own_names(settings)])
         self.known: set[bytes | None] = {None}
-        """Values of `Host` that are allowed. A request without one is of no browser."""
+        """Values of `Host` that are allowed. None is one: a browser always sends `Host`."""
 
     def refusal(
         self, scope: Scope, headers: Mapping[bytes, bytes], *, has_effects: bool

@@ -1,8 +1,8 @@
 """The FastAPI application: every route that is not hot, the OpenAPI document, and the limits of
 every request that reaches it.
 
-The router (service.server.router) serves hot routes in front of it. It has no state: a crash loses
-nothing.
+A request first gets to the router (service.server.router), which serves the hot routes itself. The
+application has no durable state, so a crash loses nothing.
 """
 
 import asyncio
@@ -46,7 +46,8 @@ from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.tasks import TASK_ENDS
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
-"""Of requests without records (I10): a topic with an assignment of every partition fits."""
+"""Largest body of a request without records (I10). Even the request for a new topic with an
+assignment for each partition is smaller."""
 
 _ASCII = bytes(range(128))
 
@@ -57,7 +58,7 @@ The dialects of Confluent's REST proxy (v2 and v3), Karapace, Strimzi's bridge a
 are served side by side: a client library for any of them works with this service's URL. Every error
 is `{"error_code": int, "message": str}`.
 
-Where `security=keys`, every request but those of health and the console's files needs a key.
+With `security=keys`, every request needs a key, except those of health and the console's files.
 """
 TAGS = {
     "records": "Produce and fetch: the hot routes.",
@@ -184,8 +185,8 @@ class _Check:
 
 
 def _check_query(request: Request) -> None:
-    """Raise InvalidParameter for a parameter that the route does not take, or that is repeated: the
-    client that sends it wants a smaller change."""
+    """Raise InvalidParameter for a parameter that the route does not have, or that is repeated. If
+    the route ignored it, the request could change more than its client wants."""
     own: Dependant = request.scope["route"].dependant
     taken = {field.alias for part in (own, *own.dependencies) for field in part.query_params}
     names = [name for name, _ in request.query_params.multi_items()]
@@ -291,8 +292,8 @@ def _whole_body(call: HttpRequest) -> Receive:
 
 
 async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[Message, Message]:
-    """Return the first two messages of an answer with the headers that every answer has, and
-    packed, if it is large and whole and the client accepts it."""
+    """Return the first two messages of an answer, with the headers that every answer has. If the
+    body is large and in one message, and the client accepts a coding, the body is compressed."""
     headers = [*head["headers"]]
     names = {name for name, _ in headers}
     headers += (each for each in UNSTORED if each[0] not in names)

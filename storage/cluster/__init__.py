@@ -1,9 +1,9 @@
-"""Brokers among each other.
+"""How the brokers of a cluster find each other, and which of them commits.
 
 liveness    which brokers are live, ranked; Member, MembershipSettings
 membership  this broker's liveness object, and the tracker of the others'
-messages    forwarded drafts and announcements: their bytes; several drafts as one
-announcer   sends announcements of committed entries to the peers
+messages    bytes of forwarded drafts and of announcements; one draft made of several
+announcer   announces committed entries to the peers; finds out whether suspects answer again
 sequencer   forwards drafts to the sequencer, or commits as the sequencer
 secret      the cluster's secret, readable by brokers only
 """

@@ -25,8 +25,8 @@ GAP_FACTOR = 2.0
 
 class Member(msgspec.Struct, frozen=True):
     """`brokers/<id>.json`. `id` is random, one per process; `name` is for people. A request
-    to `address` must carry `token`. Every process that can read the bucket can read the token, and
-    so can act as a broker."""
+    to `address` must carry `token`. Every process that can read `brokers/` can read the token. With
+    security a request also needs a signature with the cluster's secret."""
 
     id: str
     name: str

@@ -1,7 +1,8 @@
 """The cluster's secret: an object that brokers can read, but clients and table readers cannot.
 
 The first broker creates the object. The secret signs the console's session cookies, so each broker
-accepts the cookies of all brokers. A process that can read it can act as a broker (DESIGN 11).
+accepts the cookies of all brokers. It also signs the messages between brokers. A process that can
+read it, and `brokers/`, can act as a broker (DESIGN 11).
 """
 
 import asyncio

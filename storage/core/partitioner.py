@@ -42,7 +42,8 @@ class NoSuchPartition(InvalidRequest):
 
 
 class Sticky:
-    """Chooser of partitions for records without a key: one partition for ~`RUN_BYTES` bytes each.
+    """Chooser of partitions for records without a key. In a request, the next partition follows
+    after about `RUN_BYTES` bytes of values.
 
     `seed` determines the first partition of each request. Kafka's client changes partitions
     when its batch is full; a broker does so by bytes, to have few chunks per request. Each broker

@@ -22,7 +22,7 @@ class Clock(Protocol):
         """Return 16 bytes, unique among all processes."""
 
 
-# CLOCK_MONOTONIC stops during suspend: a resumed broker would take its view for fresh.
+# CLOCK_MONOTONIC stops during suspend: a resumed broker would treat an old view as fresh.
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

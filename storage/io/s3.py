@@ -110,7 +110,8 @@ class S3Store:
         cls, bucket: str, prefix: str = "", options: S3Options | None = None
     ) -> "S3Store":
         """Connect and test the bucket. Raises `StoreUnfit` if the bucket is missing or the
-        credentials are not valid, `StoreRefused` if the store denies access."""
+        credentials are not valid, `StoreRefused` if the store denies access, `Unavailable` if
+        it does not answer."""
         store = cls(bucket, prefix, options or S3Options())
         try:
             await store._connect()

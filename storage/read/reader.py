@@ -54,7 +54,7 @@ T = TypeVar("T")
 READ_AHEAD_CHUNKS = 16
 """Tail chunks, from the read's offset on, that are fetched at once if they are not in memory."""
 GAP_CHUNKS_MAX = 16
-"""Tail chunks of other brokers that one call of `close_gap` decodes at most, ~30 us each."""
+"""Maximum number of tail chunks of other brokers that one `close_gap` decodes, in ~30 us each."""
 REFRESH_S = 30.0
 """How long a loaded manifest may still show records that key compaction removed."""
 

@@ -2,9 +2,9 @@
 every broker (I4).
 
     cluster_state      the state, `apply`, checkpoints
-    shares             the use of each bound by each principal, and its limit
-    topic_checks       topics: the rule for names, refusals of actions, their owners
-    cluster_bounds     bounds in effect, and bounds that come into effect later
+    shares             how much of each bound of the state a principal uses, and may use
+    topic_checks       a topic, a deleted topic; the rule for names, refused actions, owners
+    cluster_bounds     view age, WAL retention and file grace: in effect now, in effect later
     elapsed            the elapsed time of the cluster: a lower bound of the time that has passed
     partition          one partition: its offsets, and the index of its tail
     producers          ids, epochs and sequences of idempotent producers

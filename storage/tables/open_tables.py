@@ -52,7 +52,7 @@ class OpenTables:
         held = self._open.get(topic.topic_id)
         if held is None:
             held = _OpenTable(open_table(self._store, topic.prefix, topic.name))
-            if self._is_known(topic.topic_id):  # else it is deleted, and `forget` ran already
+            if self._is_known(topic.topic_id):  # a deleted topic is not kept: `forget` has run
                 self._open[topic.topic_id] = held
         if age_max_s < math.inf:
             now_s = asyncio.get_running_loop().time()
@@ -62,8 +62,8 @@ class OpenTables:
         return held.table
 
     async def checked(self, topic: Topic) -> Table:
-        """Return the topic's manifest at its newest version; raise TableInDoubt if that is not what
-        the log put there. Raises Unavailable."""
+        """Return the topic's manifest at its newest version. Raises TableInDoubt if this version is
+        not what the log put there. Raises Unavailable."""
         table = await self.of(topic)
         try:
             await check(table, partial(self.topic_of_id, topic.topic_id), self.refresh)

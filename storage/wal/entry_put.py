@@ -96,8 +96,8 @@ class EntryPut:
     def _outcome_lost(self, key: str) -> CommitUnknown:
         """Expire the view; return the error for entry `key`, which was collected before this
         process read it back. The process was suspended longer than the WAL retention, an hour or
-        more: no client waits that long. Requests with acks=1 have a hot mark, which `apply` takes
-        once."""
+        more: no client waits that long. Requests with acks=1 have a hot mark, which `apply`
+        accepts once."""
         self._freshness.expire()
         return CommitUnknown(f"{key} was deleted before it was read back: commit outcome unknown")
 

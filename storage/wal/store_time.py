@@ -11,7 +11,7 @@ from tidelog.storage.io.object_store import ObjectStore
 
 
 class StoreTime:
-    """The store's time, as this machine knows it. Owned by one event loop."""
+    """This machine's wall time, and its distance from the store's. Owned by one event loop."""
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store

@@ -76,9 +76,9 @@ class HotLog:
     """The hot log of one process: one fdatasync for all waiting requests. Owned by one event loop.
 
     `on_durable` is called with each durable request, in the order of marks and before its `append`
-    returns. Commits must carry marks in that order, so `on_durable` also gets the requests of
-    cancelled callers. `on_failed` is called with each other request, also if its caller was
-    cancelled.
+    returns. It is also called if the caller of `append` was cancelled: the request is durable, and
+    `apply` would skip it if a request with a higher mark were committed first. `on_failed` is
+    called with each other request, also if its caller was cancelled.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class HotLog:
         self._thread = ThreadPoolExecutor(1, "tidelog-hotlog")
 
     def has_copy(self, marks: Mapping[str, int], *, is_reset: bool) -> bool:
-        """Return whether these marks of the WAL show that a copy of this process used numbers of
-        this log. If `is_reset`, `marks` are all marks of a state that was loaded without some
-        entries. Then a missing mark also shows a copy: a recovery of the copy's disk has retired
-        the log."""
+        """Return whether a copy of this process has used numbers of this log. `marks` are marks in
+        the WAL. If `is_reset`, they are all marks of a newly loaded state, and this process has not
+        applied all entries before it. Then a missing mark also shows a copy: a recovery of the
+        copy's disk has retired the log."""
         newest = marks.get(self.log_id)
         return is_reset and self.is_marked if newest is None else newest >= self._next
 
@@ -221,10 +221,10 @@ class HotLog:
     # -- requests that the store refuses
 
     async def keep(self, request: AppendRequest, log_id: str) -> Recovered:
-        """Copy the request durably to a new file, a log `log_id` that has only this request, as
-        number 0. The name of the file begins with the id of the request's first log, so that one
-        process recovers both logs. A second call with the same id makes no second file. Raises
-        OSError."""
+        """Copy the request durably to a new file. The file is a hot log with the id `log_id`, which
+        has only this request, as number 0. The name of the file begins with the id of the request's
+        first log, so that one process recovers both logs. A second call with the same id makes no
+        second file. Raises OSError."""
         assert request.hot is not None, "only acknowledged requests are kept"
         if self._leaving is not None and self._leaving.log_id == log_id:
             return self._leaving

@@ -1,13 +1,13 @@
 """Which requests of a crashed process's hot log are in the WAL, if a copy of the process ran.
 
-`apply` takes each mark of a hot log once. A cloned machine or a restored snapshot continues the log
-with the same id. Then two requests may have the same mark, and `apply` takes only the first. A
-restored disk also brings back requests whose marks are retired. A request gets its commit id when
+`apply` accepts each mark of a hot log once. A cloned machine or a restored snapshot continues the
+log with the same id. Then two requests may have the same mark, and `apply` accepts only the first.
+A restored disk also brings back requests whose marks are retired. A request gets its commit id when
 it enters the log, so the commit ids in the WAL show which requests are committed.
 
-A recovery reads the WAL backwards until the entries decide. Without a copy, the last two entries
-with commits of the log are enough. **On a crash** at any moment the files are as they were; a claim
-may be left in the WAL.
+A recovery reads the WAL backwards until it knows which requests are committed. Without a copy, it
+needs only the newest two entries that have commits of the log. **On a crash** at any moment the
+files are as they were; a claim may be left in the WAL.
 """
 
 import asyncio
@@ -37,8 +37,9 @@ async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
     """Claim the logs of these files, and return the files without the requests that are committed.
     The remaining requests get marks of a new log. Requests that are set aside stay as they are.
 
-    At level 1, return all files as they are. Version 0.1 may be the next to recover them. It would
-    take a claim for the mark of their last request, and delete them.
+    At level 1, return all files as they are, because version 0.1 may recover them next. It does not
+    know claims. The marks of all requests are below a claim, so it would skip these requests and
+    delete the files.
 
     Raises LogError. **On a crash**: a claim is left, which the next recovery finds.
     """
@@ -67,9 +68,9 @@ class _Taken(NamedTuple):
 class _Search:
     """The commits of the logs of these files, searched from the newest entry of the WAL backwards.
 
-    Usually the two newest entries with commits of a log decide. All marks in the newest must be of
-    this process, and higher than all marks in the other. Otherwise a copy has used marks of the
-    log, and the search reads all entries.
+    Usually it needs the newest two entries that have commits of a log: all marks in the newest one
+    are of this process, and they are higher than all marks in the other one. If not, a copy has
+    used marks of the log. Then the search continues to the oldest entry, or for ENTRIES_MAX.
     """
 
     def __init__(self, files: Sequence[Recovered]) -> None:

@@ -1,9 +1,10 @@
 """Acknowledged requests (acks=1) whose flush failed: retried apart from all others, in order.
 
-Requests of one hot log are committed in the order of their marks, because `apply` takes a lower
-mark for committed. So all of them wait behind a request that the store refuses, while other
-requests are flushed. A group that fails is halved, so the refused request is soon tried alone. It
-is then set aside in a file of its own, and tried again every KEPT_RETRY_S.
+Requests of one hot log are committed in the order of their marks. If `apply` has accepted a mark,
+it skips each lower mark of that log as already committed. So all requests of the hot log wait
+behind one that the store refuses, while other requests are flushed. A group that fails is halved,
+so the refused request is soon tried alone. It is then set aside in a file of its own, and tried
+again every KEPT_RETRY_S.
 
 **On a crash** at any moment: each request is in a file of the hot log, with its mark.
 """
@@ -23,9 +24,9 @@ from tidelog.storage.write.requests import AppendRequest
 log = logging.getLogger("tidelog.writer")
 
 ALONE_FAILURES_MAX = 5
-"""A request that fails this many times alone is set aside, if the store takes another entry. These
-attempts take two seconds. If a store refuses one PUT in twenty, one request in three million is set
-aside."""
+"""A request that fails this many times alone is set aside, if the store accepts another entry.
+These attempts take two to ten seconds, because the pauses between them grow. If a store refuses one
+PUT in twenty, one request in three million is set aside."""
 PAUSE_S = 0.1
 PAUSE_MAX_S = 2.0
 KEPT_RETRY_S = 60.0
@@ -73,9 +74,10 @@ class SetAsideRequests:
         self._next_s = 0.0
         self._kept_next_s = 0.0
         self._new_log_id = ""
-        """The log in the new file of the first waiting request, as soon as the file may exist. The
-        writer then does not flush the request with its old mark, and each attempt makes the same
-        file. If not, a recovery would find the request in that file, and commit it twice."""
+        """The id of the log in the new file of the first waiting request. It is set before the file
+        is made. From then on the writer does not flush the request with its old mark, and each
+        attempt makes the same file. Otherwise the request could be committed, and a recovery would
+        find it in that file and commit it again."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -90,9 +92,10 @@ class SetAsideRequests:
     def split(
         self, requests: Sequence[AppendRequest]
     ) -> tuple[list[AppendRequest], list[AppendRequest]]:
-        """Take the requests of the hot log, and return the others in two lists. Requests in the
-        first list may pass. Requests in the second list have records for a partition of a request
-        that waits here. They stand back, so that the records of a producer stay in order."""
+        """Keep the requests of the hot log here, and return the others in two lists. The requests
+        in the first list can be flushed now. Each request in the second list has records for a
+        partition of a request that waits here. It must wait too (it "stands back"), so that the
+        records of a producer stay in order."""
         self._waiting += [request for request in requests if request.hot is not None]
         waiting = {each for request in self._waiting for each in request.partitions()}
         others = [request for request in requests if request.hot is None]
@@ -148,14 +151,14 @@ class SetAsideRequests:
         """Move the request to a file of its own, with another mark. Raises LogError or OSError,
         also if the store refuses all other entries.
 
-        **On a crash** before the new file is durable, the request is only in the old file. Later, a
-        recovery finds it in both files, and takes it only from the new file (hot_log_file.recover).
-        This process commits it from the new file only after its old mark is used up. Until then, a
-        recovery of only the old file would commit it again.
+        **On a crash** before the new file is durable, the request is only in the old file. After
+        that it is in both files, and a recovery commits it only from the new file
+        (hot_log_file.recover). This process commits it from the new file only when its old mark is
+        used up. Otherwise a later recovery of the old file could commit it a second time.
         """
         if not self._new_log_id:
-            # This entry decides an earlier attempt with an unknown outcome. That attempt is in the
-            # WAL now, or this entry has its number.
+            # An earlier attempt may have an unknown outcome. After this entry the outcome is known:
+            # the attempt is in the WAL, or this entry has the number that the attempt wanted.
             await self._commit(Commit(self._clock.new_id(), []))
             if self._wal.state.hot_logs.get(mark.log_id, -1) >= mark.seq:
                 self._flusher.answer(request, [], None)
