@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import httpcore  # noqa: F401  # httpx imports it with its first client, which takes the loop 20 ms
 import httpx
 import jwt
 

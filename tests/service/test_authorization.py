@@ -26,8 +26,6 @@ from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.groups.coordinator import Rendezvous
 from tidelog.storage.io.memory import MemoryStore
 
-pytestmark = pytest.mark.usefixtures("loop_is_not_held")
-
 READ_T = "/topics/t/partitions/0/records"
 V2 = {"content-type": "application/vnd.kafka.v2+json"}
 

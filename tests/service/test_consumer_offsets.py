@@ -18,8 +18,6 @@ from tests.service.conftest import (
 from tests.service.instances import STRIMZI, Instance, created, put, subscribed
 from tidelog.storage.io.memory import MemoryStore
 
-pytestmark = pytest.mark.usefixtures("loop_is_not_held")
-
 # -- offsets
 
 

@@ -10,8 +10,6 @@ from tests.service.conftest import Broker, append, assert_refused
 from tests.service.instances import Instance, created, put, subscribed
 from tidelog.service.telemetry import log_metrics
 
-pytestmark = pytest.mark.usefixtures("loop_is_not_held")
-
 V3_JSON = "application/json"
 
 

@@ -7,8 +7,6 @@ import pytest
 
 from tests.service.conftest import Broker, assert_refused
 
-pytestmark = pytest.mark.usefixtures("loop_is_not_held")
-
 TOPICS = ["a", "b", "c", "d", "e"]
 
 
