@@ -18,7 +18,15 @@ import pyarrow as pa
 from tests.fuzz.target import Target
 from tests.golden.make import rows_of_flights, rows_of_json
 from tests.service.conftest import arrow_of
-from tidelog.service.formats import arrow, consumers, json_in, json_out, transactions, v3_records
+from tidelog.service.formats import (
+    arrow,
+    consumers,
+    events,
+    json_in,
+    json_out,
+    transactions,
+    v3_records,
+)
 from tidelog.service.formats.json_in import Format, Produced
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import ON_ERROR, OnError, encode_page
@@ -28,6 +36,7 @@ from tidelog.service.routes.produce import SCHEMA_FORMATS
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import InvalidRequest, LogError, RecordTooLarge
+from tidelog.storage.core.model import OFFSET_MAX
 
 NOW_MS = 1_700_000_000_000
 BYTES_MAX = 1024 * 1024
@@ -401,6 +410,27 @@ def check_answers(data: bytes) -> None:
         assert len(lines) == len(keys)
 
 
+# -- event ids
+
+
+def _event_ids() -> list[bytes]:
+    vectors = ([0], [1, 0, 8], [OFFSET_MAX] * events.VECTOR_PARTITIONS_MAX)
+    return [events.vector(offsets) for offsets in vectors]
+
+
+def check_event_id(data: bytes) -> None:
+    """A vector names each partition once, and vectors of all these offsets are parsed again."""
+    found = events.parse_vector(data.decode("latin-1"))
+    if found is None:
+        return
+    assert found
+    assert all(0 <= offset <= OFFSET_MAX for offset in found.values())
+    if max(found) < events.VECTOR_PARTITIONS_MAX:
+        offsets = [found.get(number, 0) for number in range(max(found) + 1)]
+        again = events.parse_vector(events.vector(offsets).decode())
+        assert again == dict(enumerate(offsets))
+
+
 TARGETS = [
     *(Target(f"v2-{fmt}", _v2, _check_v2(fmt)) for fmt in FORMATS),
     Target("v2-schema", _v2, check_schema_error, 30),
@@ -411,4 +441,5 @@ TARGETS = [
     Target("consumer-bodies", _consumers, check_consumer_bodies),
     Target("forwarded", _forwarded, check_forwarded),
     Target("answers", _stored, check_answers),
+    Target("event-ids", _event_ids, check_event_id),
 ]
