@@ -90,8 +90,8 @@ def encode_page(
             return Page(topic, partition, body, records)
         except Undecodable:
             pass
-    found = _Mixed(batches, is_json, TopicPartition(topic, partition), fmt)
-    return found.page(framing, on_error)
+    found = _Mixed(batches, is_json, TopicPartition(topic, partition), fmt, on_error)
+    return found.page(framing)
 
 
 def _written(fmt: ReadFormat) -> Format:
@@ -118,7 +118,7 @@ def check_first(
         key, value = (batch.column(part)[0].as_py() for part in ("key", "value"))
         is_wrong_key = json_text.why_not(fmt, key) and _other_key(fmt, key) is None
         if is_wrong_key or json_text.why_not(fmt, value):
-            raise _Mixed([batch.slice(0, 1)], [False], where, fmt).error()
+            raise _Mixed([batch.slice(0, 1)], [False], where, fmt, "stop").error()
         return
 
 
@@ -166,8 +166,10 @@ class _Mixed:
         is_json: Sequence[bool],
         where: TopicPartition,
         fmt: ReadFormat,
+        on_error: OnError,
     ) -> None:
         self._batch = concat(list(batches))
+        self._on_error = on_error
         self._where = where
         self._fmt = fmt
         self._extra = [b""] * self._batch.num_rows
@@ -200,7 +202,8 @@ class _Mixed:
                 if octets[row] is not None:
                     self._extra[row] += _TEXT_KEY if self._fmt == "json" else b""
                     continue
-                self._extra[row] += b',"%b_base64":%b' % (part.encode(), json_text.to_json(one))
+                if self._on_error == "raw":
+                    self._extra[row] += b',"%b_base64":%b' % (part.encode(), json_text.to_json(one))
                 self.wrong.setdefault(row, part)
         return pa.array(octets, pa.binary())
 
@@ -215,8 +218,9 @@ class _Mixed:
         offset: int = self._batch.column("offset")[row].as_py()
         return offset
 
-    def page(self, framing: json_out.Framing, on_error: OnError) -> Page:
+    def page(self, framing: json_out.Framing) -> Page:
         """Encode the records, as `on_error` says."""
+        on_error = self._on_error
         batch, extra = self._decodable, pa.array(self._extra, pa.binary())
         first = min(self.wrong, default=batch.num_rows)
         stopped = None

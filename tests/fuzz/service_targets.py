@@ -10,6 +10,7 @@ import contextlib
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,19 +29,19 @@ from tidelog.service.formats import (
     v3_records,
 )
 from tidelog.service.formats.json_in import Format, Produced
-from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import ON_ERROR, OnError, encode_page
+from tidelog.service.formats.json_text import ReadFormat, SchemaFormat, Undecodable
+from tidelog.service.formats.pages import ON_ERROR, OnError, check_first, encode_page
 from tidelog.service.formats.schemas import schema_error
 from tidelog.service.peers import forwarding
-from tidelog.service.routes.produce import SCHEMA_FORMATS
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import InvalidRequest, LogError, RecordTooLarge
-from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 
 NOW_MS = 1_700_000_000_000
 BYTES_MAX = 1024 * 1024
 FORMATS: tuple[Format, ...] = ("json", "binary", "text")
+SCHEMA_FORMATS: tuple[SchemaFormat, ...] = ("avro", "jsonschema", "protobuf")
 
 
 def _texts(*bodies: str) -> list[bytes]:
@@ -135,7 +136,6 @@ def _encoded(octets: bytes | None) -> str | None:
 
 def check_schema_error(data: bytes) -> None:
     """Formats with schemas are refused, whatever the body says."""
-    assert SCHEMA_FORMATS
     _check_refusal(schema_error(data))
 
 
@@ -359,7 +359,7 @@ def _stored() -> list[bytes]:
     return [*made, b"".join(made * 4)]
 
 
-def _read_page(batch: Any, fmt: Format, on_error: OnError) -> list[Any]:
+def _read_page(batch: Any, fmt: ReadFormat, on_error: OnError) -> list[Any]:
     page = encode_page([batch], "t", 0, fmt, is_json=[False], on_error=on_error)
     said: list[Any] = json.loads(page.body, parse_int=int if fmt != "json" else str)
     assert len(said) == page.records
@@ -383,13 +383,21 @@ def check_answers(data: bytes) -> None:
         return
     rows = Rows([NOW_MS] * len(keys), keys, values, [[("h", key)] for key in keys])
     batch = chunks.with_offsets(chunks.batch_of_rows([rows]), 0)
-    for fmt in FORMATS:
-        pages = {mode: _read_page(batch, fmt, mode) for mode in ON_ERROR}
+    for read_format in (*FORMATS, *SCHEMA_FORMATS):
+        pages = {mode: _read_page(batch, read_format, mode) for mode in ON_ERROR}
         offsets = {mode: [record["offset"] for record in said] for mode, said in pages.items()}
         assert offsets["raw"] == list(range(len(keys)))
         assert offsets["skip"] == [at for at in offsets["raw"] if at in set(offsets["skip"])]
         assert offsets["stop"] == offsets["skip"][: len(offsets["stop"])]
         assert offsets["stop"] == list(range(len(offsets["stop"])))
+        at_first = partial(check_first, [batch], TopicPartition("t", 0), is_json=[False])
+        assert _refused(partial(at_first, read_format)) == (not offsets["stop"])
+        for record in pages["raw"] if read_format in SCHEMA_FORMATS else []:
+            at = record["offset"]
+            for part, octets in (("key", keys[at]), ("value", values[at])):
+                shown = record[part] or record.get(f"{part}_base64")
+                assert base64.b64decode(shown or "") == (octets or b"")
+    for fmt in FORMATS:
         try:
             body = json_out.encode_records([batch], "t", 0, fmt, is_json=[False])
         except Undecodable as error:
