@@ -11,11 +11,14 @@
 4. Copy the WAL entries after the base, which is the checkpoint that `kept_base` returns. Also copy
    this checkpoint, the objects that hold its tails, and the objects in `data/` that the entries
    name.
-5. Write the manifest. If the caller asked for it, remove old backups (backups/prune.py). Release
-   the hold.
+5. Renew the hold, write the manifest, and renew the hold again. If the hold has ended, delete the
+   manifest, and end with an error.
+6. If the caller asked for it, remove old backups (backups/prune.py). Release the hold.
 
 The hold does not decide which objects are copied. It only keeps these objects until they are
-copied. If an object that the backup needs is gone nevertheless, the backup ends with an error.
+copied. If an object that the backup needs is gone nevertheless, the backup ends with an error. The
+hold also keeps the objects in the place: no other backup deletes them meanwhile. A hold may end
+early (storage/state/holds.py), but then no later renewal succeeds.
 
 **On a crash** before the manifest is written, there is no backup, and the hold expires. The next
 backup into the place uses the objects that were copied.
@@ -52,7 +55,7 @@ from tidelog.compaction.garbage import live_objects
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.actions import HoldAction, ReleaseHold, RenewHold, TakeHold
+from tidelog.storage.core.actions import ReleaseHold, RenewHold, TakeHold
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import (
     Corrupt,
@@ -137,7 +140,7 @@ async def backup(
                 f"old backups in {place.url} are partly removed; no backup begins"
             )
             try:
-                await hold.during(finish(place, hold.check))
+                await hold.during(finish(place, hold.confirm))
             except Corrupt as error:
                 log.error("old backups were not removed: %s", error)
         copy = _Copy(cluster, place, hold, Pace(cluster.clock, bytes_per_s), on_bytes)
@@ -150,7 +153,7 @@ async def backup(
 
         try:
             await alone()
-            return done._replace(pruned=await hold.during(prune(place, keep, hold.check, alone)))
+            return done._replace(pruned=await hold.during(prune(place, keep, hold.confirm, alone)))
         except LogError as error:
             return done._replace(prune_problem=str(error))
 
@@ -162,10 +165,9 @@ class _Hold:
     def __init__(self, cluster: MaintenanceSession) -> None:
         self._cluster = cluster
         self._id = f"backup-{cluster.clock.new_id().hex()}"
-        self._renewed_s = 0.0
 
     async def __aenter__(self) -> None:
-        await self._commit(TakeHold(self._id, HOLD_MS))
+        await self._cluster.commit([TakeHold(self._id, HOLD_MS)])
 
     async def __aexit__(self, *_: object) -> None:
         with contextlib.suppress(LogError, TimeoutError):  # then the hold expires
@@ -174,7 +176,7 @@ class _Hold:
 
     async def renew(self) -> None:
         """Renew the hold. Raises InvalidRequest if it has expired."""
-        await self._commit(RenewHold(self._id, HOLD_MS))
+        await self._cluster.commit([RenewHold(self._id, HOLD_MS)])
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work and renew the hold meanwhile. If the hold expires, cancel the work and raise
@@ -191,13 +193,16 @@ class _Hold:
             renewing.cancel()
             await asyncio.gather(working, renewing, return_exceptions=True)
 
-    def check(self) -> None:
-        """Raise Unavailable if the last renewal is older than half of HOLD_MS. The hold lasts for
-        HOLD_MS or longer, because elapsed time is a lower bound of the time that has passed."""
-        if (self._cluster.clock.boot_s() - self._renewed_s) * 1000 > HOLD_MS / 2:
-            raise Unavailable(
-                "the hold of the backup was not renewed in time: run the backup again"
-            )
+    async def confirm(self) -> None:
+        """Renew the hold. When this returns, the hold was in force from its beginning to the entry
+        of this renewal, which began less than half of HOLD_MS ago. Raises InvalidRequest if the
+        hold has expired, Unavailable if each renewal takes longer."""
+        for _ in range(TRIES):
+            begun_s = self._cluster.clock.boot_s()
+            await self.renew()
+            if (self._cluster.clock.boot_s() - begun_s) * 1000 <= HOLD_MS / 2:
+                return
+        raise Unavailable("the hold of the backup was not renewed in time: run the backup again")
 
     async def refuse_others(self, what: str) -> None:
         """Raise Unavailable if another hold is in force at the WAL's end. `what` is the part of the
@@ -208,11 +213,6 @@ class _Hold:
                 f"{what} while another backup runs, or while the hold of a crashed one is in "
                 "force: run this backup later"
             )
-
-    async def _commit(self, action: HoldAction) -> None:
-        now_s = self._cluster.clock.boot_s()
-        await self._cluster.commit([action])
-        self._renewed_s = now_s
 
     async def _renew_often(self) -> None:
         while True:
@@ -267,11 +267,13 @@ class _Copy:
         if is_verified:
             for some in batches(ObjectInfo(each.key, each.size, 0) for each in manifest.objects):
                 await together(*(self._verified(self.objects[info.key]) for info in some))
-        self.hold.check()
-        await store_once(place, manifest.name.key, [encode(manifest)])
+        await self.hold.confirm()
         try:
-            self.hold.check()
-        except Unavailable:  # after a suspend: another backup may have deleted objects of this one
+            await store_once(place, manifest.name.key, [encode(manifest)])
+            await self.hold.confirm()
+        except BaseException:  # also if the task is cancelled, because the hold has expired
+            # Another backup may have deleted objects of this one. No other backup has this name,
+            # because it is that of the entry M.
             await place.delete([manifest.name.key])
             raise
         return BackedUp(manifest, self.copied_objects, self.copied_bytes)

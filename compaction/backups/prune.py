@@ -17,8 +17,8 @@ no backup copies while another one deletes. The newest manifest is never removed
 **On a crash**: each backup in `backups/` has all its objects, and the next backup continues.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from tidelog.compaction.backups.place import (
     BACKUPS,
@@ -32,7 +32,9 @@ from tidelog.compaction.backups.place import (
 from tidelog.storage.io.object_store import ObjectStore
 
 DELETE_BATCH = 1000
-"""Keys that are deleted after one check of the hold: one request to S3."""
+"""Keys that are deleted after one renewal of the hold: one request to S3."""
+
+Check: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class Pruned(NamedTuple):
@@ -43,14 +45,12 @@ class Pruned(NamedTuple):
     size: int = 0
 
 
-async def prune(
-    place: ObjectStore, keep: int, check: Callable[[], None], alone: Callable[[], Awaitable[None]]
-) -> Pruned:
-    """Remove all backups but the `keep` newest ones; the newest one always stays. Call `check`
-    before each delete: it raises if the hold may be over. `alone` raises if another hold is in
-    force. Raises Corrupt if a manifest is damaged, because its objects are not known: then no
-    object is deleted. If that manifest is in `backups/`, nothing at all is changed. Raises
-    Unavailable."""
+async def prune(place: ObjectStore, keep: int, confirm: Check, alone: Check) -> Pruned:
+    """Remove all backups but the `keep` newest ones; the newest one always stays. Call `confirm`
+    before each delete: it renews the hold, and raises if the hold is over. `alone` raises if
+    another hold is in force. Raises Corrupt if a manifest is damaged, because its objects are not
+    known: then no object is deleted. If that manifest is in `backups/`, nothing at all is changed.
+    Raises Unavailable, and InvalidRequest if the hold is over."""
     names = await backups_in(place)
     for name in names:
         await read_manifest(place, name)
@@ -59,7 +59,7 @@ async def prune(
         body = await place.get(name.key)
         await store_once(place, f"{PRUNED}{name.key.removeprefix(BACKUPS)}", [body])
     await alone()
-    return (await finish(place, check))._replace(backups=len(old))
+    return (await finish(place, confirm))._replace(backups=len(old))
 
 
 async def is_unfinished(place: ObjectStore) -> bool:
@@ -69,27 +69,28 @@ async def is_unfinished(place: ObjectStore) -> bool:
     return False
 
 
-async def finish(place: ObjectStore, check: Callable[[], None]) -> Pruned:
+async def finish(place: ObjectStore, confirm: Check) -> Pruned:
     """Delete the objects that only removed backups need, then the manifests of these backups.
-    `check` and errors are those of `prune`."""
+    `confirm` and errors are those of `prune`."""
     markers = [info.key async for info in place.list(PRUNED)]
     sizes: dict[str, int] = {}
     older = (await backups_in(place))[:-1]
+    removed: list[str] = []
     for key in markers:
         manifest = decode(await place.get(key), key)
         sizes |= {each.key: each.size for each in manifest.objects}
         if manifest.name in older:
-            check()
-            await place.delete([manifest.name.key])
+            removed.append(manifest.name.key)
+    await _delete(place, removed, confirm)
     for name in await backups_in(place):
         for each in (await read_manifest(place, name)).objects:
             sizes.pop(each.key, None)
-    unneeded = sorted(sizes)
-    for first in range(0, len(unneeded), DELETE_BATCH):
-        check()
-        some = unneeded[first : first + DELETE_BATCH]
-        await place.delete([f"{OBJECTS}{key}" for key in some])
-    for key in markers:
-        check()
-        await place.delete([key])
-    return Pruned(0, len(unneeded), sum(sizes.values()))
+    await _delete(place, [f"{OBJECTS}{key}" for key in sorted(sizes)], confirm)
+    await _delete(place, markers, confirm)
+    return Pruned(0, len(sizes), sum(sizes.values()))
+
+
+async def _delete(place: ObjectStore, keys: Sequence[str], confirm: Check) -> None:
+    for first in range(0, len(keys), DELETE_BATCH):
+        await confirm()
+        await place.delete(keys[first : first + DELETE_BATCH])

@@ -25,7 +25,12 @@ PIECE_BYTES = 64 * 1024
 """Approximate size of a piece. A page with vectors is built and sent in pieces (I10)."""
 EVENT_BYTES_MIN = 80
 """Bytes of the smallest event of a record, without its id."""
-_PAIR = re.compile(r"([0-9]{1,9}):(-1|[0-9]{1,19})")
+VECTOR_PARTITIONS_MAX = 256
+"""Maximum partitions in a vector, because proxies refuse a header `Last-Event-ID` of more than 8
+KiB."""
+VECTOR_CHARS_MAX = VECTOR_PARTITIONS_MAX * len(f"{VECTOR_PARTITIONS_MAX}:{OFFSET_MAX},")
+"""Bound of the text of a vector. A longer text is refused before it is parsed."""
+_PAIR = re.compile(r"([0-9]{1,3}):(-1|[0-9]{1,19})")
 
 
 def beginning(offset: int) -> bytes:
@@ -87,12 +92,18 @@ def _id_before(offset: int) -> bytes:
 
 def vector(offsets: Sequence[int]) -> bytes:
     """Return the event id of a client that continues with these offsets, one for each partition."""
-    return ",".join(f"{number}:{offset - 1}" for number, offset in enumerate(offsets)).encode()
+    return b",".join(_pairs(offsets))
+
+
+def _pairs(offsets: Sequence[int]) -> list[bytes]:
+    return [b"%d:%d" % (number, offset - 1) for number, offset in enumerate(offsets)]
 
 
 def parse_vector(text: str) -> dict[int, int] | None:
     """Return the next offset of each partition in an event id. If the text is not such an id,
-    return None."""
+    return None. This takes less than 1 ms for any text."""
+    if len(text) > VECTOR_CHARS_MAX:
+        return None
     found: dict[int, int] = {}
     for part in text.split(","):
         pair = _PAIR.fullmatch(part)
@@ -111,10 +122,9 @@ def with_vectors(body: bytes, offsets: Sequence[int], partition: int) -> Iterato
     `offsets` are the next offsets before the page. In `body`, each event has one line with its id
     and one line with its record.
     """
-    before = b"".join(b"%d:%d," % (n, offset - 1) for n, offset in enumerate(offsets[:partition]))
-    before += b"%d:" % partition
-    following = enumerate(offsets[partition + 1 :], partition + 1)
-    after = b"".join(b",%d:%d" % (n, offset - 1) for n, offset in following)
+    pairs = _pairs(offsets)
+    before = b"".join(pair + b"," for pair in pairs[:partition]) + b"%d:" % partition
+    after = b"".join(b"," + pair for pair in pairs[partition + 1 :])
     step = PIECE_BYTES * EVENT_BYTES_MIN // (EVENT_BYTES_MIN + len(before) + len(after))
     at = 0
     while at < len(body):

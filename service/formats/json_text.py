@@ -20,10 +20,14 @@ from tidelog.service.formats.json_numbers import (
     check_all_numbers,
     check_numbers,
 )
+from tidelog.service.http.media_types import SCHEMA_FORMATS
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import TopicPartition
 
 RecordPart: TypeAlias = Literal["key", "value"]
+SchemaFormat: TypeAlias = Literal["avro", "jsonschema", "protobuf"]
+ReadFormat: TypeAlias = Format | SchemaFormat
+"""Formats of keys and values in answers. In a SchemaFormat only null decodes."""
 
 to_json = msgspec.json.encode
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
@@ -37,26 +41,23 @@ class NotDecodable(ValueError):
         self.row = row
 
 
+class NeedsRegistry(ValueError):
+    """A value decodes only with the schema that a registry has for it."""
+
+
 class Undecodable(InvalidRequest):
-    """A record cannot be encoded in the requested format. `part` is its key or its value. `hint`
-    says how a client can read on. The message begins like the proxies' messages (DIALECTS, errors).
-    """
+    """A record cannot be encoded in the requested format. `part` is its key or its value. The
+    message begins like the proxies' messages (DIALECTS, errors)."""
 
     status = 422
     code = 422
 
     def __init__(
-        self,
-        where: TopicPartition,
-        fmt: str,
-        part: RecordPart,
-        offset: int,
-        why: str,
-        hint: str = "; on_error=skip or raw passes it",
+        self, where: TopicPartition, fmt: str, part: RecordPart, offset: int, why: str
     ) -> None:
         super().__init__(
             f"{part} deserialization error for format {fmt}: partition {where}, offset {offset}: "
-            f"{why}{hint}"
+            f"{why}; on_error=skip or raw passes it"
         )
         self.where = where
         self.format = fmt
@@ -91,10 +92,12 @@ def require_json(column: Any) -> None:
         raise _first_wrong("json", column)
 
 
-def all_decode(fmt: Format, column: Any) -> bool:
+def all_decode(fmt: ReadFormat, column: Any) -> bool:
     """Return whether each value decodes in this format. If so, this takes ~0.1 us a value."""
     if fmt == "binary" or column.null_count == len(column):
         return True
+    if fmt in SCHEMA_FORMATS:
+        return False
     try:
         column.cast(pa.string())  # checks UTF-8, which msgspec.Raw does not
         if fmt == "json":
@@ -106,11 +109,19 @@ def all_decode(fmt: Format, column: Any) -> bool:
     return True
 
 
-NOT_DECODED = (UnicodeDecodeError, msgspec.DecodeError, RecursionError, NumberTooLarge)
+NOT_DECODED = (
+    UnicodeDecodeError,
+    msgspec.DecodeError,
+    RecursionError,
+    NumberTooLarge,
+    NeedsRegistry,
+)
 
 
-def check(fmt: Format, octets: bytes) -> None:
+def check(fmt: ReadFormat, octets: bytes) -> None:
     """Check one value. Raises one of NOT_DECODED."""
+    if fmt in SCHEMA_FORMATS:
+        raise NeedsRegistry("there is no schema registry")
     if fmt != "binary":
         str(octets, "utf-8")
     if fmt == "json":
@@ -118,7 +129,7 @@ def check(fmt: Format, octets: bytes) -> None:
         check_numbers(octets)
 
 
-def why_not(fmt: Format, octets: bytes | None) -> str:
+def why_not(fmt: ReadFormat, octets: bytes | None) -> str:
     """Return why the value does not decode in this format, or an empty text if it does."""
     try:
         if octets is not None:
@@ -128,7 +139,7 @@ def why_not(fmt: Format, octets: bytes | None) -> str:
     return ""
 
 
-def _first_wrong(fmt: Format, column: Any) -> NotDecodable:
+def _first_wrong(fmt: ReadFormat, column: Any) -> NotDecodable:
     for row, octets in enumerate(column.to_pylist()):
         if why := why_not(fmt, octets):
             return NotDecodable(row, why)

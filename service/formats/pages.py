@@ -10,11 +10,15 @@ which records its page contains:
     raw    all records. A key or value that does not decode is null, and its base64 has a field.
 
 In format json, a key that is text but not JSON is no error. It becomes a JSON string, and the
-record's `key_format` is `text`. Most keys of Kafka's clients are such texts. Pure.
+record's `key_format` is `text`. Most keys of Kafka's clients are such texts.
+
+In formats avro, jsonschema and protobuf, a value decodes only with a schema registry, which tidelog
+does not have. So only null decodes. A key without the registry's framing is no error: it becomes
+base64, as Karapace returns it. Pure.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgspec
 import numpy as np
@@ -22,7 +26,8 @@ import pyarrow as pa
 
 from tidelog.service.formats import json_out, json_text
 from tidelog.service.formats.json_in import Format
-from tidelog.service.formats.json_text import RecordPart, Undecodable
+from tidelog.service.formats.json_text import ReadFormat, RecordPart, Undecodable
+from tidelog.service.http.media_types import SCHEMA_FORMATS
 from tidelog.storage.core.chunk import concat
 from tidelog.storage.core.model import TopicPartition
 
@@ -30,6 +35,9 @@ OnError: TypeAlias = Literal["stop", "skip", "raw"]
 ON_ERROR: tuple[OnError, ...] = get_args(OnError)
 
 _TEXT_KEY = b',"key_format":"text"'
+_FRAMING_MAGIC = b"\x00"
+_FRAMING_BYTES = 5
+"""The registry's framing: one byte of magic and four bytes of the schema's id, before the data."""
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
@@ -64,28 +72,38 @@ def encode_page(
     batches: Sequence[pa.RecordBatch],
     topic: str,
     partition: int,
-    fmt: Format,
+    fmt: ReadFormat,
     *,
     is_json: Sequence[bool],
     framing: json_out.Framing = "array",
     on_error: OnError = "stop",
 ) -> Page:
     """Encode records as `json_out.encode_records` does. `on_error` decides about records that do
-    not decode. A page with such a record costs 1 to 2 us more for each of its records."""
-    try:
-        body = json_out.encode_records(
-            batches, topic, partition, fmt, is_json=is_json, framing=framing
-        )
-    except Undecodable:
-        found = _Mixed(batches, is_json, TopicPartition(topic, partition), fmt)
-        return found.page(framing, on_error)
-    return Page(topic, partition, body, sum(map(len, batches)))
+    not decode. A page with such a record costs 1 to 2 us more for each of its records. So does
+    each page in a format with schemas."""
+    records = sum(map(len, batches))
+    if fmt not in SCHEMA_FORMATS or not records:
+        try:
+            body = json_out.encode_records(
+                batches, topic, partition, _written(fmt), is_json=is_json, framing=framing
+            )
+            return Page(topic, partition, body, records)
+        except Undecodable:
+            pass
+    found = _Mixed(batches, is_json, TopicPartition(topic, partition), fmt, on_error)
+    return found.page(framing)
+
+
+def _written(fmt: ReadFormat) -> Format:
+    """Return the format in which json_out writes. Keys and values in a format with schemas become
+    null and base64, which are JSON."""
+    return "json" if fmt in SCHEMA_FORMATS else cast("Format", fmt)
 
 
 def check_first(
     batches: Iterable[pa.RecordBatch],
     where: TopicPartition,
-    fmt: Format,
+    fmt: ReadFormat,
     *,
     is_json: Iterable[bool],
 ) -> None:
@@ -98,9 +116,9 @@ def check_first(
         if fmt == "json" and is_checked:
             return
         key, value = (batch.column(part)[0].as_py() for part in ("key", "value"))
-        # A key is checked as `text`, because a key that is text but not JSON is no error.
-        if json_text.why_not("text", key) or json_text.why_not(fmt, value):
-            raise _Mixed([batch.slice(0, 1)], [False], where, fmt).error()
+        is_wrong_key = json_text.why_not(fmt, key) and _other_key(fmt, key) is None
+        if is_wrong_key or json_text.why_not(fmt, value):
+            raise _Mixed([batch.slice(0, 1)], [False], where, fmt, "stop").error()
         return
 
 
@@ -126,8 +144,17 @@ def headers_of(
     return tuple(found)
 
 
+def _other_key(fmt: ReadFormat, octets: bytes) -> bytes | None:
+    """Return the JSON string of a key that does not decode in this format but is no error; else
+    None."""
+    if fmt in SCHEMA_FORMATS:
+        is_framed = octets.startswith(_FRAMING_MAGIC) and len(octets) >= _FRAMING_BYTES
+        return None if is_framed else json_text.to_json(octets)  # base64
+    return None if json_text.why_not("text", octets) else json_text.to_json(octets.decode())
+
+
 class _Mixed:
-    """One batch of records, some of which may not decode. The others are JSON or text.
+    """One batch of records, some of which may not decode.
 
     `wrong` maps the number of each row that does not decode to its part (key or value) that does
     not decode, or to `key` if both do not.
@@ -138,9 +165,11 @@ class _Mixed:
         batches: Sequence[pa.RecordBatch],
         is_json: Sequence[bool],
         where: TopicPartition,
-        fmt: Format,
+        fmt: ReadFormat,
+        on_error: OnError,
     ) -> None:
         self._batch = concat(list(batches))
+        self._on_error = on_error
         self._where = where
         self._fmt = fmt
         self._extra = [b""] * self._batch.num_rows
@@ -157,7 +186,7 @@ class _Mixed:
 
     def _part(self, part: Any, rows: list[int]) -> Any:
         """Return the keys or values as a column. In `rows`, a value that does not decode becomes
-        null. Such a key becomes a JSON string if it is text, and otherwise null."""
+        null. Such a key becomes what `_other_key` returns, and otherwise null."""
         column = self._batch.column(part)
         if json_text.all_decode(self._fmt, column):
             return column
@@ -169,12 +198,12 @@ class _Mixed:
                     json_text.check(self._fmt, one)
             except json_text.NOT_DECODED:
                 assert one is not None, "null decodes in every format"
-                if part == "key" and not json_text.why_not("text", one):
-                    octets[row] = json_text.to_json(one.decode())
-                    self._extra[row] += _TEXT_KEY
+                octets[row] = _other_key(self._fmt, one) if part == "key" else None
+                if octets[row] is not None:
+                    self._extra[row] += _TEXT_KEY if self._fmt == "json" else b""
                     continue
-                octets[row] = None
-                self._extra[row] += b',"%b_base64":%b' % (part.encode(), json_text.to_json(one))
+                if self._on_error == "raw":
+                    self._extra[row] += b',"%b_base64":%b' % (part.encode(), json_text.to_json(one))
                 self.wrong.setdefault(row, part)
         return pa.array(octets, pa.binary())
 
@@ -189,8 +218,9 @@ class _Mixed:
         offset: int = self._batch.column("offset")[row].as_py()
         return offset
 
-    def page(self, framing: json_out.Framing, on_error: OnError) -> Page:
+    def page(self, framing: json_out.Framing) -> Page:
         """Encode the records, as `on_error` says."""
+        on_error = self._on_error
         batch, extra = self._decodable, pa.array(self._extra, pa.binary())
         first = min(self.wrong, default=batch.num_rows)
         stopped = None
@@ -202,7 +232,7 @@ class _Mixed:
             batch, extra = batch.filter(pa.array(kept)), extra.filter(pa.array(kept))
         body = json_out.encode_records(
             [batch],
-            *(self._where.topic, self._where.partition, self._fmt),
+            *(self._where.topic, self._where.partition, _written(self._fmt)),
             is_json=[True],
             framing=framing,
             extra=extra,

@@ -13,6 +13,7 @@ from tidelog.service.http.media_types import (
     EVENT_STREAM,
     JSON_V2,
     NDJSON,
+    SCHEMA_FORMATS,
     NotAcceptable,
     media_type,
     types_of_formats,
@@ -22,6 +23,8 @@ from tidelog.service.http.route import Answer, Content, Parameter
 from tidelog.storage.core.chunk import RECORDS_MAX
 
 RESETS = ("none", "earliest", "latest")
+READ_FORMATS = (*EMBEDDED, *SCHEMA_FORMATS)
+"""Formats of answers that are a JSON array."""
 FETCH_FORMATS: dict[bytes, str] = {
     b"": "binary",
     b"*/*": "binary",
@@ -33,12 +36,12 @@ FETCH_FORMATS: dict[bytes, str] = {
     ARROW: "arrow",
     NDJSON: "ndjson",
     EVENT_STREAM: "sse",
-    **types_of_formats(EMBEDDED),
+    **types_of_formats(READ_FORMATS),
 }
 FRAMINGS: dict[str, json_out.Framing] = {"ndjson": "ndjson", "sse": "sse"}
 """Framings of the formats that are not JSON arrays."""
 MEDIA_TYPES: dict[str, bytes] = {
-    **{name: f"application/vnd.kafka.{name}.v2+json".encode() for name in EMBEDDED},
+    **{name: f"application/vnd.kafka.{name}.v2+json".encode() for name in READ_FORMATS},
     "arrow": ARROW,
     "ndjson": NDJSON,
     "sse": EVENT_STREAM,
@@ -57,7 +60,7 @@ def format_of_accept(accept: bytes) -> str:
 def embedded_format(query: dict[str, str], format_name: str) -> str:
     """Return the format of keys and values: that of the answer, or the parameter `format` for lines
     and events. Raises InvalidParameter."""
-    if format_name in EMBEDDED:
+    if format_name in READ_FORMATS:
         return format_name
     embedded = query.get("format", "json")
     if embedded not in EMBEDDED:
@@ -123,7 +126,8 @@ ON_ERROR_HEADERS = (
 
 
 class FetchedRecord(msgspec.Struct):
-    """One record. `key` and `value` are JSON, or strings in base64 or of text.
+    """One record. `key` and `value` are JSON, or strings in base64 or of text. In formats avro,
+    jsonschema and protobuf, `key` is base64 or null, and `value` is null.
 
     In format json, `key_format` is `text` if the key is text but not JSON. With `on_error=raw`, a
     key or value that does not decode is null, and `key_base64` or `value_base64` has its bytes."""
@@ -150,7 +154,7 @@ def records_answer(description: str) -> Answer:
         "offset": 42,
         "timestamp": 1357034400000,
     }
-    json_types = tuple(MEDIA_TYPES[name] for name in EMBEDDED)
+    json_types = tuple(MEDIA_TYPES[name] for name in READ_FORMATS)
     return Answer(
         description,
         (

@@ -13,7 +13,7 @@ EVENT_STREAM = b"text/event-stream"
 EMBEDDED = ("json", "binary", "text")
 """Formats of keys and values inside JSON."""
 SCHEMA_FORMATS = ("avro", "jsonschema", "protobuf")
-"""Formats that need a schema registry, which no cluster has."""
+"""Formats of keys and values that a schema registry describes. tidelog has no registry."""
 
 
 class UnsupportedMediaType(InvalidRequest):

@@ -18,20 +18,16 @@ import msgspec
 
 from tidelog.service.formats import arrow
 from tidelog.service.formats import consumers as wire_consumers
-from tidelog.service.formats.json_in import Format
-from tidelog.service.formats.json_text import Undecodable
+from tidelog.service.formats.json_text import ReadFormat
 from tidelog.service.formats.pages import OnError, Page, check_first, encode_page, headers_of
 from tidelog.service.formats.record_formats import FETCH_FORMATS, MEDIA_TYPES, on_error_of
 from tidelog.service.http.call import HttpRequest, HttpResponse, received_again
 from tidelog.service.http.media_types import (
     ARROW,
-    EMBEDDED,
     JSON_V2,
-    SCHEMA_FORMATS,
     NotAcceptable,
     UnsupportedMediaType,
     media_type,
-    types_of_formats,
 )
 from tidelog.service.http.parameters import integer
 from tidelog.service.http.route import Route
@@ -72,7 +68,6 @@ CLIENT_GONE = 499
 NO_CONTENT = HttpResponse(204, b"")
 NO_RECORDS = HttpResponse(200, b"[]")
 GENERIC = frozenset({b"", b"*/*", b"application/*", JSON_V2, b"application/json"})
-SCHEMA_TYPES = types_of_formats(SCHEMA_FORMATS)
 
 Handler: TypeAlias = Callable[..., Awaitable[HttpResponse | None]]
 
@@ -264,7 +259,7 @@ class ConsumerHandlers:
                 "partitions"
             )
         if call.scope["method"] == "HEAD":  # HEAD reads nothing, else it would skip records
-            return HttpResponse(200, b"", MEDIA_TYPES.get(fmt, JSON_V2))
+            return HttpResponse(200, b"", MEDIA_TYPES[fmt])
         settings = self._settings
         wait_ms = _bounded(query, "timeout", config.request_timeout_ms, 0)
         bytes_max = _bounded(query, "max_bytes", settings.fetch_bytes, 1)
@@ -317,7 +312,7 @@ class ConsumerHandlers:
                 pages = _pages(read, fmt, on_error)
                 body = _array(pages)
                 headers += headers_of(pages, read.failure)
-                kind = f"application/vnd.kafka.{fmt}.v2+json".encode()
+                kind = MEDIA_TYPES[fmt]
                 self._fetch.count(pages, len(body))
             await call.answer(HttpResponse(200, body, kind, headers))
             rights.record(CONSUMER_BYTE_RATE, read.weight)
@@ -419,7 +414,7 @@ def _pages(read: Read, fmt: str, on_error: OnError) -> list[Page]:
             [piece.batch for piece in fetched.pieces],
             topic,
             read.portions[number].where.partition,
-            cast("Format", fmt),
+            cast("ReadFormat", fmt),
             is_json=[piece.is_json for piece in fetched.pieces],
             on_error=on_error,
         )
@@ -437,28 +432,20 @@ def _array(pages: Sequence[Page]) -> bytes:
 
 
 def _check_of(fmt: str, on_error: OnError) -> PortionCheck | None:
-    """Return the check that refuses portions whose first record cannot be sent (it does not decode,
-    or there is no schema registry), so that the reader still gets the other portions."""
-    if fmt not in (*EMBEDDED, "arrow"):
-        return partial(_refuse_schema, fmt)
-    if fmt in ("json", "text") and on_error == "stop":
-        return partial(_check_first, cast("Format", fmt))
-    return None
+    """Return the check that refuses portions whose first record does not decode, so that the reader
+    still gets the other portions."""
+    if fmt in ("arrow", "binary") or on_error != "stop":
+        return None
+    return partial(_check_first, cast("ReadFormat", fmt))
 
 
-def _check_first(fmt: Format, portion: Portion) -> None:
+def _check_first(fmt: ReadFormat, portion: Portion) -> None:
     check_first(
         [piece.batch for piece in portion.fetched.pieces],
         TopicPartition(portion.topic, portion.where.partition),
         fmt,
         is_json=[piece.is_json for piece in portion.fetched.pieces],
     )
-
-
-def _refuse_schema(fmt: str, portion: Portion) -> None:
-    where = TopicPartition(portion.topic, portion.where.partition)
-    why = "there is no schema registry"
-    raise Undecodable(where, fmt, "value", portion.offset, why, hint="")
 
 
 def _check_content_type(call: HttpRequest) -> None:
@@ -480,7 +467,7 @@ def _accepted(call: HttpRequest, fmt: str) -> str:
         kind = media_type(part)
         if kind == ARROW:
             return "arrow"
-        if kind in GENERIC or (SCHEMA_TYPES.get(kind) or FETCH_FORMATS.get(kind)) == fmt:
+        if kind in GENERIC or FETCH_FORMATS.get(kind) == fmt:
             return fmt
     raise NotAcceptable(
         f"The requested embedded data format {accept.decode('latin-1')!r} does not match the "

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
-from tidelog.service.formats import arrow, events, json_in
+from tidelog.service.formats import arrow, events
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
-from tidelog.service.formats.json_text import Undecodable
+from tidelog.service.formats.json_text import ReadFormat, Undecodable
 from tidelog.service.formats.pages import OnError, Page, encode_page, headers_of
 from tidelog.service.formats.record_formats import (
     FORMAT_PARAMETER,
@@ -416,7 +416,7 @@ def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
         batches,
         view.topic,
         view.partition,
-        cast("json_in.Format", view.embedded),
+        cast("ReadFormat", view.embedded),
         is_json=[piece.is_json for piece in fetched.pieces],
         framing=FRAMINGS.get(view.format_name, "array"),
         on_error=view.on_error,

@@ -1,10 +1,14 @@
 """Holds: while a hold is in force, collection deletes nothing.
 
 A backup takes a hold before it reads which objects the tables and the WAL name. It renews the hold
-until it has copied all of them. A hold is measured in elapsed time, a lower bound of the time that
-has passed, so it never ends early. A hold without a renewal expires. So after a crash of a backup,
-collection waits for an hour of elapsed time at most. In a cluster without entries the hold stays,
-but no garbage is made there either.
+until it has copied all of them. A hold is measured in elapsed time. A hold without a renewal
+expires. So after a crash of a backup, collection waits for an hour of elapsed time at most. In a
+cluster without entries the hold stays, but no garbage is made there either.
+
+An entry adds ten minutes of elapsed time at most (elapsed.py). So one jump of a writer's clock does
+not end a hold of a quarter of an hour, but two jumps between two renewals may end it early. A hold
+that has ended is never in force again. So the renewal of a hold shows that it was in force at each
+entry since it was taken. A backup relies only on such a renewal (compaction/backups/backup.py).
 
 Pure: a part of the cluster state, the same on every broker (I4).
 """
@@ -51,7 +55,10 @@ class Holds:
             return InvalidRequest(f"a hold lasts 1 to {HOLD_MS_MAX} ms, not {action.duration_ms}")
         is_known = action.hold_id in self._holds
         if isinstance(action, RenewHold):
-            why = f"hold {action.hold_id[:HOLD_ID_CHARS_MAX]!r} is over: it was not renewed in time"
+            why = (
+                f"hold {action.hold_id[:HOLD_ID_CHARS_MAX]!r} is over, because it was not renewed "
+                "in time: run the backup again"
+            )
             return None if is_known else InvalidRequest(why)
         if not 1 <= len(action.hold_id) <= HOLD_ID_CHARS_MAX or is_known:
             return InvalidRequest(f"a hold needs a new id of 1 to {HOLD_ID_CHARS_MAX} characters")

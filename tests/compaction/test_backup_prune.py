@@ -82,7 +82,7 @@ class NoObjectGoes(FolderStore):
         await super().delete(keys)
 
 
-def always() -> None:
+async def always() -> None:
     """The hold is in force."""
 
 
@@ -288,7 +288,7 @@ def test_a_damaged_manifest_does_not_stop_the_next_backup(root: Path, tmp_path: 
 
 
 def test_a_hold_that_may_be_over_ends_the_pruning(root: Path, tmp_path: Path) -> None:
-    def over() -> None:
+    async def over() -> None:
         raise Unavailable("the hold")
 
     place = tmp_path / "place"

@@ -10,6 +10,7 @@ import contextlib
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,20 +19,29 @@ import pyarrow as pa
 from tests.fuzz.target import Target
 from tests.golden.make import rows_of_flights, rows_of_json
 from tests.service.conftest import arrow_of
-from tidelog.service.formats import arrow, consumers, json_in, json_out, transactions, v3_records
+from tidelog.service.formats import (
+    arrow,
+    consumers,
+    events,
+    json_in,
+    json_out,
+    transactions,
+    v3_records,
+)
 from tidelog.service.formats.json_in import Format, Produced
-from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import ON_ERROR, OnError, encode_page
+from tidelog.service.formats.json_text import ReadFormat, SchemaFormat, Undecodable
+from tidelog.service.formats.pages import ON_ERROR, OnError, check_first, encode_page
 from tidelog.service.formats.schemas import schema_error
 from tidelog.service.peers import forwarding
-from tidelog.service.routes.produce import SCHEMA_FORMATS
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import InvalidRequest, LogError, RecordTooLarge
+from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 
 NOW_MS = 1_700_000_000_000
 BYTES_MAX = 1024 * 1024
 FORMATS: tuple[Format, ...] = ("json", "binary", "text")
+SCHEMA_FORMATS: tuple[SchemaFormat, ...] = ("avro", "jsonschema", "protobuf")
 
 
 def _texts(*bodies: str) -> list[bytes]:
@@ -126,7 +136,6 @@ def _encoded(octets: bytes | None) -> str | None:
 
 def check_schema_error(data: bytes) -> None:
     """Formats with schemas are refused, whatever the body says."""
-    assert SCHEMA_FORMATS
     _check_refusal(schema_error(data))
 
 
@@ -350,7 +359,7 @@ def _stored() -> list[bytes]:
     return [*made, b"".join(made * 4)]
 
 
-def _read_page(batch: Any, fmt: Format, on_error: OnError) -> list[Any]:
+def _read_page(batch: Any, fmt: ReadFormat, on_error: OnError) -> list[Any]:
     page = encode_page([batch], "t", 0, fmt, is_json=[False], on_error=on_error)
     said: list[Any] = json.loads(page.body, parse_int=int if fmt != "json" else str)
     assert len(said) == page.records
@@ -374,13 +383,21 @@ def check_answers(data: bytes) -> None:
         return
     rows = Rows([NOW_MS] * len(keys), keys, values, [[("h", key)] for key in keys])
     batch = chunks.with_offsets(chunks.batch_of_rows([rows]), 0)
-    for fmt in FORMATS:
-        pages = {mode: _read_page(batch, fmt, mode) for mode in ON_ERROR}
+    for read_format in (*FORMATS, *SCHEMA_FORMATS):
+        pages = {mode: _read_page(batch, read_format, mode) for mode in ON_ERROR}
         offsets = {mode: [record["offset"] for record in said] for mode, said in pages.items()}
         assert offsets["raw"] == list(range(len(keys)))
         assert offsets["skip"] == [at for at in offsets["raw"] if at in set(offsets["skip"])]
         assert offsets["stop"] == offsets["skip"][: len(offsets["stop"])]
         assert offsets["stop"] == list(range(len(offsets["stop"])))
+        at_first = partial(check_first, [batch], TopicPartition("t", 0), is_json=[False])
+        assert _refused(partial(at_first, read_format)) == (not offsets["stop"])
+        for record in pages["raw"] if read_format in SCHEMA_FORMATS else []:
+            at = record["offset"]
+            for part, octets in (("key", keys[at]), ("value", values[at])):
+                shown = record[part] or record.get(f"{part}_base64")
+                assert base64.b64decode(shown or "") == (octets or b"")
+    for fmt in FORMATS:
         try:
             body = json_out.encode_records([batch], "t", 0, fmt, is_json=[False])
         except Undecodable as error:
@@ -401,6 +418,27 @@ def check_answers(data: bytes) -> None:
         assert len(lines) == len(keys)
 
 
+# -- event ids
+
+
+def _event_ids() -> list[bytes]:
+    vectors = ([0], [1, 0, 8], [OFFSET_MAX] * events.VECTOR_PARTITIONS_MAX)
+    return [events.vector(offsets) for offsets in vectors]
+
+
+def check_event_id(data: bytes) -> None:
+    """A vector names each partition once, and vectors of all these offsets are parsed again."""
+    found = events.parse_vector(data.decode("latin-1"))
+    if found is None:
+        return
+    assert found
+    assert all(0 <= offset <= OFFSET_MAX for offset in found.values())
+    if max(found) < events.VECTOR_PARTITIONS_MAX:
+        offsets = [found.get(number, 0) for number in range(max(found) + 1)]
+        again = events.parse_vector(events.vector(offsets).decode())
+        assert again == dict(enumerate(offsets))
+
+
 TARGETS = [
     *(Target(f"v2-{fmt}", _v2, _check_v2(fmt)) for fmt in FORMATS),
     Target("v2-schema", _v2, check_schema_error, 30),
@@ -411,4 +449,5 @@ TARGETS = [
     Target("consumer-bodies", _consumers, check_consumer_bodies),
     Target("forwarded", _forwarded, check_forwarded),
     Target("answers", _stored, check_answers),
+    Target("event-ids", _event_ids, check_event_id),
 ]

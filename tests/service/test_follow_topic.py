@@ -257,6 +257,10 @@ async def test_an_offset_out_of_range_is_reset_if_asked(
             (SSE, {"last-event-id": text}, 400, 40002)
             for text in ("5", "start", "0:1,0:2", "0:-2", "0:1,", "x", "0:" + "9" * 19, "9:1")
         ),
+        *(
+            (SSE, {"headers": {"last-event-id": text}}, 400, 40002)
+            for text in (",".join(f"{n}:1" for n in range(7000)), "0:1," * 12_000, "9" * 60_000)
+        ),
     ],
 )
 async def test_what_is_wrong_at_first_has_a_status(

@@ -48,9 +48,8 @@ from tidelog.storage.log import Log
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 
-PARTITIONS_MAX = 256
-"""Maximum partitions of a topic that can be followed. Each event id has an offset of each of them,
-and proxies refuse a header `Last-Event-ID` of more than 8 KiB."""
+PARTITIONS_MAX = events.VECTOR_PARTITIONS_MAX
+"""Maximum partitions of a topic that can be followed. Each event id has an offset of each."""
 FORMATS = {EVENT_STREAM: "sse", NDJSON: "ndjson", b"*/*": "ndjson", b"": "ndjson"}
 
 
