@@ -23,7 +23,7 @@ from tidelog.storage.io.tasks import TASK_ENDS
 log = logging.getLogger("tidelog.members")
 
 SUSPECT_S_MAX = 30.0
-"""Longest pause before the next message to a suspected peer. The pause doubles each time."""
+"""Longest time for which a peer stays suspected although it answers again."""
 OUTBOX_MAX = 64
 """Most announcements that wait for one peer. If there are more, the oldest are dropped."""
 
@@ -69,7 +69,8 @@ class Announcer:
         self.timeout_s = timeout_s
         self.counters = AnnouncerCounters()
         self.suspects: dict[str, float] = {}
-        """Boot time of the next attempt at each peer that did not answer or failed, by peer id."""
+        """By id of each peer that did not answer or failed: the boot time until which it stays
+        suspected, even if it answers before."""
         self._failures: dict[str, int] = {}
         self._senders: dict[str, _Sender] = {}
         self._is_closed = False
@@ -84,7 +85,8 @@ class Announcer:
                 self._start(self._sender(peer))
 
     def suspect(self, peer: Member, why: str) -> None:
-        """Suspect the peer until it answers. The pause before the next try doubles each time."""
+        """Suspect the peer for a time, and then until it answers. The time doubles with each
+        failure, until the peer takes a draft (`trust`)."""
         self.counters.suspected += 1
         if peer.id not in self.suspects:
             log.warning("broker %s is suspected: %s", peer.name, why)
@@ -94,7 +96,7 @@ class Announcer:
         self._start(self._sender(peer))
 
     def trust(self, peer: Member) -> None:
-        """Record that the peer answered a request."""
+        """Record that the peer took a draft, and that the draft is in the chain."""
         self._failures.pop(peer.id, None)
 
     async def close(self) -> None:

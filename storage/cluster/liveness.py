@@ -25,8 +25,9 @@ GAP_FACTOR = 2.0
 
 class Member(msgspec.Struct, frozen=True):
     """`brokers/<id>.json`. `id` is random, one per process; `name` is for people. A request
-    to `address` must carry `token`. Every process that can read `brokers/` can read the token. With
-    security a request also needs a signature with the cluster's secret."""
+    to `address` must carry `token`. Every process that can read `brokers/` can read the token. If
+    security is on, then from level 2 on a request also needs a signature with the cluster's secret.
+    """
 
     id: str
     name: str
@@ -42,7 +43,7 @@ class Member(msgspec.Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """The numeric broker id in Kafka's dialects; 1 stands for the responding broker."""
+        """The numeric broker id in responses to clients; 1 stands for the responding broker."""
         return 2 + int(self.id[:7], 16)
 
 
@@ -80,7 +81,8 @@ class LivenessTracker:
             line = (info.modified_ms, info.size)
             known = self._seen.get(info.key)
             if known is None:
-                # Both times are the store's clock. An object that is old at first sight is dead.
+                # Both times are by the store's clock. If an object is already old when it is first
+                # listed, its broker counts as dead.
                 silent_s = (newest_ms - info.modified_ms) / 1000
             else:
                 silent_s = known.silent_s + gap_s if known.line == line else 0.0

@@ -56,7 +56,8 @@ class Membership:
         self._view = LivenessTracker(settings)
         self._known: dict[str, Member | None] = {}
         self._beat: asyncio.Task[None] | None = None
-        # Boot time of the first heartbeat after the last success, even if it is still under way.
+        # Boot time at which the first heartbeat since the last success began. None if there was no
+        # heartbeat since then.
         self._failing_s: float | None = None
         self._failure = ""
 
@@ -137,8 +138,8 @@ class Membership:
             log.warning("%s is not a valid liveness object: %s", key, error)
             return None
         if member.protocol != PROTOCOL or object_keys.broker(member.id) != key:
-            why = f"version {member.protocol} of the peers' protocol, this broker has {PROTOCOL}"
-            log.warning("%s has %s: it is no peer", key, why)
+            why = f"version {member.protocol} of the messages, this broker has {PROTOCOL}"
+            log.warning("%s has the id %s and %s: it is no peer", key, member.id, why)
             return None
         return member
 

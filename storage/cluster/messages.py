@@ -3,7 +3,7 @@
 `merge` makes one draft of many. `refer` makes a draft that names an object with its chunks.
 
 Pure. Decoding untrusted bytes returns a value or raises Corrupt. Chunks are verified before they
-go into an entry, because an entry cannot be repaired.
+go into an entry, because an entry is never changed.
 """
 
 import math

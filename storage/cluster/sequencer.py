@@ -76,7 +76,7 @@ class SequencerSettings(NamedTuple):
 
 @dataclass
 class SequencerCounters:
-    """Since the process started."""
+    """Counters since the process started."""
 
     commits: int = 0
     drafts: int = 0
@@ -118,8 +118,8 @@ class _ForwardedDraft:
         if self.done.done():
             return None
         if self.is_void and self.is_in_doubt:
-            # The view skipped entries. One may have the draft, and the state may have dropped its
-            # mark since.
+            # The view skipped entries. One of them may have the draft, and the state may have
+            # dropped the draft's mark since.
             raise CommitUnknown(SKIPPED)
         if self.wal.state.elapsed_ms > not_after_ms(self.draft):
             # All brokers agree: the draft is in no entry so far, and no later entry may have it.

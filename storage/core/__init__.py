@@ -4,7 +4,7 @@ errors           every error of the log, one class for each reaction of a caller
 model            TopicPartition, AppendedRange, Acks, SegmentFile and other shared types
 observer         the interface by which a tracer observes a broker; TRACE, PRINCIPAL
 levels           the level of the format: which elements and actions objects may have
-object_keys      builds and parses every object key
+object_keys      builds and parses the keys of objects
 histogram        counts of durations and sizes, by bucket
 bounds           view age, WAL retention and file grace of a cluster
 topic_configs    configs of a topic: names, defaults, checks

@@ -60,8 +60,8 @@ _IMPLYING = {
     DESCRIBE: frozenset({DESCRIBE, READ, WRITE, DELETE, ALTER, ALL}),
     DESCRIBE_CONFIGS: frozenset({DESCRIBE_CONFIGS, ALTER_CONFIGS, ALL}),
 }
-"""ALLOW of an operation in the set also allows the key. DENY is different: only DENY of ALL also
-denies other operations."""
+"""ALLOW of an operation in a set also allows the operation that has this set: ALLOW of READ also
+allows DESCRIBE. DENY is different: only DENY of ALL also denies other operations."""
 
 
 class Acl(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):

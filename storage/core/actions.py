@@ -102,9 +102,9 @@ class CommitOffsets(Action, frozen=True, array_like=True, tag="commit-offsets", 
 class MemberConfig(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
-    """The settings of a consumer instance. The log stores them, so that every broker serves the
-    instance with the same settings, but does not interpret them. The service defines `format` and
-    `dialect`. If authentication is on, `principal` is the instance's creator."""
+    """The settings of a consumer instance. The log stores them, but does not interpret them: they
+    are there so that every broker serves the instance with the same settings. The service defines
+    `format` and `dialect`. If authentication is on, `principal` is the instance's creator."""
 
     format: str = "binary"
     auto_offset_reset: str = "latest"
@@ -296,7 +296,8 @@ class DeleteAcls(Action, frozen=True, array_like=True, tag="delete-acls", gc=Fal
 
 
 class SetQuotas(Action, frozen=True, array_like=True, tag="set-quotas", gc=False):
-    """Quotas of a principal: bytes per second by name; None removes a quota. Other quotas stay."""
+    """Quotas of a principal, by name: bytes or requests per second on each broker, or a share of a
+    bound. None removes a quota. Other quotas stay."""
 
     principal: str
     rates: dict[str, int | None]

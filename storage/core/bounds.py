@@ -15,7 +15,7 @@ RETENTION_FACTOR_MIN = 4
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Bounds of a cluster in ms. A `cluster.json` without bounds (level 1) means the defaults."""
+    """Bounds of a cluster in ms. A `cluster.json` without bounds means the defaults."""
 
     view_age_ms: int = 600_000
     """A view of the WAL that was not refreshed for this time is expired."""

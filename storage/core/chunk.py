@@ -324,7 +324,7 @@ def headers_before(headers: pa.Array) -> np.ndarray:
 
 
 def _headers_before(headers: pa.Array, header_bytes: int = HEADER_BYTES) -> np.ndarray:
-    flat: Any = headers.flatten()  # type: ignore[attr-defined]  # lists; without those of nulls
+    flat: Any = headers.flatten()  # type: ignore[attr-defined]  # without content of null lists
     before = octets_before(flat.field("key")) + octets_before(flat.field("value"))
     before += header_bytes * np.arange(len(before))
     counts = pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False)

@@ -6,7 +6,7 @@
 The header (MessagePack) contains the hash of the previous entry, the position and checksum of
 every chunk, and every commit. An entry's hash is that of its header, which contains the chunks'
 checksums. So a broker verifies the chain without reading records. Pure: bytes in, values out.
-From untrusted bytes, the decoders return a value or raise Corrupt.
+From untrusted bytes, the decoders return a value, or raise Corrupt or NewerLevel.
 """
 
 import hashlib
@@ -46,8 +46,9 @@ class IdempotencyKey(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
     """The Idempotency-Key of a request, the hash of its content, and its topic's partition count
-    at the first request. A broker partitions a retry with that count: else the stored offsets
-    would not match. For several topics, `partitions` is a list, in the request's order."""
+    at the first request. A broker partitions a retry with that count, because the stored offsets
+    are in the partitions that the count gave. For several topics, `partitions` is a list, in the
+    request's order."""
 
     key: str
     fingerprint: bytes
@@ -163,7 +164,7 @@ def copy_in(body: Part) -> bytes | None:
 
 
 def header_length(start: Part, key: str) -> int:
-    """Return the number of bytes before the chunks. `start` has the object's first 16 or more."""
+    """Return the number of bytes before the chunks. `start` has the first 16 bytes or more."""
     if len(start) < _PREFIX.size:
         raise Corrupt(key, f"it has {len(start)} bytes, too few for an entry")
     magic, length, _ = _PREFIX.unpack_from(start)

@@ -110,8 +110,8 @@ class UnknownMember(StaleCommit):
 
 
 class GroupNotEmpty(StaleCommit):
-    """The group has members. For an offset commit: it has subscribed members. In Kafka:
-    NON_EMPTY_GROUP."""
+    """The group has members, so it cannot be deleted. Or it has subscribed members, so no other
+    client may commit its offsets. In Kafka: NON_EMPTY_GROUP."""
 
 
 class Throttled(LogError):
@@ -215,6 +215,7 @@ class Fenced(StoreUnfit):
 
     def __init__(self, writer: str, seq: int) -> None:
         super().__init__(
-            f"entry {seq} has the name of this process, {writer}, which did not write it: a copy "
-            "of the process runs (a cloned machine or a restored snapshot); this process stops"
+            f"entry {seq} has the name of this process, {writer}, but this process did not write "
+            "it: a copy of the process runs (a cloned machine or a restored snapshot); this "
+            "process stops"
         )

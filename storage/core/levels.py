@@ -1,8 +1,9 @@
 """The level of the format: which elements, actions and bytes the objects of a cluster may have.
 
-A cluster has one level. The first element of each entry and each checkpoint is the level at which
-it was written; a reader looks at it before it decodes the rest. FORMAT.md has the table of levels.
-An entry without commits raises the level by one (`tidelog upgrade`). It is never lowered. Pure.
+A cluster has one level. The first element of an entry's header, and of a checkpoint's state, is the
+level at which it was written. A reader checks this element before it decodes the rest. FORMAT.md
+has the table of levels. `tidelog upgrade` raises the level: it commits, for each step, an entry
+that has the next level and no commits. The level is never lowered. Pure.
 """
 
 import msgspec
@@ -37,7 +38,7 @@ def check(level: int, key: str) -> None:
 def leading(body: bytes, key: str) -> int:
     """Return the level of a MessagePack array, its first element. Raises NewerLevel, Corrupt."""
     if len(body) > 1 and body[0] & _FIXARRAY_MASK == _FIXARRAY and body[1] <= _FIXINT_MAX:
-        level = body[1]  # without a decoder: this runs for each entry
+        level = body[1]  # faster than the decoder: this runs for each entry
     else:
         try:
             level = _decoder.decode(body).level

@@ -7,9 +7,10 @@ from typing import NamedTuple, TypeAlias
 
 OFFSET_MAX = 2**63 - 1
 SKEW_MS_MAX = 60_000
-"""Largest difference that counts between a machine's wall clock and the store's clock. Brokers and
-`apply` reduce a larger difference to this one. The store's dates are inexact: they are in seconds,
-and each is as old as its response took to arrive."""
+"""Largest accepted difference between a machine's wall clock and the store's clock. Brokers and
+`apply` reduce a larger difference to this value. They accept a smaller one, because the store's
+dates are inexact: a date is in seconds, and is late by the time that its response took to arrive.
+"""
 
 
 class TopicPartition(NamedTuple):
@@ -47,7 +48,8 @@ class SegmentFile(NamedTuple):
     """One immutable Parquet file of one partition, as the manifest describes it.
 
     `path` is relative to the topic's prefix. Sizes are bytes, times are ms since the epoch, and
-    `end_offset` is exclusive. `rows` is less than the offset range only after key compaction.
+    `end_offset` is exclusive. `rows` is less than the offset range only after a key compaction, or
+    if lost records lie in the range.
     """
 
     path: str

@@ -1,6 +1,6 @@
-"""Kafka's murmur2 hash of one key, and the partition that it chooses. Plain Python,
-because a client computes it with the base distribution, which has no numpy. `murmur2_columns`
-hashes a column of keys. Pure."""
+"""Kafka's murmur2 hash of one key, and the partition that follows from the hash. Plain Python,
+because the command line uses it too, and may be installed without numpy. `murmur2_columns` hashes
+a column of keys. Pure."""
 
 import struct
 from collections.abc import Sequence

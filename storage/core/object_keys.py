@@ -1,5 +1,5 @@
-"""Build and parse the keys of a cluster's objects in the store (FORMAT.md section 2). Only this
-module does so."""
+"""Build and parse the keys of a cluster's objects in the store (FORMAT.md section 2). Other modules
+do so only for keys inside a topic's table."""
 
 import re
 from typing import NamedTuple

@@ -2,8 +2,8 @@
 
 Kafka's rules: a requested partition takes precedence. Else a key's murmur2 hash decides. It is the
 hash of the Java client, so producers of all protocols put a key into the same partition. Records
-without a key go to the partitions in turn (`Sticky`). Pure: must not depend on topics or requests,
-only on rows and columns.
+without a key go to the partitions in turn (`Sticky`). Pure: must not import the types of topics and
+requests, only those of rows and columns.
 """
 
 from collections import Counter
@@ -47,8 +47,8 @@ class Sticky:
 
     `seed` determines the first partition of each request. Kafka's client changes partitions
     when its batch is full; a broker does so by bytes, to have few chunks per request. Each broker
-    owns one `Sticky`. Threads may share it, because in a race two requests only begin at the same
-    partition.
+    owns one `Sticky`. Threads may share it: the only effect of a race is that two requests begin at
+    the same partition.
     """
 
     def __init__(self, seed: int) -> None:

@@ -17,8 +17,8 @@ MS_PER_DAY = 86_400_000
 
 class ConfigKey(NamedTuple):
     """One config: its default as text, its description, the parser that validates a value, and the
-    first level of the format at which a topic may have it. Below that level the default
-    applies: versions that do not know the config would refuse the commit that sets it."""
+    first level of the format at which a topic may have it. Below that level no topic can have it,
+    because versions that do not know the config would refuse the commit that sets it."""
 
     default: str
     doc: str
@@ -92,7 +92,9 @@ CONFIGS: Mapping[str, ConfigKey] = {
         level=2,
     ),
     "message.timestamp.type": ConfigKey(
-        "CreateTime", "clock of record timestamps", _one_of("CreateTime", "LogAppendTime")
+        "CreateTime",
+        "clock of record timestamps: the producer's (CreateTime) or the broker's (LogAppendTime)",
+        _one_of("CreateTime", "LogAppendTime"),
     ),
     "min.cleanable.dirty.ratio": ConfigKey(
         "0.5", "compaction is due when this share of sealed bytes is not compacted yet", _ratio
@@ -134,7 +136,7 @@ def _inert(
 _BOOLEAN = ("true", "false")
 _STORE = "the object store replicates"
 _DURABLE = "a record is durable when it is acknowledged"
-_FILES = "segments have no such files"
+_FILES = "a segment is one Parquet file, without an index file"
 _TIERED = "sealed records are in the object store"
 _CLIENTS = "only Kafka's own protocol needs it"
 _CODEC = "each codec has a fixed level; compression.type sets the codec"
@@ -171,7 +173,8 @@ WITHOUT_EFFECT: Mapping[str, ConfigKey] = {
     "segment.jitter.ms": _inert("0", "tails are sealed by size and age", low=0),
     "unclean.leader.election.enable": _inert("false", _STORE, words=_BOOLEAN),
 }
-"""Configs of Kafka that are stored and shown, but do nothing: topic definitions name them."""
+"""Configs that are stored and shown, but have no effect. They are accepted, because topic
+definitions that were written for Kafka contain them."""
 KNOWN: Mapping[str, ConfigKey] = {**CONFIGS, **WITHOUT_EFFECT}
 
 

@@ -1,7 +1,8 @@
-"""Clocks and random ids. In storage/ and compaction/ only this module reads the machine's.
+"""Clocks and random ids. In storage/ and compaction/ only this module reads the machine's clocks
+and its random source.
 
-Other modules get a `Clock` as an argument; the simulator passes its own. The linter (banned-api)
-forbids the others `time`, `random` and `uuid`.
+Other modules get a `Clock` as an argument; the simulator passes its own. In other modules, the
+linter (banned-api) forbids the functions of `time`, `random` and `uuid` that would do the same.
 """
 
 import os
@@ -36,5 +37,5 @@ class SystemClock:
         return time.clock_gettime(_BOOT_CLOCK)
 
     def new_id(self) -> bytes:
-        # Never from random bytes kept in memory: a copy of the process would make the same ids.
+        # Do not keep random bytes for later ids: a copy of the process would make the same ids.
         return os.urandom(16)

@@ -123,7 +123,7 @@ class FolderStore:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
 
     def _path(self, key: str) -> str:
-        """Return the file of a key. ValueError (a caller's bug) if it is no key or leaves root.
+        """Return the file of a key. Raises ValueError, which is a caller's bug, if it is no key.
 
         A key that is too long for a file name is valid: a read finds nothing, a write is refused.
         """
@@ -257,8 +257,8 @@ class FolderStore:
 
     def _sync(self, directory: str, directory_fd: int) -> bool:
         """Return whether the directory is durable. If it is not, the next read in it must first
-        repeat the fsync with success: else a writer that reads its own bytes back would take them
-        for committed."""
+        repeat the fsync with success: else a writer that reads its own bytes back would treat
+        them as committed."""
         try:
             os.fsync(directory_fd)
         except OSError:
@@ -326,8 +326,9 @@ def _walk(root: str, directory: str, prefix: str, start_after: str) -> Iterator[
 
     A directory sorts as its name with a slash: `a-b` comes before `a/b`, but `a` before `a-b`.
     """
-    # A cheap first filter: a WAL tail is a few of 100,000 names. An entry is kept if its name is
-    # at or after the first part of `start_after` here, or is a prefix of that part.
+    # A cheap first filter, because a listing of the newest WAL entries needs only a few of 100,000
+    # names. It keeps a name that is at or after the first part of `start_after` here, or is a
+    # prefix of that part.
     after = start_after.removeprefix(directory).partition("/")[0]
     is_inside = start_after.startswith(directory)
     found = []

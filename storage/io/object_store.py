@@ -3,10 +3,10 @@
 It has five verbs and one guarantee: `create` is an atomic create-if-absent. All guarantees of
 tidelog depend on `create`. Objects are immutable; `put` is for liveness objects only.
 
-`create` has three outcomes (DESIGN 4). Unless it is DONE, the caller reads the key back and
-compares the bytes with its own. EXISTS may be the caller's own success, because a transport may
-repeat a request without a report. A definite refusal (no space, no permission) raises
-`StoreRefused`: nothing was stored and nothing will be (I6).
+`create` has three outcomes (DESIGN 4). If the outcome is not DONE, a caller that needs to know what
+is stored reads the key back and compares the bytes with its own. EXISTS may be the caller's own
+success, because a transport may repeat a request and not tell the caller. A definite refusal (no
+space, no permission) raises `StoreRefused`: nothing was stored and nothing will be (I6).
 """
 
 import asyncio
@@ -50,8 +50,8 @@ class ObjectStore(Protocol):
     def seen_ms(self) -> int:
         """Return the time of the store's clock in its last answer, 0 if no answer had a time. It
         shows a pause of this machine, which the machine's own clocks may not show. In S3, it is the
-        `Date` of each answer, in seconds; in a folder, the mtime of the last file that this process
-        wrote."""
+        `Date` of the last answer, which is in whole seconds; in a folder, the mtime of the last
+        file that this process wrote."""
 
     async def get(self, key: str) -> bytes:
         """Return the whole object."""

@@ -101,7 +101,9 @@ class _Probe:
         # Without a clear success, either create may have won: S3 may answer 409 to the loser, or
         # to both, and a transport that repeats a request makes a success look like a loss.
         if body is None or body not in (done or bodies):
-            raise self._unfit("read-after-write", f"{done or bodies} reads as {body!r}")
+            raise self._unfit(
+                "read-after-write", f"a new object of {done or bodies} reads as {body!r}"
+            )
         return body
 
     async def _create_unused(self, key: str, body: bytes) -> None:

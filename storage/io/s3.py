@@ -298,7 +298,7 @@ class S3Store:
             infos = [
                 ObjectInfo(it["Key"][skip:], it["Size"], int(it["LastModified"].timestamp() * 1000))
                 for it in answer.get("Contents", [])
-                if not it["Key"].endswith("/")  # folders of consoles, SeaweedFS's empty directories
+                if not it["Key"].endswith("/")  # a console's folder, or SeaweedFS's empty directory
             ]
             yield infos, [it["Prefix"][skip:] for it in answer.get("CommonPrefixes", [])]
             if not answer.get("IsTruncated"):
@@ -352,7 +352,7 @@ async def _client(
             read_timeout=options.read_timeout_s,
             max_pool_connections=options.connections_max,
             s3={"addressing_style": "path" if options.is_path_style else style},
-            # Uploads carry tidelog's CRC32C. Not every S3 accepts the SDK's, which is a trailer.
+            # tidelog adds a CRC32C itself: some servers refuse the SDK's, which is a trailer.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),

@@ -15,7 +15,7 @@ class S3Options:
     connect_timeout_s: float = 3.0
     read_timeout_s: float = 10.0  # between two bytes of an answer; S3's p99 is 0.3 s
     request_timeout_s: float = 60.0  # for all attempts; 20 MB take this long at 3 Mbit/s
-    attempts_max: int = 4  # for reads, listings, deletes; a create has one attempt
+    attempts_max: int = 4  # for each request except a create, which has one attempt
     connections_max: int = 64
 
     @property

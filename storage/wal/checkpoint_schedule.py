@@ -15,7 +15,7 @@ log = logging.getLogger("tidelog.wal")
 
 
 class CheckpointSchedule:
-    """The checkpoints of one WAL view, its owner. Writes one at a time, in a task."""
+    """Writes the checkpoints of the WAL view that owns it, one at a time, in a task."""
 
     def __init__(
         self, objects: WalObjects, *, entries_least: int, entries_max: int, interval_s: float
@@ -51,9 +51,9 @@ class CheckpointSchedule:
             self._writing = asyncio.create_task(self._write(write))
 
     def write_now(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
-        """If there is no checkpoint after entry `seq`, let `write` write one. A broker does so at
-        its start and its stop. Then the next start does not read the entries before it, so they may
-        be damaged."""
+        """If there is no checkpoint after entry `seq`, let `write` write one. A broker calls this
+        at its start and at its stop. The next start then does not read the entries up to `seq`, so
+        damage in them does not prevent it."""
         if seq > self._seq and (self._writing is None or self._writing.done()):
             self._seq = seq
             self._writing = asyncio.create_task(self._write(write))

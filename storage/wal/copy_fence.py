@@ -2,8 +2,9 @@
 
 A cloned machine and a restored snapshot continue with the name, the ids and the memory of the
 process. The hash of an entry shows who wrote it: this process knows the hashes of its own PUTs.
-A view that is loaded again passes over entries that a checkpoint covers. The loaded state has the
-time of the last entry under the name of this process. One of its own PUTs must have the same time.
+A view that is loaded again does not read entries that a checkpoint covers. But the loaded state has
+the time of the last entry under the name of this process. If none of this process's own PUTs has
+that time, a copy wrote the entry.
 """
 
 import asyncio

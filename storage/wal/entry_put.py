@@ -36,8 +36,8 @@ class EntryPut:
     async def put(self, key: str, parts: list[Part], entry: Entry, entry_hash: bytes) -> bool:
         """Return True if this entry has the number, False if another entry definitely has it.
 
-        The hash of the whole header shows whether it is this entry. Ids do not show it, because two
-        copies of a process may write different entries under the same ids.
+        The hash of the whole header shows whether the stored entry is this one. Ids do not show it,
+        because two copies of a process may write different entries under the same ids.
         """
         is_ambiguous, pause_s, failures = False, self.retry_s, 0
         self.objects.counters.bytes_written += sum(len(part) for part in parts)

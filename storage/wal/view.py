@@ -130,9 +130,9 @@ class WalView:
     @property
     def state(self) -> ClusterState:
         """The newest state. An exception in `apply` leaves a state that no broker may serve (I3,
-        I4). Then this raises Unavailable until the state is loaded again."""
+        I4). This property then raises Unavailable until the state is loaded again."""
         if self._is_half_applied:
-            raise Unavailable("the state of this broker is loaded again after an error: retry")
+            raise Unavailable("this broker must load its state again after an error: retry")
         return self._state
 
     # -- opening and closing
@@ -235,7 +235,7 @@ class WalView:
         parts = [header, *draft.bodies, *entries.copy_of(entry, header)]
         if not await self._entry_put.put(key, parts, entry, entry_hash):
             return None
-        is_late = self._freshness.age_s(fresh) > self.view_age_max_s  # the PUT's answer counts
+        is_late = self._freshness.age_s(fresh) > self.view_age_max_s  # the time of the PUT included
         # If the process was suspended before the PUT arrived, this PUT may have created a collected
         # number again (I5). If it was suspended later, the next entry may name this one.
         if is_late and not await self._entry_put.is_in_chain(entry.seq, entry_hash):
@@ -276,16 +276,16 @@ class WalView:
 
     def on_announced(self, seq: int, header: bytes) -> None:
         """Handle a peer's announcement that entry `seq` is in the WAL. `header` is the beginning of
-        its object, or empty if that is large.
+        its object, or empty if the header is large.
 
         Only for peers with access to the cluster's store. The header is used only if it belongs to
-        the next entry and names the hash of the last applied one. Else the view reads the store. It
-        does not get fresher: an announcement does not show that no later entry exists.
+        the next entry and names the hash of the last applied one. Else the view reads the store.
+        An announcement does not make the view fresher, because later entries may exist.
         """
         if seq <= self._state.seq:
             return
         self._offers.add(seq, header)
-        if not self._turn.locked():  # else its holder applies the entry at its end
+        if not self._turn.locked():  # else the holder of `_turn` applies it later
             self._take_offers()
 
     @contextlib.asynccontextmanager
@@ -377,7 +377,7 @@ class WalView:
     async def _ensure_view(self) -> None:
         if self._is_void():
             self.counters.void += 1
-            log.warning("the view of the WAL has expired: loading the newest checkpoint")
+            log.warning("the view of the WAL has expired or failed: loading the newest checkpoint")
             await self._load()
 
     async def _load(self) -> None:

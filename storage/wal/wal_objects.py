@@ -32,9 +32,9 @@ READ_BYTES = 64 * 1024
 """Size of the first range that `read` gets of an entry. Except for the largest entries, this one
 GET gets the whole header."""
 STRAY_GAP = 100
-"""Largest distance between neighbouring numbers of the chain. Objects behind a larger gap that are
-no entries are strays. Entries are created one after the other, so a damaged entry is not behind
-such a gap."""
+"""Largest gap between two numbers in `wal/` behind which an object may be a damaged entry. Behind a
+larger gap, objects that are no entries are strays: entries are created one after the other, so no
+damaged entry is there."""
 CHECKPOINT_MAGIC = b"TIDECKP1"
 FOUND_RETRY_S = 0.05
 LISTS_MAX = 5
@@ -128,7 +128,7 @@ class WalObjects:
                 return await self._read_cluster()  # created since the first read
             raise StoreUnfit(
                 f"{self.store.url} has {info.key} but no {object_keys.CLUSTER}: "
-                "a damaged cluster, or a prefix that is not the root of one"
+                "a damaged cluster, or a prefix that is not the root of a cluster"
             )
         if (wrong := check_bounds(bounds)) is not None:
             raise StoreUnfit(f"{self.store.url} gets no cluster: {wrong}")
@@ -182,7 +182,7 @@ class WalObjects:
             decoded = entries.decode(copy, key, seq=seq, previous=None)
         except Corrupt:
             raise damage from None
-        log.error("%s: the copy at its end is used", damage)
+        log.error("%s: using the copy of the header at the object's end", damage)
         return decoded
 
     async def strays(self, numbers: Sequence[int]) -> list[int]:
@@ -247,10 +247,13 @@ class WalObjects:
                 return empty_state(cluster)
             # Look twice: a checkpoint and a collection may happen between the first two listings.
             if looks > 1:
-                first = object_keys.wal(numbers[0]) if numbers else "nothing"
+                if not numbers:
+                    raise StoreUnfit(
+                        f"{self.store.url}: the WAL has no entries and no checkpoint can be read"
+                    )
                 raise StoreUnfit(
-                    f"{self.store.url}: the WAL begins at {first} and no checkpoint that can be "
-                    "read covers the entries before it"
+                    f"{self.store.url}: the WAL begins at {object_keys.wal(numbers[0])} and no "
+                    "checkpoint that can be read covers the entries before it"
                 )
 
     async def write_checkpoint(self, seq: int, state: bytes) -> int:
