@@ -112,8 +112,8 @@ class CacheStats(NamedTuple):
 
 class BrokerStats(NamedTuple):
     """All counters of a broker's parts since the process started, and their current gauges. The
-    counters are live: read them before the next await. `store` is None if the store is not metered.
-    """
+    counters still change: read them before the next await. `store` is None if the store is not
+    metered."""
 
     writer: WriterCounters
     wal: WalCounters
@@ -132,9 +132,9 @@ class BrokerStats(NamedTuple):
 
 class PartitionFiles(NamedTuple):
     """A partition's sealed segments. `live` are the segments with offsets in [log start, sealed
-    end). `hot_start` is the first offset in this broker's memory. If it has no record in memory,
-    `hot_start` is the high watermark. Key compaction has run up to `clean_end`. If the table is
-    damaged, there are no segments, and `damage` is the error."""
+    end). `hot_start` is the first offset in this broker's memory. If no record of the partition is
+    in memory, `hot_start` is the high watermark. Key compaction has run up to `clean_end`. If the
+    table is damaged, there are no segments, and `damage` is the error."""
 
     segments: SegmentColumns
     live: SegmentColumns
@@ -293,7 +293,8 @@ class Broker(Log):
         self.end_waits()
 
     async def close(self) -> None:
-        """Flush, stop, release. Acknowledged records are safe without this call, too."""
+        """Flush all requests, stop the tasks, free files and threads. Acknowledged records are safe
+        without this call, too."""
         await self.groups.close()
         for task in self._tasks:
             task.cancel()
@@ -315,7 +316,7 @@ class Broker(Log):
         """Retire the mark of this process's hot log if the log has no file left: then all of its
         requests are committed.
 
-        **On a crash** before the commit, a mark of fifty bytes is left."""
+        **On a crash** before the commit, the mark stays in the state: fifty bytes."""
         hot_log = self.writer.hot_log
         if hot_log is None or hot_log.log_id not in self.state.hot_logs:
             return
@@ -375,7 +376,7 @@ class Broker(Log):
 
     @property
     def peer_api(self) -> Sequencer:
-        """The handler of messages from peers. Each peer has access to the cluster's store."""
+        """The handler of messages from peers, which prove that they can read the store."""
         return self.sequencer
 
     async def secret(self) -> bytes:

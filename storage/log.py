@@ -79,7 +79,7 @@ class LogSettings(NamedTuple):
     sequencer: SequencerSettings = SequencerSettings()
     tail_cache_bytes: int = 256 * 1024 * 1024
     poll_interval_s: float = 1.0
-    """How often an idle broker reads the entries of other brokers, so that its view stays fresh."""
+    """Time between two calls of `refresh` by `poll`, which keeps an idle broker's view fresh."""
     is_sealing: bool = True
     start_retry_s: float = START_RETRY_S
     is_coordinating: bool = True
@@ -136,7 +136,7 @@ class Log:
         await self.wal.refresh()
 
     async def poll(self) -> None:
-        """Apply other brokers' entries while this broker is idle, until the task is cancelled."""
+        """Apply other brokers' entries, also if no request comes, until the task is cancelled."""
         while True:
             await asyncio.sleep(self.settings.poll_interval_s)
             with surviving(log, "reading the WAL"):
@@ -211,8 +211,8 @@ class Log:
     ) -> list[AppendedRange] | None:
         """Append one request's records, all or nothing. `size` is their weight in bytes, or more if
         the request takes more memory. Return the appended ranges, by part and then by partition. If
-        they are not known yet (acks 0 and 1), return None. If `has_timestamps` is False, the broker
-        has set all timestamps, and they are not checked.
+        they are not known yet (acks 0, and acks 1 with a hot log), return None. If `has_timestamps`
+        is False, the broker has set all timestamps, and they are not checked.
 
         Raises UnknownPartition, InvalidTimestamp, Throttled, Unavailable, CommitUnknown,
         IdempotencyMismatch.
@@ -260,8 +260,8 @@ class Log:
         size: int,
         is_json: bool = False,
     ) -> AppendedRange:
-        """Append a Kafka producer's batch; return its placement. If the batch is in the log
-        already, return the first placement. No route calls this method yet; Kafka's protocol will.
+        """Append a Kafka producer's batch; return its appended range. If the batch is in the log
+        already, return the first range. No route calls this method yet; Kafka's protocol will.
 
         Raises as `append`, and also ProducerFenced and OutOfOrderSequence.
         """
@@ -273,7 +273,8 @@ class Log:
         """Return a new producer id, or the next epoch of a known id, which fences older epochs.
         `epoch` is the producer's current epoch, or -1 if unknown. Raises ProducerFenced.
 
-        **On a crash** before the answer: a new id is lost. A repeated call gets the new epoch.
+        **On a crash** before the answer: a new id is never used. If a call with the current epoch
+        is repeated, it returns the epoch of the first call.
         """
         action = InitProducer(producer_id, epoch)
         request = AppendRequest((), 0, actions=[action])
@@ -288,7 +289,7 @@ class Log:
 
     async def _append(self, request: AppendRequest) -> list[AppendedRange]:
         placements = await self.writer.append(request, Acks.ALL)
-        assert placements is not None, "acks=all gives placements"
+        assert placements is not None, "acks=all returns the appended ranges"
         return placements
 
     # -- groups
@@ -317,7 +318,7 @@ class Log:
         records_max: int = RECORDS_MAX,
         wait_s: float = 0.0,
     ) -> FetchResult:
-        """Return records from `offset` on, of both tiers. At the end, wait up to `wait_s` for more.
+        """Return records from `offset` on. At the high watermark, wait up to `wait_s` for records.
         If `bytes_max` is 0, return the offsets of the partition after the wait, but no records.
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
@@ -344,7 +345,7 @@ class Log:
         try:
             taken = await self.reader.read(self.state.topic(topic), partition, offset, bounds)
         except TableInDoubt as error:
-            await self.wal.refresh()  # records that a newer retention removed are no hole
+            await self.wal.refresh()  # a newer retention may have removed these records
             held = self.state.partition(topic, partition)
             self._check_range(topic, partition, offset, held)
             self.tables.doubt(self.state.topic(topic), error)
@@ -385,7 +386,7 @@ class Log:
         self, partitions: Iterable[tuple[str, int]], waiter: "asyncio.Future[None]", deadline: float
     ) -> bool:
         """Wait until one of the partitions gets records, or a caller sets `waiter`. Return False if
-        the loop's time reaches `deadline` first. Call only if no partition has records yet."""
+        the loop's time reaches `deadline` first. Call only if no partition has new records yet."""
         if self._is_draining:
             raise Unavailable("this broker is shutting down: continue at another broker")
         return await self._waiting.wait(list(partitions), waiter, deadline)
@@ -433,7 +434,7 @@ class Log:
         return await retry_after_suspend(self.clock, self.wal.view_age_max_s, search)
 
     async def seal(self, topic: str, partitions: Sequence[int] | None = None) -> int:
-        """Seal now, even before `segment.ms` or `segment.bytes` is reached; return the rows."""
+        """Seal now, before `segment.ms` or `segment.bytes` is reached; return the row count."""
         return await self.sealer.seal(await self._topic(topic), partitions)
 
     def note_doubt(self, topic: Topic, error: TableInDoubt | None) -> None:
@@ -452,7 +453,7 @@ class Log:
                 if isinstance(action, LoseRecords):  # from a repair; do not serve them
                     self.tail.forget(action.topic_id, action.partition)
                 elif isinstance(action, AddPartitions):
-                    self._waiting.wake_all()  # for followers of the topic; the action is rare
+                    self._waiting.wake_all()  # for `wait_for_topic`; the action is rare
         for topic in applied.deleted:
             self.tail.forget_topic(topic.topic_id)
             self.tables.forget(topic.topic_id)

@@ -8,5 +8,5 @@ cache           a cache bounded in bytes; one fetch serves all waiting readers
 plan            a snapshot of the log, and its split into tasks: pure
 split_reader    the records of a split: segments and tail chunks
 offline_log     takes snapshots of the log, without a broker
-kafka_options   the options of Spark's Kafka source: topics, and offsets to start and end at
+kafka_options   the options of Spark's Kafka source: topics, and where a read starts and ends
 """

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 WOKEN_AT_ONCE = 50
-"""Reads of one partition that a turn of the event loop wakes. A woken read costs up to 100 us, and
-other callbacks run between two turns."""
+"""Maximum number of reads of one partition that one turn of the event loop wakes. A woken read
+costs up to 100 us, and other callbacks can run before the next turn."""
 
 ANY_PARTITION = -1
 """In place of a partition's number: the read waits for records of any partition of the topic. The

@@ -156,8 +156,9 @@ def plan(
     """Split the records of `ranges` that may match `wanted`; each record is in exactly one split.
 
     The splits of the tail come first, because tasks may start late. Collection may delete a WAL
-    object an hour after its records were sealed; it deletes a segment only after retention. If
-    splits would be smaller than `SPLIT_BYTES_MIN`, there are fewer than `splits_min`.
+    object an hour after its records were sealed. It deletes a segment a day after a commit removed
+    it from the table, or later. If splits would be smaller than `SPLIT_BYTES_MIN`, there are fewer
+    than `splits_min`.
     """
     clipped = [left for given in ranges if (left := wanted.clip(given)) is not None]
     tail = [found for given in clipped for found in tail_slices(snapshot, given, wanted)]

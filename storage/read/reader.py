@@ -1,7 +1,7 @@
 """A broker's reads of both tiers: the tail from memory or the WAL, older records from segments.
 
-A read is a walk. At each offset it finds one batch of records in the tier that has the offset. The
-end of the batch gives the next offset. The state decides which records are committed (I3). Records
+At each offset a read finds one batch of records in the tier that has the offset. The end of the
+batch gives the next offset. The state decides which records are committed (I3). Records
 below `sealed_end` come from the table, all others from the tail (I7). All bytes from the store are
 verified before use. A corrupt object fails only reads that need it; the error has the object's key.
 A read never lists objects.
@@ -366,8 +366,9 @@ class Reader:
 async def retry_after_suspend(
     clock: Clock, pause_max_s: float, read: Callable[[], Awaitable[T]]
 ) -> T:
-    """Return the result of `read`. If it raises Corrupt and the process was suspended during the
-    call, call it again: a needed object may have been collected during the pause."""
+    """Return the result of `read`. If it raises Corrupt after more than `pause_max_s`, call it
+    again: the process was suspended or the store was slow, and a needed object may have been
+    collected meanwhile."""
     while True:
         started_s = clock.boot_s()
         try:

@@ -1,7 +1,7 @@
-"""Row groups of immutable segments, verified. The only module that fetches footers and row groups.
+"""Row groups of immutable segments, verified. Only this module fetches footers and row groups.
 
 CRC-32Cs in the footer cover every byte that is decoded. A row group is fetched whole, because one
-request of megabytes is faster than many requests of single columns. The reader knows no manifest.
+request of megabytes is faster than many requests of single columns. The reader uses no manifest.
 If a segment is gone, the reader raises NotFound, and the caller decides what that means.
 """
 
@@ -42,7 +42,7 @@ FETCH_BYTES = 8 * 1024 * 1024
 FOOTER_CACHE_BYTES = 32 * 1024 * 1024
 """Default size of the cache of footers (I10)."""
 COLD_READS_MAX = 8
-"""Row groups that are fetched and decoded at the same time by `group` (I10)."""
+"""Maximum number of row groups that `group` fetches and decodes at the same time (I10)."""
 BATCH_OVERHEAD = 512
 """Memory of an Arrow batch in addition to its data."""
 
@@ -135,8 +135,8 @@ class FetchedGroups(NamedTuple):
                     yield batch.select(list(columns))
 
     def batch(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """Verify, then decode whole row groups into one batch. This is one call of Parquet, which
-        takes the GIL once. For a few megabytes."""
+        """Verify, then decode whole row groups into one batch of a few megabytes. This is one call
+        of Parquet, which takes the GIL once."""
         with self.footer.verified(self.body, self.groups, self.of.key) as file:
             indexes = [group.index for group in self.groups]
             table = file.read_row_groups(indexes, list(columns), use_threads=False)

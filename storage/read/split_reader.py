@@ -30,7 +30,7 @@ from tidelog.storage.tables.segment import RowGroup
 
 AHEAD_BYTES = 64 * 1024 * 1024
 AHEAD_SLICES = 32
-"""Limits of the slices that a task fetches ahead (I10)."""
+"""Limits of the slices that a task has fetched ahead at a time (I10)."""
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ class PushingReader(TidelogReader):
 
 
 def narrow(wanted: ReadFilter, condition: api.Filter) -> tuple[ReadFilter, bool]:
-    """Return `wanted` with the condition added, and whether it expresses the whole condition."""
+    """Return `wanted` with the condition added, and whether the result has the whole condition."""
     match condition:
         case api.IsNotNull(("topic" | "partition" | "offset" | "timestamp" | "timestampType",)):
             return wanted, True

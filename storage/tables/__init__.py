@@ -2,8 +2,8 @@
 
 manifest     the manifest as the log uses it: protocol, versions, index
 memory       a manifest in memory
-delta        the manifest in a Delta table; alone imports deltalake
-delta_log    commits of Delta's log, read through the store; damage; fsync in a folder
+delta        the manifest in a Delta table; the only module that imports deltalake
+delta_log    commits of Delta's log, read through the store; damaged commits; fsync in a folder
 doubt        tables that another program changed, or that do not fit the WAL; what readers use
 delta_json   the JSON lines of Delta's log: pure
 open_tables  the open manifests of a broker

@@ -13,9 +13,9 @@ be set. A commit is then one PUT with `If-None-Match: *`, safe for any number of
 lock. In a folder deltalake links a temporary file to the name without fsync, so `sync_log` calls
 fsync (I1).
 
-deltalake releases the GIL but blocks its thread. A `DeltaTable` allows one call at a time. All
-calls run in two small thread pools of the process. deltalake's runtime threads inherit the priority
-of the first thread that uses deltalake, which is a thread of `_reads`.
+deltalake releases the GIL but blocks the thread that calls it. A `DeltaTable` allows one call at a
+time. All calls run in two small thread pools of the process. deltalake's runtime threads inherit
+the priority of the first thread that uses deltalake, which is a thread of `_reads`.
 """
 
 import asyncio
@@ -110,8 +110,8 @@ class DeltaStore(ObjectStore, Protocol):
 def open_table(store: ObjectStore, prefix: str, name: str) -> Table:
     """Return the manifest at `prefix`: on Delta if the store has URIs, else in memory. No IO yet.
 
-    The store's attribute `tables` has the memory manifests, and wrappers of one store share it. A
-    store without this attribute gets its own catalog.
+    The store's attribute `tables` is the catalog of its memory manifests. All wrappers of a store
+    have the same catalog. A store without this attribute gets its own catalog.
     """
     if hasattr(store, "table_uri"):
         return DeltaManifest(cast("DeltaStore", store), prefix, name)
@@ -361,7 +361,7 @@ class _Delta:
 
     def create(self, options: dict[str, str]) -> Exception | None:
         """Commit version 0; return the error, if any. There are no retries, because a retry would
-        commit another schema as version 1. `mode="ignore"` would do the same."""
+        commit the schema a second time, as version 1. So would `mode="ignore"`."""
         try:
             deltalake.DeltaTable.create(
                 self._uri,
@@ -383,7 +383,8 @@ class _Delta:
         """Commit a change that fits the loaded version. The DeltaTable stays at that version."""
         assert self.table is not None
         now_ms = self._clock.now_ms()
-        # Another program may forbid deletions by this property, but retention must delete.
+        # Another program may set this property. It forbids removals that change data, so the
+        # removals of retention say that they change none.
         is_append_only = self.table.metadata().configuration.get(_APPEND_ONLY) == "true"
         data_change = change.data_change and not (change.removed and is_append_only)
         self.table.create_write_transaction(

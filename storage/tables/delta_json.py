@@ -1,4 +1,4 @@
-"""The JSON lines of a table's Delta log that tidelog itself writes and reads. Pure."""
+"""The JSON of a table's Delta log: statistics of added files, and the parsing of commits. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -30,8 +30,8 @@ def statistics(file: SegmentFile) -> str:
     """Return a file's statistics in the Delta protocol's form. Engines use them to skip files.
 
     The statistics are bounds. The largest offset may be less than `end_offset - 1` after key
-    compaction. A SegmentFile does not have the microseconds of timestamps. `tightBounds` is true if
-    the offsets are exact.
+    compaction. A SegmentFile does not have the microseconds of timestamps, so the largest timestamp
+    is the end of its millisecond. `tightBounds` is true if the offsets are exact.
     """
     low: dict[str, int | str] = {"offset": file.base_offset}
     high: dict[str, int | str] = {"offset": file.end_offset - 1}

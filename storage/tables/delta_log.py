@@ -68,12 +68,12 @@ async def find_damage(store: ObjectStore, prefix: str) -> None:
 
 
 def sync_log(directory: Path, first: int, last: int) -> None:
-    """Sync versions [first, last] of a log and their names, so that a loss of power keeps them.
+    """Sync versions [first, last] of a log and their names, so that they survive a loss of power.
 
-    Without it, the WAL could record a seal that the table has lost (I7). Versions of other writers
-    are synced too: a hole below this version would make the whole table unreadable. `first` is 0
-    after a start: then versions before the newest hundred are synced already, by the process that
-    wrote or loaded the hundred after them.
+    Without this sync, the WAL could record a seal that the table has lost (I7). Versions of other
+    writers are synced too: a hole below this version would make the whole table unreadable. `first`
+    is 0 after a start. Then only the newest hundred versions are synced: a process has synced each
+    older version when it wrote or loaded one of the next hundred.
     """
     versions = range(first or max(0, last - VERSIONS_MAX), last + 1)
     names = [f"{version:020d}.{kind}" for version in versions for kind in _LOG_FILES]

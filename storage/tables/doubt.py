@@ -1,9 +1,9 @@
-"""Whether a version of a topic's table is what the log has put there (DESIGN 8, Tables in doubt),
-and which version's files readers use if it is not.
+"""Checks if a version of a topic's table is what the log put there (DESIGN 8, Tables in doubt), and
+finds the files that readers use if it is not.
 
 Other programs may commit to a table, and a copy or a restore may contain a table from another
-moment than its WAL. So no maintenance duty trusts a loaded version without a check. `doubt_of`
-compares the version's files with the state. It is pure and takes a few array operations. All duties
+moment than its WAL. So each maintenance task checks a loaded version before it uses it. `doubt_of`
+compares the version's files with the state. It is pure and takes a few array operations. All tasks
 call it through `check`.
 
 Until `tidelog repair`, no seal, removal or collection changes a table in doubt. Reads continue
@@ -80,7 +80,7 @@ def doubt_of(
     spans = version.spans()
     strangers = [number for number in spans if not 0 <= number < len(partitions)]
     if strangers:
-        return f"it has partition {strangers[0]}, the log has {len(partitions)}"
+        return f"it has partition {strangers[0]}, the topic has only {len(partitions)} partitions"
     for number, partition in enumerate(partitions):
         sealed_end = sealed_ends[number] if number < len(sealed_ends) else 0
         gone = missing(spans.get(number), partition.log_start_offset, sealed_end)
@@ -127,7 +127,7 @@ async def blamed(table: History, why: str) -> str:
     foreign = next((commit for commit in commits if commit.is_foreign), None)
     if foreign is None:
         return why
-    return f"{why}; version {foreign.version} ({foreign.author}) is not by the log"
+    return f"{why}; version {foreign.version} ({foreign.author}) was not committed by tidelog"
 
 
 def replayed(base: SegmentColumns, commits: Iterable[TableCommit]) -> SegmentColumns:

@@ -1,15 +1,15 @@
 """The manifest of a topic's table: segments by offset, and transactions that lock sealers. Pure.
 
 `Table` is the interface, `MemoryManifest` its reference implementation; storage/tables/delta.py
-implements it on Delta Lake. A commit adds files together with application transactions: the lock
-between sealers. The version of a partition's seal transaction is the end offset of the partition in
-the table. A commit that adds [base, end) must find `base` and sets `end` (I7). Each implementation
-checks two things: the version in the loaded table, and that no later commit has the same
-transaction. Delta checks only the second. That is not enough: if a reader refreshes the table while
-a sealer writes its files, Delta's check starts after the commit of another sealer.
+implements it on Delta Lake. A commit adds files together with application transactions, which are
+the lock between sealers. The version of a partition's seal transaction is the end offset of the
+partition in the table. A commit that adds [base, end) must find `base` and sets `end` (I7). Each
+implementation checks two things: the version in the loaded table, and that no later commit has
+the same transaction. Delta checks only the second. That is not enough: if a reader refreshes the
+table while a sealer writes its files, Delta's check starts after the commit of another sealer.
 
 Commits that remove files (retention, merge, compaction) use another transaction of the partition as
-their lock. Its version is a counter. Without it, two commits that remove one file would both
+their lock. Its version is a counter. Without this lock, two commits that remove one file would both
 succeed, and the table would have the rows twice. Sealers only add files and do not use that
 transaction.
 """
@@ -28,7 +28,8 @@ from tidelog.storage.core.model import SegmentFile
 
 _US_PER_MS = 1000
 _SEGMENT = r"^partition=(?P<partition>\d{1,9})/(?P<base>\d{20})-(?P<end>\d{20})-[0-9a-f]+\.parquet$"
-"""The form that `keys.parse_segment` parses; Arrow matches 20,000 paths in 8 ms without the GIL."""
+"""The form that `object_keys.parse_segment` parses. Arrow matches 20,000 paths in 8 ms without the
+GIL."""
 _MAINTENANCE = "care-"
 _UNKNOWN_MS = 2**63 - 1
 """Commit time of a segment if its commit names no time. Retention keeps such a segment."""
@@ -95,7 +96,7 @@ class Table(Protocol):
 
         Raises ManifestConflict if nothing was added and nothing will be: refresh and start again.
         Raises CommitUnknown if the commit may be done or may still happen. The same is true after a
-        cancellation. It can no longer happen when `transaction_version` has changed after a
+        cancellation. The commit can no longer happen when `transaction_version` has changed after a
         `refresh`. A retry with the same files is safe.
         """
 
@@ -221,7 +222,7 @@ class SegmentColumns(NamedTuple):
             _numbers(pc.struct_field(name, "end"), -1),
             _numbers(adds.column("size_bytes"), 0),
             _numbers(adds.column("num_records"), 0),
-            # None: a timestamp had no ISO form, so the file may hold any timestamp.
+            # Missing if a timestamp has no ISO form: then the file may hold any timestamp.
             _numbers(adds.column("min.timestamp"), -(2**63)) // _US_PER_MS,
             _numbers(adds.column("max.timestamp"), 2**63 - 1) // _US_PER_MS,
             _numbers(adds.column("modification_time"), _UNKNOWN_MS),
@@ -350,7 +351,7 @@ class ManifestVersion:
         is_next = partition[1:] == partition[:-1]
         self._is_wrong = base < 0
         self._is_wrong[1:] |= is_next & (base[1:] < end[:-1])
-        # A wrong file has no offset range, so a gap between it and the next file is no hole.
+        # A wrong file may have no offset range, so a gap after it is not counted as a hole.
         self._is_hole = np.zeros(len(base), bool)
         self._is_hole[1:] = is_next & (base[1:] > end[:-1]) & ~self._is_wrong[:-1]
 

@@ -230,7 +230,7 @@ def read_footer(tail: Part, size: int, key: str) -> "Footer":
     slot = raw.rfind(_MARK) + len(_MARK)
     digits = raw[slot : slot + _HEX_DIGITS]
     if slot < len(_MARK) or _footer_checksum(raw, slot) != digits:
-        raise Corrupt(key, "checksum of the footer differs, or it is not a segment")
+        raise Corrupt(key, "checksum of the footer differs, or the file is not a segment")
     try:
         metadata = pq.read_metadata(pa.BufferReader(raw))
         return Footer(metadata, size)
@@ -368,7 +368,7 @@ def _writer(
         "compression_level": _LEVELS.get(codec),
         "use_dictionary": ["key"] if has_few_keys else False,
         "column_encoding": _ENCODINGS,
-        # Keys are not sorted: their statistics would add 30 bytes a row group without a use.
+        # Keys are not sorted: their statistics would add 30 bytes a row group without any use.
         "write_statistics": ["offset", "timestamp"],
         "write_page_index": True,
         "write_page_checksum": True,

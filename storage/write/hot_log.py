@@ -7,10 +7,10 @@ crash. A process locks its files. The next process that starts in the directory 
 are not locked. One process adopts all files of a log. Otherwise another process could commit higher
 numbers first, and `apply` would skip the requests with lower numbers as already committed.
 
-**On a crash**: a recovery ignores a torn last frame, because its request was never answered, and
-commits whole frames again. A file is deleted only after all of it is committed. The mark of a log
-is retired only after the deletion of its last file is durable. So the cluster state has the mark as
-long as the log has a file.
+**On a crash**: a recovery ignores a torn (incomplete) last frame, because its request was never
+answered, and commits whole frames again. A file is deleted only after all of it is committed. The
+mark of a log is retired only after the deletion of its last file is durable. So the cluster state
+has the mark as long as the log has a file.
 """
 
 import asyncio
@@ -114,8 +114,8 @@ class HotLog:
     def has_copy(self, marks: Mapping[str, int], *, is_reset: bool) -> bool:
         """Return whether a copy of this process has used numbers of this log. `marks` are marks in
         the WAL. If `is_reset`, they are all marks of a newly loaded state, and this process has not
-        applied all entries before it. Then a missing mark also shows a copy: a recovery of the
-        copy's disk has retired the log."""
+        applied all entries before it. Then a missing mark also shows a copy, if the state had
+        a mark of this log before: a recovery of the copy's disk has retired the log."""
         newest = marks.get(self.log_id)
         return is_reset and self.is_marked if newest is None else newest >= self._next
 
@@ -155,7 +155,7 @@ class HotLog:
                 continue
             except TASK_ENDS:
                 raise
-            except BaseException as error:  # whole frames may be in the file: a recovery decides
+            except BaseException as error:  # whole frames may be in the file
                 log.critical("bug in the hot log", exc_info=error)
                 if self._file is not None:
                     self._file.is_spoilt = True

@@ -1,4 +1,4 @@
-"""Which requests of a crashed process's hot log are in the WAL, if a copy of the process ran.
+"""Finds the committed requests of a crashed process's hot log, also if a copy of the process ran.
 
 `apply` accepts each mark of a hot log once. A cloned machine or a restored snapshot continues the
 log with the same id. Then two requests may have the same mark, and `apply` accepts only the first.
@@ -53,8 +53,8 @@ async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
 
 
 class _Taken(NamedTuple):
-    """A commit in an entry. `share` numbers the forwarded draft in the entry that has the commit;
-    -1 if no draft has it."""
+    """A commit in an entry. `share` is the number, in the entry, of the forwarded draft that has
+    the commit; -1 if no forwarded draft has it."""
 
     share: int
     origin_id: str
@@ -69,8 +69,9 @@ class _Search:
     """The commits of the logs of these files, searched from the newest entry of the WAL backwards.
 
     Usually it needs the newest two entries that have commits of a log: all marks in the newest one
-    are of this process, and they are higher than all marks in the other one. If not, a copy has
-    used marks of the log. Then the search continues to the oldest entry, or for ENTRIES_MAX.
+    are of the crashed process, and they are higher than all marks in the other one. If not, a copy
+    has used marks of the log. Then the search continues to the oldest entry, for at most
+    ENTRIES_MAX entries.
     """
 
     def __init__(self, files: Sequence[Recovered]) -> None:

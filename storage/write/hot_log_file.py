@@ -164,7 +164,7 @@ def read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
     if head.cluster_id != cluster_id:
         raise StoreUnfit(
             f"hot log {path} belongs to cluster {head.cluster_id}, not to {cluster_id}: "
-            "start a broker of that cluster here first, or give this one another --hot-dir"
+            "start a broker of that cluster here first, or give this broker another --hot-dir"
         )
     requests: list[AppendRequest] = []
     last, damaged = 0, 0
@@ -199,7 +199,7 @@ def read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
         why = "acknowledged requests (acks=1) in these bytes are lost, later requests are kept"
         log.error("hot log %s: %d bytes are damaged: %s; a copy is in %s", path, damaged, why, kept)
     if at < len(body):
-        log.warning("hot log %s: cut off %d torn bytes", path, len(body) - at)
+        log.warning("hot log %s: ignored %d torn bytes at its end", path, len(body) - at)
     return Recovered(path, head.log_id, requests, fd)
 
 

@@ -2,8 +2,8 @@
 
 For each request, a closed segment notes which rows of which chunks get the request's records.
 `encode` then sorts all records into the chunks at once. Requests keep their order, so the records
-of one producer also keep their order. `answers` gives each request its share of the outcomes. Pure:
-no loop, no clock, no IO; `encode` may run in a thread.
+of one producer also keep their order. `answers` finds the response to each request in the outcomes
+of the commits. Pure: no event loop, no clock, no IO; `encode` may run in a thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -139,7 +139,7 @@ class ClosedSegment:
     def applied_appends(
         self, outcomes: Sequence[Outcome]
     ) -> list[tuple[int, int, int, AppendedRange]]:
-        """Return (chunk number, first row, row count, placement) of applied appends, in order."""
+        """Return (chunk number, first row, row count, range) of applied appends, in order."""
         return [
             (number, first, count, placement)
             for commit, outcome in zip(self._commits, outcomes, strict=True)

@@ -35,10 +35,10 @@ from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.producers import ProducerEpoch
 
 PIECE_HEADER_BYTES = 300
-"""Maximum bytes in an entry's header of a commit, without key and actions; also of a chunk and its
-append action."""
+"""Maximum number of bytes that a commit without its key and actions takes in an entry's header. A
+chunk with its append action takes at most as many, too."""
 PART_OVERHEAD_BYTES = 512
-"""Memory of each piece of a request in addition to the request's bytes: lists, a future."""
+"""Bytes of memory of each piece of a request in addition to its `size`: lists, a future."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -118,14 +118,14 @@ def check_timestamps(
 @dataclass(slots=True, eq=False)
 class AppendRequest:
     """One caller's atomic request. `size` in bytes counts against the buffer limit. The caller
-    gives the weight of the records (chunk.weight), or the size of the body or the memory of the
-    records if that is larger. This class adds the sizes of key, actions and principal.
+    gives the greatest of three numbers: the weight of the records (chunk.weight), the size of the
+    body, and the memory of the records. This class adds the sizes of key, actions and principal.
 
     Raises InvalidRequest if the actions cannot be encoded.
 
     `topic_id` is None if the request spans several topics. Consecutive requests of one topic and
-    principal share a commit if they have no key, hot mark or actions. No check in `apply` can
-    refuse only some of them.
+    principal share a commit if they have no key, hot mark or actions, because no check in `apply`
+    can refuse only some of them.
     """
 
     parts: Sequence[TopicRecords]
@@ -148,8 +148,8 @@ class AppendRequest:
     """Whether a record may have a timestamp of the client. A timestamp of the broker needs no
     check."""
     pieces: int = field(init=False)
-    """1 for the request and 1 for each partition of its records. A piece takes memory and header
-    items."""
+    """1 for the request and 1 for each partition of its records. Each piece takes memory, and
+    elements of an entry's header."""
     header_bytes: int = field(init=False)
     """Maximum bytes that the request adds to an entry's header."""
 
@@ -201,11 +201,11 @@ def _action_bytes(actions: Sequence[AnyAction]) -> int:
     try:
         return len(_encoder.encode(actions))
     except (UnicodeEncodeError, msgspec.MsgspecError, OverflowError) as error:
-        raise InvalidRequest(f"it cannot be stored: {error}") from error
+        raise InvalidRequest(f"the actions of the request cannot be stored: {error}") from error
 
 
 class AppendResponse(NamedTuple):
-    """The result of a request: a placement for each partition of each part, or an error."""
+    """The result of a request: an appended range for each partition of each part, or an error."""
 
     request: AppendRequest
     placements: list[AppendedRange]

@@ -72,14 +72,16 @@ from tidelog.storage.write.writer import Writer
 log = logging.getLogger("tidelog.sealer")
 
 ROUNDS_MAX = 64
-"""A partition whose seals fail waits for twice as many rounds each time, up to this number. Each
-failed seal costs the encoding of a tail and a log line."""
+"""A partition whose seals fail waits for twice as many rounds of `run` each time, up to this
+number. Each failed seal costs the encoding of a tail and a log line."""
 TAKEOVER_FACTOR = 2
-"""If a tail exceeds its limit by this factor, any broker seals it, because its own broker does not.
-Below this factor only its own broker seals it: the others would encode and upload for nothing."""
+"""Any broker seals a tail that exceeds its limit by this factor, because the broker that owns the
+seals of the topic did not seal it. Below this factor only that broker seals it: others would encode
+and upload segments that the manifest refuses."""
 BACKGROUND_STOP_S = 1.0
 """Maximum wait for a seal, or for retention and collection, when a broker stops. Their threads have
-the lowest priority and may get no CPU on a busy machine. They may be interrupted at any point."""
+the lowest priority and may get no CPU on a busy machine. It is safe to interrupt this work at any
+point."""
 COMPARED_BYTES = 4 * 1024 * 1024
 """Bytes of the tail that are in memory at once while the tail is compared with a segment."""
 UPLOAD_AGE_MAX_S = 3600.0
@@ -92,8 +94,8 @@ class SealerSettings(NamedTuple):
 
     check_interval_s: float = 1.0
     tail_chunks_max: int = 10_000
-    """A tail of more chunks is sealed whatever its size: each chunk costs ~200 bytes on every
-    broker."""
+    """A tail of more chunks is sealed whatever its size: each chunk takes ~200 bytes of memory on
+    every broker."""
 
 
 @dataclass
@@ -156,7 +158,7 @@ class Sealer:
 
     async def run(self, state_of: Callable[[], ClusterState]) -> None:
         """Seal the partitions that are due. Does not return. A partition whose seal fails, for
-        whatever reason, is set aside for a while; the others are sealed."""
+        whatever reason, waits for some rounds; the others are sealed."""
         while True:
             await asyncio.sleep(self.settings.check_interval_s)
             with surviving(log, "looking for tails to seal"):
@@ -194,7 +196,7 @@ class Sealer:
             if (why := failed.get(number)) is None:
                 continue
             self._set_aside[topic.topic_id, number] = failures + 1, min(2**failures, ROUNDS_MAX) - 1
-            if str(why) in logged:  # one failure of the topic, not of each partition
+            if str(why) in logged:  # a failure of the whole topic is logged once
                 continue
             logged.add(str(why))
             is_known = isinstance(why, (LogError, OSError, pa.ArrowException))
@@ -229,8 +231,8 @@ class Sealer:
         return (
             partition.tail_bytes >= factor * config.segment_bytes
             or age_ms >= factor * config.segment_ms
-            # The writer's clock was ahead. At level 1 this does not count: all later entries have
-            # its time.
+            # The writer's clock was ahead of this one. Not at level 1: there all later entries
+            # have at least the time of that writer.
             or (age_ms < -SKEW_MS_MAX and state.level > levels.FIRST)
             or len(partition.tail) >= factor * self.settings.tail_chunks_max
         )
@@ -240,8 +242,8 @@ class Sealer:
 
         Returns the number of records sealed. Raises Unavailable, Corrupt, TableInDoubt. Damage of
         one partition does not stop the others, and is raised when the others are sealed. A conflict
-        with another sealer is not an error: that sealer's work counts, and the next round seals the
-        rest.
+        with another sealer is not an error: that sealer's commit stays, and the next round seals
+        the rest.
         """
         wanted = range(len(topic.partitions)) if numbers is None else numbers
         rows, damage = await self._seal(topic, wanted)
@@ -266,11 +268,11 @@ class Sealer:
     async def _seal_some(
         self, topic: Topic, left: dict[int, int], damage: dict[int, Corrupt]
     ) -> int:
-        """Seal the partitions of `left` up to the offsets there, in one commit, until its segments
-        must be committed. Remove the finished partitions from `left`. Return the number of records
-        sealed."""
-        # Read before the table. The view may apply another sealer's seal during this seal. The
-        # table must not look as if it had lost that seal.
+        """Seal the partitions of `left` up to the offsets there, in one commit; remove them from
+        `left`. If the segments must be committed before all are sealed (see the module docstring),
+        the others stay in `left`. Return the number of records sealed."""
+        # Read the sealed ends before the table. In between, the view may apply the seal of another
+        # sealer. A table that was read before it would look as if it had lost that seal.
         bases = {number: topic.partitions[number].sealed_end for number in left}
         table = await self._tables.checked(topic)
         work = _Commit()
@@ -364,15 +366,15 @@ class Sealer:
     async def _check_there(
         self, topic: Topic, table: Table, number: int, base: int, end: int
     ) -> None:
-        """Verify [base, end), which the table has and the WAL does not call sealed. Another sealer,
-        or a sealer that crashed, put these records there: they equal the tail. If the table is from
-        another moment than the WAL, they differ. Replace old segments (see the module
+        """Verify [base, end), which the table has and the WAL does not call sealed. If another
+        sealer, or a sealer that crashed, put these records there, they equal the tail. If the table
+        is from another moment than the WAL, they differ. Replace old segments (see the module
         docstring)."""
         index = await table.segments(number)
         gone = hole(index, base, end)
         why = None if gone is None else in_no_segment(*gone)
         cleaned = await table.transaction_version(clean_app_id(number)) or 0
-        if cleaned > base:  # compacted by records that this WAL does not have
+        if cleaned > base:  # compacted at a later moment than that of this WAL
             why = f"key compaction ran up to {cleaned}, the WAL is sealed to {base}"
         old: list[SegmentFile] = []
         for file in index:
@@ -381,7 +383,7 @@ class Sealer:
                 if age_ms > UPLOAD_AGE_MAX_S * 1000 and file.base_offset >= base:
                     old.append(file)
                 elif age_ms == math.inf:
-                    why = f"{file.path} was deleted, and has records below offset {base}"
+                    why = f"{file.path} was deleted, and had records below offset {base}"
                 if age_ms < math.inf and not await self._is_as_tail(topic, number, file, base):
                     why = f"{file.path} has other records than the WAL at these offsets"
         if why is None:
@@ -390,7 +392,7 @@ class Sealer:
         await self._tables.refresh()
         current = self._tables.topic_of_id(topic.topic_id)
         if current is None or current.partitions[number].sealed_end >= end:
-            return  # its sealer was faster; compaction or retention may have changed it since
+            return  # `Sealed` was written meanwhile: they may be compacted or removed since
         doubt = TableInDoubt(topic.prefix, table.version, f"partition {number}: {why}")
         self._tables.doubt(topic, doubt)
         raise doubt
@@ -433,13 +435,16 @@ class Sealer:
         the commit, files that nothing names are left. After it, the next sealer finds young
         segments."""
         app_id = maintenance_app_id(number)
-        for file in old:  # one commit each: no upload waits for the read of the next segment
+        for file in old:  # one commit each: no upload gets old while the next segment is read
             work = _Commit()
             encoded = self._segments.encoded(topic, number, file.base_offset, file.end_offset)
             for segment in [each async for each in encoded]:
                 await self._upload(topic, segment, work)
             if not work.files or work.files[-1].end_offset != file.end_offset:
-                raise Corrupt(f"{topic.prefix}/{file.path}", "has records that are lost since")
+                raise Corrupt(
+                    f"{topic.prefix}/{file.path}",
+                    "has records that an operator has given up since (tidelog repair --lost)",
+                )
             self._check_age(topic, work.started)
             locked = {app_id: (await table.transaction_version(app_id) or 0) + 1}
             try:

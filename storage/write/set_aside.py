@@ -94,8 +94,8 @@ class SetAsideRequests:
     ) -> tuple[list[AppendRequest], list[AppendRequest]]:
         """Keep the requests of the hot log here, and return the others in two lists. The requests
         in the first list can be flushed now. Each request in the second list has records for a
-        partition of a request that waits here. It must wait too (it "stands back"), so that the
-        records of a producer stay in order."""
+        partition of a request that waits here. It must wait too, so that the records of a producer
+        stay in order."""
         self._waiting += [request for request in requests if request.hot is not None]
         waiting = {each for request in self._waiting for each in request.partitions()}
         others = [request for request in requests if request.hot is None]
@@ -176,7 +176,7 @@ class SetAsideRequests:
 
     async def _commit(self, commit: Commit) -> None:
         _ = await self._committer.commit(Draft([commit], [], []))
-        self._wal.copy_fence.check_fence()  # a copy may have used the mark: the next start decides
+        self._wal.copy_fence.check_fence()  # if it raises, a copy may have used the mark
 
     async def _retry_kept(self) -> bool:
         """Try the requests that are set aside; stop at the first that is refused again."""

@@ -1,4 +1,4 @@
-"""The callers of a broker's requests: who waits for which outcome, and until when."""
+"""The callers that wait for the outcomes of a broker's requests, and their deadlines."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ Waiter: TypeAlias = asyncio.Future[list[AppendedRange]]
 
 
 class UnderWay(NamedTuple):
-    """The first request with an idempotency key that is not answered yet."""
+    """The first request with an idempotency key, until the request has an answer."""
 
     request: AppendRequest
     fingerprint: bytes
@@ -32,8 +32,8 @@ class Waiters:
         self._state = state
         self._waiters: dict[AppendRequest, Waiter] = {}
         self._keyed: dict[tuple[str, str], UnderWay] = {}
-        # The key of each request in `_keyed`. `state.owner` may return another principal later,
-        # because the cluster's level may be raised meanwhile.
+        # Owner and idempotency key under which `_keyed` has each request. `state.owner` may return
+        # another owner later, because the cluster's level may be raised meanwhile.
         self._identities: dict[AppendRequest, tuple[str, str]] = {}
         self._deadlines: deque[tuple[float, Waiter]] = deque()
 
@@ -69,11 +69,11 @@ class Waiters:
                 return await asyncio.shield(first.waiter)
         except TimeoutError:
             raise CommitUnknown(
-                "the first request with this Idempotency-Key has no outcome yet: retry with it"
+                "the first request with this Idempotency-Key has no outcome yet: retry with the key"
             ) from None
 
     def limit(self, waiter: Waiter, deadline_s: float) -> None:
-        # Keep the waiter: the request would keep its records in memory until the deadline.
+        # Keep the waiter, not the request: its records would stay in memory until the deadline.
         self._deadlines.append((deadline_s, waiter))
 
     def limit_all(self, last_s: float) -> None:
@@ -106,7 +106,7 @@ class Waiters:
         if identity is not None:
             del self._keyed[identity]
         if waiter.done():
-            return  # its caller has gone away
+            return  # its caller has gone away, or `time_out` has answered it
         if error is None:
             waiter.set_result(placements)
         else:

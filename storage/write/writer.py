@@ -45,8 +45,8 @@ from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
 log = logging.getLogger("tidelog.writer")
 
 ENCODE_INLINE_BYTES = 2 * 1024 * 1024
-"""Smaller segments are encoded on the event loop, in ~250 us a MiB. A thread would wait as long for
-the interpreter's lock after each call of Arrow."""
+"""Smaller segments are encoded on the event loop, in ~250 us a MiB. A thread would save nothing:
+after each call of Arrow it would wait as long for the interpreter's lock."""
 GATHER_ROUNDS_MAX = 8
 """Maximum number of checks for requests that have just arrived; ~50 us each under load."""
 
@@ -56,8 +56,8 @@ no reader accepts a header above its bound (I10)."""
 
 FAILED_PAUSE_S = 0.1
 FAILED_FLUSHES_MAX = 3
-"""Failed flushes in a row after which writing counts as failed. One refused flush may be the fault
-of its own requests."""
+"""After this many failed flushes in a row the broker cannot write (`why_failing`). The store may
+refuse a single flush because of its requests."""
 TRIAL_S = 2.0
 """Pause between trial flushes of a writer that fails and has no requests."""
 LAST_ANSWERS_S = 5.0
@@ -74,7 +74,7 @@ class WriterSettings(NamedTuple):
     flush_interval_ms: int = 0
     """Least time between the starts of two flushes, unless `flush_bytes` are waiting."""
     buffer_bytes_max: int = 256 * 1024 * 1024
-    """Bound of the bytes of requests that are not answered or not committed yet."""
+    """Bound of the bytes of requests that wait for their commit, also after an ack (acks=0, 1)."""
     codec: str = "lz4"
     """Compression of large chunks: lz4, zstd or empty for none."""
     answer_timeout_s: float = 30.0
@@ -85,7 +85,7 @@ OnCommitted: TypeAlias = Callable[[ClosedSegment, EncodedDraft, Sequence[Outcome
 
 
 class Writer:
-    """Owned by one event loop; lives between `start` and `close`."""
+    """The writer of one broker, from `start` to `close`. Owned by one event loop."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Writer:
         self._closing = True
         self.flush_without_delay()
         if self.hot_log is not None:
-            await self.hot_log.drain()  # its last requests arrive here and are flushed below
+            await self.hot_log.drain()  # its last requests are flushed below
         self._wake.set()
         if self.task is not None:
             await self.task
@@ -168,8 +168,8 @@ class Writer:
     def why_failing(self) -> str:
         """Return why this broker cannot write at present; empty if it can. It cannot write after
         FAILED_FLUSHES_MAX failed flushes in a row, or during a flush longer than
-        `answer_timeout_s`. The next flush that succeeds ends this. If clients send no request, it
-        is a trial without records."""
+        `answer_timeout_s`. The next flush that succeeds ends this. If clients send no
+        request, the writer tries a flush without records."""
         if len(self._failures) == FAILED_FLUSHES_MAX:
             return str(self._failures[-1])
         if self._flushing_s is not None:
@@ -181,7 +181,7 @@ class Writer:
     # -- taking requests
 
     async def append(self, request: AppendRequest, acks: Acks) -> list[AppendedRange] | None:
-        """Commit the request; return its placements, or None if they are not known yet.
+        """Commit the request; return its appended ranges, or None if they are not known yet.
 
         Raises InvalidTimestamp, Throttled and RecordTooLarge (nothing done), Unavailable
         (definitely not done), CommitUnknown, or the refusal that `apply` recorded. Cancelling the
@@ -201,13 +201,13 @@ class Writer:
                 if acks is Acks.LOCAL and under_way.request.hot is not None:
                     return None  # the first request is durable, so this one is too
                 return await self._waiters.outcome_of(under_way)
-            # Checked here, because `apply` does not refuse a commit of a hot log for its share.
+            # Checked here, because `apply` refuses no commit of a hot log because of a share.
             if (refusal := state.check_new_key(principal)) is not None:
                 raise refusal
         if request.has_timestamps:  # a retry is not checked: it gets the first request's answer
             self._check_timestamps(request)
         self._admit(request)
-        # At the bound of requests set aside (I10), acks=1 waits for the store's answer.
+        # At the bound of requests that are set aside (I10), acks=1 waits for the commit.
         if acks is Acks.LOCAL and self.hot_log is not None and len(self.hot_log.kept) < KEPT_MAX:
             # Registered under its key from now on: a retry must get this request's outcome.
             self._waiters.expect(request).add_done_callback(_forget)
@@ -222,20 +222,20 @@ class Writer:
         return await asyncio.shield(waiter) if request.key is not None else await waiter
 
     async def retire(self, log_ids: Iterable[str]) -> None:
-        """Retire the marks of hot logs that have no files. Does not wait for the commit: it only
-        frees memory, and a flush may take a minute."""
+        """Retire the marks of hot logs that have no files. Does not wait for the commit,
+        because it only frees memory, and a flush may take a minute."""
         actions = [RetireHotLog(log_id) for log_id in sorted(log_ids)]
         if actions and not self._closing:
             await self.append(AppendRequest((), 0, actions=actions), Acks.NONE)
 
     def check_marks(self, marks: Mapping[str, int], seq: int, *, is_reset: bool) -> None:
-        """Fence this process if `marks` show that a copy of it used its hot log. They are of entry
-        `seq` or, if `is_reset`, of a state that was loaded without some entries."""
+        """Fence this process if the marks of entry `seq`, or of the state at it, show that a copy
+        of it used its hot log. `marks` and `is_reset` are as in `HotLog.has_copy`."""
         if self.hot_log is not None and self.hot_log.has_copy(marks, is_reset=is_reset):
             self.wal.copy_fence.fence(seq)
 
     def recover(self, requests: Sequence[AppendRequest]) -> list[Waiter]:
-        """Enqueue requests that no client of this process sent, without a bound."""
+        """Enqueue requests that no client of this process sent, also above the buffer's bound."""
         self.buffered_bytes += sum(request.cost for request in requests)
         return [self._enqueue(request) for request in requests]
 
@@ -259,7 +259,7 @@ class Writer:
             raise Unavailable("this broker is shutting down: retry at another broker")
         request.check_size()
         is_over = self.buffered_bytes + request.cost > self.settings.buffer_bytes_max
-        if is_over and self.buffered_bytes:  # one request always fits
+        if is_over and self.buffered_bytes:  # an empty buffer accepts any request
             self.counters.throttled += 1
             raise Throttled(
                 f"the write buffer is full: {self.buffered_bytes} of "
@@ -350,11 +350,11 @@ class Writer:
         return is_done or not self._closing
 
     def _refuse_held(self) -> None:
-        """Refuse requests that stand back: the store does not take the requests before them."""
+        """Refuse the requests that wait behind requests of the hot log: the store refuses these."""
         self._open, held = self.refused.split(self._open)
         self._open_bytes = sum(request.size for request in self._open)
         cause = f": {self._failures[-1]}" if self._failures else ""
-        error = Unavailable(f"not written, it is behind acknowledged requests that wait{cause}")
+        error = Unavailable(f"not written, the request was behind acknowledged requests{cause}")
         for request in held:
             self.answer(request, [], error)
 
@@ -381,7 +381,7 @@ class Writer:
                 return
 
     def _take(self) -> list[AppendRequest]:
-        """Take requests of the open segment that fit into one entry and do not stand back."""
+        """Take the requests that can be flushed now (`refused.split`) and fit into one entry."""
         if not self.refused:
             return self._take_first(self.fitting(self._open))
         passing, held = self.refused.split(self._open)
@@ -449,7 +449,7 @@ class Writer:
             with self._observer.commit(encoded.draft):
                 outcomes = await self._committer.commit(encoded.draft)
             if any(request.hot is not None for request in requests):
-                # A copy may have used the marks. The requests stay in the file for the next start.
+                # If it raises, the requests stay in the file: a copy may have used their marks.
                 self.wal.copy_fence.check_fence()
         except (Unavailable, CommitUnknown, *TASK_ENDS):
             raise
