@@ -4,8 +4,8 @@ compaction/garbage.py has the rules. A run lists the objects of a topic before i
 table. If the run does not know the topic, it also reads the WAL after the listing. So the run sees
 a commit that named a listed object meanwhile. At the end, the run reads the WAL to its end, because
 nothing is garbage while a hold is in force. A backup that takes its hold later also reads the
-tables and the WAL later. Then they do not name the objects of the plan any more. This is also true
-for the log of a table, because tidelog's commits do not clean it up. Only collection does.
+tables and the WAL later. By then, the tables and the WAL do not name the objects of the plan. A
+hold also keeps the log of a table: tidelog's commits do not clean it up, only collection does.
 
 A run lists all of `wal/` each time. It does not start at the number up to which the last run
 deleted, because a suspended process may have created a deleted number again.
@@ -139,9 +139,9 @@ async def kept_base(cluster: MaintenanceSession) -> ClusterState | None:
     """Return the base of a collection that begins now. The collection keeps all entries after this
     checkpoint. If the store has the whole WAL, return None. Raises Unavailable.
 
-    After the retention was raised, all checkpoints may be younger than it, while earlier
-    collections have deleted entries. Then return the newest checkpoint that has a newer one: no
-    collection has deleted entries after it."""
+    If the retention was raised, all checkpoints may be younger than the new retention, although
+    earlier collections have deleted entries. Then return the newest checkpoint that has a newer
+    one: no collection has deleted entries after it."""
     grace = Grace().obeying(cluster.state.bounds.now)
     checkpoints = [info async for info in cluster.store.list(object_keys.CHECKPOINTS)]
     now_ms = await cluster.store_now_ms()
@@ -253,7 +253,7 @@ class _Search:
             named = await table.paths()
             unnamed = list(garbage.unnamed(infos, topic.prefix, named))
             if any(self.now_ms - info.modified_ms >= self._grace.table_ms for info in unnamed):
-                # Only if needed, because this reads every commit of a day.
+                # Read the removals only if needed: this reads every commit of a day or more.
                 removals = await table.removed_since(self.now_ms - self._grace.unnamed_ms + 1)
             logs = await self._log(table, infos)
         except LogError as error:

@@ -2,8 +2,8 @@
 
 Both make a plan from the segments of the table, write new segments, and commit one replacement
 under the partition's maintenance lock. If the lock changed and the table still names all planned
-inputs, the run commits again. So a retention that removed other segments wastes no work. If an
-input is gone, the run deletes its uploads and reports that another run was first; the next run
+inputs, the run commits again. So no work is lost if retention removed other segments meanwhile. If
+an input is gone, the run deletes its uploads and reports that another run was first; the next run
 continues. **On a crash** before the commit, new segments that no version names remain for
 collection. After the commit, the result is complete.
 
@@ -46,8 +46,8 @@ from tidelog.storage.tables.segment import Cleaned
 log = logging.getLogger("tidelog.compact")
 
 HISTORY_MAX = 1000
-"""Most compactions that a segment records (I10): the compactions within `delete.retention.ms`, and
-the last one before them."""
+"""Upper bound of the compactions that a segment records (I10). These are the compactions within
+`delete.retention.ms`, and the last one before them."""
 
 MERGE = "merge"
 COMPACT = "compact"
@@ -222,7 +222,8 @@ class _Run:
 
     def _expires(self, history: Sequence[Cleaned], config: TopicConfig) -> int:
         """Return the offset below which compaction removes tombstones. Their first compaction was
-        `delete.retention.ms` ago or earlier. Until then, a reader that began earlier finds them."""
+        at least `delete.retention.ms` ago. They stayed for that time, so that a reader that began
+        before this compaction finds them."""
         ends = [each.end_offset for each in history if self._is_expired(each, config)]
         return max(ends, default=0)
 

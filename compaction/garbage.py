@@ -36,8 +36,9 @@ not a setting."""
 
 
 LOG_RETENTION_MS = 7 * 86_400_000
-"""Least time for which the log of a table can load a version after a newer one replaced it. It is
-longer than any file grace, because collection reads in the log which files were removed."""
+"""Least time for which a version can be loaded from the log of a table after a newer version
+replaced it. It is longer than any file grace, because collection reads in the log which files were
+removed."""
 
 
 class Grace(NamedTuple):
@@ -89,8 +90,8 @@ def of_wal(
     grace: Grace,
 ) -> Iterator[Garbage]:
     """Find entries that the base covers, also entries that a suspended process created again after
-    collection. The newest listed entry is never garbage, because a loader finds the end of the WAL
-    by it."""
+    collection. The newest listed entry is never garbage, because a process that loads the WAL finds
+    the end of the WAL by this entry."""
     covered = (info for info in _up_to(base.seq, infos[:-1]) if info.key not in live)
     return _old(covered, "sealed", now_ms, grace.wal_ms)
 

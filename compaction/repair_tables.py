@@ -195,9 +195,10 @@ async def differs(
     """Return how a segment differs from the tail at the same offsets. If it does not differ, or if
     its object is gone, return None. Raises Corrupt.
 
-    A sealer that crashed between its two commits leaves a table beyond the sealed end. A copy or a
-    restore of the table from a later moment than the WAL does so too. But then the records differ,
-    and a seal would replace acknowledged records.
+    A sealer that crashed between its two commits leaves segments beyond the sealed end, with the
+    records of the tail. A table that was copied or restored from a later moment than the WAL also
+    has segments beyond the sealed end, but with other records. A seal would replace acknowledged
+    records by them.
     """
     ranges = StoreRanges(store)
     reader = SegmentReader(ranges)
@@ -231,7 +232,7 @@ async def differs(
 async def _strange(cluster: MaintenanceSession, topic: Topic, table: Table) -> set[int]:
     """Return the partitions whose segments beyond the sealed end are not from this WAL."""
     newest = await table.newest()
-    await cluster.refresh()  # a state older than the table would call seals of this WAL strange
+    await cluster.refresh()  # else seals of this WAL that are newer than the state are found, too
     current = cluster.state.topic_of_id(topic.topic_id)
     found: set[int] = set()
     if current is None:
@@ -429,8 +430,8 @@ def _runs(rows: pa.Table, own: Sequence[SegmentFile]) -> "Iterator[tuple[int, pa
 
 
 def _holes(piece: _Piece, base: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of [base, end) that a piece does not have. A segment has the range in its
-    name."""
+    """Yield the ranges of [base, end) that a piece does not have. A segment counts as having all
+    offsets of the range in its name, because key compaction may have removed records."""
     if isinstance(piece, SegmentFile):
         spans = [(piece.base_offset, piece.end_offset)]
     else:

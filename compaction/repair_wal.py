@@ -1,8 +1,8 @@
 """Repair of the WAL: entries that cannot be read, strays, and damaged records of tails.
 
-- *drop*: no reader can apply an entry behind a damaged or missing entry. A drop gives up all
+- *drop*: no reader can apply an entry after a damaged or missing entry. A drop gives up all
   entries from the damage on. The WAL continues after a checkpoint of the state before the damage.
-  A copy of the objects (a backup) is better, because it loses nothing.
+  If a backup has the objects, restore them instead: this loses nothing.
 - *lost records*: a damaged chunk loses only its own records. The WAL names their offsets, and
   readers and seals pass over them.
 - *strays*: objects in `wal/` that are no entries and are far beyond the chain.
@@ -49,9 +49,9 @@ class LostRange(NamedTuple):
 
 
 class WalDamage(NamedTuple):
-    """Damage of the WAL: why the entries after `readable_to` cannot be applied. `lost` are the most
-    records that these entries can contain, by their headers. `unread` are the numbers of entries
-    whose content is not known."""
+    """Damage of the WAL: why the entries after `readable_to` cannot be applied. `lost` are the
+    records that these entries contain at most, as their headers say. `unread` are the numbers of
+    entries whose content is not known."""
 
     readable_to: int
     newest: int
@@ -92,8 +92,8 @@ async def drop_after(
     cluster: MaintenanceSession, number: int, settings: MembershipSettings
 ) -> WalDamage:
     """Give up all entries after `number`, the last entry that can be read. Return the damage.
-    Raises InvalidRequest if `number` is another entry. Raises Unavailable if brokers are live by
-    `settings`, or if an entry appears meanwhile."""
+    Raises InvalidRequest if `number` is another entry, or if the WAL is not damaged. Raises
+    Unavailable if brokers are live by `settings`, or if an entry appears meanwhile."""
     live = await live_brokers(cluster, settings)
     if live:
         raise Unavailable(f"brokers are live: stop them first: {', '.join(live)}")
@@ -146,7 +146,7 @@ async def _damage(
     left = left[: len(left) - len(beyond)]
     if not left:
         return None
-    # Collection deletes entries after a checkpoint only if a newer one exists: no damage then.
+    # If a newer checkpoint exists now, collection may have deleted the entries: look again.
     if (await objects.newest_checkpoint(cluster.wal.cluster)).seq != began_at:
         return await _damage(cluster)
     lost: dict[tuple[str, int], LostRange] = {}

@@ -8,9 +8,9 @@ so that other engines do not see the deleted records either. The old objects sta
 collection deletes them (I9).
 
 **On a crash** between the steps: readers of the log get the right records already. The next run
-removes the segments and rewrites the cut one, because these steps depend only on the state and the
-table. If two runs race, the log start becomes the higher of both; the table refuses one of two
-commits, and that run retries.
+removes the segments below the log start and rewrites the segment that the log start cuts, because
+these steps depend only on the state and the table. If two runs race, the log start becomes the
+higher of both; the table refuses one of two commits, and that run retries.
 """
 
 import logging
@@ -109,8 +109,8 @@ async def delete_records(
     """Move log starts up to these offsets, by partition; HIGH_WATERMARK deletes all records.
 
     As Kafka's DeleteRecords: an offset at or below the log start has no effect; one above the high
-    watermark raises OffsetOutOfRange. Raises UnknownTopic, UnknownPartition, TableInDoubt, and as
-    `retain`.
+    watermark raises OffsetOutOfRange. Raises UnknownTopic, UnknownPartition, TableInDoubt, Corrupt,
+    Unavailable, CommitUnknown and ManifestConflict.
     """
     await cluster.refresh()
     topic = cluster.state.topic(name)

@@ -45,9 +45,10 @@ from tidelog.storage.tables import segment as segments
 PIECE_BYTES = 32 * 1024 * 1024
 """Size of the pieces in which inputs are read; a segment may have 4 GiB."""
 AHEAD = 16
-"""Pieces fetched ahead: a small segment takes one or two requests."""
+"""Upper bound of the pieces that are fetched ahead. A small segment is one piece, which takes one
+or two requests."""
 AHEAD_BYTES = 64 * 1024 * 1024
-"""Size of the pieces fetched ahead."""
+"""Upper bound of the size of the pieces that are fetched ahead."""
 BLOCK_BYTES = 8 * 1024 * 1024
 """Size of the records that are decoded at once; a single record may be larger."""
 DECODERS = 2

@@ -7,7 +7,8 @@ manifest's statistics must be correct. An object that nothing names is a finding
 A scrub may run beside brokers and other maintenance. A table ahead of `sealed_end` is no finding if
 it has the records of the tail. A table ahead of the high watermark is a finding: it and the WAL are
 from different moments. If collection deletes an object meanwhile, this is no finding: no table
-names the object. The scrub writes one object, to read the store's clock.
+names the object. If the session is for reading only, the scrub writes nothing. Else it writes one
+object, to read the store's clock.
 """
 
 import asyncio

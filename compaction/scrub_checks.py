@@ -123,6 +123,6 @@ def segment(file: SegmentFile, groups: Sequence[RowGroup]) -> Iterator[str]:
     high = max(each.timestamp_max for each in groups)
     if low < file.timestamp_min or high > file.timestamp_max:
         yield (
-            f"is stamped {low} to {high}, the manifest has "
+            f"has timestamps {low} to {high}, the manifest has "
             f"{file.timestamp_min} to {file.timestamp_max}"
         )

@@ -1,10 +1,11 @@
 """Scrub of the WAL: verify every kept entry and checkpoint, byte for byte.
 
 Apply the entries again, from the oldest state after which none is missing. Verify every entry's
-hash, header and chunks; every checkpoint on the way must equal the applied state (I4). Readers
-need only the chunks of entries before that state, so a damaged header of such an entry is not
-damage. A missing entry is damage, unless two verified checkpoints are above it: then collection may
-have deleted it. A checkpoint that disappears during the scrub was collected. The scrub only reads.
+hash, header and chunks; every later checkpoint must equal the state after its entry (I4). Readers
+need only the chunks of entries before that oldest state, so a damaged header of such an entry is
+not damage. A missing entry is damage, unless two verified checkpoints are above it: then collection
+may have deleted it. If a checkpoint disappears during the scrub, this is no finding, because
+collection deletes checkpoints. The scrub only reads.
 """
 
 import asyncio

@@ -38,7 +38,8 @@ ACTIONS_MAX = 1000
 
 _NEVER = sys.maxsize
 _NO_CHECKPOINTS = WalSettings(checkpoint_entries=_NEVER, checkpoint_entries_max=_NEVER)
-"""Only collection writes a checkpoint, when it needs one."""
+"""The view writes no checkpoint by itself; collection and `drop_after` write those that they
+need."""
 
 
 def topics_of(state: ClusterState, names: Sequence[str] | None) -> list[Topic]:

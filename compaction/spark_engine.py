@@ -1,10 +1,10 @@
 """The Spark engine: segments are read and written by tasks on executors.
 
 The driver plans and commits. Executors read and write segments, but no table and no WAL. They run
-the same code as the in-process engine, so both engines give the same rows. Each task runs `Latest`
-on a part of the log, and Spark reduces the results by key; a write task runs one `Rewrite`. Values
-never pass through Spark. This code, and not the JVM, reads the store, so no jar is needed, and
-every byte is verified.
+the same code as the in-process engine, so both engines give the same rows. To find the newest
+records, each task runs `Latest` on a part of the log, and Spark reduces the results by key. To
+write segments, each task runs one `Rewrite`. Values never pass through Spark. This code, and not
+the JVM, reads the store, so no jar is needed, and every byte is verified.
 
 An executor needs this package (set PYSPARK_PYTHON) and access to the store. Memory of a task: the
 keys of its part, up to `keys_bytes_max`, or one encoded segment. Memory of the driver: about 24

@@ -1,5 +1,5 @@
-"""Changes of a cluster as a whole: the level of its format, and its bounds. Also the live brokers
-that do not know a level.
+"""Changes of a cluster as a whole: the level of its format, and its bounds. This module also finds
+the live brokers that do not know a level.
 
 The level is raised when every live broker knows the new one. storage.state.cluster_bounds says when
 a change of the bounds comes into effect.

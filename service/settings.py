@@ -139,7 +139,7 @@ class Settings:
     )
     produce_timeout_ms: int = setting(
         30_000,
-        "if a produce request has no outcome after this time, the broker answers 503 while the request still waits for its flush (nothing is written), else 504",
+        "if a produce request has no outcome after this time, the broker answers 503 if the request still waits for its flush (nothing is written), else 504",
         low=100,
     )
     fetch_bytes: int = setting(1 * MIB, "`max_bytes` of a fetch that does not set it", low=1)
@@ -467,7 +467,9 @@ def client_key(key_file: str | None = None) -> str | None:
     text = os.environ.get(KEY_VARIABLE) if key_file is None else f"@{key_file}"
     key = _secret("key", text) if text else None
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise BadSettings("key: has a character that no key has: a line break, or no ASCII")
+        raise BadSettings(
+            "key: has a character that no key has: a line break, or one that is not ASCII"
+        )
     return key
 
 
@@ -475,7 +477,7 @@ def _hint(key: str, known: Mapping[str, object]) -> str:
     if key in REMOVED:
         return ": the setting was removed, delete it"
     close = difflib.get_close_matches(key, known, 1)
-    return f": is {close[0]} meant?" if close else ": see the settings table"
+    return f": is {close[0]} meant?" if close else ": see the settings table (tidelog serve --help)"
 
 
 def _secret(name: str, text: str) -> str:

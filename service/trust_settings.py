@@ -1,4 +1,4 @@
-"""Settings that decide which clients a broker trusts, and what it writes down about them."""
+"""Settings that decide which clients a broker trusts, and what the audit log has about them."""
 
 import ipaddress
 import re
@@ -43,7 +43,7 @@ _PREFIX_CHARS_MAX = 64
 
 TLS_CERT_FILE = setting(
     "",
-    "PEM file with the certificate of the port for clients, and the chain after it; with it, this port serves only https. Brokers load changed files without a restart",
+    "PEM file with the certificate of the port for clients, and its chain after it; if it is set, this port serves only https. Brokers load changed files without a restart",
 )
 TLS_KEY_FILE = setting(
     "", "PEM file with the key of `tls_cert_file`, without a password; other users may not read it"
@@ -57,7 +57,7 @@ TLS_CA_FILE = setting(
 )
 PEER_TLS_CERT_FILE = setting(
     "",
-    "PEM file with the certificate between brokers, for servers and clients, valid for the host of `peer_address`; empty: `tls_cert_file`",
+    "PEM file with the certificate that this broker presents to other brokers, as a server and as a client; it must be valid for the host of `peer_address`; empty: `tls_cert_file`",
 )
 PEER_TLS_KEY_FILE = setting("", "PEM file with the key of `peer_tls_cert_file`")
 

@@ -1,8 +1,8 @@
 # Rights on the prefix: brokers create and read, maintenance also deletes, readers read. Only brokers can
-# read brokers/* and secret.json: a process that has these tokens can act as a broker. The statements are
-# in policies/*.json.tftpl; a test compares them with the calls that it records of a broker and of
-# maintenance. A condition on s3:prefix must allow requests that have no prefix (IfExists): if a key does
-# not exist, S3 checks ListBucket, and without the right answers 403 instead of 404.
+# read brokers/* and secret.json: a process that has the tokens and the key in them can act as a broker.
+# The statements are in policies/*.json.tftpl; a test compares them with the calls that it records of a
+# broker and of maintenance. A condition on s3:prefix must allow requests that have no prefix (IfExists):
+# if a key does not exist, S3 checks ListBucket, and without the right answers 403 instead of 404.
 
 locals {
   policy_words = { bucket_arn = aws_s3_bucket.log.arn, prefix = var.prefix }

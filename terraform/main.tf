@@ -18,8 +18,8 @@ locals {
   peer_port = 8083
 
   environment = merge(
-    # Without security, a broker answers under no other public name. `settings` has the name of a
-    # certificate.
+    # Without security, a broker answers under no other public name. If the balancer has a certificate,
+    # set this variable in `settings` to the name in the certificate.
     { TIDELOG_ALLOWED_HOSTS = aws_lb.brokers.dns_name },
     var.settings,
     {

@@ -30,9 +30,9 @@ alarms.
   the calls that it records of a broker and of maintenance: each call is allowed, and each allowed
   action is called.
 - **Trust**: a role that may write `wal/` or `checkpoints/` is an administrator of the cluster: it
-  can commit any change, keys and ACLs too. Of the policies, `broker` and `maintain` may; give them
-  to nothing else. A role that can read `secret.json` and `brokers/` can act as a broker; `reader`
-  cannot.
+  can commit any change, keys and ACLs too. Only the policies `broker` and `maintain` allow this:
+  attach them to no other role. A role that can read `secret.json` and `brokers/` can act as a
+  broker; `reader` cannot.
 - **Network**: a new VPC without internet access, with a gateway endpoint for S3 (free), or an
   existing VPC.
 - **Brokers**: Fargate behind an internal balancer, scaled by CPU load. A task has 30 s to stop.
@@ -46,8 +46,8 @@ provider's schema (6.62, by `make lint-deploy ARGS=--install`), checkov, and the
 policies. The module was never applied to AWS.
 
 After the first apply, set `settings = {{ TIDELOG_CLUSTER_ID = "..." }}` to the id that `tidelog
-status` shows. To restore a backup, apply with `is_wal_write_once = false`, copy, and apply with
-`true` again.
+status` shows. The bucket policy allows `tidelog restore`. To copy a backup into the bucket with
+another tool, apply with `is_wal_write_once = false`, copy, and apply with `true` again.
 """
 
 

@@ -1,6 +1,6 @@
 # The bucket. Versioning stays off: objects are written once, and collection deletes only proven garbage, so
 # old versions would cost money without use. An old version restored by hand could make two WAL entries of
-# one sequence number. Against mistakes of operators, deploy/README.md has a backup.
+# one sequence number. Backups protect against mistakes of operators: see deploy/README.md.
 
 resource "aws_s3_bucket" "log" {
   bucket        = local.bucket

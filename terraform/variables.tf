@@ -34,7 +34,7 @@ variable "prefix" {
 }
 
 variable "is_wal_write_once" {
-  description = "Whether the bucket policy denies overwriting WAL entries. Set it to false only while you restore a backup."
+  description = "Whether the bucket policy denies overwriting WAL entries. Set it to false only while another tool than `tidelog restore` copies a backup into the bucket."
   type        = bool
   default     = true
 }
@@ -170,7 +170,7 @@ variable "brokers_max" {
 }
 
 variable "settings" {
-  description = "Settings of the brokers by variable, such as `TIDELOG_FLUSH_BYTES`. The module's own settings override them."
+  description = "Settings of the brokers by variable, such as `TIDELOG_FLUSH_BYTES`. The module's own settings override them, except `TIDELOG_ALLOWED_HOSTS`."
   type        = map(string)
   default     = {}
 

@@ -81,7 +81,8 @@ log = logging.getLogger("tidelog.backup")
 
 HOLD_MS = 900_000
 RENEWALS = 5
-"""Renewals in the duration of a hold. The store may be away for twelve minutes."""
+"""Number of renewals in HOLD_MS. So a hold lasts until its next renewal if the store does not
+answer for up to twelve minutes."""
 RELEASE_S = 30.0
 TRIES = 3
 OVERWRITTEN = "/_delta_log/_last_checkpoint"
@@ -372,8 +373,8 @@ class _Copy:
         return BackupTable(topic.prefix, version.version, oldest)
 
     async def _version(self, topic: Topic, loaded: ManifestVersion | None) -> ManifestVersion:
-        """Return the oldest version, from the loaded version on, that is whole at the moment M.
-        Raises Corrupt if no version is whole."""
+        """Return the oldest version, from the loaded version on, that is not in doubt at the moment
+        M. Raises Corrupt if there is none."""
         sealed_ends = [partition.sealed_end for partition in topic.partitions]
         why = "it has no version"
         if loaded is not None:

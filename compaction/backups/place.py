@@ -28,7 +28,8 @@ MAGIC = b"TIDEBAK1"
 FORM = 1
 BATCH_OBJECTS = 16
 BATCH_BYTES = 256 * 1024 * 1024
-"""Size of the objects that are copied at once (I10). A larger object is copied alone."""
+"""Upper bound of the size of the objects that are copied at once (I10). A larger object is copied
+alone."""
 RETRY_S = 0.1
 RETRY_MAX_S = 5.0
 
@@ -42,9 +43,9 @@ class BackupObject(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class BackupTable(msgspec.Struct, array_like=True, frozen=True):
-    """The table of a topic: its version at the moment of the backup, and the oldest version to
-    which its copied log reaches back. If the table is not what the log put there, `doubt` says why,
-    and all of the topic's objects are in the backup as they are."""
+    """The table of a topic: its version at the moment of the backup, and the oldest version that
+    can be loaded from its copied log. If the table is in doubt or damaged, `doubt` says why, and
+    all of the topic's objects are in the backup as they are."""
 
     prefix: str
     version: int

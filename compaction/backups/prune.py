@@ -8,11 +8,13 @@
    and the next one uses them.
 5. Delete the manifests in `pruned/`.
 
-A backup does this under its hold, after its own manifest is written. A backup that finds manifests
-in `pruned/` first completes their removal. If another hold is in force then, it ends with an error,
-because the other backup may still delete objects. It looks there after it took its hold, and the
-removal looks for holds after it wrote there. So of two backups, at least one finds the other, and
-no backup copies while another one deletes. The newest manifest is never removed.
+A backup removes old backups under its hold, after its own manifest is written. At its start, a
+backup looks for manifests in `pruned/`, which an interrupted removal left. If there are any, and
+another hold is in force, the backup ends with an error, because the other backup may still delete
+objects. If no other hold is in force, the backup first completes the removal. A backup looks into
+`pruned/` after it took its hold. A removal looks for other holds after it wrote to `pruned/`. So of
+two backups, at least one finds the other, and no backup copies while another one deletes. The
+newest manifest is never removed.
 
 **On a crash**: each backup in `backups/` has all its objects, and the next backup continues.
 """

@@ -49,8 +49,9 @@ Progress = Callable[[int], None]
 
 
 class Restored(NamedTuple):
-    """A new cluster: its id, the number and time of its newest entry, the number and bytes of
-    copied objects, and why tables that were copied as they are were in doubt or damaged."""
+    """A new cluster: its id, the number and time of its newest entry, and the number and bytes of
+    copied objects. `doubts` says why tables are in doubt or damaged; these tables were copied as
+    they are."""
 
     cluster_id: str
     seq: int
@@ -165,7 +166,8 @@ class _Restore:
 
     async def _table(self, topic: Topic) -> tuple[BackupTable, list[BackupObject]]:
         """Return a topic's table at the version to restore, and its objects. This is the newest
-        version that has only the sealed records, or else the newest one that is a seal ahead."""
+        version without records beyond the sealed end. If there is none, it is the newest version
+        with such records, because a seal is committed to the table before the WAL."""
         tables = {each.prefix: each for each in self._manifest.tables}
         table = tables.get(topic.prefix)
         if table is None:

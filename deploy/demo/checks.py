@@ -155,9 +155,9 @@ def check_tiers(sealed_ends: Mapping[int, int], high_watermarks: Mapping[int, in
     sealed = sum(sealed_ends.values())
     hot = sum(high_watermarks.values()) - sealed
     return CheckResult(
-        "partitions read across both tiers",
+        "partitions in table and tail",
         f"{len(high_watermarks)}",
-        f"{len(both)} ({sealed:,} records sealed, {hot:,} hot)",
+        f"{len(both)} ({sealed:,} records sealed, {hot:,} in tails)",
         len(both) == len(high_watermarks),
     )
 

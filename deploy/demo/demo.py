@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--master", default="local[2]", help="Spark master (default local[2])")
     options = parser.parse_args(arguments)
     if options.records is not None and options.records < RECORDS_MIN:
-        parser.error(f"--records must be at least {RECORDS_MIN}: table and tail need some")
+        parser.error(f"--records must be at least {RECORDS_MIN}: table and tail need some records")
     console = Console(highlight=False)
     started_s = time.perf_counter()
     try:
@@ -105,7 +105,7 @@ def report(console: Console, checks: Sequence[CheckResult], seconds: float) -> i
         table.add_row(check.name, check.expected, check.seen, verdict)
     console.print(table)
     failed = sum(not check.is_ok for check in checks)
-    summary = f"{failed} of {len(checks)} checks failed" if failed else "every check holds"
+    summary = f"{failed} of {len(checks)} checks failed" if failed else "every check passed"
     console.print(f"{summary} ({seconds:.0f} s)")
     return EXIT_FAILED if failed else EXIT_OK
 

@@ -1,7 +1,7 @@
 """The services of a compose file as processes on this machine, without Docker.
 
-Commands and environment are those of the file. Replaced is only what Docker provides: `name:port`
-of a service becomes 127.0.0.1 with a free port, a volume becomes a folder.
+Commands and environment are those of the file. Only what Docker provides is replaced: `name:port`
+of a service becomes 127.0.0.1 with a free port, and a volume becomes a folder.
 """
 
 import os

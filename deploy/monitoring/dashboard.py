@@ -136,8 +136,13 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
         "Commits",
         (
-            spread("Commit, latency", "commit_latency_seconds", "s", "forward and PUT of a draft"),
-            spread("Queue, wait", "queue_wait_seconds", "s", "of the oldest request of a flush"),
+            spread(
+                "Commit, latency",
+                "commit_latency_seconds",
+                "s",
+                "from the encoded chunks of a flush to their commit",
+            ),
+            spread("Queue, wait", "queue_wait_seconds", "s", "time of a flush's oldest request"),
             Panel(
                 "Flushes",
                 [
@@ -213,7 +218,8 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "Unsealed",
                 [Query("max by (topic) (tidelog_unsealed_bytes)", "{{topic}}")],
                 "bytes",
-                "committed, not yet in a table; watch it as Kafka's under-replicated partitions",
+                "bytes of committed records that are not yet in a table; watch them "
+                "instead of Kafka's under-replicated partitions",
             ),
             Panel(
                 "Age of the oldest unsealed record",
