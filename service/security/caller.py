@@ -8,6 +8,7 @@ without a caller allows nothing.
 from collections.abc import Iterable, MutableMapping
 from typing import Any, Protocol
 
+from tidelog.service.http.paging import sliced
 from tidelog.service.settings import Settings
 from tidelog.storage.core.acls import (
     ADMIN,
@@ -183,7 +184,7 @@ async def check_creation(rights: CallerRights, topic: str) -> None:
 
 async def check_topics(rights: CallerRights, operation: str, topics: Iterable[str]) -> None:
     """Raise Forbidden unless the caller may do the operation on all topics."""
-    for topic in dict.fromkeys(topics):
+    async for topic in sliced(dict.fromkeys(topics)):
         await rights.check(operation, TOPIC, topic)
 
 
