@@ -9,9 +9,9 @@ undelivered response are returned again (storage.groups.instances).
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import quote
 
 import msgspec
@@ -76,7 +76,7 @@ NO_RECORDS = HttpResponse(200, b"[]")
 GENERIC = frozenset({b"", b"*/*", b"application/*", JSON_V2, b"application/json"})
 SCHEMA_TYPES = types_of_formats(SCHEMA_FORMATS)
 
-Handler: TypeAlias = Callable[..., Awaitable[HttpResponse | None]]
+Handler: TypeAlias = Callable[..., Coroutine[Any, Any, HttpResponse | None]]
 
 
 class ConsumerNotFound(LogError):

@@ -210,6 +210,14 @@ RequestRate = Annotated[
     WholeNumber | None,
     Field(default=None, description="requests a second; null: that of `<default>`, else none"),
 ]
+Percentage = Annotated[
+    WholeNumber | None,
+    Field(
+        default=None,
+        description="CPU time of requests, 100 is all time of one thread; null: that of "
+        "`<default>`, else none",
+    ),
+]
 Share = Annotated[
     WholeNumber | None,
     Field(
@@ -220,12 +228,13 @@ Share = Annotated[
 
 
 class QuotaRates(StrictModel):
-    """Rates apply to each broker, the other quotas to the whole cluster."""
+    """Rates and the percentage apply to each broker, the other quotas to the whole cluster."""
 
     producer_byte_rate: Rate
     consumer_byte_rate: Rate
     request_rate: RequestRate
     mutation_rate: RequestRate
+    request_percentage: Percentage
     topics: Share
     partitions: Share
     keys: Share
@@ -239,8 +248,9 @@ class QuotaRates(StrictModel):
 
 
 class QuotaData(QuotaRates):
-    """The quotas of a principal. Each broker applies the rates independently. The others are shares
-    of the cluster's bounds. A quota that a principal does not have is taken from `<default>`."""
+    """The quotas of a principal. Each broker applies rates and the percentage by itself. The others
+    are shares of the cluster's bounds. A quota that a principal does not have is taken from
+    `<default>`."""
 
     principal: str = Field(examples=["User:alice", DEFAULT])
 

@@ -375,7 +375,7 @@ async def test_quotas_over_http(broker: Broker, alice: dict[str, str]) -> None:
     )
     listed = (await broker.http.get(path, headers=ADMIN)).json()["data"]
     assert [each["principal"] for each in listed] == [DEFAULT, "User:alice"]
-    for bad in ({"producer_byte_rate": 0}, {"request_percentage": 1}, {"producer_byte_rate": "x"}):
+    for bad in ({"producer_byte_rate": 0}, {"connection_rate": 1}, {"producer_byte_rate": "x"}):
         answer = await broker.http.put(f"{path}/User:alice", json=bad, headers=ADMIN)
         assert answer.status_code in (400, 422)
     assert (await broker.http.delete(f"{path}/User:alice", headers=ADMIN)).status_code == 204
