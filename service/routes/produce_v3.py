@@ -231,6 +231,11 @@ async def _put(
     report: "asyncio.Task[Report] | None",
     sender: "asyncio.Task[None]",
 ) -> None:
+    """Queue a report; None is the end. While there is room, this does not wait: then all records
+    of one piece of the body are in the same flush."""
+    if not reports.full():
+        reports.put_nowait(report)
+        return
     putting = asyncio.ensure_future(reports.put(report))
     await asyncio.wait({putting, sender}, return_when=asyncio.FIRST_COMPLETED)
     if not putting.done():
