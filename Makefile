@@ -62,7 +62,7 @@ explore: $(VENV)/.has-all  ## Explore small worlds to the end, within a bound; A
 	@$(BIN)/python -m tests.explore $(ARGS)
 
 .PHONY: attack
-attack: $(VENV)/.has-all  ## Attack real brokers, and measure memory, stalls and a neighbour; ARGS are --scale, --only
+attack: $(VENV)/.has-all  ## Attack real brokers, and measure memory, stalls and a neighbour; ARGS are --scale, --only, --tree
 	$(BIN)/python -m tests.attack $(ARGS)
 
 .PHONY: lint

@@ -14,6 +14,7 @@ deleted, because a suspended process may have created a deleted number again.
 first batch that fails ends the run, and the rest stays garbage for the next run.
 """
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import islice
@@ -149,6 +150,19 @@ async def kept_base(cluster: MaintenanceSession) -> ClusterState | None:
     if base is None and not await _is_whole(cluster):
         base = await _base(cluster, checkpoints, now_ms, Grace())
     return base
+
+
+async def copied_base(cluster: MaintenanceSession) -> ClusterState | None:
+    """Return the checkpoint after which a copy of the WAL begins, or None if the copy has the whole
+    WAL. It is `kept_base`, or the only checkpoint: a restored cluster has one checkpoint and no
+    entry before it. Raises Unavailable."""
+    base = await kept_base(cluster)
+    if base is not None or await _is_whole(cluster):
+        return base
+    for info in reversed([info async for info in cluster.store.list(object_keys.CHECKPOINTS)]):
+        with contextlib.suppress(NotFound, Corrupt):
+            return await cluster.checkpoint(info.key)
+    return None
 
 
 async def _is_whole(cluster: MaintenanceSession) -> bool:

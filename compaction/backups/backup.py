@@ -8,9 +8,9 @@
    entry is before M. So all rows of this version come from entries before M too.
 3. For each table, copy its log up to that version, then its files. Collection keeps both meanwhile.
    Copy the log first, because another engine may clean it up, and other engines obey no hold.
-4. Copy the WAL entries after the base, which is the checkpoint that `kept_base` returns. Also copy
-   this checkpoint, the objects that hold its tails, and the objects in `data/` that the entries
-   name.
+4. Copy the WAL entries after the base, which is the checkpoint that `copied_base` returns. Also
+   copy this checkpoint, the objects that hold its tails, and the objects in `data/` that the
+   entries name.
 5. Renew the hold, write the manifest, and renew the hold again. If the hold has ended, delete the
    manifest, and end with an error.
 6. If the caller asked for it, remove old backups (backups/prune.py). Release the hold.
@@ -50,7 +50,7 @@ from tidelog.compaction.backups.place import (
     store_once,
 )
 from tidelog.compaction.backups.prune import Pruned, finish, is_unfinished, prune
-from tidelog.compaction.collect import kept_base
+from tidelog.compaction.collect import copied_base
 from tidelog.compaction.garbage import live_objects
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import entry as entries
@@ -122,9 +122,9 @@ async def backup(
 
     A table that is damaged or in doubt is copied as it is, and named in the result. Raises
     InvalidRequest if the cluster's level has no holds, if there are too many holds, if this hold
-    expired, or if the place belongs to another history. Raises StoreUnfit if the place is a
-    cluster. Raises Corrupt and Unavailable; Unavailable also if another backup may be removing old
-    backups from the place.
+    expired, or if the place belongs to another cluster or history. Raises StoreUnfit if the place
+    is a cluster. Raises Corrupt and Unavailable; Unavailable also if another backup may be removing
+    old backups from the place.
     """
     await cluster.refresh()
     if cluster.state.level == levels.FIRST:
@@ -246,14 +246,15 @@ class _Copy:
         cluster, place = self.cluster, self.place
         if earlier := await backups_in(place):
             try:
-                before = (await read_manifest(place, earlier[-1])).objects
-            except Corrupt as error:
-                before = []  # so this run reads all objects, and compares them with the place
+                before = await read_manifest(place, earlier[-1])
+            except Corrupt as error:  # this run reads all objects, and compares them with the place
                 log.error("the previous backup is damaged: %s", error)
-            self._known = {each.key: each for each in before}
+            else:
+                self._check_cluster(before.cluster.cluster_id)
+                self._known = {each.key: each for each in before.objects}
         start = len(OBJECTS)
         self._there = {info.key[start:]: info.size async for info in place.list(OBJECTS)}
-        base = await kept_base(cluster)
+        base = await copied_base(cluster)
         loaded = await self._load_tables()
         await self.hold.renew()  # its entry is the moment M
         moment = cluster.state.encode()
@@ -278,6 +279,16 @@ class _Copy:
             await place.delete([manifest.name.key])
             raise
         return BackedUp(manifest, self.copied_objects, self.copied_bytes)
+
+    def _check_cluster(self, held: str) -> None:
+        """Raise InvalidRequest if the place has backups of another cluster, whose id is `held`. A
+        restored cluster is another cluster: its entries may have other numbers."""
+        own = self.cluster.wal.cluster.cluster_id
+        if held != own:
+            raise InvalidRequest(
+                f"{self.place.url} has backups of cluster {held}, this is cluster {own}: use a "
+                "place of its own for each cluster, also for a restored one"
+            )
 
     async def _load_tables(self) -> dict[str, ManifestVersion]:
         """Return the newest version of each table, by topic id. Leave out damaged tables."""

@@ -90,8 +90,8 @@ class BrokerProcess:
 
     @property
     def program(self) -> Sequence[str]:
-        """Return Python's arguments that run the command line."""
-        return ("-m", "tidelog.service.cli.main")
+        """Return the words that run the command line."""
+        return (sys.executable, "-m", "tidelog.service.cli.main")
 
     @property
     def pid(self) -> int:
@@ -160,7 +160,7 @@ class BrokerProcess:
 
     def _start(self) -> None:
         assert not self.is_running, "the broker is running"
-        command = [sys.executable, *self.program, "serve", "--store", self.store]
+        command = [*self.program, "serve", "--store", self.store]
         command += ["--host", self.address, "--port", str(self.port)]
         for name, value in self.settings.items():
             flag = name.replace("_", "-")

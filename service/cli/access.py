@@ -75,7 +75,7 @@ def create_key(
 @keys.command("list")
 def list_keys(ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False) -> None:
     """List keys, without secrets."""
-    listed = request(ctx, server, "GET", KEYS)
+    listed = request(ctx, server, "GET", KEYS)["data"]
     rows = [
         (
             each["key_id"],
@@ -279,7 +279,7 @@ def list_quotas(
 
     A quota that a principal does not have is taken from <default>.
     """
-    listed = request(ctx, server, "GET", QUOTAS)
+    listed = request(ctx, server, "GET", QUOTAS)["data"]
     columns = ("principal", *BYTE_RATES)
     rows = [(*(each[name] or "" for name in columns), _others(each)) for each in listed]
     show_rows(listed, (*columns, "others"), rows, as_json=as_json)

@@ -145,7 +145,7 @@ class Client:
         return found
 
     async def add_pages(self, found: Any, path: str, params: Mapping[str, str] | None) -> None:
-        """If `found` is a page of a v3 listing, fetch all next pages and add their items to it."""
+        """If `found` is a page of a list, fetch all next pages and add their items to it."""
         page = found
         while isinstance(page, dict) and (url := (page.get("metadata") or {}).get("next")):
             # Use only the token of the URL: the host may be one that this client cannot reach.

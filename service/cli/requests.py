@@ -51,8 +51,8 @@ def request(
     params: Mapping[str, str] | None = None,
     missing: str = "",
 ) -> Any:
-    """Send a request. Return the JSON of the response, or None if it has no body. For a v3 listing,
-    fetch all pages and return the items of all.
+    """Send a request. Return the JSON of the response, or None if it has no body. For a list in
+    pages, fetch all pages and return the items of all.
 
     `{cluster}` in `path` stands for the path of the cluster. A 404 raises NotThere. If `missing` is
     not empty, it is the message.

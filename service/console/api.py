@@ -3,18 +3,27 @@
 For everything else, the console uses the routes of the dialects, as any client can.
 """
 
-import asyncio
-from typing import Annotated, Any, Literal
+from collections.abc import Awaitable
+from itertools import islice
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import Query, Request
 from pydantic import BaseModel, Field
 
 from tidelog.service.console.topic_layout import PartitionLayout, TopicLayouts
 from tidelog.service.console.wal_entries import Checkpoint, WalEntry, WalPage
-from tidelog.service.http.paging import ITEMS_AT_ONCE, in_order
+from tidelog.service.http.paging import WantedPage, answer_page, in_order, sliced
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
-from tidelog.service.routes.dependencies import ERRORS, FreshLog, Rights, TopicName, broker_log
-from tidelog.service.routes.group_resources_v3 import group_ids, lags
+from tidelog.service.routes.dependencies import (
+    ERRORS,
+    EmptyListing,
+    FreshLog,
+    Listing,
+    Rights,
+    TopicName,
+    broker_log,
+)
+from tidelog.service.routes.group_resources_v3 import group_ids, lag_sums
 from tidelog.service.security.caller import CallerRights, may_describe_group
 from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.rates import (
@@ -34,10 +43,28 @@ from tidelog.storage.state.group_types import DEFAULT_ASSIGNOR
 
 LAYOUT_PARTITIONS_MAX = 100
 """Bound of the partitions in one response with a topic's layout."""
-PARTITIONS_AT_ONCE = 10_000
-"""To sum up a partition in a list of topics takes ~0.5 us."""
-ITEM_PARTITIONS = 20
-"""A topic in a list takes as much time as so many partitions, in addition to its own."""
+DAMAGE_SHOWN_MAX = 1_000
+"""Bound of the tables in doubt, and of the damaged tails, in the overview."""
+
+
+class _Sizes(NamedTuple):
+    """Sums over all topics. `unsealed_since_ms` is None if all records are sealed."""
+
+    partitions: int
+    tail_runs: int
+    unsealed_bytes: int
+    unsealed_since_ms: int | None
+
+
+async def _sizes(log: Broker) -> _Sizes:
+    partitions = tail_runs = unsealed_bytes = 0
+    oldest_ms = now_ms = log.clock.now_ms()
+    async for topic in sliced(list(log.state.topics.values())):
+        partitions += len(topic.partitions)
+        tail_runs += sum(len(one.tail) for one in topic.partitions)
+        unsealed_bytes += tail_bytes(topic)
+        oldest_ms = min(oldest_ms, unsealed_since_ms(topic, now_ms))
+    return _Sizes(partitions, tail_runs, unsealed_bytes, oldest_ms if oldest_ms < now_ms else None)
 
 
 # -- overview
@@ -104,9 +131,12 @@ class Overview(BaseModel):
     members: int
     unsealed_bytes: int
     unsealed_since_ms: int | None
-    tables_in_doubt: dict[str, str] = Field(description="reason by topic, as this broker found it")
+    tables_in_doubt: dict[str, str] = Field(
+        description=f"reason by topic, as this broker found it; the first {DAMAGE_SHOWN_MAX}"
+    )
     damaged_tails: dict[str, str] = Field(
-        description="reason by TOPIC-PARTITION whose tail cannot be sealed, as this broker found it"
+        description="reason by TOPIC-PARTITION whose tail cannot be sealed, as this broker found "
+        f"it; the first {DAMAGE_SHOWN_MAX}"
     )
     brokers: list[BrokerNow]
     rates: RatesNow
@@ -121,28 +151,27 @@ async def get_overview(
     """Return the brokers, their rates per second, and the size of the cluster."""
     log = broker_log(request)
     rates: RateSampler = request.app.state.vitals
-    answered = await rates.all()
-    state, now_ms = log.state, log.clock.now_ms()
-    since = [unsealed_since_ms(topic, now_ms) for topic in state.topics.values()]
-    oldest_ms = min(since, default=now_ms)
+    answered, sizes, state = await rates.all(), await _sizes(log), log.state
     return Overview(
         cluster_id=log.identity.cluster_id,
         store=log.store_url,
         created_ms=log.identity.created_ms,
-        now_ms=now_ms,
+        now_ms=log.clock.now_ms(),
         wal_seq=state.seq,
         topics=len(state.topics),
-        partitions=sum(len(topic.partitions) for topic in state.topics.values()),
+        partitions=sizes.partitions,
         groups=len(group_ids(log)),
         members=state.members.count,
-        unsealed_bytes=sum(tail_bytes(topic) for topic in state.topics.values()),
-        unsealed_since_ms=oldest_ms if oldest_ms < now_ms else None,
+        unsealed_bytes=sizes.unsealed_bytes,
+        unsealed_since_ms=sizes.unsealed_since_ms,
         tables_in_doubt={
-            name: why for name, why in log.doubts().items() if rights.may(DESCRIBE, TOPIC, name)
+            name: why
+            for name, why in islice(log.doubts().items(), DAMAGE_SHOWN_MAX)
+            if rights.may(DESCRIBE, TOPIC, name)
         },
         damaged_tails={
             f"{at.topic}-{at.partition}": why
-            for at, why in log.damaged_tails().items()
+            for at, why in islice(log.damaged_tails().items(), DAMAGE_SHOWN_MAX)
             if rights.may(DESCRIBE, TOPIC, at.topic)
         },
         brokers=_brokers(log, answered),
@@ -242,20 +271,21 @@ class ConfigDoc(BaseModel):
     doc: str
 
 
-async def list_topic_summaries(log: FreshLog, rights: Rights) -> list[TopicSummary]:
+async def list_topic_summaries(
+    log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
+) -> Listing[TopicSummary]:
     """List the topics that the caller may describe, with their sizes as far as the WAL knows
     them."""
-    now_ms = log.clock.now_ms()
-    found, work = [], 0
-    for name in await in_order(log.state.topics):
+    now_ms, after = log.clock.now_ms(), page.position(str)
+
+    def summary(name: str) -> TopicSummary | None:
         topic = log.state.topics.get(name)
         if topic is None or not rights.may(DESCRIBE, TOPIC, name):
-            continue
-        found.append(_summary(log, topic, now_ms))
-        work += ITEM_PARTITIONS + len(topic.partitions)
-        if work >= PARTITIONS_AT_ONCE:
-            work = 0
-            await asyncio.sleep(0)
+            return None
+        return _summary(log, topic, now_ms)
+
+    names = await in_order(log.state.topics, None if after is None else after[0])
+    found: Listing[TopicSummary] = await answer_page(page, empty, names, summary)
     return found
 
 
@@ -330,30 +360,33 @@ class GroupLagHistory(BaseModel):
     topics: dict[str, list[int | None]]
 
 
-async def list_group_summaries(log: FreshLog, rights: Rights) -> list[GroupSummary]:
+async def list_group_summaries(
+    log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
+) -> Listing[GroupSummary]:
     """List every group that the caller may describe, with its members and its lag."""
-    found = []
-    for number, group_id in enumerate(await in_order(group_ids(log)), 1):
-        if number % ITEMS_AT_ONCE == 0:
-            await asyncio.sleep(0)
-        if may_describe_group(rights, group_id):
-            found.append(await _group(log, group_id, rights))
+
+    def summary(group_id: str) -> Awaitable[GroupSummary] | None:
+        return _group(log, group_id, rights) if may_describe_group(rights, group_id) else None
+
+    after = page.position(str)
+    ids = await in_order(group_ids(log), None if after is None else after[0])
+    found: Listing[GroupSummary] = await answer_page(page, empty, ids, summary)
     return found
 
 
 async def _group(log: Broker, group_id: str, rights: CallerRights) -> GroupSummary:
     held = log.state.members.get(group_id)
-    behind = await lags(log, group_id, rights)
+    sums = await lag_sums(log, group_id, rights)
     return GroupSummary(
         consumer_group_id=group_id,
         state="STABLE" if held is not None and held.members else "EMPTY",
         partition_assignor=DEFAULT_ASSIGNOR if held is None else held.assignor,
         generation=0 if held is None else held.generation,
         members=0 if held is None else len(held.members),
-        topics=sorted({one.partition.topic for one in behind}),
-        partitions=len(behind),
-        total_lag=sum(one.lag for one in behind),
-        max_lag=max((one.lag for one in behind), default=0),
+        topics=sorted(sums.topics),
+        partitions=sums.partitions,
+        total_lag=sums.total,
+        max_lag=0 if sums.most is None else sums.most.lag,
     )
 
 
@@ -407,12 +440,11 @@ async def get_metadata(request: Request, log: FreshLog) -> MetadataPage:
     """Return the newest WAL entries, the checkpoints, and counts of the objects in the state."""
     view: WalPage = request.app.state.wal_page
     entries, checkpoints = await view.entries(), await view.checkpoints()
-    state = log.state
-    held = [one for topic in state.topics.values() for one in topic.partitions]
+    sizes, state = await _sizes(log), log.state
     counts = Counts(
         topics=len(state.topics),
-        partitions=len(held),
-        tail_runs=sum(len(one.tail) for one in held),
+        partitions=sizes.partitions,
+        tail_runs=sizes.tail_runs,
         groups=len(group_ids(log)),
         group_offsets=state.committed_offsets.count,
         group_members=state.members.count,
@@ -440,14 +472,15 @@ _LABEL = "console"
 _TOPIC = "/topics/{topic_name}"
 _LAG_HISTORY = "/groups/{consumer_group_id}/lag-history"
 _DOC = RouteDoc({503: ERRORS[503]})
+_LIST_DOC = RouteDoc({400: ERRORS[400], 503: ERRORS[503]})
 _TOPIC_DOC = RouteDoc({404: ERRORS[404], 503: ERRORS[503]})
 
 ROUTES = (
     Route("GET", "/overview", get_overview, _DESCRIBE_CLUSTER, _LABEL, TIDELOG, _DOC),
-    Route("GET", "/topics", list_topic_summaries, _CHECKED, _LABEL, TIDELOG, _DOC),
+    Route("GET", "/topics", list_topic_summaries, _CHECKED, _LABEL, TIDELOG, _LIST_DOC),
     Route("GET", _TOPIC, get_topic_layout, _DESCRIBE_TOPIC, _LABEL, TIDELOG, _TOPIC_DOC),
     Route("GET", "/topic-configs", list_topic_configs, RouteAccess.ANY_KEY, _LABEL, TIDELOG, _DOC),
-    Route("GET", "/groups", list_group_summaries, _CHECKED, _LABEL, TIDELOG, _DOC),
+    Route("GET", "/groups", list_group_summaries, _CHECKED, _LABEL, TIDELOG, _LIST_DOC),
     Route("GET", _LAG_HISTORY, get_lag_history, _DESCRIBE_GROUP, _LABEL, TIDELOG, _DOC),
     Route("GET", "/metadata", get_metadata, _DESCRIBE_CLUSTER, _LABEL, TIDELOG, _DOC),
 )

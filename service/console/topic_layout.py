@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from tidelog.compaction.plan import cleanable, merges
+from tidelog.service.http.paging import sliced
 from tidelog.storage.broker import Broker, PartitionFiles
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.state.cluster_state import Topic
@@ -74,7 +75,7 @@ class TopicLayouts:
     async def of(self, topic: Topic, numbers: range) -> list[PartitionLayout]:
         """Return the layouts of these partitions of the topic. If the table is damaged, they have
         no segments, and `error` has the reason. Raises Unavailable."""
-        return [await self._partition(topic, number) for number in numbers]
+        return [await self._partition(topic, number) async for number in sliced(numbers)]
 
     async def _partition(self, topic: Topic, number: int) -> PartitionLayout:
         config = self._broker.state.config(topic)

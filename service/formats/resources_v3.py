@@ -308,5 +308,9 @@ class ResourceFactory:
 
     def configs(self, topic: str, configs: dict[str, str]) -> list[TopicConfigData]:
         """Return all configs with an effect, and those without an effect that the topic sets."""
-        shown = [*CONFIGS, *sorted(configs.keys() & WITHOUT_EFFECT.keys())]
-        return [self.config(topic, name, configs) for name in shown]
+        return [self.config(topic, name, configs) for name in configs_shown(configs)]
+
+
+def configs_shown(configs: dict[str, str]) -> list[str]:
+    """Return the names of the configs in the list of a topic that sets `configs`."""
+    return [*CONFIGS, *sorted(configs.keys() & WITHOUT_EFFECT.keys())]

@@ -6,7 +6,7 @@ service.server.router joins them. Everything else that depends on a route (match
 metrics, OpenAPI) reads this declaration.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -135,7 +135,7 @@ class Route(NamedTuple):
     method: str
     path: str
     """The path below the mount. A parameter is `{name}`."""
-    serve: Callable[..., Awaitable[Any]]
+    serve: Callable[..., Coroutine[Any, Any, Any]]
     """For a hot route, a method that takes an HttpRequest and the path's parameters. For other
     routes, a handler with FastAPI's annotations."""
     access: Access

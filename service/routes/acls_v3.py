@@ -5,8 +5,8 @@ clients know this error. An empty list would mean "nothing is allowed", and a 40
 version of the API.
 """
 
-import asyncio
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlencode
 
 from fastapi import Depends, Query, Response
@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tidelog.service.formats.bodies import StrictModel
 from tidelog.service.formats.resources_v3 import Resource, ResourceFactory, ResourceList
-from tidelog.service.http.paging import WantedPage, answer_page
+from tidelog.service.http.paging import WHOLE, WantedPage, answer_page, in_order, sliced
 from tidelog.service.http.route import V3, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
@@ -27,12 +27,14 @@ from tidelog.service.routes.dependencies import (
 )
 from tidelog.service.security.audit import note
 from tidelog.service.security.caller import CallerRights
+from tidelog.storage.broker import Broker
 from tidelog.storage.core import acls
 from tidelog.storage.core.acls import ALTER, ANY, CLUSTER, DESCRIBE, Acl, AclFilter
 from tidelog.storage.core.actions import CreateAcls, DeleteAcls
 from tidelog.storage.core.errors import InvalidRequest
 
-ACLS_AT_ONCE = 2_000
+AclKey: TypeAlias = tuple[str, ...]
+"""The fields of an ACL: its position in a list."""
 Upper = BeforeValidator(lambda word: word.upper() if isinstance(word, str) else word)
 """Makes a word upper case: some clients send `topic`, others `TOPIC`."""
 
@@ -164,13 +166,7 @@ async def list_acls(
 ) -> AclList:
     """The ACLs that match a filter. If security is off, the response is 400/40002."""
     after = page.position(*[str] * len(Acl.__struct_fields__))
-    keys: list[tuple[str, ...]] = []
-    for number, acl in enumerate(list(broker.state.access.acls), 1):
-        if number % ACLS_AT_ONCE == 0:
-            await asyncio.sleep(0)
-        if wanted.matches(acl) and (after is None or _key(acl) > after):
-            keys.append(_key(acl))
-    keys.sort()
+    keys = await _in_order(await _matching(broker, wanted), after)
     shell = AclList(metadata=make.listed("acls"), data=[])
     found: AclList = await answer_page(page, shell, keys, lambda key: _resource(make, key))
     return found
@@ -182,7 +178,7 @@ async def create_acl(
     """Allow or deny an operation to a principal. A principal is `User:` and a name."""
     acl = body.acl()
     await decided(broker.change_access(CreateAcls([acl])))
-    _log_changes(rights, "added", [acl])
+    await _log_changes(rights, "added", [acl])
     return Response(status_code=201, headers={"Location": make.url(_path(_fields(acl)))})
 
 
@@ -192,7 +188,7 @@ async def create_acls(
     """Create several ACLs, all or none."""
     created = [each.acl() for each in body.data]
     await decided(broker.change_access(CreateAcls(created)))
-    _log_changes(rights, "added", created)
+    await _log_changes(rights, "added", created)
     return Response(status_code=201)
 
 
@@ -205,29 +201,36 @@ async def delete_acls(
 ) -> DeletedAcls:
     """Delete the ACLs that match a filter. `resource_type`, `pattern_type`, `operation` and
     `permission` are required, else 400. Each may be ANY."""
-    found = [acl for acl in broker.state.access.acls if wanted.matches(acl)]
+    found = await _matching(broker, wanted)
     if found:
         await decided(broker.change_access(DeleteAcls(found)))
-        _log_changes(rights, "removed", found)
-    return DeletedAcls(data=_data(make, found))
+        await _log_changes(rights, "removed", found)
+    keys = await _in_order(found)
+    deleted: DeletedAcls = await answer_page(
+        WHOLE, DeletedAcls(data=[]), keys, lambda key: _resource(make, key)
+    )
+    return deleted
 
 
-def _log_changes(rights: CallerRights, change: str, acls: list[Acl]) -> None:
-    for acl in acls:
+async def _matching(broker: Broker, wanted: AclFilter) -> list[Acl]:
+    return [acl async for acl in sliced(list(broker.state.access.acls)) if wanted.matches(acl)]
+
+
+async def _in_order(found: list[Acl], after: AclKey | None = None) -> Iterator[AclKey]:
+    return await in_order([_key(acl) async for acl in sliced(found)], after)
+
+
+async def _log_changes(rights: CallerRights, change: str, acls: list[Acl]) -> None:
+    async for acl in sliced(acls):
         note("%s %s ACL %s", rights.principal, change, " ".join(_fields(acl).values()))
 
 
-def _data(make: ResourceFactory, found: list[Acl]) -> list[AclData]:
-    """Return the resources, in Confluent's order."""
-    return [_resource(make, key) for key in sorted(map(_key, found))]
-
-
-def _resource(make: ResourceFactory, key: tuple[str, ...]) -> AclData:
+def _resource(make: ResourceFactory, key: AclKey) -> AclData:
     fields = dict(zip(Acl.__struct_fields__, key, strict=True))
     return make.create(AclData, "/acl", (_path(fields),), **fields)
 
 
-def _key(acl: Acl) -> tuple[str, ...]:
+def _key(acl: Acl) -> AclKey:
     return tuple(getattr(acl, name) for name in Acl.__struct_fields__)
 
 

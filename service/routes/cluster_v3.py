@@ -65,11 +65,18 @@ async def get_cluster(make: Resources) -> ClusterData:
     return make.cluster()
 
 
-async def list_brokers(request: Request, make: Resources) -> BrokerList:
+async def list_brokers(request: Request, make: Resources, page: WantedPage) -> BrokerList:
     """The live brokers. The broker that answers has id 1: every broker serves every request."""
-    others = sorted(broker_log(request).members().peers, key=lambda member: member.number)
-    data = [make.broker(), *map(make.other_broker, others)]
-    return BrokerList(metadata=make.listed("brokers"), data=data)
+    others = {member.number: member for member in broker_log(request).members().peers}
+    after = page.position(int)
+    numbers = await in_order({BROKER_ID, *others}, None if after is None else after[0])
+    found: BrokerList = await answer_page(
+        page,
+        BrokerList(metadata=make.listed("brokers"), data=[]),
+        numbers,
+        lambda number: make.broker() if number == BROKER_ID else make.other_broker(others[number]),
+    )
+    return found
 
 
 async def get_broker(member: LiveBroker, make: Resources) -> BrokerData:

@@ -3,13 +3,15 @@
 A change is one action of the log, so several configs change together or not at all (I4).
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from tidelog.service.formats.bodies import StrictModel
-from tidelog.service.formats.resources_v3 import TopicConfigData, TopicConfigList
+from tidelog.service.formats.resources_v3 import TopicConfigData, TopicConfigList, configs_shown
 from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.paging import WantedPage, answer_page, in_order
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     CREATE_ERRORS,
@@ -28,6 +30,9 @@ from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
 
+HIDDEN = ""
+"""Stands for all configs of a topic whose configs the caller may not describe."""
+
 
 class NewValue(StrictModel):
     value: ConfigValue = Field(default=None, examples=["86400000"])
@@ -44,15 +49,34 @@ class ConfigChanges(StrictModel):
     validate_only: bool = False
 
 
-async def list_all_configs(log: FreshLog, make: Resources, rights: Rights) -> TopicConfigList:
+async def list_all_configs(
+    log: FreshLog, make: Resources, rights: Rights, page: WantedPage
+) -> TopicConfigList:
     """The configs of all topics whose configs the caller may describe."""
-    data = [
-        each
-        for topic in log.state.topics.values()
-        if rights.may(DESCRIBE_CONFIGS, TOPIC, topic.name)
-        for each in make.configs(topic.name, topic.configs)
-    ]
-    return TopicConfigList(metadata=make.listed("topics", "-", "configs"), data=data)
+    after = page.position(str, str)
+    names = await in_order(log.state.topics)
+
+    def keys() -> Iterator[tuple[str, str]]:
+        for name in names:
+            topic = log.state.topics.get(name)
+            if topic is None or (after is not None and name < after[0]):
+                continue
+            if not rights.may(DESCRIBE_CONFIGS, TOPIC, name):
+                yield name, HIDDEN
+                continue
+            for config in sorted(configs_shown(topic.configs)):
+                if after is None or (name, config) > after:
+                    yield name, config
+
+    def shown(key: tuple[str, str]) -> TopicConfigData | None:
+        topic = log.state.topics.get(key[0])
+        if topic is None or key[1] == HIDDEN:
+            return None
+        return make.config(topic.name, key[1], topic.configs)
+
+    shell = TopicConfigList(metadata=make.listed("topics", "-", "configs"), data=[])
+    found: TopicConfigList = await answer_page(page, shell, keys(), shown)
+    return found
 
 
 async def list_default_configs(topic_name: TopicName, make: Resources) -> TopicConfigList:

@@ -1,6 +1,6 @@
 """The routes of consumer instances, one declaration each. Handlers: service.routes.consumers."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from tidelog.service.formats.pages import ON_ERROR
@@ -51,7 +51,7 @@ _OK = {200: Answer("successful", _JSON)}
 def _route(
     method: str,
     path: str,
-    handler: Callable[..., Awaitable[HttpResponse | None]],
+    handler: Callable[..., Coroutine[Any, Any, HttpResponse | None]],
     errors: Mapping[int, str],
     *,
     example: Mapping[str, Any] | None = None,

@@ -9,9 +9,9 @@ undelivered response are returned again (storage.groups.instances).
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import quote
 
 import msgspec
@@ -29,11 +29,13 @@ from tidelog.service.http.media_types import (
     UnsupportedMediaType,
     media_type,
 )
+from tidelog.service.http.paging import sliced
 from tidelog.service.http.parameters import integer
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.peers.forwarding import Forwarder, Unreached
 from tidelog.service.routes.fetch import Fetch, until_gone
+from tidelog.service.routes.group_resources_v3 import assigned_in_order
 from tidelog.service.security.caller import (
     ALL_RIGHTS,
     CallerRights,
@@ -69,7 +71,7 @@ NO_CONTENT = HttpResponse(204, b"")
 NO_RECORDS = HttpResponse(200, b"[]")
 GENERIC = frozenset({b"", b"*/*", b"application/*", JSON_V2, b"application/json"})
 
-Handler: TypeAlias = Callable[..., Awaitable[HttpResponse | None]]
+Handler: TypeAlias = Callable[..., Coroutine[Any, Any, HttpResponse | None]]
 
 
 class ConsumerNotFound(LogError):
@@ -206,7 +208,7 @@ class ConsumerHandlers:
         partitions: dict[str, list[int]] | None = None
         if session.member.config.dialect == wire_consumers.STRIMZI:
             partitions = {}
-            for where in self._assigned(session, rights):
+            for where in await self._assigned(session, rights):
                 partitions.setdefault(where.topic, []).append(where.partition)
         return HttpResponse(200, wire_consumers.encode_subscription(topics, partitions))
 
@@ -225,18 +227,12 @@ class ConsumerHandlers:
 
     async def assignments(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
         session = await self._consumers.heartbeat(group, name)
-        assigned = self._assigned(session, rights_of(call.scope))
+        assigned = await self._assigned(session, rights_of(call.scope))
         return HttpResponse(200, wire_consumers.encode_partitions(assigned))
 
-    def _assigned(self, session: MemberSession, rights: CallerRights) -> list[TopicPartition]:
+    async def _assigned(self, session: MemberSession, rights: CallerRights) -> list[TopicPartition]:
         """Return the member's partitions in topics that the caller may describe, sorted."""
-        names = {each for each in self._topics(session) if rights.may(DESCRIBE, TOPIC, each)}
-        named = ((self._log.state.topic_of_id(at.topic_id), at) for at in session.member.owned)
-        return sorted(
-            TopicPartition(topic.name, at.partition)
-            for topic, at in named
-            if topic is not None and topic.name in names
-        )
+        return list(await assigned_in_order(self._log, session.member.owned, rights))
 
     def _topics(self, session: MemberSession) -> list[str]:
         """Return the topics of the member's partitions."""
@@ -343,7 +339,8 @@ class ConsumerHandlers:
         await self._log.refresh()
         committed = self._log.state.committed_offsets.of_group(group)
         offsets = {}
-        for each in partitions or self._assigned(session, rights_of(call.scope)):
+        wanted = partitions or await self._assigned(session, rights_of(call.scope))
+        async for each in sliced(wanted):
             self._log.state.partition(each.topic, each.partition)
             topic_id = self._log.state.topic(each.topic).topic_id
             offset = committed.get(topic_id, {}).get(each.partition)

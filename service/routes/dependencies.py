@@ -7,14 +7,14 @@ state through Broker alone.
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from fastapi import Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from tidelog.service.formats.bodies import StrictModel, WholeNumber
-from tidelog.service.formats.resources_v3 import ResourceFactory
+from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
 from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.route import V3
@@ -30,6 +30,7 @@ DECISION_S_MAX = 30.0
 SECURITY_IS_OFF = "SecurityDisabledException: No Authorizer is configured on the broker."
 
 T = TypeVar("T")
+Item = TypeVar("Item", bound=BaseModel)
 ConfigValue: TypeAlias = str | int | float | bool | None
 """A config's value as clients send it."""
 
@@ -91,6 +92,25 @@ Rights = Annotated[CallerRights, Depends(rights_of_caller)]
 RequiredSecurity = Annotated[Security, Depends(required_security)]
 TopicName = Annotated[str, Path(examples=["flights"])]
 PartitionId = Annotated[str, Path(examples=["0"], description="number, from 0")]
+
+# -- tidelog's own lists
+
+
+class Listing(BaseModel, Generic[Item]):
+    """A page of a list. Lists of the v3 dialect have the same fields and others."""
+
+    metadata: ListMetadata
+    data: list[Item]
+
+
+async def empty_listing(request: Request) -> Listing[BaseModel]:
+    """Return the list of the request's path, without data, with a URL that this client can
+    reach."""
+    url = client_url(request.scope, request.scope.get(ADVERTISED, "")).url
+    return Listing(metadata=ListMetadata(self_url=f"{url}{request.url.path}"), data=[])
+
+
+EmptyListing = Annotated[Listing[BaseModel], Depends(empty_listing)]
 
 # -- the v3 dialect
 

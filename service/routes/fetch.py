@@ -38,6 +38,7 @@ from tidelog.service.http.errors import answered, error_body
 from tidelog.service.http.parameters import InvalidParameter, integer, partition_number
 from tidelog.service.http.route import V2, Parameter, Permission, Route, RouteDoc
 from tidelog.service.security.caller import rights_of
+from tidelog.service.security.request_time import measured
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.acls import READ, TOPIC
@@ -51,7 +52,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import OFFSET_MAX, ReadBounds
 from tidelog.storage.log import FetchResult, Log
-from tidelog.storage.state.access import CONSUMER_BYTE_RATE
+from tidelog.storage.state.access import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 
 T = TypeVar("T")
 
@@ -345,11 +346,12 @@ class Fetch:
                 await rights.check(READ, TOPIC, topic)  # access may have changed
                 await send(turn)
                 share.set(0)
-                if (throttle_s := rights.throttle_s(CONSUMER_BYTE_RATE)) > 0:
+                throttle_s = max(map(rights.throttle_s, (CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)))
+                if throttle_s > 0:
                     await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
                     turn = None
                     continue
-                reading = asyncio.create_task(read())
+                reading = asyncio.create_task(measured(rights, read()))
                 await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     turn = reading.result()

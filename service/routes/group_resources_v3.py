@@ -4,8 +4,7 @@ Lag is the distance from a committed offset to the end of the log. As in Conflue
 partition without a committed offset has no lag.
 """
 
-import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
@@ -17,7 +16,8 @@ from tidelog.service.formats.resources_v3 import (
     ResourceFactory,
     ResourceList,
 )
-from tidelog.service.security.caller import ALL_RIGHTS, CallerRights
+from tidelog.service.http.paging import Slices, in_order, sliced
+from tidelog.service.security.caller import CallerRights
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DESCRIBE, TOPIC
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
@@ -88,7 +88,6 @@ class LagSummaryData(_GroupResource):
     max_lag_partition: Related
 
 
-LAGS_AT_ONCE = 1_000
 MOST = ("consumer_id", "instance_id", "client_id", "topic_name", "partition_id")
 """Fields that a summary copies from the partition with the largest lag."""
 
@@ -130,22 +129,36 @@ def group_ids(log: Broker) -> list[str]:
     return [*offsets, *(each for each in with_members if each not in offsets)]
 
 
-async def lags(log: Broker, group_id: str, rights: CallerRights = ALL_RIGHTS) -> list[Lag]:
-    """Return the lags of a group in all topics that the caller may describe, unsorted. After each
-    LAGS_AT_ONCE lags, the event loop may apply commits, so the lags may be of different times."""
+class LagSums(NamedTuple):
+    """The number of partitions, their total lag, the largest lag, and the topics."""
+
+    partitions: int
+    total: int
+    most: Lag | None
+    topics: set[str]
+
+
+async def lag_sums(log: Broker, group_id: str, rights: CallerRights) -> LagSums:
+    """Sum up the lags of a group in all topics that the caller may describe. The event loop may
+    apply commits meanwhile, so the lags may be of different times. Of equal lags, `most` is that of
+    the first partition, sorted by topic."""
     owners = await owners_of(log, group_id)
-    found: list[Lag] = []
-    for topic_id in list(log.state.committed_offsets.of_group(group_id)):
-        held = log.state.committed_offsets.of_group(group_id).get(topic_id, {})
-        numbers = list(held)
-        for first in range(0, len(numbers), LAGS_AT_ONCE):
-            if (len(found) + first) >= LAGS_AT_ONCE:
-                await asyncio.sleep(0)
-            for number in numbers[first : first + LAGS_AT_ONCE]:
-                one = lag_of(log, group_id, TopicIdPartition(topic_id, number), owners, rights)
-                if one is not None:
-                    found.append(one)
-    return found
+    offsets, slices = log.state.committed_offsets, Slices()
+    partitions = total = 0
+    topics = set[str]()
+    most: Lag | None = None
+    for topic_id in list(offsets.of_group(group_id)):
+        for number in list(offsets.of_group(group_id).get(topic_id, ())):
+            await slices.pause()
+            one = lag_of(log, group_id, TopicIdPartition(topic_id, number), owners, rights)
+            if one is None:
+                continue
+            partitions += 1
+            total += one.lag
+            topics.add(one.partition.topic)
+            if most is None or (-one.lag, one.partition) < (-most.lag, most.partition):
+                most = one
+    return LagSums(partitions, total, most, topics)
 
 
 def lag_of(
@@ -169,12 +182,27 @@ def lag_of(
 
 async def owners_of(log: Broker, group_id: str) -> dict[TopicIdPartition, GroupMember]:
     """Return the member that reads each partition."""
-    group, owners = log.state.members.get(group_id), {}
-    for member in [] if group is None else list(group.members.values()):
+    group, owners = log.state.members.get(group_id), dict[TopicIdPartition, GroupMember]()
+    async for member in sliced([] if group is None else list(group.members.values())):
         owners.update(dict.fromkeys(member.owned, member))
-        if len(member.owned) >= LAGS_AT_ONCE:
-            await asyncio.sleep(0)
     return owners
+
+
+async def assigned_in_order(
+    log: Broker, owned: Iterable[TopicIdPartition], rights: CallerRights
+) -> Iterator[TopicPartition]:
+    """Return the partitions whose topic the caller may describe, sorted."""
+    names: dict[str, str | None] = {}
+    found: list[TopicPartition] = []
+    async for at in sliced(list(owned)):
+        if at.topic_id not in names:
+            topic = log.state.topic_of_id(at.topic_id)
+            is_shown = topic is not None and rights.may(DESCRIBE, TOPIC, topic.name)
+            names[at.topic_id] = topic.name if topic is not None and is_shown else None
+        name = names[at.topic_id]
+        if name is not None:
+            found.append(TopicPartition(name, at.partition))
+    return await in_order(found)
 
 
 def committed_in_order(
@@ -231,21 +259,6 @@ class GroupResources:
             assignments=self._make.related(*self._at, *below, "assignments"),
         )
 
-    def assigned(self, member: GroupMember, rights: CallerRights) -> list[TopicPartition]:
-        """Return the member's partitions in topics that the caller may describe, sorted."""
-        topics = {one.topic_id: None for one in member.owned}
-        named = {each: self._log.state.topic_of_id(each) for each in topics}
-        shown = {
-            each: topic.name
-            for each, topic in named.items()
-            if topic is not None and rights.may(DESCRIBE, TOPIC, topic.name)
-        }
-        return sorted(
-            TopicPartition(shown[one.topic_id], one.partition)
-            for one in member.owned
-            if one.topic_id in shown
-        )
-
     def assignment(self, member: GroupMember, partition: TopicPartition) -> AssignmentData:
         at = (partition.topic, "partitions", partition.partition)
         return self._create(
@@ -276,16 +289,15 @@ class GroupResources:
             client_id="" if member is None else member.config.client_id,
         )
 
-    def summary(self, lags: list[Lag]) -> LagSummaryData:
-        """Return the largest lag and the total. `lags` must not be empty."""
-        most = self.lag(min(lags, key=lambda one: (-one.lag, one.partition)))
+    def summary(self, total: int, largest: Lag) -> LagSummaryData:
+        most = self.lag(largest)
         return self._create(
             LagSummaryData,
             "/lag-summary",
             ("lag-summary",),
             **{f"max_lag_{name}": getattr(most, name) for name in MOST},
             max_lag=most.lag,
-            total_lag=sum(one.lag for one in lags),
+            total_lag=total,
             max_lag_consumer=self._make.related(*self._at, "consumers", most.consumer_id),
             max_lag_partition=self._make.related(
                 "topics", most.topic_name, "partitions", most.partition_id

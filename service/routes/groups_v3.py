@@ -6,7 +6,6 @@ of a group, and that delete a group. An offset has the same fields as an offset 
 """
 
 import contextlib
-from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
@@ -18,7 +17,7 @@ from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
 from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.errors import NoSuchResource
-from tidelog.service.http.paging import WantedPage, answer_page, in_order
+from tidelog.service.http.paging import WHOLE, Slices, WantedPage, answer_page, in_order
 from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
@@ -37,14 +36,14 @@ from tidelog.service.routes.group_resources_v3 import (
     GroupData,
     GroupList,
     GroupResources,
-    Lag,
     LagData,
     LagList,
     LagSummaryData,
+    assigned_in_order,
     committed_in_order,
     group_ids,
     lag_of,
-    lags,
+    lag_sums,
     owners_of,
 )
 from tidelog.service.security.caller import CallerRights, check_topics, may_describe_group
@@ -107,10 +106,6 @@ class GroupContext(NamedTuple):
     make: GroupResources
     rights: CallerRights
 
-    async def lags(self) -> list[Lag]:
-        """Return the lags in topics that the caller may describe, unsorted."""
-        return await lags(self.log, self.group_id, self.rights)
-
     def lag(
         self, owners: Mapping[TopicIdPartition, GroupMember], topic: str, number: int
     ) -> LagData | None:
@@ -170,7 +165,7 @@ async def list_group_offsets(
         return None if one is None else _offset(TopicPartition(*key), one.offset, one.metadata)
 
     keys = committed_in_order(log, consumer_group_id, page.position(str, int))
-    shell = _offset_list(make, consumer_group_id, {})
+    shell = _offset_list(make, consumer_group_id)
     found: GroupOffsetList = await answer_page(page, shell, keys, committed)
     return found
 
@@ -192,7 +187,10 @@ async def reset_group_offsets(
         await rights.check(READ, TOPIC, body.topic_name)
     wanted = _partitions(log, consumer_group_id, body)
     await check_topics(rights, READ, [each.topic for each in wanted])
-    found = {each: await _target(log, each, body) for each in wanted}
+    slices, found = Slices(), dict[TopicPartition, int]()
+    for each in wanted:
+        found[each] = await _target(log, each, body)
+        await slices.pause()
     if not body.validate_only and found:
         offsets = [
             GroupOffset(log.state.topic(each.topic).topic_id, each.partition, offset)
@@ -200,18 +198,20 @@ async def reset_group_offsets(
         ]
         commit = CommitOffsets(consumer_group_id, NO_GENERATION, offsets)
         await decided(log.transact([], [commit], size=0, is_json=False))
-    shown = {each: (offset, "") for each, offset in found.items()}
-    return _offset_list(make, consumer_group_id, shown)
+    shell = _offset_list(make, consumer_group_id)
+    reset: GroupOffsetList = await answer_page(
+        WHOLE, shell, found, lambda each: _offset(each, found[each], "")
+    )
+    return reset
 
 
-def _offset_list(
-    make: ResourceFactory, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]]
-) -> GroupOffsetList:
+def _offset_list(make: ResourceFactory, group_id: str) -> GroupOffsetList:
+    """Return the list without data."""
     return GroupOffsetList(
         metadata=make.listed("consumer-groups", group_id, "offsets"),
         cluster_id=make.cluster_id,
         consumer_group_id=group_id,
-        data=[_offset(each, offset, text) for each, (offset, text) in offsets.items()],
+        data=[],
     )
 
 
@@ -316,8 +316,8 @@ async def list_assignments(
     """The partitions that a member reads, in topics that the caller may describe."""
     at = ("consumer-groups", group.group_id, "consumers", member.member_id, "assignments")
     after = page.position(str, int)
-    assigned = group.make.assigned(member, group.rights)
-    keys = assigned if after is None else assigned[bisect_right(assigned, after) :]
+    assigned = await assigned_in_order(group.log, member.owned, group.rights)
+    keys = assigned if after is None else (each for each in assigned if each > after)
     shell = AssignmentList(metadata=make.listed(*at), data=[])
     found: AssignmentList = await answer_page(
         page, shell, keys, lambda key: group.make.assignment(member, key)
@@ -329,19 +329,22 @@ async def get_assignment(
     group: PathGroup, member: PathMember, topic_name: str, partition_id: str
 ) -> AssignmentData:
     """One partition that a member reads, in a topic that the caller may describe."""
-    for each in group.make.assigned(member, group.rights):
-        if (each.topic, str(each.partition)) == (topic_name, partition_id):
-            return group.make.assignment(member, each)
+    topic = group.log.state.topics.get(topic_name)
+    if topic is not None and group.rights.may(DESCRIBE, TOPIC, topic_name):
+        with contextlib.suppress(UnknownPartition):
+            number = partition_number(topic, partition_id)
+            if member.owns(topic.topic_id, number):
+                return group.make.assignment(member, TopicPartition(topic_name, number))
     raise NoSuchResource(f"Assignment {topic_name}-{partition_id} cannot be found.")
 
 
 async def get_lag_summary(group: PathGroup) -> LagSummaryData:
     """The total lag of a group, and the partition with the largest lag. 404 if the group has no
     committed offset in a topic that the caller may describe."""
-    found = await group.lags()
-    if not found:
+    sums = await lag_sums(group.log, group.group_id, group.rights)
+    if sums.most is None:
         raise NoSuchResource(f"Consumer group {group.group_id} has no committed offsets.")
-    return group.make.summary(found)
+    return group.make.summary(sums.total, sums.most)
 
 
 async def list_lags(group: PathGroup, make: Resources, page: WantedPage) -> LagList:

@@ -14,12 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.http.errors import NoSuchResource
+from tidelog.service.http.paging import WantedPage, answer_page, in_order
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.http.urls import client_url
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
+    EmptyListing,
     FreshLog,
+    Listing,
     RequiredSecurity,
     Rights,
     decided,
@@ -142,10 +145,20 @@ class CreatedKey(KeyData):
     secret: str = Field(description="no other response has it")
 
 
-async def list_keys(broker: FreshLog, security: RequiredSecurity) -> list[KeyData]:
+async def list_keys(
+    broker: FreshLog, security: RequiredSecurity, empty: EmptyListing, page: WantedPage
+) -> Listing[KeyData]:
     """All keys, oldest first."""
-    now_ms = security.clock.now_ms()
-    return [KeyData(**_fields(key, now_ms)) for key in broker.state.access.keys.values()]
+    now_ms, held = security.clock.now_ms(), broker.state.access.keys
+    by_age = ((key.created_ms, key.key_id) for key in held.values())
+
+    def shown(position: tuple[int, str]) -> KeyData | None:
+        key = held.get(position[1])
+        return None if key is None else KeyData(**_fields(key, now_ms))
+
+    keys = await in_order(by_age, page.position(int, str))
+    found: Listing[KeyData] = await answer_page(page, empty, keys, shown)
+    return found
 
 
 async def create_key(
@@ -197,6 +210,14 @@ RequestRate = Annotated[
     WholeNumber | None,
     Field(default=None, description="requests a second; null: that of `<default>`, else none"),
 ]
+Percentage = Annotated[
+    WholeNumber | None,
+    Field(
+        default=None,
+        description="CPU time of requests, 100 is all time of one thread; null: that of "
+        "`<default>`, else none",
+    ),
+]
 Share = Annotated[
     WholeNumber | None,
     Field(
@@ -207,12 +228,13 @@ Share = Annotated[
 
 
 class QuotaRates(StrictModel):
-    """Rates apply to each broker, the other quotas to the whole cluster."""
+    """Rates and the percentage apply to each broker, the other quotas to the whole cluster."""
 
     producer_byte_rate: Rate
     consumer_byte_rate: Rate
     request_rate: RequestRate
     mutation_rate: RequestRate
+    request_percentage: Percentage
     topics: Share
     partitions: Share
     keys: Share
@@ -226,16 +248,26 @@ class QuotaRates(StrictModel):
 
 
 class QuotaData(QuotaRates):
-    """The quotas of a principal. Each broker applies the rates independently. The others are shares
-    of the cluster's bounds. A quota that a principal does not have is taken from `<default>`."""
+    """The quotas of a principal. Each broker applies rates and the percentage by itself. The others
+    are shares of the cluster's bounds. A quota that a principal does not have is taken from
+    `<default>`."""
 
     principal: str = Field(examples=["User:alice", DEFAULT])
 
 
-async def list_quotas(broker: FreshLog, _: RequiredSecurity) -> list[QuotaData]:
+async def list_quotas(
+    broker: FreshLog, _: RequiredSecurity, empty: EmptyListing, page: WantedPage
+) -> Listing[QuotaData]:
     """All quotas, by principal."""
-    quotas = sorted(broker.state.access.quotas.items())
-    return [QuotaData(principal=principal, **rates) for principal, rates in quotas]
+    held, after = broker.state.access.quotas, page.position(str)
+
+    def shown(principal: str) -> QuotaData | None:
+        quotas = held.get(principal)
+        return None if quotas is None else QuotaData(principal=principal, **quotas)
+
+    principals = await in_order(held, None if after is None else after[0])
+    found: Listing[QuotaData] = await answer_page(page, empty, principals, shown)
+    return found
 
 
 async def set_quotas(

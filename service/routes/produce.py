@@ -38,6 +38,7 @@ from tidelog.service.http.route import (
     RouteDoc,
 )
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, check_creation, rights_of
+from tidelog.service.security.request_time import in_thread
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
@@ -151,7 +152,7 @@ class Produce:
             number = None if partition is None else partition_number(topic, partition)
         produced = self._decode_small(body, format_name)
         if produced is None:
-            produced = await self._decode_large(body, format_name)
+            produced = await self._decode_large(body, format_name, rights)
             topic = await self.topic(topic_name, rights)  # may be deleted or new by now
         if produced.weight > len(body):
             rights.record(PRODUCER_BYTE_RATE, produced.weight - len(body))
@@ -238,14 +239,16 @@ class Produce:
         except arrow.UnpackedTooLarge:
             return None
 
-    async def _decode_large(self, body: bytes, format_name: str) -> json_in.Produced:
+    async def _decode_large(
+        self, body: bytes, format_name: str, rights: CallerRights
+    ) -> json_in.Produced:
         """Decode a body in a thread, while the event loop serves other requests. At most
         DECODES_MAX at the same time, because each body may take UNPACKED_FACTOR_MAX times its limit
         (I10)."""
         bytes_max = self._settings.request_bytes_max * UNPACKED_FACTOR_MAX
         async with self._decoding:
             now_ms = self._log.store_time.now_ms()
-            return await asyncio.to_thread(_decoded, body, format_name, now_ms, bytes_max)
+            return await in_thread(rights, _decoded, body, format_name, now_ms, bytes_max)
 
     def place(
         self,

@@ -26,6 +26,7 @@ from tidelog.service.routes.produce import (
     fingerprint,
 )
 from tidelog.service.security.caller import CallerRights, rights_of
+from tidelog.service.security.request_time import measured
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
@@ -35,7 +36,7 @@ from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import InvalidRequest, LogError, UnknownPartition, UnknownTopic
 from tidelog.storage.core.model import Acks
 from tidelog.storage.core.partitioner import RecordPartitions
-from tidelog.storage.state.access import PRODUCER_BYTE_RATE
+from tidelog.storage.state.access import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 from tidelog.storage.state.cluster_state import Topic
 
 Report: TypeAlias = dict[str, Any]
@@ -76,7 +77,10 @@ class ProduceV3:
                 async for record in _records(call, self._settings.request_bytes_max):
                     name = None if key is None else f"{key}/{number}"
                     report = asyncio.create_task(
-                        self._report(call, topic_name, record, name, rights, len(record))
+                        measured(
+                            rights,
+                            self._report(call, topic_name, record, name, rights, len(record)),
+                        )
                     )
                     # If the client has disconnected, the sender is done: stop reading.
                     await _put(reports, report, sender)
@@ -103,8 +107,15 @@ class ProduceV3:
         entries = v3_records.decode_v3_batch(body)
         reports = await asyncio.gather(
             *(
-                self._report(
-                    call, topic_name, record, None if key is None else f"{key}/{entry_id}", rights
+                measured(
+                    rights,
+                    self._report(
+                        call,
+                        topic_name,
+                        record,
+                        None if key is None else f"{key}/{entry_id}",
+                        rights,
+                    ),
                 )
                 for entry_id, record in entries
             )
@@ -137,6 +148,7 @@ class ProduceV3:
         try:
             # Check for each record, because a stream may outlast the caller's key and permission.
             if received:
+                rights.charge(REQUEST_PERCENTAGE)
                 rights.charge(PRODUCER_BYTE_RATE, received)
             await rights.check(WRITE, TOPIC, topic_name)
             return await self._append(topic_name, record, name, rights)
@@ -219,6 +231,11 @@ async def _put(
     report: "asyncio.Task[Report] | None",
     sender: "asyncio.Task[None]",
 ) -> None:
+    """Queue a report; None is the end. While there is room, this does not wait: then all records
+    of one piece of the body are in the same flush."""
+    if not reports.full():
+        reports.put_nowait(report)
+        return
     putting = asyncio.ensure_future(reports.put(report))
     await asyncio.wait({putting, sender}, return_when=asyncio.FIRST_COMPLETED)
     if not putting.done():

@@ -11,7 +11,6 @@ topic may be deleted or a generation become old. So `apply` checks again, and re
 **On a crash**: before the commit, nothing is written. After the commit, a retry gets the response.
 """
 
-import asyncio
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,6 +35,7 @@ from tidelog.service.routes.produce import (
     fingerprint,
 )
 from tidelog.service.security.caller import CallerRights, rights_of
+from tidelog.service.security.request_time import in_thread
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
@@ -91,7 +91,7 @@ class Transactions:
         name = client_key(call)
         rights = rights_of(call.scope)
         body = await body_of(call, rights, self._settings.request_bytes_max)
-        request = await self._decode(body)
+        request = await self._decode(body, rights)
         rights.record(PRODUCER_BYTE_RATE, max(request.weight - len(body), 0))
         await _check_rights(rights, request)
         try:
@@ -120,11 +120,11 @@ class Transactions:
         all_places = self._places_of_first(plan, request)
         return HttpResponse(200, self._response(request, all_places, placements), JSON)
 
-    async def _decode(self, body: bytes) -> Transaction:
+    async def _decode(self, body: bytes, rights: CallerRights) -> Transaction:
         now_ms = self._log.store_time.now_ms()
         if len(body) <= DECODE_INLINE_BYTES:
             return decode_transaction(body, now_ms)
-        return await asyncio.to_thread(decode_transaction, body, now_ms)
+        return await in_thread(rights, decode_transaction, body, now_ms)
 
     async def _plan(
         self, request: Transaction, body: bytes, name: str | None, rights: CallerRights

@@ -4,7 +4,8 @@ authenticator   keys, sessions, ACLs and quotas of this broker's callers
 caller          the caller of a request, as handlers see it
 oidc            bearer tokens of an OIDC issuer (extra oidc)
 session_cookie  the console's session cookies
-token_bucket    the token bucket of a rate: bytes or requests
+token_bucket    the token bucket of a rate: bytes, requests or CPU time
+request_time    the CPU time of a principal's requests
 audit           refusals, logins and changes, as JSON lines
 certificates    TLS certificates from files, loaded again if the files change
 sites           Host and Origin: names of the broker, pages of other sites

@@ -14,9 +14,8 @@ compared as SHA-256 in constant time, and appear in no message, log line, trace 
 import base64
 import binascii
 import hmac
-import math
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.route import Access, Permission, RouteAccess
@@ -24,6 +23,7 @@ from tidelog.service.security import session_cookie
 from tidelog.service.security.caller import (
     BASIC,
     BEARER,
+    Credential,
     Forbidden,
     QuotaExceeded,
     Unauthenticated,
@@ -38,8 +38,8 @@ from tidelog.storage.core.acls import ADMIN, CLUSTER, OPERATIONS_OF
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.observer import PRINCIPAL
-from tidelog.storage.state.access import BYTE_RATES, Key, digest
 from tidelog.storage.state.access import Access as AccessState
+from tidelog.storage.state.access import Key, digest
 
 if TYPE_CHECKING:
     from tidelog.service.security.oidc import Issuer
@@ -61,19 +61,6 @@ CONSOLE_HEADER = b"tidelog-console"
 """Pages of other sites cannot send this header, so a cookie alone does not permit a change."""
 
 
-class Credential(NamedTuple):
-    """The key or token that proves a principal, or a session of the key. If `expires_ms` is 0, it
-    never expires. For a token, `digest` is the thumbprint of the issuer's key. Only the broker that
-    verified the token has it; other brokers have NO_DIGEST."""
-
-    key_id: str
-    principal: str
-    digest: bytes
-    expires_ms: int
-    session_id: str = ""
-    """The id of the console's session; empty if the request has the key itself."""
-
-
 class Caller:
     """The CallerRights of a principal at an address, for all requests with the same header."""
 
@@ -83,6 +70,7 @@ class Caller:
         "_is_revoked",
         "_security",
         "_version",
+        "_without",
         "credential",
         "host",
         "principal",
@@ -97,6 +85,7 @@ class Caller:
         self._version = -1
         self._is_revoked = False
         self._decisions: dict[tuple[str, str, str], bool] = {}
+        self._without: set[str] = set()
 
     @property
     def is_super(self) -> bool:
@@ -157,28 +146,35 @@ class Caller:
         raise Forbidden(f"not authorized: {self.principal} may not {operation} {what}")
 
     def charge(self, quota: str, size: int = 0) -> None:
-        bucket = self._security.bucket(quota, self.principal)
+        bucket = self._bucket(quota)
         if bucket is None:
             return
         throttle_s = bucket.throttle_s(self._security.clock.boot_s())
         if throttle_s > 0:
             self._security.counters.throttled[quota] += 1
-            unit = "bytes" if quota in BYTE_RATES else "requests"
-            raise QuotaExceeded(
-                f"{self.principal} has used up its {quota} on this broker: "
-                f"{bucket.rate} {unit} a second",
-                retry_after_ms=math.ceil(throttle_s * 1000),
-            )
+            raise QuotaExceeded(self.principal, quota, bucket.rate, throttle_s)
         bucket.charge(size)
 
-    def record(self, quota: str, size: int) -> None:
-        bucket = self._security.bucket(quota, self.principal)
+    def has_quota(self, quota: str) -> bool:
+        return self._bucket(quota) is not None
+
+    def record(self, quota: str, size: float) -> None:
+        bucket = self._bucket(quota)
         if bucket is not None:
             bucket.charge(size)
 
     def throttle_s(self, quota: str) -> float:
-        bucket = self._security.bucket(quota, self.principal)
+        bucket = self._bucket(quota)
         return 0.0 if bucket is None else bucket.throttle_s(self._security.clock.boot_s())
+
+    def _bucket(self, quota: str) -> Bucket | None:
+        """`_without` has quotas that the principal does not have. `is_valid` clears it."""
+        if quota in self._without:
+            return None
+        bucket = self._security.bucket(quota, self.principal)
+        if bucket is None:
+            self._without.add(quota)
+        return bucket
 
     def operations(self, resource_type: str, name: str) -> list[str]:
         known = OPERATIONS_OF[resource_type]
@@ -187,6 +183,7 @@ class Caller:
     def _renew(self, access: AccessState) -> None:
         self._access, self._version = access, access.version
         self._decisions.clear()
+        self._without.clear()
         credential = self.credential
         if credential is None:
             return

@@ -5,9 +5,11 @@ off, `ALL_RIGHTS`, which allows everything; else what service.security.authentic
 without a caller allows nothing.
 """
 
+import math
 from collections.abc import Iterable, MutableMapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from tidelog.service.http.paging import sliced
 from tidelog.service.settings import Settings
 from tidelog.storage.core.acls import (
     ADMIN,
@@ -21,15 +23,36 @@ from tidelog.storage.core.acls import (
 )
 from tidelog.storage.core.errors import LogError, Throttled
 from tidelog.storage.state.access import (
+    BYTE_RATES,
     MUTATION_RATE,
+    REQUEST_PERCENTAGE,
     REQUEST_RATE,
     Access,
     TopicFilter,
     all_topics,
 )
 
+UNITS = {
+    REQUEST_PERCENTAGE: "% of the CPU time of a thread",
+    **dict.fromkeys(BYTE_RATES, "bytes a second"),
+    **dict.fromkeys((REQUEST_RATE, MUTATION_RATE), "requests a second"),
+}
+"""Of each quota that a broker enforces, for messages."""
 BASIC = 'Basic realm="tidelog", charset="UTF-8"'
 BEARER = 'Bearer realm="tidelog"'
+
+
+class Credential(NamedTuple):
+    """The key or token that proves a principal, or a session of the key. If `expires_ms` is 0, it
+    never expires. For a token, `digest` is the thumbprint of the issuer's key. Only the broker that
+    verified the token has it; other brokers have NO_DIGEST."""
+
+    key_id: str
+    principal: str
+    digest: bytes
+    expires_ms: int
+    session_id: str = ""
+    """The id of the console's session; empty if the request has the key itself."""
 
 
 class Unauthenticated(LogError):
@@ -53,6 +76,12 @@ class Forbidden(LogError):
 
 class QuotaExceeded(Throttled):
     """The principal's quota on this broker is used up."""
+
+    def __init__(self, principal: str, quota: str, rate: float, throttle_s: float) -> None:
+        super().__init__(
+            f"{principal} has used up its {quota} on this broker: {rate} {UNITS[quota]}",
+            retry_after_ms=math.ceil(throttle_s * 1000),
+        )
 
 
 class CallerRights(Protocol):
@@ -81,8 +110,11 @@ class CallerRights(Protocol):
     def charge(self, quota: str, size: int = 0) -> None:
         """Charge bytes or requests. Raises QuotaExceeded while the principal is throttled."""
 
-    def record(self, quota: str, size: int) -> None:
-        """Charge bytes that were already sent, even if the principal is throttled."""
+    def record(self, quota: str, size: float) -> None:
+        """Charge bytes or time that are already used, even if the principal is throttled."""
+
+    def has_quota(self, quota: str) -> bool:
+        """Whether the principal, or the default, has a quota of this name."""
 
     def throttle_s(self, quota: str) -> float:
         """Return the throttle time, or 0 if the principal is not throttled."""
@@ -107,8 +139,11 @@ class _AllRights:
     def charge(self, quota: str, size: int = 0) -> None:
         return
 
-    def record(self, quota: str, size: int) -> None:
+    def record(self, quota: str, size: float) -> None:
         return
+
+    def has_quota(self, quota: str) -> bool:
+        return False
 
     def throttle_s(self, quota: str) -> float:
         return 0.0
@@ -167,6 +202,7 @@ def charge_request(rights: CallerRights, *, is_mutation: bool) -> LogError | Non
     mutation changes topics, groups or access. Produce requests are not mutations: the byte rate
     bounds them."""
     try:
+        rights.charge(REQUEST_PERCENTAGE)  # the request's time is charged while it is served
         rights.charge(REQUEST_RATE, 1)
         if is_mutation:
             rights.charge(MUTATION_RATE, 1)
@@ -183,7 +219,7 @@ async def check_creation(rights: CallerRights, topic: str) -> None:
 
 async def check_topics(rights: CallerRights, operation: str, topics: Iterable[str]) -> None:
     """Raise Forbidden unless the caller may do the operation on all topics."""
-    for topic in dict.fromkeys(topics):
+    async for topic in sliced(dict.fromkeys(topics)):
         await rights.check(operation, TOPIC, topic)
 
 

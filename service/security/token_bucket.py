@@ -1,4 +1,5 @@
-"""The token bucket of a rate: bytes or requests of one principal. Pure: time is an argument.
+"""The token bucket of a rate: bytes, requests or CPU time of one principal. Pure: time is an
+argument.
 
 As in Kafka, a rate applies to each broker, and bytes are charged after they were transferred. A
 principal that exceeds its quota receives 429 with Retry-After until its bucket is refilled to zero.

@@ -7,9 +7,9 @@ the FastAPI application, which has them from the same table.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, MutableMapping
 from types import MethodType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from starlette.exceptions import HTTPException
 
@@ -44,6 +44,7 @@ from tidelog.service.routes.followers import topic as topic_follower
 from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import READING, Security
 from tidelog.service.security.caller import ALL_RIGHTS, charge_request, rights_of
+from tidelog.service.security.request_time import measured
 from tidelog.service.security.sites import Sites
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -53,6 +54,7 @@ from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.io.tasks import TASK_ENDS
+from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
 HOT_ROUTES: tuple[Route, ...] = (
     *produce.ROUTES,
@@ -82,7 +84,8 @@ NAMES_IN_ERRORS = {"consumer_group_id": "group_name"}
 """The names of path parameters in Redpanda's messages, where they differ."""
 
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-Handler: TypeAlias = Callable[..., Awaitable[HttpResponse | None]]
+Handler: TypeAlias = Callable[..., Coroutine[Any, Any, HttpResponse | None]]
+T = TypeVar("T")
 
 
 def limits_of(settings: Settings, connections_max: int | None = None) -> Limits:
@@ -246,12 +249,15 @@ class Router:
         if refusal is not None:
             await self._refuse(target, call, refusal)
         elif target is not None and target.serve is not None:
-            await self._serve(target, segments, call)
+            await self._measured(call, self._serve(target, segments, call))
         elif target is None and node is not None and node.methods and method == "OPTIONS":
             allow = ((b"allow", ", ".join(node.allowed).encode()),)
             await call.answer(HttpResponse(204, b"", JSON, allow))
         else:
-            await self._serve_by_app(target, call)
+            await self._measured(call, self._serve_by_app(target, call))
+
+    def _measured(self, call: HttpRequest, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        return work if self._security is None else measured(rights_of(call.scope), work)
 
     def _site_refusal(
         self, call: HttpRequest, target: Target | None, *, is_allowed: bool
@@ -327,7 +333,9 @@ class Router:
                 rights = await self._security.of_peer(*call.caller, call.proof)
                 call.scope["rights"] = rights
                 PRINCIPAL.set(call.scope["rights"].principal)
-            response = await target.serve(call, *[segments[at] for at in target.positions])
+                rights.charge(REQUEST_PERCENTAGE)
+            serving = target.serve(call, *[segments[at] for at in target.positions])
+            response = await self._measured(call, serving)
             if response is not None:
                 await call.answer(response)
         except Exception as error:  # noqa: BLE001 no caller handles it; `answered` logs it

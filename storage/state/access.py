@@ -37,12 +37,14 @@ DIGEST_BYTES = 32
 
 PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE = "producer_byte_rate", "consumer_byte_rate"
 MUTATION_RATE, REQUEST_RATE = "mutation_rate", "request_rate"
+REQUEST_PERCENTAGE = "request_percentage"
 BYTE_RATES = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 """Kafka's names; values are bytes per second on each broker."""
-QUOTAS = (*BYTE_RATES, MUTATION_RATE, REQUEST_RATE, *rules.NAMES)
-"""All quotas. MUTATION_RATE and REQUEST_RATE are requests per second on each broker. A quota with
-the name of a bound is a share of this bound of the cluster state. Below level 3 only BYTE_RATES
-exist."""
+QUOTAS = (*BYTE_RATES, MUTATION_RATE, REQUEST_RATE, REQUEST_PERCENTAGE, *rules.NAMES)
+"""All quotas. MUTATION_RATE and REQUEST_RATE are requests per second on each broker.
+REQUEST_PERCENTAGE is CPU time on each broker: 100 is all time of one thread. A quota with the name
+of a bound is a share of this bound of the cluster state. Below level 3 only BYTE_RATES exist."""
+PERCENTAGE_MAX = 100
 RATE_MAX = 2**53
 """Every JSON parser reads integers up to this value exactly."""
 
@@ -194,9 +196,10 @@ class Access:
                 if name in QUOTAS:
                     more = f": it needs level {rules.LEVEL} of the format, see `tidelog upgrade`"
                 return InvalidRequest(f"quota {name[:99]!r} is none of {', '.join(known)}{more}")
-            if rate is not None and not 1 <= rate <= RATE_MAX:
+            most = PERCENTAGE_MAX if name == REQUEST_PERCENTAGE else RATE_MAX
+            if rate is not None and not 1 <= rate <= most:
                 unit = " bytes per second" if name in BYTE_RATES else ""
-                return InvalidRequest(f"{name} is 1 to {RATE_MAX}{unit}, not {rate}")
+                return InvalidRequest(f"{name} is 1 to {most}{unit}, not {rate}")
         if principal not in self.quotas and len(self.quotas) >= QUOTAS_MAX:
             return InvalidRequest(f"{len(self.quotas)} principals have quotas: no more are allowed")
         return None if principal == DEFAULT else acls.check_principal(principal)

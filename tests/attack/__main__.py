@@ -1,6 +1,8 @@
 """`make attack`: run the attacks, each on a fresh broker with a folder store; print a table.
 
-The exit status is 1 if a broker ended, its memory rose above 1 GiB, or the neighbour failed.
+The exit status is 1 if a broker ended, its memory rose above 1 GiB, or the neighbour failed. With
+`--tree PATH`, the brokers are those of another checkout, which has its own .venv: run the attacks
+on both checkouts to compare two versions.
 """
 
 import argparse
@@ -39,9 +41,23 @@ def prepare(broker: Broker) -> None:
     ).raise_for_status()
 
 
+class BrokerOf(Broker):
+    """A broker of the checkout `tree`; None is this checkout."""
+
+    def __init__(self, folder: Path, tree: Path | None) -> None:
+        super().__init__(folder)
+        self._tree = tree
+
+    @property
+    def program(self) -> Sequence[str]:
+        if self._tree is None:
+            return super().program
+        return (str(self._tree / ".venv/bin/tidelog"),)
+
+
 @contextmanager
-def fresh_broker(folder: Path) -> Iterator[Broker]:
-    broker = Broker(folder)
+def fresh_broker(folder: Path, tree: Path | None) -> Iterator[Broker]:
+    broker = BrokerOf(folder, tree)
     broker.start()
     try:
         prepare(broker)
@@ -65,11 +81,11 @@ def row(result: Result) -> str:
     )
 
 
-def run(found: dict[str, Attack], rest_s: float, folder: Path) -> list[Result]:
+def run(found: dict[str, Attack], rest_s: float, folder: Path, tree: Path | None) -> list[Result]:
     print(HEAD, flush=True)
     results = []
     for number, (name, attack) in enumerate(found.items()):
-        with fresh_broker(folder / str(number)) as broker:
+        with fresh_broker(folder / str(number), tree) as broker:
             results.append(measured(broker, name, attack, rest_s))
         print(row(results[-1]), flush=True)
     return results
@@ -81,10 +97,15 @@ def main(arguments: Sequence[str]) -> int:
         "--scale", type=float, default=1.0, help="size of the attacks; 1 is the full size"
     )
     parser.add_argument("--only", default="", help="run the attacks whose name has this text")
+    parser.add_argument(
+        "--tree",
+        type=lambda path: Path(path).resolve(),
+        help="another checkout, whose brokers are attacked",
+    )
     given = parser.parse_args(arguments)
     found = {name: run for name, run in attacks(given.scale).items() if given.only in name}
     with tempfile.TemporaryDirectory(prefix="tidelog-attack-") as folder:
-        results = run(found, REST_S, Path(folder))
+        results = run(found, REST_S, Path(folder), given.tree)
     return int(any(result.why_failed for result in results))
 
 

@@ -268,6 +268,31 @@ def test_another_history_of_the_cluster_is_refused(root: Path, tmp_path: Path) -
     assert records(tmp_path / "new", "u") == records(root, "u")
 
 
+def test_a_place_of_another_cluster_is_refused(root: Path, tmp_path: Path) -> None:
+    """Also a restored cluster is another one: `restore` would take the newest number of both."""
+    place = tmp_path / "place"
+    first = backed_up(root, place)
+    restored(place, tmp_path / "new")
+    with pytest.raises(InvalidRequest, match=first.manifest.cluster.cluster_id):
+        backed_up(tmp_path / "new", place)
+
+
+def test_a_restored_cluster_is_backed_up(root: Path, tmp_path: Path) -> None:
+    """It has one checkpoint, and no entry before it."""
+    new, place = tmp_path / "new", tmp_path / "other"
+    backed_up(root, tmp_path / "place")
+    restored(tmp_path / "place", new)
+    backed_up(new, place)
+    restored(place, tmp_path / "again")
+    assert records(tmp_path / "again", "t", "u") == records(root, "t", "u")
+    broker = BrokerLog(new)
+    broker.append("u", {0: [b"since then"]})
+    broker.close()
+    backed_up(new, place)
+    restored(place, tmp_path / "later")
+    assert records(tmp_path / "later", "u") == records(new, "u")
+
+
 def test_a_table_in_doubt_is_copied_as_it_is_and_named(root: Path, tmp_path: Path) -> None:
     (log,) = (root / "topics").glob("t-*/_delta_log")
     newest = max(log.glob("*.json"))

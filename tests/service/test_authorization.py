@@ -255,7 +255,7 @@ async def test_groups_are_seen_and_reset_by_whom_they_may(
     for path in ("offsets", "lags"):
         shown = (await broker.http.get(f"{cluster}/g/{path}", headers=alice)).json()["data"]
         assert [each["topic_name"] for each in shown] == ["t"]
-    (summary,) = (await broker.http.get("/tidelog/v1/groups", headers=alice)).json()
+    (summary,) = (await broker.http.get("/tidelog/v1/groups", headers=alice)).json()["data"]
     assert summary["topics"] == ["t"]
     for body, is_allowed in (
         ({"to": "LATEST", "topic_name": "t"}, True),
@@ -371,11 +371,9 @@ async def test_quotas_over_http(broker: Broker, alice: dict[str, str]) -> None:
     said = await broker.http.put(
         f"{path}/%3Cdefault%3E", json={"consumer_byte_rate": 7}, headers=ADMIN
     )
-    assert [each["principal"] for each in (await broker.http.get(path, headers=ADMIN)).json()] == [
-        DEFAULT,
-        "User:alice",
-    ]
-    for bad in ({"producer_byte_rate": 0}, {"request_percentage": 1}, {"producer_byte_rate": "x"}):
+    listed = (await broker.http.get(path, headers=ADMIN)).json()["data"]
+    assert [each["principal"] for each in listed] == [DEFAULT, "User:alice"]
+    for bad in ({"producer_byte_rate": 0}, {"connection_rate": 1}, {"producer_byte_rate": "x"}):
         answer = await broker.http.put(f"{path}/User:alice", json=bad, headers=ADMIN)
         assert answer.status_code in (400, 422)
     assert (await broker.http.delete(f"{path}/User:alice", headers=ADMIN)).status_code == 204

@@ -81,7 +81,7 @@ async def test_topics_and_their_picture(broker: Broker, topic: str) -> None:
     await append(log, b"a", b"b", partition=1)
     await log.seal("t")
     await append(log, b"c", partition=1)
-    (summary,) = (await http.get("/tidelog/v1/topics")).json()
+    (summary,) = (await http.get("/tidelog/v1/topics")).json()["data"]
     assert summary["topic_name"] == "t"
     assert (summary["records"], summary["unsealed_records"]) == (3, 1)
     assert (summary["cleanup_policy"], summary["configs"]) == ("delete", {})
@@ -176,7 +176,7 @@ async def test_groups_and_their_lag(broker: Broker, topic: str, v3: str) -> None
     offsets = [{"topic_name": "t", "partition_id": 0, "offset": 1}]
     body = {"topics": [], "consumer_groups": [{"consumer_group_id": "g", "offsets": offsets}]}
     assert (await broker.http.post(f"{v3}/transactions", json=body)).status_code == 200
-    (group,) = (await broker.http.get("/tidelog/v1/groups")).json()
+    (group,) = (await broker.http.get("/tidelog/v1/groups")).json()["data"]
     assert (group["consumer_group_id"], group["state"], group["members"]) == ("g", "EMPTY", 0)
     assert (group["total_lag"], group["max_lag"], group["topics"]) == (2, 2, ["t"])
     past = (await broker.http.get("/tidelog/v1/groups/g/lag-history")).json()

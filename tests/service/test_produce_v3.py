@@ -133,6 +133,14 @@ async def test_objects_may_be_cut_anywhere(broker: Broker, topic: str) -> None:
 # -- errors
 
 
+async def test_the_records_of_one_piece_are_in_one_flush(broker: Broker, topic: str) -> None:
+    flushes = broker.log.stats().writer.flushes
+    body = b"".join(json.dumps(of(number)).encode() for number in range(500))
+    reports = await stream(broker, body)
+    assert [report["offset"] for report in reports] == list(range(500))
+    assert broker.log.stats().writer.flushes == flushes + 1
+
+
 async def test_errors_are_reported_in_their_place(broker: Broker, topic: str) -> None:
     records: list[tuple[str, int]] = [
         (json.dumps(of(1)), 200),

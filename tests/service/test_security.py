@@ -121,7 +121,7 @@ async def test_a_key_is_listed_without_its_secret_and_ends_when_it_is_deleted(
 ) -> None:
     key = await made(broker, principal="User:alice", note="nightly", ttl_s=60)
     header = {"authorization": f"Bearer {key['secret']}"}
-    (shown,) = (await broker.http.get("/tidelog/v1/keys", headers=ADMIN)).json()
+    (shown,) = (await broker.http.get("/tidelog/v1/keys", headers=ADMIN)).json()["data"]
     assert shown == {name: value for name, value in key.items() if name != "secret"}
     assert (shown["principal"], shown["note"], shown["is_expired"]) == (
         "User:alice",

@@ -28,8 +28,13 @@ def started(*arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def ended(process: "subprocess.Popen[str]", timeout_s: float = 110) -> str:
-    told, _ = process.communicate(timeout=timeout_s)
+def ended(process: "subprocess.Popen[str]", timeout_s: float = 500) -> str:
+    """The time is for a busy machine: alone, a run takes less than a minute."""
+    with process:
+        try:
+            told, _ = process.communicate(timeout=timeout_s)
+        finally:
+            process.kill()
     assert process.returncode == 0, told
     return told
 

@@ -83,8 +83,8 @@ class Broker(BrokerProcess):
 
 def _program(tuning: Tuning | None) -> Sequence[str]:
     if not tuning:
-        return ("-m", "tidelog.service.cli.main")
-    return ("-P", tuned_cli.__file__, json.dumps(tuning))
+        return (sys.executable, "-m", "tidelog.service.cli.main")
+    return (sys.executable, "-P", tuned_cli.__file__, json.dumps(tuning))
 
 
 def tidelog(
@@ -99,7 +99,7 @@ def tidelog(
     Whatever went wrong, stderr is one line and no traceback.
     """
     done = subprocess.run(
-        [sys.executable, *_program(tuning), *arguments],
+        [*_program(tuning), *arguments],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
         timeout=CLI_S,

@@ -149,7 +149,7 @@ def test_a_session_ends_while_a_page_is_open(console: Console, broker: Broker) -
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     url = f"{broker.base_url}/tidelog/v1/keys"
     log_in(console, key_of(broker, "User:leaving"))
-    keys = httpx.get(url, headers=headers).json()
+    keys = httpx.get(url, headers=headers).json()["data"]
     own = [each for each in keys if each["principal"] == "User:leaving"]
     (key_id,) = [each["key_id"] for each in own if each["note"] != session_cookie.NOTE]
     httpx.delete(f"{url}/{key_id}", headers=headers).raise_for_status()

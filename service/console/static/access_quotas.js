@@ -1,7 +1,7 @@
 // Quotas: the bytes per second that a principal may produce and read, at each broker.
 
 import { html, useState } from "./vendor/htm-preact.js";
-import { get, part, request, send } from "./api.js";
+import { items, part, request, send } from "./api.js";
 import { Card, Dialog, Empty, Field, Loaded, Table, say, usePoll } from "./parts.js";
 import { bytes } from "./format.js";
 
@@ -10,7 +10,7 @@ const shown = (principal) => (principal === DEFAULT ? "default" : principal);
 const rate = (value) => (value === null ? "–" : `${bytes(value)}/s`);
 
 export function Quotas() {
-  const state = usePoll((signal) => get("tidelog/v1/quotas", {}, signal), 10000);
+  const state = usePoll((signal) => items("tidelog/v1/quotas", signal), 10000);
   const [edited, setEdited] = useState(null);
   const [gone, setGone] = useState(null);
   const remove = async () => {

@@ -51,7 +51,7 @@ async function refusal(answer) {
   return new ApiError(answer.status, said.error_code, said.message || `HTTP ${answer.status}`);
 }
 
-/** The JSON of an answer; for a listing of the v3 dialect, with the items of all its pages. */
+/** The JSON of an answer; for a list in pages, with the items of all pages. */
 export async function get(path, query, signal) {
   const found = await (await request("GET", path, { query, signal })).json();
   let next = found?.metadata?.next;
@@ -63,6 +63,9 @@ export async function get(path, query, signal) {
   }
   return found;
 }
+
+/** All items of a list. */
+export const items = async (path, signal) => (await get(path, {}, signal)).data;
 
 export async function send(method, path, body) {
   const answer = await request(method, path, { body });

@@ -1,7 +1,7 @@
 // Access control: keys, access control lists and quotas, each in its own tab.
 
 import { html, useState } from "./vendor/htm-preact.js";
-import { get, part, request, send } from "./api.js";
+import { items, part, request, send } from "./api.js";
 import { Badge, Card, Dialog, Empty, Field, Loaded, Problem, Table, say, usePoll } from "./parts.js";
 import { count, time } from "./format.js";
 import { Acls } from "./access_acls.js";
@@ -30,7 +30,7 @@ export function Access({ tab, me }) {
 const day = (atMs) => html`<span title=${time(atMs)}>${time(atMs).slice(0, 16)}</span>`;
 
 function Keys() {
-  const state = usePoll((signal) => get("tidelog/v1/keys", {}, signal), 10000);
+  const state = usePoll((signal) => items("tidelog/v1/keys", signal), 10000);
   const [creates, setCreates] = useState(false);
   const [gone, setGone] = useState(null);
   const remove = async () => {

@@ -1,7 +1,7 @@
 // Consumer groups: the list.
 
 import { html, useState } from "./vendor/htm-preact.js";
-import { get, part } from "./api.js";
+import { items, part } from "./api.js";
 import { Badge, Card, Empty, Loaded, Table, usePoll } from "./parts.js";
 import { count, short } from "./format.js";
 
@@ -9,7 +9,7 @@ export const groupHref = (id) => `#/groups/${part(id)}`;
 
 export function Groups() {
   const [search, setSearch] = useState("");
-  const state = usePoll((signal) => get("tidelog/v1/groups", {}, signal), 5000);
+  const state = usePoll((signal) => items("tidelog/v1/groups", signal), 5000);
   return html`<header class="page-head"><h1>Groups</h1><div class="tools">
       <input type="search" data-search placeholder="Search  /" aria-label="Search groups" value=${search} onInput=${(e) => setSearch(e.target.value)} /></div></header>
     <${Loaded} state=${state}>${(groups) => html`<${List} groups=${groups} search=${search.trim().toLowerCase()} />`}<//>`;

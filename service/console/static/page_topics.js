@@ -1,7 +1,7 @@
 // The list of topics, with search and creation.
 
 import { html, useState } from "./vendor/htm-preact.js";
-import { get, part, send, v3 } from "./api.js";
+import { items, part, send, v3 } from "./api.js";
 import { Badge, Card, Dialog, Empty, Field, Loaded, Table, say, usePoll } from "./parts.js";
 import { bytes, configMeaning, count, duration, short } from "./format.js";
 
@@ -10,7 +10,7 @@ export const topicHref = (name, tab = "") => `#/topics/${part(name)}${tab && `/$
 export function Topics() {
   const [search, setSearch] = useState("");
   const [creates, setCreates] = useState(false);
-  const state = usePoll((signal) => get("tidelog/v1/topics", {}, signal), 5000);
+  const state = usePoll((signal) => items("tidelog/v1/topics", signal), 5000);
   return html`<header class="page-head"><h1>Topics</h1>
       <div class="tools">
         <input type="search" data-search placeholder="Search  /" aria-label="Search topics" value=${search} onInput=${(e) => setSearch(e.target.value)} />
