@@ -41,7 +41,7 @@ def prepare(broker: Broker) -> None:
 
 @contextmanager
 def fresh_broker(folder: Path) -> Iterator[Broker]:
-    broker = Broker(folder)
+    broker = Broker(folder, is_fresh=True)
     broker.start()
     try:
         prepare(broker)
