@@ -68,7 +68,7 @@ class Broker(BrokerProcess):
             return super()._spawn(command, log)
         with open(os.devnull, "rb") as nothing:
             streams = (nothing.fileno(), log.fileno(), log.fileno())
-            forked = fork_server.Forked(command, streams, environment(), self._tuning)
+            forked = fork_server.Forked(command, streams, self._environment or {}, self._tuning)
         return cast("subprocess.Popen[bytes]", forked)
 
     def cli(

@@ -2,7 +2,7 @@
 
 An interpreter needs 0.3 to 1.4 s of CPU until it has imported what a command or a broker needs.
 Therefore one process of each test process imports all of it once, and forks a child for each
-command. A child has its own id, streams, environment, signals, exit status and end of the
+command. A child has its own id, streams, environment, signals, limits, exit status and end of the
 interpreter. It does not have: a command line of its own in /proc, and what the interpreter reads at
 its start (variables PYTHON*, the locale). A test of these uses a new interpreter.
 
@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -28,6 +29,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES_MAX = 2**17
+LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS)
+"""A child has those of the test process. Else it inherits what the server had at its start."""
 NUMBER_BYTES = 8
 """Of a process id, and of a status, in the pipe from the server."""
 
@@ -49,7 +52,9 @@ class Forked:
         self.returncode: int | None = None
         self._status, status = os.pipe()
         weakref.finalize(self, os.close, self._status)
-        request = json.dumps([list(arguments), os.getcwd(), dict(environment), tuning]).encode()
+        limits = [(which, *resource.getrlimit(which)) for which in LIMITS]
+        asked = [list(arguments), os.getcwd(), dict(environment), limits, tuning]
+        request = json.dumps(asked).encode()
         assert len(request) < REQUEST_BYTES_MAX
         try:
             socket.send_fds(_server(environment), [request], [*streams, status])
@@ -80,7 +85,9 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+        ready = select.poll()  # unlike select, it takes any number of a file
+        ready.register(self._status, select.POLLIN)
+        if self.returncode is None and ready.poll(None if timeout is None else timeout * 1000):
             answer = os.read(self._status, NUMBER_BYTES)
             assert answer, "the fork server has ended"
             self.returncode = os.waitstatus_to_exitcode(int.from_bytes(answer, "little"))
@@ -211,7 +218,9 @@ def _main() -> int:
     if request is None:
         return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    arguments, folder, environment, tuning = request
+    arguments, folder, environment, limits, tuning = request
+    for which, soft, hard in limits:
+        resource.setrlimit(which, (soft, hard))
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,6 +1,7 @@
 """A forked process of the command line behaves as a new interpreter does."""
 
 import os
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_bytes_and_folder_and_variables_are_the_processes_own(
     monkeypatch.chdir(tmp_path)
     with Broker(tmp_path) as broker:
         broker.create_topic("t")
-        lines = b"\xff\x00 \xe2\x82\xac\n" * 20_000  # more than a pipe takes at once
+        lines = b"\x00 \xe2\x82\xac\n" * 20_000  # more than a pipe takes at once
         broker.cli("produce", "t", stdin=lines)
         for is_fresh in (False, True):
             read = tidelog("consume", "t", is_fresh=is_fresh, TIDELOG_URL=broker.base_url)
@@ -43,6 +44,17 @@ def test_bytes_and_folder_and_variables_are_the_processes_own(
         assert tidelog("scrub", "--store", "store").stdout.startswith(b"whole: ")
         assert os.environ.get("TIDELOG_URL") is None
         assert broker.stop() == 0
+
+
+def test_limits_are_those_of_the_process_that_asks(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limited = (10**12, before[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, limited)
+    try:
+        with Broker(tmp_path) as broker:
+            assert resource.prlimit(broker.pid, resource.RLIMIT_FSIZE) == limited
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_killed_process_has_the_signal_as_its_status(tmp_path: Path) -> None:
