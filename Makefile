@@ -18,6 +18,9 @@ BIN := $(VENV)/bin
 # By default, Spark's workers run the first python3 of the PATH. This one has the data source.
 export PYSPARK_PYTHON ?= $(CURDIR)/$(BIN)/python
 
+# A process that may not write bytecode compiles the modules again: 0.3 s of CPU for each broker.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

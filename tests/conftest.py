@@ -21,6 +21,7 @@ load_profile()
 
 STORES = ("memory", "folder", "moto", pytest.param("seaweed", marks=pytest.mark.seaweed))
 ID_BYTES_MAX = 24
+SYSTEM_TESTS = Path(__file__).parent / "system"
 _prefixes = itertools.count()
 
 
@@ -32,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--api-examples", type=int, default=10, help="requests to each operation of the API"
     )
     parser.addoption("--torture-seed", type=int, help="what is done to them; drawn unless given")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """System tests run first. A test of a minute that begins last keeps one worker busy alone."""
+    items.sort(key=lambda item: not item.path.is_relative_to(SYSTEM_TESTS))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

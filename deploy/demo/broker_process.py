@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 BROKER_START_S = 240.0  # 1.5 s of CPU; a busy machine takes 30 s
 STOP_S = 20.0
@@ -160,7 +160,7 @@ class BrokerProcess:
 
     def _start(self) -> None:
         assert not self.is_running, "the broker is running"
-        command = [*self.program, "serve", "--store", self.store]
+        command = ["serve", "--store", self.store]
         command += ["--host", self.address, "--port", str(self.port)]
         for name, value in self.settings.items():
             flag = name.replace("_", "-")
@@ -170,18 +170,22 @@ class BrokerProcess:
                 command += [f"--{flag}", str(value)]
         with open(self.log_path, "ab") as log:
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                [*self.place, *command],
-                env=None if self._environment is None else dict(self._environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            self._process = self._spawn(command, log)
         try:
             self._wait_until_ready()
         except BaseException:
             self.kill()
             raise
+
+    def _spawn(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start a process with these arguments of the command line; it writes to `log`."""
+        return subprocess.Popen(
+            [*self.place, *self.program, *command],
+            env=None if self._environment is None else dict(self._environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
 
     def _wait_until_ready(self) -> None:
         process = self._process

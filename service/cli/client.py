@@ -76,7 +76,10 @@ class Client:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         try:
             self._http = httpx.AsyncClient(
-                base_url=self.server, limits=limits, headers=headers, verify=_trust(ca_file)
+                base_url=self.server,
+                limits=limits,
+                headers=headers,
+                verify=_trust(ca_file, parts.scheme),
             )
         except httpx.InvalidURL as error:
             raise BadUsage(f"server {self.server!r}: {error}") from None
@@ -199,8 +202,11 @@ def with_client(
     return asyncio.run(session())
 
 
-def _trust(ca_file: str | None) -> ssl.SSLContext | bool:
+def _trust(ca_file: str | None, scheme: str) -> ssl.SSLContext | bool:
     """Return the value for `verify` of httpx. Raises BadUsage."""
+    if ca_file is None and scheme == "http":
+        # It trusts no CA: without TLS, the time that well-known CAs take to load is lost.
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca_file is None:
         return True
     try:

@@ -6,17 +6,19 @@ application has no durable state, so a crash loses nothing.
 """
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote_from_bytes
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidelog.service.console.topic_layout import TopicLayouts
@@ -29,7 +31,7 @@ from tidelog.service.http.content_coding import (
     headers_of,
     packed,
 )
-from tidelog.service.http.errors import ErrorBody, answered, error_response
+from tidelog.service.http.errors import answered, error_response
 from tidelog.service.http.media_types import UnsupportedMediaType, media_type
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 from tidelog.service.http.request_id import REQUEST_ID, echo, id_of_error
@@ -137,12 +139,22 @@ def build_app(
     for kind in (LogError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_middleware(Edge, counters=counters)
-    for route in (*APP_ROUTES, *routes):
-        _add(app, route)
+    app.router.routes.extend(_app_routes())
+    for route in routes:
+        _add(app.router, route)
     return app
 
 
-def _add(app: FastAPI, route: Route) -> None:
+@functools.cache
+def _app_routes() -> tuple[BaseRoute, ...]:
+    """Return FastAPI's form of APP_ROUTES. A process makes it once, because it has no state."""
+    router = APIRouter(redirect_slashes=False)
+    for route in APP_ROUTES:
+        _add(router, route)
+    return tuple(router.routes)
+
+
+def _add(router: APIRouter, route: Route) -> None:
     """Give a route to FastAPI, under each mount; the first one is documented."""
     doc = route.doc
     dependencies = [Depends(_Check(route))]
@@ -151,7 +163,7 @@ def _add(app: FastAPI, route: Route) -> None:
     response_class = V2Response if route.dialect is V2 else JSONResponse
     is_plain = route.serve.__annotations__.get("return") is Response
     for number, path in enumerate(route.paths):
-        app.add_api_route(
+        router.add_api_route(
             path,
             route.serve,
             methods=[route.method],
@@ -159,7 +171,7 @@ def _add(app: FastAPI, route: Route) -> None:
             status_code=doc.status,
             dependencies=dependencies,
             responses={
-                status: {"model": ErrorBody, "description": description}
+                status: openapi.error_answer(path, description)
                 for status, description in doc.errors.items()
             },
             response_class=Response if is_plain else response_class,

@@ -45,7 +45,7 @@ class BrokerOf(Broker):
     """A broker of the checkout `tree`; None is this checkout."""
 
     def __init__(self, folder: Path, tree: Path | None) -> None:
-        super().__init__(folder)
+        super().__init__(folder, is_fresh=True)
         self._tree = tree
 
     @property

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("attack")  # one broker for all
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("attack")) as broker:
+    with Broker(tmp_path_factory.mktemp("attack"), is_fresh=True) as broker:
         prepare(broker)
         yield broker
 

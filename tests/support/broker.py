@@ -15,17 +15,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import httpx
 
 from deploy.demo.broker_process import BrokerFailed, BrokerProcess
-from tests.support import tuned_cli
+from tests.support import fork_server, tuned_cli
 
 __all__ = ["Broker", "BrokerFailed"]
 
 CLI_S = 240.0
 WAIT_S_MAX = 240.0
+
+CAN_FORK = sys.platform == "linux"
+AT_START = ("PYTHON", "LANG", "LC_")
+"""Beginnings of the variables that an interpreter reads at its start alone."""
 
 Tuning = Mapping[str, Mapping[str, float]]
 """Values of the log that are no settings: see tests/support/tuned_cli.py."""
@@ -35,7 +39,8 @@ class Broker(BrokerProcess):
     """A broker on a store in `folder` (or on any other), with settings by field name.
 
     Started and ended by `with`, or by hand. Its log, `log()`, is in the folder. `tuning` has values
-    of the log that are no settings, see `tuned_cli`.
+    of the log that are no settings, see `tuned_cli`. It is forked by a process that has its modules
+    (tests/support/fork_server.py), unless `is_fresh`: then it is a new interpreter.
     """
 
     def __init__(
@@ -44,9 +49,11 @@ class Broker(BrokerProcess):
         store: str | None = None,
         *,
         tuning: Tuning | None = None,
+        is_fresh: bool = False,
         **settings: object,
     ) -> None:
         self._tuning = tuning
+        self._is_fresh = is_fresh or not CAN_FORK
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         url = (folder / "store").as_uri() if store is None else store
@@ -55,6 +62,14 @@ class Broker(BrokerProcess):
     @property
     def program(self) -> Sequence[str]:
         return _program(self._tuning)
+
+    def _spawn(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        if self._is_fresh:
+            return super()._spawn(command, log)
+        with open(os.devnull, "rb") as nothing:
+            streams = (nothing.fileno(), log.fileno(), log.fileno())
+            forked = fork_server.Forked(command, streams, self._environment or {}, self._tuning)
+        return cast("subprocess.Popen[bytes]", forked)
 
     def cli(
         self, *arguments: str, stdin: str | bytes = b"", status: int | None = 0
@@ -92,20 +107,27 @@ def tidelog(
     stdin: str | bytes = b"",
     status: int | None = 0,
     tuning: Tuning | None = None,
+    is_fresh: bool = False,
     **variables: str,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `tidelog` to its end; assert its exit status unless that is None. `tuning`: see Broker.
+    """Run `tidelog` to its end; assert its exit status unless that is None. `tuning`, `is_fresh`:
+    see Broker.
 
     Whatever went wrong, stderr is one line and no traceback.
     """
-    done = subprocess.run(
-        [*_program(tuning), *arguments],
-        input=stdin.encode() if isinstance(stdin, str) else stdin,
-        capture_output=True,
-        timeout=CLI_S,
-        env=environment(**variables),
-        check=False,
-    )
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    ours = environment(**variables)
+    if is_fresh or not CAN_FORK or any(name.startswith(AT_START) for name in variables):
+        done = subprocess.run(
+            [*_program(tuning), *arguments],
+            input=given,
+            capture_output=True,
+            timeout=CLI_S,
+            env=ours,
+            check=False,
+        )
+    else:
+        done = fork_server.run(arguments, given, ours, tuning, CLI_S)
     if status is not None:
         assert done.returncode == status, f"{arguments}: {done.returncode}\n{_said(done)}"
     return done
@@ -158,7 +180,9 @@ def environment(**variables: str) -> dict[str, str]:
     ours = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("TIDELOG_") and not name.lower().endswith("_proxy")
+        if not name.startswith("TIDELOG_")
+        and not name.lower().endswith("_proxy")
+        and name != "PYTHONDONTWRITEBYTECODE"  # else each process compiles the modules again
     }
     return ours | {"PYTHONWARNINGS": "error::ResourceWarning"} | variables
 

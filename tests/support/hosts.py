@@ -112,7 +112,7 @@ class HostBroker(Broker):
         self.host = host
         address = f"http://{host.address}:{PEER_PORT}"
         peers = {"peer_port": PEER_PORT, "peer_address": address}
-        super().__init__(folder, store, tuning=None, **settings, **peers)
+        super().__init__(folder, store, tuning=None, is_fresh=True, **settings, **peers)
 
     @property
     def place(self) -> Sequence[str]:

@@ -47,7 +47,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with ExitStack() as stack:
         brokers = [
             stack.enter_context(
-                Broker(folder / name, store, broker_id=name, admin_key=f"@{key_file}", **QUICK)
+                Broker(
+                    folder / name,
+                    store,
+                    is_fresh=True,  # a test reads its command line
+                    broker_id=name,
+                    admin_key=f"@{key_file}",
+                    **QUICK,
+                )
             )
             for name in ("one", "two")
         ]

@@ -107,9 +107,8 @@ def brokers_at_work(folder: Path, moto: Moto) -> None:
 @contextmanager
 def broker(folder: Path, moto: Moto, **more: str) -> Iterator[Broker]:
     places = {"s3_endpoint": moto.endpoint_url, "s3_region": REGION, "hot_dir": folder / "hot"}
-    with Broker(
-        folder, f"s3://{moto.bucket}/cluster", **places, tuning=OFTEN, **QUICK, **more
-    ) as made:
+    store = f"s3://{moto.bucket}/cluster"
+    with Broker(folder, store, **places, tuning=OFTEN, is_fresh=True, **QUICK, **more) as made:
         yield made
 
 

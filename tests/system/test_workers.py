@@ -62,7 +62,7 @@ def has_all_workers(broker: Broker) -> bool:
 
 def test_workers_share_the_port_are_started_again_and_end_together(tmp_path: Path) -> None:
     topic, seed = new_topic(), secrets.randbits(32)
-    with Broker(tmp_path, hot_dir=tmp_path / "hot", **QUICK) as broker:
+    with Broker(tmp_path, hot_dir=tmp_path / "hot", is_fresh=True, **QUICK) as broker:
         wait_until(lambda: len(names(broker)) == 3, "three workers")
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS)
@@ -89,7 +89,7 @@ def test_workers_share_the_port_are_started_again_and_end_together(tmp_path: Pat
 
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    with Broker(tmp_path, hot_dir=tmp_path / "hot", **QUICK) as broker:
+    with Broker(tmp_path, hot_dir=tmp_path / "hot", is_fresh=True, **QUICK) as broker:
         wait_until(lambda: len(names(broker)) == 3, "three workers")
         found = workers_of(broker)
         broker.kill()
@@ -101,9 +101,8 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
 
 def test_where_no_worker_can_start_the_parent_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    done = tidelog(
-        "serve", "--store", f"{tmp_path}/file", "--workers", "2", "--port", "1", status=None
-    )
+    command = ("serve", "--store", f"{tmp_path}/file", "--workers", "2", "--port", "1")
+    done = tidelog(*command, status=None, is_fresh=True)
     assert done.returncode not in (0, -9)
     assert b"Traceback" not in done.stderr
     assert b"tidelog: " in done.stderr
@@ -119,5 +118,5 @@ def test_where_no_worker_can_start_the_parent_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_what_workers_cannot_share(options: list[str], why: str) -> None:
-    done = tidelog("serve", "--workers", "2", *options, status=2)
+    done = tidelog("serve", "--workers", "2", *options, is_fresh=True, status=2)
     assert why in error_line(done)
