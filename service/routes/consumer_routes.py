@@ -240,3 +240,16 @@ ROUTES = (
         done="done",
     ),
 )
+
+PEER_ROUTES = (
+    Route(
+        "GET",
+        f"{_GROUP}/held-members",
+        ConsumerHandlers.held,
+        Permission(READ, GROUP, "consumer_group_id"),
+        "consumers",
+        V2,
+        RouteDoc({}),
+    ),
+)
+"""Routes for other brokers alone; these check the permissions of the client."""

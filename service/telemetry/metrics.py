@@ -29,6 +29,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from tidelog.service.http.admission import Admission, Limits
+from tidelog.service.telemetry.group_lags import LagTotals
+from tidelog.service.telemetry.group_metrics import GroupCollector
 from tidelog.service.telemetry.log_metrics import Labelled, LogCollector, counter, histogram
 from tidelog.service.telemetry.loop_probe import HELD_S
 from tidelog.storage.broker import Broker
@@ -189,9 +191,11 @@ class Telemetry:
         self._log = broker
         self._http = http
         self._worker = worker
+        self.lags = LagTotals(broker)
         self._registry = CollectorRegistry()
         collectors = [
-            LogCollector(broker, version),
+            LogCollector(broker, version, self.lags),
+            GroupCollector(broker, self.lags),
             _HttpCollector(http),
             _MaintenanceCollector(maintenance or MaintenanceCounters()),
             _AdmissionCollector(http.admission),
@@ -206,6 +210,7 @@ class Telemetry:
         """Return the metrics of this process. Call it on the log's event loop; other callbacks run
         after each SAMPLES_AT_ONCE samples."""
         self._http.keep_topics(self._log.state.topics)
+        await self.lags.refresh()
         parts = []
         for metric in self._registry.collect():
             samples = metric.samples

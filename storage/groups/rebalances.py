@@ -34,7 +34,7 @@ class Rebalances:
         now_s: float,
     ) -> None:
         """Compare the group with its last known state. `actions` are those of the group in the
-        entry that changed it. The time until all members read begins anew only if all had read
+        entry that changed it. The time until all members read begins again only if all had read
         before."""
         if generation != self._generation:
             self.counts[reason_of(self._inputs, inputs, actions)] += 1

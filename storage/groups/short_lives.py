@@ -40,7 +40,7 @@ class MemberHeld(Throttled):
 
 
 class ClientId(NamedTuple):
-    """What identifies a client over the lives of its members: the `group.instance.id` if there is
+    """The identity of a client over the lives of its members: the `group.instance.id` if there is
     one, else the principal, the `client.id` and the address. Not the member's name: many clients
     create a new name at each start."""
 
