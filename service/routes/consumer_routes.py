@@ -35,7 +35,8 @@ _ERRORS = {
     400: "a name with control characters, a body that is not JSON, a parameter out of range",
     413: "the body is over its limit",
     422: "an invalid body",
-    429: "too many groups or members: retry after `Retry-After` seconds",
+    429: "too many groups or members, or members of this client come and go too often: retry "
+    "after `Retry-After` seconds",
     503: "the store, or the group's coordinator, does not answer: retry",
     504: "the outcome is unknown: retry",
 }

@@ -102,6 +102,7 @@ class Instance:
     polled_s: float
     client: ClientId | None = None
     joined_s: float = 0.0
+    subscribed_s: float = 0.0
     has_subscribed: bool = False
     is_awaited: bool = False
     alone_s: float = 0.0
@@ -236,6 +237,21 @@ class Coordinator:
         if led.short_lives.is_to_be_named(client, now_s):
             log.warning("%s", error)
         raise error
+
+    def admit_change(self, session: MemberSession, topics: Sequence[str], pattern: str) -> None:
+        """Take a subscription. A change of one that lasted for less than LIFE_S counts as a short
+        life, because it rebalances the others as one. Raises MemberHeld."""
+        group, member, instance, _ = session
+        client, led = instance.client, self.led.get(group.group_id)
+        if client is None or led is None:
+            return
+        now_s = self._log.clock.boot_s()
+        if instance.has_subscribed:
+            if (sorted(set(topics)), pattern) == (member.topics, member.pattern):
+                return
+            self.admit(group.group_id, member.member_id, client)
+            led.short_lives.ended(client, Life(instance.subscribed_s, now_s))
+        instance.has_subscribed, instance.subscribed_s = True, now_s
 
     def held(self, group_id: str) -> list[HeldMember]:
         """Return the clients whose joins to a group of this broker must wait."""

@@ -132,17 +132,18 @@ class Instances:
     ) -> None:
         """Subscribe to these topics, or to the topics that match the pattern now and later. With
         neither, read nothing. Return when the assignment is made: a start at the end of the log is
-        at its current end. Raises UnknownMember, AssignedOtherwise, InvalidRequest."""
+        at its current end. Raises UnknownMember, AssignedOtherwise, InvalidRequest, MemberHeld."""
         session = await self.coordinator.heartbeat(group_id, member_id)
         if pattern:
             await self._log.wal.refresh()
             principal = session.member.config.principal
             self._patterns.add_new_names()
             topics = await self._patterns.find(pattern, principal)
+        if topics or pattern:
+            self.coordinator.admit_change(session, topics, pattern)
         await self._hand_in(group_id)
         await self._log.submit(Subscribe(group_id, member_id, list(topics), pattern))
         session.instance.polled_s = self._log.clock.boot_s()
-        session.instance.has_subscribed |= bool(topics or pattern)
         await self._settle(session)
 
     async def assign(

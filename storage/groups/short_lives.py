@@ -6,7 +6,8 @@ it two every second. So the coordinator counts the short lives of each client in
 is short if less than LIFE_S passes between the join and the last request. A client with
 SHORT_LIVES_MAX of them in WINDOW_S joins at most once in PAUSE_S; its other joins are refused, with
 the time to wait. Pure: callers give the times. Soft state of the coordinator; on a crash of the
-coordinator the next one counts from zero.
+coordinator the next one counts from zero. A member that changes its subscription within LIFE_S
+counts in the same way.
 
 The numbers. Members that start together, and a roll-out that replaces members of more than a
 minute, have no short lives: nothing is held, whatever their number. Five restarts are free, so a
@@ -166,7 +167,7 @@ def refusal(held: HeldMember, group_id: str) -> MemberHeld:
     """Return the error of a refused join."""
     return MemberHeld(
         f"{held.client} came and went {held.short_lives} times in {WINDOW_S:.0f} s and rebalanced "
-        f"the other members of group {group_id!r} each time: its join as {held.member_id!r} must "
-        f"wait {math.ceil(held.wait_s)} s; find out why its members end",
+        f"the other members of group {group_id!r} each time: its member {held.member_id!r} must "
+        f"wait {math.ceil(held.wait_s)} s; find out why its members end or change subscriptions",
         retry_after_ms=math.ceil(held.wait_s * 1000),
     )

@@ -221,6 +221,31 @@ async def test_a_static_member_that_takes_its_place_again_is_not_held() -> None:
 
 
 @virtual
+async def test_a_member_that_changes_its_subscription_all_the_time_is_held() -> None:
+    async with group_of(2, "steady") as (log, consumers):
+        await log.create_topic("u", 1, {})
+        await consumers.join("g", "m", CONFIG, host=HOST)
+        await consumers.subscribe("g", "m", ["t"])
+        for _ in range(20):
+            await consumers.subscribe("g", "m", ["t", "t"])  # no change
+        for number in range(SHORT_LIVES_MAX):
+            await consumers.subscribe("g", "m", ["t", "u"] if number % 2 else ["u"])
+        before = log.state.members.get("g").generation
+        with pytest.raises(MemberHeld, match="'m' must wait 30 s"):
+            await consumers.subscribe("g", "m", ["t", "u"])
+        await consumers.subscribe("g", "m", [])  # to end it is never refused
+        assert log.state.members.get("g").generation == before + 1
+        await asyncio.sleep(1)
+        with pytest.raises(MemberHeld):
+            await consumers.subscribe("g", "m", ["t"])
+        for _ in range(6):
+            await asyncio.sleep(5)
+            await consumers.heartbeat("g", "m")
+            await read(consumers, "steady")
+        await consumers.subscribe("g", "m", ["t"])
+
+
+@virtual
 async def test_the_next_coordinator_counts_from_zero() -> None:
     async with group_of(2, "steady") as (_, consumers):
         for number in range(SHORT_LIVES_MAX):
