@@ -10,6 +10,7 @@ from tests.service.conftest import V2, Broker, append, assert_refused
 from tests.service.instances import Instance, created, put, subscribed
 from tests.support.records import rows
 from tidelog.service.telemetry import group_lags
+from tidelog.service.telemetry import metrics as metrics_text
 from tidelog.storage.groups.short_lives import PAUSE_S, SHORT_LIVES_MAX
 
 pytestmark = pytest.mark.usefixtures("loop_is_not_held")
@@ -275,8 +276,11 @@ async def test_i10_groups_beyond_the_bound_share_one_series(
         assert line in metrics, line
 
 
-async def test_lags_of_many_partitions_are_all_counted(broker: Broker, groups: Groups) -> None:
+async def test_lags_of_many_partitions_are_all_counted(
+    broker: Broker, groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More than have a series; the fixture checks that the loop is not held."""
+    monkeypatch.setattr(metrics_text, "LAGS_WAIT_S", 30.0)
     await broker.log.create_topic("wide", 5_000, {})
     consumer = await created(broker, group="w")
     await consumer.ok("POST", "/subscription", {"topics": ["wide"]})
