@@ -78,9 +78,11 @@ METRIC_SECTIONS = {
         handovers handovers_refused handovers_unanswered own_commits drafts_taken drafts_not_taken
         drafts_uploaded wakeups_sent wakeups_failed wakeups_received wakeups_useful
         peers_suspected""",
-    "Topics and groups": """topics partitions log_start_offset high_watermark unsealed_bytes
-        unsealed_age_seconds group_lag group_offsets group_members group_series_omitted
-        producer_partitions series_omitted""",
+    "Topics": """topics partitions log_start_offset high_watermark unsealed_bytes
+        unsealed_age_seconds producer_partitions series_omitted""",
+    "Consumer groups": """group_lag group_lag_records group_lag_max group_generation group_size
+        group_rebalances group_rebalance_seconds group_joins_held group_offsets group_members
+        group_series_omitted""",
     "Reading": "cold_reads cache_bytes cache_bytes_max cache_hits cache_misses",
     "Sealing and maintenance": """sealed_segments sealed_records sealed_bytes seal_conflicts
         seal_failures tables_in_doubt damaged_tails holds care_rounds care_failures retentions
@@ -114,6 +116,9 @@ KAFKA_NAMES = {
     "unsealed_bytes": "instead of `UnderReplicatedPartitions`",
     "unsealed_age_seconds": "instead of `UnderReplicatedPartitions`",
     "group_lag": "`records-lag`",
+    "group_lag_max": "`records-lag-max`",
+    "group_rebalances": "`rebalance-total`",
+    "group_rebalance_seconds": "`rebalance-latency`",
 }
 
 

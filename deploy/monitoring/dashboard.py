@@ -277,6 +277,18 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 about="records after the committed offset",
             ),
             Panel("Members", [Query(f"max({gauge('group_members')})", "members")]),
+            Panel(
+                "Rebalances",
+                [Query(rate("group_rebalances_total", "group, reason"), "{{group}} {{reason}}")],
+                "ops",
+                "by the reason of each",
+            ),
+            Panel(
+                "Until all members read again",
+                [Query(f"max by (group) ({gauge('group_rebalance_seconds')})", "{{group}}")],
+                "s",
+                "time from the last rebalance; it grows while a member has not read",
+            ),
         ),
     ),
     (

@@ -49,7 +49,7 @@ def describe_group(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the members of a group and their partitions."""
+    """Show the members of a group, their partitions, and clients whose joins are held."""
     from tidelog.service.cli.client import Client, with_client
 
     async def work(client: Client) -> dict[str, Any]:
@@ -70,14 +70,21 @@ def describe_group(
                     ],
                 }
             )
-        return {**_group(held), "members": members}
+        return {
+            **_group(held),
+            "coordinator": held["coordinator"]["related"].rpartition("/")[2],
+            "members": members,
+            "held": held.get("held_members") or [],
+        }
 
     description = with_client(ctx, server, work)
     if as_json:
         show_json(description)
         return
     state, generation = description["state"], description["generation"]
-    show_line(f"{group}: {state}, generation {generation}, {description['assignor']}")
+    coordinator = f"coordinator broker {description['coordinator']}"
+    line = f"{group}: {state}, generation {generation}, {description['assignor']}, {coordinator}"
+    show_line(line)
     rows = [
         (
             each["consumer"],
@@ -91,6 +98,14 @@ def describe_group(
         show_table(("consumer", "instance", "client", "partitions"), rows)
     else:
         show_line(f"no members; its committed offsets: tidelog groups lag {group}")
+    for each in description["held"]:
+        show_line(
+            f"held: {each['instance_id'] or each['consumer_id']}"
+            + (f", client {each['client_id']}" if each["client_id"] else "")
+            + (f", at {each['host']}" if each["host"] else "")
+            + f": {each['short_lives']} short lives, its next join is taken in "
+            f"{each['retry_after_ms'] / 1000:.0f} s"
+        )
 
 
 @app.command("lag")

@@ -23,8 +23,8 @@ from tidelog.service.routes.dependencies import (
     TopicName,
     broker_log,
 )
-from tidelog.service.routes.group_resources_v3 import group_ids, lag_sums
 from tidelog.service.security.caller import CallerRights, may_describe_group
+from tidelog.service.telemetry.group_lags import GroupLags, group_ids
 from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.rates import (
     NAMES,
@@ -346,7 +346,7 @@ class GroupSummary(BaseModel):
     generation: int
     members: int
     topics: list[str]
-    partitions: int = Field(description="partitions with a committed offset")
+    partitions: int = Field(description="partitions with a committed offset or a reader")
     total_lag: int
     max_lag: int
 
@@ -376,17 +376,18 @@ async def list_group_summaries(
 
 async def _group(log: Broker, group_id: str, rights: CallerRights) -> GroupSummary:
     held = log.state.members.get(group_id)
-    sums = await lag_sums(log, group_id, rights)
+    lags = await GroupLags.of(log, group_id)
+    behind = await lags.summary(lambda topic: rights.may(DESCRIBE, TOPIC, topic))
     return GroupSummary(
         consumer_group_id=group_id,
         state="STABLE" if held is not None and held.members else "EMPTY",
         partition_assignor=DEFAULT_ASSIGNOR if held is None else held.assignor,
         generation=0 if held is None else held.generation,
         members=0 if held is None else len(held.members),
-        topics=sorted(sums.topics),
-        partitions=sums.partitions,
-        total_lag=sums.total,
-        max_lag=0 if sums.most is None else sums.most.lag,
+        topics=sorted(behind.topics),
+        partitions=behind.partitions,
+        total_lag=behind.total,
+        max_lag=0 if behind.largest is None else behind.largest.lag,
     )
 
 

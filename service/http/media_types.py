@@ -1,6 +1,6 @@
 """Media types of bodies and answers, the formats inside JSON, and the refusals of other types."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from tidelog.storage.core.errors import InvalidRequest
@@ -69,3 +69,18 @@ def _is_served(part: bytes) -> bool:
     if quality.rstrip(b"0.") == b"" and quality:
         return False
     return kind in _SERVED or (kind.startswith(b"application/vnd.kafka") and kind.endswith(b"json"))
+
+
+def check_instance_type(headers: Mapping[bytes, bytes]) -> None:
+    """Raise UnsupportedMediaType unless a request to a consumer instance may have its
+    Content-Type."""
+    sent = headers.get(b"content-type", b"")
+    if sent in (JSON_V2, b"", b"application/json"):
+        return
+    kind = media_type(sent)
+    is_kafka = kind.startswith(b"application/vnd.kafka") and kind.endswith(b"json")
+    if not is_kafka and kind not in (b"application/json", b"application/octet-stream"):
+        raise UnsupportedMediaType(
+            f"HTTP 415 Unsupported Media Type: send {JSON_V2.decode()}, "
+            f"not {sent.decode('latin-1')!r}"
+        )

@@ -1,8 +1,10 @@
 """Parameters of a request (path, query, names in a body): parsers, checks and their refusal."""
 
 import re
+from collections.abc import Mapping
 
 from tidelog.storage.core.errors import InvalidRequest, UnknownPartition
+from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.state.cluster_state import Topic
 
 SHOWN_MAX = 100
@@ -61,3 +63,9 @@ def _visible(text: str) -> str:
     return "".join(
         chr(0x2400 + ord(c)) if ord(c) < 0x20 else "\u2421" if c == "\x7f" else c for c in text
     )
+
+
+def integer_or_default(query: Mapping[str, str], name: str, default: int, low: int) -> int:
+    """Parse a number of the query. Confluent's clients send -1 for the default."""
+    text = query.get(name, "-1")
+    return default if text in ("", "-1") else integer(name, text, low, OFFSET_MAX)

@@ -14,13 +14,14 @@ and the client receives an error that asks for a retry.
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from tidelog.service.http.call import HttpRequest, Scope
 from tidelog.service.peers.client import GROUP_CONFIRM, GROUP_REQUEST, HttpPeers
-from tidelog.service.security.caller import rights_of
+from tidelog.service.security.caller import CallerRights, address_of, rights_of
 from tidelog.storage.broker import Members
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
@@ -52,8 +53,8 @@ class Transport(Protocol):
 class _Request(msgspec.Struct, array_like=True):
     """A forwarded request. `caller` is the principal and the address that the forwarding broker
     authenticated. Both are empty if security is off on that broker. `proof` has the ids of the key
-    and of the session, and the time in ms when they end (0: never). Version 0.1 sends no `proof`.
-    Secrets are not forwarded."""
+    and of the session, and the time in ms when they end (0: never). `address` is the client's, also
+    if security is off. Version 0.1 sends no `proof` and no `address`. Secrets are not forwarded."""
 
     method: str
     path: str
@@ -64,6 +65,7 @@ class _Request(msgspec.Struct, array_like=True):
     body: bytes
     caller: tuple[str, str] = ("", "")
     proof: tuple[str, str, int] = ("", "", 0)
+    address: str = ""
 
 
 class _Response(msgspec.Struct, array_like=True):
@@ -103,6 +105,7 @@ class ForwardedCall(HttpRequest):
             "headers": request.headers,
             "scheme": request.scheme,
             "server": request.server,
+            "client": (request.address, 0),
         }
         loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[None] = loop.create_future()
@@ -192,14 +195,9 @@ class Forwarder:
             body,
             (rights.principal, rights.host),
             rights.proof,
+            address_of(call.scope),
         )
-        try:
-            answer = await self._transport.request(coordinator, _encode(request))
-            response = _decode(_responses, answer)
-        except msgspec.MsgspecError as error:
-            raise Unavailable(f"invalid response from the group's coordinator: {error}") from error
-        if not response.status:
-            raise Unavailable("no response from the group's coordinator: retry")
+        response = await self._ask(coordinator, request)
         rights.check_valid()  # send no records if the key was deleted meanwhile
         call.status = response.status
         headers = [(bytes(name), bytes(text)) for name, text in response.headers]
@@ -210,6 +208,26 @@ class Forwarder:
             task = asyncio.create_task(self._confirm(coordinator, response.ticket))
             self._confirming.add(task)
             task.add_done_callback(self._confirming.discard)
+
+    async def get(self, rights: CallerRights, coordinator: str, path: str) -> bytes:
+        """Return the body of a coordinator's answer to a GET that only brokers send. Raises
+        Unreached. Raises Unavailable without an answer, and from a version without the route."""
+        who, none = (rights.principal, rights.host), ("", None)
+        request = _Request("GET", path, b"", [], "http", none, b"", who, rights.proof)
+        response = await self._ask(coordinator, request)
+        if response.status != HTTPStatus.OK:
+            raise Unavailable(f"the group's coordinator answered {path} with {response.status}")
+        return response.body
+
+    async def _ask(self, coordinator: str, request: _Request) -> _Response:
+        try:
+            answer = await self._transport.request(coordinator, _encode(request))
+            response = _decode(_responses, answer)
+        except msgspec.MsgspecError as error:
+            raise Unavailable(f"invalid response from the group's coordinator: {error}") from error
+        if not response.status:
+            raise Unavailable("no response from the group's coordinator: retry")
+        return response
 
     async def _confirm(self, coordinator: str, ticket: bytes) -> None:
         with contextlib.suppress(Unreached, LogError):  # then a read returns the records again

@@ -35,7 +35,8 @@ _ERRORS = {
     400: "a name with control characters, a body that is not JSON, a parameter out of range",
     413: "the body is over its limit",
     422: "an invalid body",
-    429: "too many groups or members: retry after `Retry-After` seconds",
+    429: "too many groups or members, or members of this client come and go too often: retry "
+    "after `Retry-After` seconds",
     503: "the store, or the group's coordinator, does not answer: retry",
     504: "the outcome is unknown: retry",
 }
@@ -240,3 +241,16 @@ ROUTES = (
         done="done",
     ),
 )
+
+PEER_ROUTES = (
+    Route(
+        "GET",
+        f"{_GROUP}/held-members",
+        ConsumerHandlers.held,
+        Permission(READ, GROUP, "consumer_group_id"),
+        "consumers",
+        V2,
+        RouteDoc({}),
+    ),
+)
+"""Routes for other brokers alone; these check the permissions of the client."""

@@ -26,19 +26,21 @@ from tidelog.service.http.media_types import (
     ARROW,
     JSON_V2,
     NotAcceptable,
-    UnsupportedMediaType,
+    check_instance_type,
     media_type,
 )
 from tidelog.service.http.paging import sliced
-from tidelog.service.http.parameters import integer
+from tidelog.service.http.parameters import integer_or_default
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.peers.forwarding import Forwarder, Unreached
+from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes.fetch import Fetch, until_gone
 from tidelog.service.routes.group_resources_v3 import assigned_in_order
 from tidelog.service.security.caller import (
     ALL_RIGHTS,
     CallerRights,
+    address_of,
     check_found,
     check_topics,
     rights_of,
@@ -55,7 +57,7 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tidelog.storage.core.model import OFFSET_MAX, ReadBounds, TopicPartition
+from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.instances import Instances, MemberSession
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
@@ -102,6 +104,7 @@ class ConsumerHandlers:
         fetch: Fetch,
         forwarder: Forwarder | None = None,
     ) -> None:
+        self.held_members = HeldMembers(consumers, forwarder)
         self._forwarder = forwarder
         self._log = broker
         self._settings = settings
@@ -157,7 +160,7 @@ class ConsumerHandlers:
         """Serve a request on this broker. Every request of an instance is a heartbeat. If the
         instance is unknown, raises ConsumerNotFound, the dialects' error."""
         if instance and call.scope["method"] == "POST":
-            _check_content_type(call)
+            check_instance_type(call.headers)
         try:
             return await handler(self, call, group, *instance)
         except UnknownMember as error:
@@ -171,18 +174,27 @@ class ConsumerHandlers:
         refusal = check_group_id(group)
         if refusal is not None:
             raise refusal
-        _check_content_type(call)
+        check_instance_type(call.headers)
         body = await call.body(CONSUMER_BODY_BYTES_MAX)
         created = wire_consumers.decode_creation(body, self._settings.consumer_instance_timeout_ms)
         name = created.name or f"rest-consumer-{self._log.clock.new_id().hex()}"
         config = msgspec.structs.replace(created.config, principal=rights_of(call.scope).principal)
         await self._consumers.join(
-            group, name, config, instance_id=created.instance_id, assignor=created.assignor
+            group,
+            name,
+            config,
+            instance_id=created.instance_id,
+            assignor=created.assignor,
+            host=address_of(call.scope),
         )
         url = client_url(call.scope, self._settings.advertised_url).url
         base_uri = f"{url}/consumers/{quote(group, safe='')}/instances/"
         response = {"instance_id": name, "base_uri": base_uri + quote(name, safe="")}
         return HttpResponse(200, msgspec.json.encode(response))
+
+    async def held(self, _call: HttpRequest, group: str) -> HttpResponse:
+        """Answer a peer with the held members of a group that this broker coordinates."""
+        return HttpResponse(200, self.held_members.here(group))
 
     async def delete(self, _call: HttpRequest, group: str, name: str) -> HttpResponse:
         await self._consumers.leave(group, name)
@@ -257,9 +269,9 @@ class ConsumerHandlers:
         if call.scope["method"] == "HEAD":  # HEAD reads nothing, else it would skip records
             return HttpResponse(200, b"", MEDIA_TYPES[fmt])
         settings = self._settings
-        wait_ms = _bounded(query, "timeout", config.request_timeout_ms, 0)
-        bytes_max = _bounded(query, "max_bytes", settings.fetch_bytes, 1)
-        records_max = min(_bounded(query, "max_records", records_max, 1), records_max)
+        wait_ms = integer_or_default(query, "timeout", config.request_timeout_ms, 0)
+        bytes_max = integer_or_default(query, "max_bytes", settings.fetch_bytes, 1)
+        records_max = min(integer_or_default(query, "max_records", records_max, 1), records_max)
         reading = self._consumers.reading(
             group,
             name,
@@ -445,18 +457,6 @@ def _check_first(fmt: ReadFormat, portion: Portion) -> None:
     )
 
 
-def _check_content_type(call: HttpRequest) -> None:
-    if call.headers.get(b"content-type", b"") in (JSON_V2, b"", b"application/json"):
-        return
-    kind = media_type(call.headers.get(b"content-type", b""))
-    is_kafka = kind.startswith(b"application/vnd.kafka") and kind.endswith(b"json")
-    if not is_kafka and kind not in (b"application/json", b"application/octet-stream"):
-        sent = call.headers[b"content-type"].decode("latin-1")
-        raise UnsupportedMediaType(
-            f"HTTP 415 Unsupported Media Type: send {JSON_V2.decode()}, not {sent!r}"
-        )
-
-
 def _accepted(call: HttpRequest, fmt: str) -> str:
     """Return the format of a response: the instance's format, or Arrow. Raises NotAcceptable."""
     accept = call.headers.get(b"accept", b"")
@@ -470,9 +470,3 @@ def _accepted(call: HttpRequest, fmt: str) -> str:
         f"The requested embedded data format {accept.decode('latin-1')!r} does not match the "
         f"deserializer for this consumer instance: {fmt}"
     )
-
-
-def _bounded(query: dict[str, str], name: str, default: int, low: int) -> int:
-    """Parse a number of the query. Confluent's clients send -1 for the default."""
-    text = query.get(name, "-1")
-    return default if text in ("", "-1") else integer(name, text, low, OFFSET_MAX)

@@ -1,13 +1,13 @@
 """Resources of consumer groups in the v3 dialect: their fields, and how they follow from the state.
 
-Lag is the distance from a committed offset to the end of the log. As in Confluent's API, a
-partition without a committed offset has no lag.
+The lag of a group in a partition: service.telemetry.group_lags.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from tidelog.service.formats.resources_v3 import (
     BROKER_ID,
@@ -16,11 +16,13 @@ from tidelog.service.formats.resources_v3 import (
     ResourceFactory,
     ResourceList,
 )
-from tidelog.service.http.paging import Slices, in_order, sliced
+from tidelog.service.http.paging import in_order, sliced
 from tidelog.service.security.caller import CallerRights
+from tidelog.service.telemetry.group_lags import Lag, LagSummary
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DESCRIBE, TOPIC
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
+from tidelog.storage.groups.short_lives import HeldMember
 from tidelog.storage.state.group_types import DEFAULT_ASSIGNOR, GroupMember
 
 
@@ -42,6 +44,25 @@ class GroupData(_GroupResource):
     coordinator: Related
     consumers: Related
     lag_summary: Related
+
+
+class HeldMemberData(BaseModel):
+    """A client whose next join must wait, because its members came and went too often."""
+
+    consumer_id: str = Field(description="the name in its last join")
+    instance_id: str | None = Field(description="`group.instance.id` of a static member")
+    client_id: str
+    host: str = Field(description="the client's address; empty if unknown")
+    short_lives: int = Field(description="members of less than a minute in the last five minutes")
+    retry_after_ms: int = Field(description="time until its next join is taken")
+
+
+class GroupDescription(GroupData):
+    """A group, and what its coordinator knows of it."""
+
+    held_members: list[HeldMemberData] | None = Field(
+        description="null if the coordinator does not answer; not in Confluent's API"
+    )
 
 
 class ConsumerData(_GroupResource):
@@ -67,7 +88,12 @@ class LagData(_GroupResource):
     kind: Literal["KafkaConsumerLag"] = "KafkaConsumerLag"
     topic_name: str
     partition_id: int
-    current_offset: int
+    current_offset: int = Field(
+        description="the committed offset; without one, where the member starts to read"
+    )
+    is_committed: bool = Field(
+        description="the group has a committed offset; not in Confluent's API"
+    )
     log_end_offset: int
     lag: int
     consumer_id: str
@@ -92,6 +118,9 @@ MOST = ("consumer_id", "instance_id", "client_id", "topic_name", "partition_id")
 """Fields that a summary copies from the partition with the largest lag."""
 
 
+D = TypeVar("D", bound=GroupData)
+
+
 class GroupList(ResourceList[GroupData]):
     kind: Literal["KafkaConsumerGroupList"] = "KafkaConsumerGroupList"
 
@@ -106,86 +135,6 @@ class AssignmentList(ResourceList[AssignmentData]):
 
 class LagList(ResourceList[LagData]):
     kind: Literal["KafkaConsumerLagList"] = "KafkaConsumerLagList"
-
-
-class Lag(NamedTuple):
-    """A group's lag in a partition, and the member that reads it."""
-
-    partition: TopicPartition
-    current_offset: int
-    end_offset: int
-    member: GroupMember | None
-
-    @property
-    def lag(self) -> int:
-        return max(self.end_offset - self.current_offset, 0)
-
-
-def group_ids(log: Broker) -> list[str]:
-    """Return the ids of all groups with members or committed offsets, unsorted. An id takes ~0.05
-    us."""
-    offsets = log.state.committed_offsets
-    with_members = (group.group_id for group in log.state.members if group.members)
-    return [*offsets, *(each for each in with_members if each not in offsets)]
-
-
-class LagSums(NamedTuple):
-    """The number of partitions, their total lag, the largest lag, and the topics."""
-
-    partitions: int
-    total: int
-    most: Lag | None
-    topics: set[str]
-
-
-async def lag_sums(log: Broker, group_id: str, rights: CallerRights) -> LagSums:
-    """Sum up the lags of a group in all topics that the caller may describe. The event loop may
-    apply commits meanwhile, so the lags may be of different times. Of equal lags, `most` is that of
-    the first partition, sorted by topic."""
-    owners = await owners_of(log, group_id)
-    offsets, slices = log.state.committed_offsets, Slices()
-    partitions = total = 0
-    topics = set[str]()
-    most: Lag | None = None
-    for topic_id in list(offsets.of_group(group_id)):
-        for number in list(offsets.of_group(group_id).get(topic_id, ())):
-            await slices.pause()
-            one = lag_of(log, group_id, TopicIdPartition(topic_id, number), owners, rights)
-            if one is None:
-                continue
-            partitions += 1
-            total += one.lag
-            topics.add(one.partition.topic)
-            if most is None or (-one.lag, one.partition) < (-most.lag, most.partition):
-                most = one
-    return LagSums(partitions, total, most, topics)
-
-
-def lag_of(
-    log: Broker,
-    group_id: str,
-    where: TopicIdPartition,
-    owners: Mapping[TopicIdPartition, GroupMember],
-    rights: CallerRights,
-) -> Lag | None:
-    """Return the lag in a partition. If the group has no committed offset in it, or the caller may
-    not describe its topic, return None."""
-    topic = log.state.topic_of_id(where.topic_id)
-    held = log.state.committed_offsets.of_group(group_id).get(where.topic_id, {})
-    committed = held.get(where.partition)
-    if topic is None or committed is None or not rights.may(DESCRIBE, TOPIC, topic.name):
-        return None
-    end_offset = topic.partitions[where.partition].high_watermark
-    partition = TopicPartition(topic.name, where.partition)
-    return Lag(partition, committed.offset, end_offset, owners.get(where))
-
-
-async def owners_of(log: Broker, group_id: str) -> dict[TopicIdPartition, GroupMember]:
-    """Return the member that reads each partition."""
-    group, owners = log.state.members.get(group_id), dict[TopicIdPartition, GroupMember]()
-    async for member in sliced([] if group is None else list(group.members.values())):
-        owners.update(dict.fromkeys(member.owned, member))
-    return owners
 
 
 async def assigned_in_order(
@@ -205,23 +154,6 @@ async def assigned_in_order(
     return await in_order(found)
 
 
-def committed_in_order(
-    log: Broker, group_id: str, after: tuple[Any, ...] | None
-) -> Iterator[tuple[str, int]]:
-    """Iterate over (topic name, partition) of the group's committed offsets, sorted, from the first
-    one after `after` on."""
-    offsets = log.state.committed_offsets
-    topics = (log.state.topic_of_id(topic_id) for topic_id in list(offsets.of_group(group_id)))
-    named = sorted((topic.name, topic.topic_id) for topic in topics if topic is not None)
-    for name, topic_id in named:
-        if after is not None and name < after[0]:
-            continue
-        least = after[1] + 1 if after is not None and name == after[0] else 0
-        for number in sorted(offsets.of_group(group_id).get(topic_id, {})):
-            if number >= least:
-                yield name, number
-
-
 class GroupResources:
     """Creates the resources of one group in one response."""
 
@@ -232,17 +164,47 @@ class GroupResources:
         self._at: tuple[str | int, ...] = ("consumer-groups", group_id)
 
     def group(self) -> GroupData:
+        return self._group(GroupData)
+
+    def description(self, held: list[HeldMember] | None) -> GroupDescription:
+        """Return the group with its held members, or None if they are unknown."""
+        shown = None
+        if held is not None:
+            shown = [
+                HeldMemberData(
+                    consumer_id=one.member_id,
+                    instance_id=one.client.instance_id or None,
+                    client_id=one.client.client_id,
+                    host=one.client.host,
+                    short_lives=one.short_lives,
+                    retry_after_ms=math.ceil(one.wait_s * 1000),
+                )
+                for one in held
+            ]
+        return self._group(GroupDescription, held_members=shown)
+
+    def _coordinator(self) -> int:
+        """Return the id of the broker that coordinates the group, or would, if it has no members.
+        The broker that answers has the id 1."""
+        group = self._log.state.members.get(self._group_id)
+        coordinators = self._log.groups.coordinators
+        broker = coordinators.of(self._group_id, "" if group is None else group.coordinator)
+        peers = self._log.members().peers
+        return next((peer.number for peer in peers if peer.id == broker), BROKER_ID)
+
+    def _group(self, kind: type[D], **more: Any) -> D:
         group = self._log.state.members.get(self._group_id)
         has_members = group is not None and bool(group.members)
         return self._create(
-            GroupData,
+            kind,
             "",
             (),
+            **more,
             is_simple=not has_members,
             partition_assignor=DEFAULT_ASSIGNOR if group is None else group.assignor,
             state="STABLE" if has_members else "EMPTY",
             generation=0 if group is None else group.generation,
-            coordinator=self._make.related("brokers", BROKER_ID),
+            coordinator=self._make.related("brokers", self._coordinator()),
             consumers=self._make.related(*self._at, "consumers"),
             lag_summary=self._make.related(*self._at, "lag-summary"),
         )
@@ -282,6 +244,7 @@ class GroupResources:
             topic_name=topic,
             partition_id=number,
             current_offset=lag.current_offset,
+            is_committed=lag.is_committed,
             log_end_offset=lag.end_offset,
             lag=lag.lag,
             consumer_id="" if member is None else member.member_id,
@@ -289,15 +252,18 @@ class GroupResources:
             client_id="" if member is None else member.config.client_id,
         )
 
-    def summary(self, total: int, largest: Lag) -> LagSummaryData:
-        most = self.lag(largest)
+    def summary(self, found: LagSummary) -> LagSummaryData | None:
+        """Return the largest lag and the total, or None if the group has no lag."""
+        if found.largest is None:
+            return None
+        most = self.lag(found.largest)
         return self._create(
             LagSummaryData,
             "/lag-summary",
             ("lag-summary",),
             **{f"max_lag_{name}": getattr(most, name) for name in MOST},
             max_lag=most.lag,
-            total_lag=total,
+            total_lag=found.total,
             max_lag_consumer=self._make.related(*self._at, "consumers", most.consumer_id),
             max_lag_partition=self._make.related(
                 "topics", most.topic_name, "partitions", most.partition_id

@@ -6,10 +6,9 @@ of a group, and that delete a group. An offset has the same fields as an offset 
 """
 
 import contextlib
-from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
-from fastapi import Depends, Path, Response
+from fastapi import Depends, Path, Request, Response
 from pydantic import BaseModel, Field
 
 from tidelog.service.formats.bodies import StrictModel, WholeNumber
@@ -20,6 +19,7 @@ from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WHOLE, Slices, WantedPage, answer_page, in_order
 from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.peers.held_members import HELD_MEMBERS, HeldMembers
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
@@ -34,24 +34,21 @@ from tidelog.service.routes.group_resources_v3 import (
     ConsumerData,
     ConsumerList,
     GroupData,
+    GroupDescription,
     GroupList,
     GroupResources,
     LagData,
     LagList,
     LagSummaryData,
     assigned_in_order,
-    committed_in_order,
-    group_ids,
-    lag_of,
-    lag_sums,
-    owners_of,
 )
 from tidelog.service.security.caller import CallerRights, check_topics, may_describe_group
+from tidelog.service.telemetry.group_lags import GroupLags, group_ids
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import GroupNotEmpty, UnknownPartition
-from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition, TopicPartition
+from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 from tidelog.storage.state.committed_offsets import check_group_id
 from tidelog.storage.state.group_members import NO_GENERATION
 from tidelog.storage.state.group_types import GroupMember
@@ -106,16 +103,16 @@ class GroupContext(NamedTuple):
     make: GroupResources
     rights: CallerRights
 
-    def lag(
-        self, owners: Mapping[TopicIdPartition, GroupMember], topic: str, number: int
-    ) -> LagData | None:
+    def may_describe(self, topic: str) -> bool:
+        return self.rights.may(DESCRIBE, TOPIC, topic)
+
+    def lag(self, lags: GroupLags, topic: str, number: int) -> LagData | None:
         """Return the lag in a partition. If there is none, or the caller may not see it, return
         None."""
         held = self.log.state.topics.get(topic)
-        if held is None:
+        if held is None or number >= len(held.partitions) or not self.may_describe(topic):
             return None
-        where = TopicIdPartition(held.topic_id, number)
-        found = lag_of(self.log, self.group_id, where, owners, self.rights)
+        found = lags.lag(held, number)
         return None if found is None else self.make.lag(found)
 
 
@@ -164,7 +161,7 @@ async def list_group_offsets(
         one = offsets.of_group(consumer_group_id).get(topic.topic_id, {}).get(key[1])
         return None if one is None else _offset(TopicPartition(*key), one.offset, one.metadata)
 
-    keys = committed_in_order(log, consumer_group_id, page.position(str, int))
+    keys = (await GroupLags.of(log, consumer_group_id)).in_order(page.position(str, int))
     shell = _offset_list(make, consumer_group_id)
     found: GroupOffsetList = await answer_page(page, shell, keys, committed)
     return found
@@ -278,9 +275,13 @@ async def list_groups(
     return found
 
 
-async def get_group(group: PathGroup) -> GroupData:
-    """A group."""
-    return group.make.group()
+async def get_group(request: Request, group: PathGroup) -> GroupDescription:
+    """A group, and its held members: clients whose next join must wait."""
+    held_members: HeldMembers = request.scope[HELD_MEMBERS]
+    in_state = group.log.state.members.get(group.group_id)
+    holder = "" if in_state is None else in_state.coordinator
+    held = await held_members.of(group.group_id, holder, group.rights)
+    return group.make.description(held)
 
 
 async def delete_group(group: PathGroup) -> Response:
@@ -340,19 +341,23 @@ async def get_assignment(
 
 async def get_lag_summary(group: PathGroup) -> LagSummaryData:
     """The total lag of a group, and the partition with the largest lag. 404 if the group has no
-    committed offset in a topic that the caller may describe."""
-    sums = await lag_sums(group.log, group.group_id, group.rights)
-    if sums.most is None:
+    committed offset, and no member that reads, in a topic that the caller may describe."""
+    lags = await GroupLags.of(group.log, group.group_id)
+    found = group.make.summary(await lags.summary(group.may_describe))
+    if found is None:
         raise NoSuchResource(f"Consumer group {group.group_id} has no committed offsets.")
-    return group.make.summary(sums.total, sums.most)
+    return found
 
 
 async def list_lags(group: PathGroup, make: Resources, page: WantedPage) -> LagList:
-    """The lag of a group in each partition with a committed offset."""
-    owners = await owners_of(group.log, group.group_id)
-    keys = committed_in_order(group.log, group.group_id, page.position(str, int))
+    """The lag of a group in each partition that has a committed offset or a member that reads it.
+
+    Without a committed offset, the lag counts from where the member starts: at its seek, else as
+    its `auto.offset.reset` says."""
+    lags = await GroupLags.of(group.log, group.group_id)
+    keys = lags.in_order(page.position(str, int))
     shell = LagList(metadata=make.listed("consumer-groups", group.group_id, "lags"), data=[])
-    found: LagList = await answer_page(page, shell, keys, lambda key: group.lag(owners, *key))
+    found: LagList = await answer_page(page, shell, keys, lambda key: group.lag(lags, *key))
     return found
 
 
@@ -362,8 +367,8 @@ async def get_lag(group: PathGroup, topic_name: str, partition_id: str) -> LagDa
     if topic is not None:
         with contextlib.suppress(UnknownPartition):
             number = partition_number(topic, partition_id)
-            owners = await owners_of(group.log, group.group_id)
-            found = group.lag(owners, topic_name, number)
+            lags = await GroupLags.of(group.log, group.group_id)
+            found = group.lag(lags, topic_name, number)
             if found is not None:
                 return found
     raise NoSuchResource(f"Lag of {topic_name}-{partition_id} cannot be found.")

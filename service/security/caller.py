@@ -175,6 +175,12 @@ def rights_of(scope: MutableMapping[str, Any]) -> CallerRights:
     return rights
 
 
+def address_of(scope: MutableMapping[str, Any]) -> str:
+    """Return the address of a request's client, or "" if it is unknown."""
+    client = scope.get("client")
+    return rights_of(scope).host or (client[0] if client else "")
+
+
 def super_users_of(settings: Settings) -> frozenset[str]:
     return frozenset({ADMIN, *settings.super_user_names})
 

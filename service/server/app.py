@@ -130,9 +130,11 @@ def build_app(
     app.state.default_partitions = default_partitions
     app.state.counters = counters
     app.state.security = security
-    app.state.telemetry = Telemetry(broker, counters, VERSION, maintenance, worker)
+    app.state.telemetry = telemetry = Telemetry(broker, counters, VERSION, maintenance, worker)
     number = 0 if worker is None else worker.number
-    app.state.vitals = RateSampler(broker, counters, VERSION, number, peers, ack_labels=ACK_LABELS)
+    app.state.vitals = RateSampler(
+        broker, counters, VERSION, number, peers, ack_labels=ACK_LABELS, lags=telemetry.lags
+    )
     app.state.layouts = TopicLayouts(broker)
     app.state.wal_page = WalPage(broker)
     app.state.started_s = broker.clock.boot_s()

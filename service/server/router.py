@@ -24,6 +24,7 @@ from tidelog.service.http.request_id import REQUEST_ID, id_of_error
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
 from tidelog.service.http.urls import ADVERTISED
 from tidelog.service.peers.forwarding import Forwarded, ForwardedCall, Forwarder
+from tidelog.service.peers.held_members import HELD_MEMBERS
 from tidelog.service.routes import (
     acls_v3,
     cluster_v3,
@@ -213,7 +214,8 @@ class Router:
                 *_paths(APP_ROUTES, lambda _: None),
             ]
         )
-        self._forwarded_root = Node([*_paths(consumer_routes.ROUTES, self.consumers.bound_here)])
+        for_peers = (*consumer_routes.ROUTES, *consumer_routes.PEER_ROUTES)
+        self._forwarded_root = Node([*_paths(for_peers, self.consumers.bound_here)])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -274,6 +276,7 @@ class Router:
     async def _serve_by_app(self, target: Target | None, call: HttpRequest) -> None:
         scope = call.scope
         scope["bodies"] = self.admission.bodies
+        scope[HELD_MEMBERS] = self.consumers.held_members
         if self._advertised_url:
             scope = {**scope, ADVERTISED: self._advertised_url}
         if scope["method"] == "HEAD":

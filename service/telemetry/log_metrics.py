@@ -1,5 +1,5 @@
-"""Metrics of the log, read from its counters at each scrape, and the lags of groups, which other
-modules also read. service/METRICS.md lists names and meanings; a test compares it with this code.
+"""Metrics of the log, read from its counters at each scrape. service/METRICS.md lists names and
+meanings; a test compares it with this code.
 
 Runs on the event loop that owns the log. The number of series is bounded (I10): topics and
 partitions beyond the bound have no series; a metric counts the partitions.
@@ -19,9 +19,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from tidelog.service.telemetry import group_lags
+from tidelog.service.telemetry.group_lags import LagTotals
 from tidelog.storage.broker import Broker, BrokerStats
 from tidelog.storage.core.histogram import Histogram
-from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.state.cluster_state import Topic
 
 SERIES_MAX = 2000
 """Bound of partitions, and of topics, with series of their own. At the bound, a scrape takes ~25 ms
@@ -69,9 +71,10 @@ def histogram(
 class LogCollector(Collector):
     """Collects all metrics of one broker's log."""
 
-    def __init__(self, broker: Broker, version: str) -> None:
+    def __init__(self, broker: Broker, version: str, lags: LagTotals) -> None:
         self._broker = broker
         self._version = version
+        self._lags = lags
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("tidelog", "the broker", value=self._identity())
@@ -79,14 +82,13 @@ class LogCollector(Collector):
         counters = (_writer, _wal, _sequencer, _sealer)
         for name, doc, value in chain.from_iterable(of(stats) for of in counters):
             yield CounterMetricFamily(f"tidelog_{name}", doc, value=value)
-        for name, doc, value in _gauges(self._broker, stats):
+        for name, doc, value in _gauges(self._broker, stats, self._lags):
             yield GaugeMetricFamily(f"tidelog_{name}", doc, value=value)
         yield from _writing(stats)
         yield from _store(stats)
         yield _sequencing(self._broker)
         yield from _caches(stats)
         yield from _topics(self._broker)
-        yield _group_lag(self._broker)
 
     def _identity(self) -> dict[str, str]:
         return {
@@ -194,7 +196,7 @@ def _sealer(stats: BrokerStats) -> tuple[Series, ...]:
     )
 
 
-def _gauges(broker: Broker, stats: BrokerStats) -> tuple[Series, ...]:
+def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series, ...]:
     wal, state, members = stats.wal, broker.state, broker.members()
     partitions = sum(len(topic.partitions) for topic in state.topics.values())
     return (
@@ -251,8 +253,9 @@ def _gauges(broker: Broker, stats: BrokerStats) -> tuple[Series, ...]:
         ),
         (
             "group_series_omitted",
-            f"committed offsets without a lag series: only the first {SERIES_MAX} have one",
-            max(state.committed_offsets.count - SERIES_MAX, 0),
+            "partitions of groups without a lag series of their own: only the first "
+            f"{group_lags.SERIES_MAX} have one; `group_lag_records` counts all",
+            lags.partitions - len(lags.series),
         ),
         ("group_members", "members of all consumer groups", state.members.count),
         ("producer_partitions", "(producer, partition) pairs in the state", state.producers.count),
@@ -304,27 +307,3 @@ def unsealed_since_ms(topic: Topic, now_ms: int) -> int:
     none."""
     committed = (held.tail[0].committed_ms for held in topic.partitions if held.tail)
     return min(committed, default=now_ms)
-
-
-def _group_lag(broker: Broker) -> Metric:
-    """Return the lag of the first SERIES_MAX committed offsets (I10), in the groups' order."""
-    doc = f"records after the committed offset, for the first {SERIES_MAX} committed offsets"
-    first = islice(lags(broker), SERIES_MAX)
-    found = [([group_id, topic, str(number)], behind) for group_id, topic, number, behind in first]
-    return gauge("group_lag", doc, ["group", "topic", "partition"], found)
-
-
-def lags(broker: Broker) -> Iterator[tuple[str, str, int, int]]:
-    """Iterate over (group, topic, partition, lag) of all committed offsets."""
-    for group_id in broker.state.committed_offsets:
-        for topic, number, committed, end_offset in committed_lags(broker.state, group_id):
-            yield group_id, topic.name, number, max(end_offset - committed, 0)
-
-
-def committed_lags(state: ClusterState, group_id: str) -> Iterator[tuple[Topic, int, int, int]]:
-    """Iterate over (topic, partition, committed offset, high watermark) of a group's partitions."""
-    for topic_id, partitions in state.committed_offsets.of_group(group_id).items():
-        topic = state.topic_of_id(topic_id)
-        if topic is not None:
-            for number, committed in partitions.items():
-                yield topic, number, committed.offset, topic.partitions[number].high_watermark

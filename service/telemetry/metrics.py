@@ -9,6 +9,7 @@ requests the metrics of the others, and the label `worker` of each sample names 
 """
 
 import asyncio
+import contextlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import (
@@ -29,6 +30,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from tidelog.service.http.admission import Admission, Limits
+from tidelog.service.telemetry.group_lags import LagTotals
+from tidelog.service.telemetry.group_metrics import GroupCollector
 from tidelog.service.telemetry.log_metrics import Labelled, LogCollector, counter, histogram
 from tidelog.service.telemetry.loop_probe import HELD_S
 from tidelog.storage.broker import Broker
@@ -39,6 +42,8 @@ from tidelog.storage.io.clock import Clock
 WORKER_WAIT_S = 1.0
 """Timeout for the metrics of another worker: a worker that hangs must not delay the whole
 scrape."""
+LAGS_WAIT_S = 0.3
+"""A scrape waits so long for a new reading of all lags: 100,000 partitions take about this time."""
 METRIC_TOPICS_MAX = 500
 """Bound of topics with their own counters: the first topics with traffic. All others share one."""
 SAMPLES_AT_ONCE = 500
@@ -189,9 +194,11 @@ class Telemetry:
         self._log = broker
         self._http = http
         self._worker = worker
+        self.lags = LagTotals(broker)
         self._registry = CollectorRegistry()
         collectors = [
-            LogCollector(broker, version),
+            LogCollector(broker, version, self.lags),
+            GroupCollector(broker, self.lags),
             _HttpCollector(http),
             _MaintenanceCollector(maintenance or MaintenanceCounters()),
             _AdmissionCollector(http.admission),
@@ -206,6 +213,9 @@ class Telemetry:
         """Return the metrics of this process. Call it on the log's event loop; other callbacks run
         after each SAMPLES_AT_ONCE samples."""
         self._http.keep_topics(self._log.state.topics)
+        with contextlib.suppress(TimeoutError):  # then it has the lags of the last reading
+            async with asyncio.timeout(LAGS_WAIT_S):
+                await self.lags.refresh()
         parts = []
         for metric in self._registry.collect():
             samples = metric.samples

@@ -11,11 +11,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from itertools import islice
 
 import msgspec
 
-from tidelog.service.telemetry.log_metrics import SERIES_MAX, lags
+from tidelog.service.telemetry.group_lags import LagTotals
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.histogram import SECONDS
@@ -28,8 +27,6 @@ STEPS = 360
 """Half an hour of steps."""
 RATE_STEPS = 3
 """A current rate is the average of the last RATE_STEPS steps."""
-LAGS_MAX = 500
-"""Bound of the (group, topic) pairs with a lag history."""
 
 NAMES = (
     "records_in",
@@ -125,8 +122,10 @@ class RateSampler:
         ask: Ask = nobody,
         *,
         ack_labels: Collection[str],
+        lags: LagTotals | None = None,
     ) -> None:
         """`ack_labels` are the labels of the routes whose latency is the ack latency."""
+        self.lags = lags or LagTotals(broker)
         self._ack_labels = ack_labels
         self._log = broker
         self._http = http
@@ -143,6 +142,7 @@ class RateSampler:
             step_ms = STEP_S * 1000
             await asyncio.sleep((step_ms - self._log.clock.now_ms() % step_ms) / 1000)
             with surviving(log, "a step of the rates"):
+                await self.lags.refresh()
                 self.step()
 
     def step(self) -> None:
@@ -196,13 +196,11 @@ class RateSampler:
         return LagHistory(STEP_S * 1000, end_ms, topics)
 
     def _look_at_lags(self, number: int) -> None:
-        totals: dict[tuple[str, str], int] = {}
-        for group_id, topic, _, behind in islice(lags(self._log), SERIES_MAX):
-            key = (group_id, topic)
-            totals[key] = totals.get(key, 0) + behind
+        """Add the newest lags to the histories. In a cluster with very many committed offsets they
+        may be older than a step (LagTotals)."""
+        totals = self.lags.topics
         for key, total in totals.items():
-            if key in self._lags or len(self._lags) < LAGS_MAX:
-                self._lags.setdefault(key, deque(maxlen=STEPS)).append((number, total))
+            self._lags.setdefault(key, deque(maxlen=STEPS)).append((number, total))
         for key in [key for key in self._lags if key not in totals]:
             del self._lags[key]
 

@@ -29,19 +29,23 @@ from tidelog.storage.core.actions import (
 )
 from tidelog.storage.core.errors import (
     Corrupt,
-    InvalidRequest,
     LogError,
     NotAssigned,
     OffsetOutOfRange,
-    UnknownMember,
     UnknownPartition,
     UnknownTopic,
 )
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
-from tidelog.storage.groups.coordinator import Coordinator, Coordinators, Instance, MemberSession
+from tidelog.storage.groups.coordinator import (
+    Coordinator,
+    Coordinators,
+    Instance,
+    MemberSession,
+)
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.pattern_topics import PatternTopics
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read
+from tidelog.storage.groups.short_lives import client_of
 from tidelog.storage.io.tasks import surviving
 from tidelog.storage.log import Log
 from tidelog.storage.state.access import TopicFilter, all_topics
@@ -60,10 +64,6 @@ AWAKE_FACTOR = 5
 AUTO_COMMITS_MAX = 2000
 """Most auto-commits in a tick, ~25 us each. The members left out come first in the next tick. So
 10,000 instances that read all the time commit every five seconds, which is Kafka's default."""
-
-MEMBERS_AT_ONCE = 200
-"""Members with a pattern that a tick updates before other callbacks of the event loop run."""
-
 ARRIVAL_S = 10.0
 """Longest wait of a read until the last response has arrived or is lost (I10). Brokers confirm an
 arrival to each other in less time (service/peers/forwarding.py)."""
@@ -78,8 +78,8 @@ class Instances:
     ) -> None:
         self.coordinators = coordinators
         self._log = broker
-        self._coordinator = Coordinator(broker, coordinators)
-        self._commits = OffsetCommits(broker, self._coordinator)
+        self.coordinator = Coordinator(broker, coordinators)
+        self._commits = OffsetCommits(broker, self.coordinator)
         self.task: asyncio.Task[None] | None = None
         self._patterns = PatternTopics(broker, may_describe)
 
@@ -104,35 +104,43 @@ class Instances:
         *,
         instance_id: str = "",
         assignor: str = "",
+        host: str | None = None,
     ) -> None:
-        """Create the instance. Raises MemberExists, InvalidRequest, Throttled."""
+        """Create the instance. `host` is the client's address; without it, no join is held. Raises
+        MemberExists, InvalidRequest, Throttled (also as MemberHeld)."""
+        client = None
+        if host is not None:
+            client = client_of(config, instance_id, host)
+            self.coordinator.admit(group_id, member_id, client)
         me = self.coordinators.me
         await self._log.submit(JoinGroup(group_id, member_id, me, config, instance_id, assignor))
-        led = await self._coordinator.coordinate(group_id)
-        led.instances[member_id] = self._coordinator.new_instance()
+        led = await self.coordinator.coordinate(group_id)
+        led.instances[member_id] = self.coordinator.new_instance(client)
 
     async def leave(self, group_id: str, member_id: str) -> None:
         """Auto-commit what the member read, then remove it. Raises UnknownMember."""
-        session = await self._coordinator.heartbeat(group_id, member_id)
+        session = await self.coordinator.heartbeat(group_id, member_id)
         if session.member.config.auto_commit:
             await self._acknowledge(session.instance)
             with contextlib.suppress(LogError):  # another member may own the partitions
                 await self._commits.commit_due(session)
         await self._log.submit(LeaveGroup(group_id, member_id))
-        self._coordinator.drop(group_id, member_id)
+        self.coordinator.drop(group_id, member_id)
 
     async def subscribe(
         self, group_id: str, member_id: str, topics: Sequence[str], pattern: str = ""
     ) -> None:
         """Subscribe to these topics, or to the topics that match the pattern now and later. With
         neither, read nothing. Return when the assignment is made: a start at the end of the log is
-        at its current end. Raises UnknownMember, AssignedOtherwise, InvalidRequest."""
-        session = await self._coordinator.heartbeat(group_id, member_id)
+        at its current end. Raises UnknownMember, AssignedOtherwise, InvalidRequest, MemberHeld."""
+        session = await self.coordinator.heartbeat(group_id, member_id)
         if pattern:
             await self._log.wal.refresh()
             principal = session.member.config.principal
             self._patterns.add_new_names()
             topics = await self._patterns.find(pattern, principal)
+        if topics or pattern:
+            self.coordinator.admit_change(session, topics, pattern)
         await self._hand_in(group_id)
         await self._log.submit(Subscribe(group_id, member_id, list(topics), pattern))
         session.instance.polled_s = self._log.clock.boot_s()
@@ -143,14 +151,14 @@ class Instances:
     ) -> None:
         """Assign partitions manually; other members may read them too. Raises UnknownTopic,
         UnknownPartition, AssignedOtherwise, UnknownMember."""
-        session = await self._coordinator.heartbeat(group_id, member_id)
+        session = await self.coordinator.heartbeat(group_id, member_id)
         owned = [await self._owned(where) for where in partitions]
         await self._log.submit(AssignByHand(group_id, member_id, owned))
         await self._settle(session)
 
     async def heartbeat(self, group_id: str, member_id: str) -> MemberSession:
         """Record a heartbeat of the member. Raises UnknownMember."""
-        return await self._coordinator.heartbeat(group_id, member_id)
+        return await self.coordinator.heartbeat(group_id, member_id)
 
     # -- positions
 
@@ -158,7 +166,7 @@ class Instances:
         self, group_id: str, member_id: str, positions: Mapping[TopicPartition, int]
     ) -> None:
         """Set positions, valid on any broker. Raises NotAssigned, UnknownMember."""
-        session = await self._coordinator.heartbeat(group_id, member_id)
+        session = await self.coordinator.heartbeat(group_id, member_id)
         await self._seek(session, {await self._owned(at): to for at, to in positions.items()})
 
     async def seek_to_end(
@@ -180,7 +188,7 @@ class Instances:
     async def _seek(
         self, session: MemberSession, positions: Mapping[TopicIdPartition, int]
     ) -> None:
-        session = await self._coordinator.wait_for_exclusive(session)
+        session = await self.coordinator.wait_for_exclusive(session)
         seeks = [SeekPosition(*where, offset) for where, offset in positions.items()]
         await self._log.submit(Seek(session.group.group_id, session.member.member_id, seeks))
         self._begin(session, positions)
@@ -189,7 +197,7 @@ class Instances:
     def _begin(self, session: MemberSession, positions: Mapping[TopicIdPartition, int]) -> None:
         """Set positions, but not of partitions that the member lost: it would use them when it gets
         the partitions back. Raises Unavailable if another coordinator may have read one before."""
-        _, member, instance, _ = self._coordinator.revalidate(session)
+        _, member, instance, _ = self.coordinator.revalidate(session)
         owned = set(member.owned)
         for where, offset in positions.items():
             if where in owned:
@@ -198,7 +206,7 @@ class Instances:
     async def _settle(self, session: MemberSession) -> None:
         """Find the start positions after the member changed its own assignment."""
         session.instance.wake()
-        _ = await self._position(self._coordinator.revalidate(session))
+        _ = await self._position(self.coordinator.revalidate(session))
 
     async def _position(self, session: MemberSession) -> MemberSession:
         """Find unknown positions of the member's partitions. A start at the end of the log is
@@ -207,9 +215,9 @@ class Instances:
         if not _unknown(session):
             return session
         async with session.instance.finding:
-            session = await self._coordinator.wait_for_exclusive(session)
+            session = await self.coordinator.wait_for_exclusive(session)
             await self._find(session)
-        return self._coordinator.revalidate(session)
+        return self.coordinator.revalidate(session)
 
     async def _find(self, session: MemberSession) -> None:
         _, member, instance, _ = session
@@ -264,7 +272,7 @@ class Instances:
         may have it before this broker knows. Raises UnknownMember, Unavailable. The error of a
         partition (Corrupt, or from `check`) is raised only if no other partition has records."""
         deadline = asyncio.get_running_loop().time() + wait_s
-        session = await self._coordinator.heartbeat(group_id, member_id)
+        session = await self.coordinator.heartbeat(group_id, member_id)
         instance = session.instance
         instance.under_way += 1
         try:
@@ -305,9 +313,11 @@ class Instances:
         loop = asyncio.get_running_loop()
         is_fresh = False
         while True:
-            session = await self._position(self._coordinator.revalidate(session))
+            session = await self._position(self.coordinator.revalidate(session))
+            if session.instance.is_awaited:
+                self.coordinator.has_read(session)
             portions, failure = await self._take_records(session, bounds, check)
-            session = await self._coordinator.refresh(session)
+            session = await self.coordinator.refresh(session)
             owned = set(session.member.owned)
             portions = [one for one in portions if one.where in owned]  # I8: the current owner
             read = Read(portions, session.group.generation, failure)
@@ -423,13 +433,13 @@ class Instances:
 
     async def _hand_in(self, group_id: str) -> None:
         """Commit delivered offsets before the assignment changes, while the members own them."""
-        group, led = self._log.state.members.get(group_id), self._coordinator.led.get(group_id)
+        group, led = self._log.state.members.get(group_id), self.coordinator.led.get(group_id)
         if group is not None and led is not None:
             await self._commits.commit_delivered([(group, led)])
 
     async def commit_delivered(self) -> None:
         """Auto-commit delivered offsets of all instances in few flushes."""
-        await self._commits.commit_delivered(self._coordinator.ours())
+        await self._commits.commit_delivered(self.coordinator.ours())
 
     # -- background work
 
@@ -439,41 +449,17 @@ class Instances:
             await asyncio.sleep(TICK_S / LOOKS)
             now_s = self._log.clock.boot_s()
             if now_s - looked_s > AWAKE_FACTOR * TICK_S:
-                self._coordinator.restart_session_timers(now_s)
+                self.coordinator.restart_session_timers(now_s)
             looked_s = now_s
             with surviving(log, "the duties of groups"):
                 if number % LOOKS == 0:
                     await self._tick()
-                await self._coordinator.expire(now_s)
+                await self.coordinator.expire(now_s)
 
     async def _tick(self) -> None:
-        await self._commits.commit_delivered(self._coordinator.ours(), AUTO_COMMITS_MAX)
-        await self._coordinator.adopt_groups()
-        await self._look_at_patterns()
-
-    async def _look_at_patterns(self) -> None:
-        """Update subscriptions by pattern: topics or permissions may have changed."""
-        members = [
-            (group, member)
-            for group, _ in self._coordinator.ours()
-            for member in group.members.values()
-            if member.pattern
-        ]
-        self._patterns.add_new_names()
-        self._patterns.keep({(one.pattern, one.config.principal) for _, one in members})
-        for number, (group, member) in enumerate(members):
-            if number % MEMBERS_AT_ONCE == MEMBERS_AT_ONCE - 1:
-                await asyncio.sleep(0)
-            pattern = member.pattern
-            try:
-                names = await self._patterns.find(pattern, member.config.principal)
-                known = self._log.state.members.member(group.group_id, member.member_id)
-                if known is member and member.pattern == pattern and member.topics != names:
-                    action = Subscribe(group.group_id, member.member_id, names, pattern)
-                    with contextlib.suppress(UnknownMember):
-                        await self._log.submit(action)
-            except InvalidRequest as error:  # it finds too many topics or partitions
-                log.warning("topics of group %s unchanged: %s", group.group_id, error)
+        await self._commits.commit_delivered(self.coordinator.ours(), AUTO_COMMITS_MAX)
+        await self.coordinator.adopt_groups()
+        await self._patterns.update([group for group, _ in self.coordinator.ours()])
 
     def _known(self, where: TopicPartition) -> TopicIdPartition | None:
         topic = self._log.state.topics.get(where.topic)

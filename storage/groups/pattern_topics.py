@@ -6,16 +6,25 @@ between.
 """
 
 import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.actions import Subscribe
+from tidelog.storage.core.errors import InvalidRequest, UnknownMember
 from tidelog.storage.groups import patterns
 from tidelog.storage.log import Log
 from tidelog.storage.state.access import Access, TopicFilter
 from tidelog.storage.state.group_members import GROUP_TOPICS_MAX
+from tidelog.storage.state.group_types import ConsumerGroup
+
+log = logging.getLogger("tidelog.consumers")
 
 NAMES_AT_ONCE = 500
 """To compare so many names takes at most 7 ms with the slowest pattern that was measured."""
+MEMBERS_AT_ONCE = 200
+"""Members with a pattern that `update` looks at before other callbacks of the event loop run."""
 DELETED_MAX = 1_000
 """`PatternTopics` begins again when it has more names of deleted topics than there are topics, plus
 this number."""
@@ -100,6 +109,31 @@ class PatternTopics:
             del self._found[subject]
         for pattern in self._matches.keys() - {pattern for pattern, _ in used}:
             del self._matches[pattern]
+
+    async def update(self, groups: Iterable[ConsumerGroup]) -> None:
+        """Commit the topics of all subscriptions by pattern: topics or permissions may have
+        changed."""
+        members = [
+            (group, member)
+            for group in groups
+            for member in group.members.values()
+            if member.pattern
+        ]
+        self.add_new_names()
+        self.keep({(one.pattern, one.config.principal) for _, one in members})
+        for number, (group, member) in enumerate(members):
+            if number % MEMBERS_AT_ONCE == MEMBERS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            pattern = member.pattern
+            try:
+                names = await self.find(pattern, member.config.principal)
+                known = self._log.state.members.member(group.group_id, member.member_id)
+                if known is member and member.pattern == pattern and member.topics != names:
+                    action = Subscribe(group.group_id, member.member_id, names, pattern)
+                    with contextlib.suppress(UnknownMember):
+                        await self._log.submit(action)
+            except InvalidRequest as error:  # it finds too many topics or partitions
+                log.warning("topics of group %s unchanged: %s", group.group_id, error)
 
     async def _matching(self, pattern: str) -> list[str]:
         while True:

@@ -148,11 +148,15 @@ class GroupMembers:
         group = self._groups.get(action.group_id)
         if isinstance(action, JoinGroup):
             principal = action.config.principal
+            replaced = None
             if group is not None and action.instance_id:
                 replaced = group.member_of_instance(action.instance_id)
-                if replaced is not None and replaced.config.principal == principal:
-                    return []
-            return [Need(rules.MEMBERS, principal, 1, MEMBERS_MAX)]
+            if replaced is not None and replaced.config.principal == principal:
+                return []
+            needs = [Need(rules.MEMBERS, principal, 1, MEMBERS_MAX)]
+            if replaced is not None and replaced.pattern:
+                needs.append(Need(rules.PATTERNS, principal, 1, rules.PATTERNS_MAX))
+            return needs
         member = None if group is None else group.members.get(action.member_id)
         if not action.pattern or member is None or member.pattern:
             return []

@@ -225,7 +225,7 @@ async def test_a_pattern_finds_what_its_owner_may_see(
     assert answer.status_code == 204
 
     async def read() -> httpx.Response:
-        await broker.consumers._look_at_patterns()  # as each second
+        await broker.consumers._tick()  # as each second
         return await broker.http.get(f"{at}/records?timeout=0", headers=alice | {"accept": JSON})
 
     assert (await read()).json() == []

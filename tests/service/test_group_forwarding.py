@@ -22,6 +22,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.groups.coordinator import Rendezvous
 from tidelog.storage.groups.instances import Instances
+from tidelog.storage.groups.short_lives import SHORT_LIVES_MAX
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
@@ -197,3 +198,26 @@ async def test_clients_do_not_notice_a_crashed_broker(cluster: Cluster, victim: 
             dies = holder if victim == "holder" else next(n for n in "abc" if n != holder)
             cluster.kill(dies)
     assert seen == set(range(30))
+
+
+async def test_every_broker_names_the_held_members_of_a_group(cluster: Cluster) -> None:
+    steady = await cluster.created(name="steady")
+    await cluster.ok("POST", f"{steady}/subscription", {"topics": ["t"]})
+    for number in range(SHORT_LIVES_MAX):
+        loop = await cluster.created(**{"name": f"m{number}", "client.id": "etl"})
+        await cluster.ok("POST", f"{loop}/subscription", {"topics": ["t"]})
+        await cluster.ok("DELETE", loop)
+    answer = await cluster.call("POST", "/consumers/g", {"name": "m9", "client.id": "etl"})
+    assert_refused(answer, 429, 42901, V2)
+    cluster_id = cluster.logs["a"].identity.cluster_id
+    path = f"/v3/clusters/{cluster_id}/consumer-groups/g"
+    for client in cluster._clients.values():
+        (held,) = (await client.get(path)).json()["held_members"]
+        # The address is the client's, also if another broker forwarded the join.
+        assert (held["consumer_id"], held["client_id"], held["host"]) == ("m9", "etl", "127.0.0.1")
+        answer = await client.get("/consumers/g/held-members")
+        assert answer.status_code == 404
+    coordinator = cluster.logs["a"].state.members.get("g").coordinator  # type: ignore[union-attr]
+    del cluster.network.apps[coordinator]
+    other = next(client for name, client in cluster._clients.items() if name != coordinator)
+    assert (await other.get(path)).status_code == 200

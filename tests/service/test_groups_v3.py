@@ -6,9 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.conftest import Broker, append, assert_refused
+from tests.service.conftest import V2, Broker, append, assert_refused
 from tests.service.instances import Instance, created, put, subscribed
-from tidelog.service.telemetry import log_metrics
+from tests.support.records import rows
+from tidelog.service.telemetry import group_lags
+from tidelog.service.telemetry import metrics as metrics_text
+from tidelog.storage.groups.short_lives import PAUSE_S, SHORT_LIVES_MAX
 
 V3_JSON = "application/json"
 
@@ -61,7 +64,7 @@ async def test_groups_and_their_members(broker: Broker, topic: str, groups: Grou
     assert (await groups.get())["data"] == []
     await behind(broker)
     (listed,) = (await groups.get())["data"]
-    assert listed == await groups.get("/g")
+    assert listed | {"held_members": []} == await groups.get("/g")
     base = "http://tide:8082" + groups.base
     assert listed | {"metadata": None} == {
         "kind": "KafkaConsumerGroup",
@@ -98,7 +101,8 @@ async def test_lag(broker: Broker, topic: str, groups: Groups) -> None:
     assert [
         (each["partition_id"], each["current_offset"], each["log_end_offset"], each["lag"])
         for each in listed
-    ] == [(0, 1, 3, 2), (1, 1, 1, 0)]
+    ] == [(0, 1, 3, 2), (1, 1, 1, 0), (2, 0, 0, 0)]
+    assert [each["is_committed"] for each in listed] == [True, True, False]
     assert await groups.get("/g/lags/t/partitions/0") == listed[0]
     assert listed[0]["consumer_id"] == "c1"
     summary = await groups.get("/g/lag-summary")
@@ -115,14 +119,15 @@ async def test_lag(broker: Broker, topic: str, groups: Groups) -> None:
 async def test_i10_lag_has_so_many_series_and_says_what_it_leaves_out(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_metrics, "SERIES_MAX", 3)
+    monkeypatch.setattr(group_lags, "SERIES_MAX", 3)
     for group in ("g", "h"):
         consumer = await subscribed(broker, group=group, auto_commit_enable=False)
         said = [{"topic": "t", "partition": number, "offset": 0} for number in range(3)]
         await consumer.ok("POST", "/offsets", {"offsets": said[: 2 if group == "g" else 3]})
     metrics = (await broker.http.get("/metrics")).text
     assert metrics.count("tidelog_group_lag{") == 3
-    assert "tidelog_group_series_omitted 2.0" in metrics
+    assert "tidelog_group_series_omitted 3.0" in metrics
+    assert 'tidelog_group_lag_records{group="h"} 0.0' in metrics
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,7 @@ async def test_i10_lag_has_so_many_series_and_says_what_it_leaves_out(
         "/g/consumers/nope",
         "/g/consumers/nope/assignments",
         "/g/consumers/c1/assignments/t/partitions/9",
-        "/g/lags/t/partitions/2",
+        "/g/lags/t/partitions/3",
         "/idle/lag-summary",
     ],
 )
@@ -194,3 +199,95 @@ async def test_reset_refused(broker: Broker, topic: str, groups: Groups) -> None
         assert_refused(await groups.reset(**body), status, code, V3_JSON)
     await behind(broker)
     assert_refused(await groups.reset(to="LATEST", topic_name="t"), 409, 40903, V3_JSON)
+
+
+async def test_a_client_that_comes_and_goes_is_held_and_named(
+    broker: Broker, topic: str, groups: Groups
+) -> None:
+    await subscribed(broker, name="steady")
+    generation = (await groups.get("/g"))["generation"]
+    for number in range(SHORT_LIVES_MAX):
+        loop = await subscribed(broker, name=f"m{number}", client_id="etl")
+        await loop.ok("DELETE")
+    assert (await groups.get("/g"))["held_members"] == []
+    answer = await broker.http.post(
+        "/consumers/g", json={"name": "m9", "client.id": "etl"}, headers={"content-type": V2}
+    )
+    assert_refused(answer, 429, 42901, V2)
+    message = answer.json()["message"]
+    assert "(client.id 'etl') came and went 5 times in 300 s" in message
+    assert "its member 'm9' must wait" in message
+    assert 0 < int(answer.headers["retry-after"]) <= PAUSE_S
+    described = await groups.get("/g")
+    (held,) = described["held_members"]
+    assert (held["consumer_id"], held["client_id"], held["short_lives"]) == ("m9", "etl", 5)
+    assert 0 < held["retry_after_ms"] <= PAUSE_S * 1000
+    assert described["generation"] == generation + 2 * SHORT_LIVES_MAX
+    await subscribed(broker, name="other", client_id="another")
+    metrics = (await broker.http.get("/metrics")).text
+    for line in (
+        'tidelog_group_joins_held_total{group="g"} 1.0',
+        'tidelog_group_rebalances_total{group="g",reason="join"} 7.0',
+        'tidelog_group_rebalances_total{group="g",reason="leave"} 5.0',
+        f'tidelog_group_generation{{group="g"}} {generation + 2 * SHORT_LIVES_MAX + 1}.0',
+        'tidelog_group_size{group="g"} 2.0',
+    ):
+        assert line in metrics, line
+    assert 'tidelog_group_rebalance_seconds{group="g"}' in metrics
+
+
+async def test_lag_of_partitions_without_a_commit_counts_from_where_the_reader_starts(
+    broker: Broker, topic: str, groups: Groups
+) -> None:
+    await put(broker, 1, 2, 3)
+    earliest = await subscribed(broker, name="c1")
+    latest = await subscribed(broker, group="h", name="c1", auto_offset_reset="latest")
+    await put(broker, 4)
+    await put(broker, 5, partition=1)
+    for group, lag in (("g", [4, 1, 0]), ("h", [1, 1, 0])):
+        listed = (await groups.get(f"/{group}/lags"))["data"]
+        assert [each["lag"] for each in listed] == lag, group
+        assert (await groups.get(f"/{group}/lag-summary"))["total_lag"] == sum(lag)
+    await earliest.ok(
+        "POST", "/positions", {"offsets": [{"topic": "t", "partition": 0, "offset": 2}]}
+    )
+    assert (await groups.get("/g/lags/t/partitions/0"))["current_offset"] == 2
+    await latest.ok("DELETE")
+    assert (await groups.get("/g/lag-summary"))["max_lag"] == 2
+
+
+async def test_i10_groups_beyond_the_bound_share_one_series(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_lags, "METRIC_GROUPS_MAX", 1)
+    await put(broker, 1, 2)
+    for group in "abc":
+        await subscribed(broker, group=group, name="c1")
+    metrics = (await broker.http.get("/metrics")).text
+    for line in (
+        'tidelog_group_lag_records{group="a"} 2.0',
+        'tidelog_group_lag_records{group="(other)"} 4.0',
+        'tidelog_group_lag_max{group="(other)"} 2.0',
+        'tidelog_group_size{group="(other)"} 2.0',
+        'tidelog_group_rebalances_total{group="(other)",reason="join"} 2.0',
+    ):
+        assert line in metrics, line
+
+
+async def test_lags_of_many_partitions_are_all_counted(
+    broker: Broker, groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than have a series; the fixture checks that the loop is not held."""
+    monkeypatch.setattr(metrics_text, "LAGS_WAIT_S", 30.0)
+    await broker.log.create_topic("wide", 5_000, {})
+    consumer = await created(broker, group="w")
+    await consumer.ok("POST", "/subscription", {"topics": ["wide"]})
+    wide = broker.log.state.topic("wide")
+    await broker.log.append(wide, [(4_999, rows(b"v"))], size=1, is_json=False)
+    summary = await groups.get("/w/lag-summary")
+    assert (summary["total_lag"], summary["max_lag_partition_id"]) == (1, 4_999)
+    metrics = (await broker.http.get("/metrics")).text
+    assert 'tidelog_group_lag_records{group="w"} 1.0' in metrics
+    assert "tidelog_group_series_omitted 3000.0" in metrics
+    one = await groups.get("/w/lags?page_size=2")
+    assert [each["partition_id"] for each in one["data"]] == [0, 1]

@@ -127,11 +127,13 @@ async def test_lag_over_time_is_of_groups_that_are_there() -> None:
     await log.append(topic, [(0, rows(b"a", b"b", b"c"))], size=3, is_json=False)
     commit = CommitOffsets("g", -1, [GroupOffset(topic.topic_id, 0, 1)])
     await log.transact([], [commit], size=0, is_json=False)
+    await vitals.lags.refresh()
     vitals.step()
     past = vitals.lag_history("g")
     assert past.topics == {"t": [2]}
     assert past.step_ms == STEP_S * 1000
     await log.delete_group("g")
+    await vitals.lags.refresh()
     vitals.step()
     assert vitals.lag_history("g").topics == {}
     await log.close()

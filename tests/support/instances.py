@@ -1,11 +1,14 @@
 """Consumer instances without HTTP, as tests use them; and who coordinates their groups."""
 
+import contextlib
 from typing import NamedTuple
 
 from tests.support import vloop
+from tests.support.logs import closing, opened
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.groups.instances import Instances
+from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 
 CONFIG = MemberConfig(
@@ -51,6 +54,18 @@ async def joined(
     for member in members:
         await consumers.join("g", member, config)
         await consumers.subscribe("g", member, topics)
+
+
+@contextlib.asynccontextmanager
+async def group_of(partitions: int = 1, *members: str):
+    """A log with the topic "t", and its consumers: the members share the topic in the group "g"."""
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", partitions, {})
+        consumers = await started(log)
+        await joined(consumers, *members)
+        yield log, consumers
+        await consumers.close()
 
 
 async def read(

@@ -93,6 +93,21 @@ def produce(anywhere: Anywhere, topic: str) -> list[int]:
     return values
 
 
+def check_coordinator(found: list[Broker], group: str) -> None:
+    """All brokers name the same coordinator. Each broker is broker 1 in its own answers."""
+    named = []
+    for broker in found:
+        with httpx.Client(base_url=broker.base_url) as http:
+            (cluster,) = http.get("/v3/clusters").json()["data"]
+            path = f"/v3/clusters/{cluster['cluster_id']}/consumer-groups/{group}"
+            related = http.get(path).json()["coordinator"]["related"]
+            answer = http.get(related)
+            assert answer.status_code == 200, answer.text
+            named.append(answer.json()["broker_id"])
+    others = {number for number in named if number != 1}
+    assert (named.count(1), len(others)) == (1, 1), named
+
+
 def was_calm(found: list[Broker]) -> bool:
     return not any(TAKEN in broker.log() for broker in found)
 
@@ -119,6 +134,8 @@ def test_the_whole_life_of_an_instance_at_any_broker(tmp_path: Path, is_killed: 
         instance("POST", "/subscription", {"topics": [topic]})
         assert instance("GET", "/subscription") == {"topics": [topic]}
         assert len(instance("GET", "/assignments")["partitions"]) == PARTITIONS
+        if not is_killed:
+            check_coordinator(found, f"g-{topic}")
         read: list[int] = []
         while (some := instance.read("max_bytes=200&timeout=500")) or set(read) != set(values):
             read += some

@@ -29,7 +29,8 @@ ASSIGNMENT = {
 }
 LAG = {
     *("kind", "metadata", "cluster_id", "consumer_group_id", "topic_name", "partition_id"),
-    *("current_offset", "log_end_offset", "lag", "consumer_id", "instance_id", "client_id"),
+    *("current_offset", "is_committed", "log_end_offset", "lag", "consumer_id", "instance_id"),
+    "client_id",
 }
 SUMMARY = {
     *("kind", "metadata", "cluster_id", "consumer_group_id", "max_lag_consumer_id"),
@@ -51,7 +52,7 @@ def seen(world: World) -> World:
     ("path", "kind", "keys", "item", "item_keys"),
     [
         ("", "KafkaConsumerGroupList", LISTED, "KafkaConsumerGroup", GROUP),
-        ("/seen", "KafkaConsumerGroup", GROUP, "", set()),
+        ("/seen", "KafkaConsumerGroup", GROUP | {"held_members"}, "", set()),
         ("/seen/consumers", "KafkaConsumerList", LISTED, "KafkaConsumer", CONSUMER),
         ("/seen/consumers/m", "KafkaConsumer", CONSUMER, "", set()),
         (
@@ -100,7 +101,7 @@ def test_v3_resources(
         ("GET", "/seen/consumers/nope", None, 404, 404),
         ("GET", "/seen/consumers/nope/assignments", None, 404, 404),
         ("GET", f"/seen/consumers/m/assignments/{TOPIC}/partitions/9", None, 404, 404),
-        ("GET", f"/seen/lags/{TOPIC}/partitions/1", None, 404, 404),
+        ("GET", f"/seen/lags/{TOPIC}/partitions/9", None, 404, 404),
         ("GET", "/seen/lags/nope/partitions/0", None, 404, 404),
         ("PUT", "/seen", None, 405, 405),
         ("DELETE", "/nope", None, 404, 404),

@@ -57,9 +57,23 @@ function Seen({ seen }) {
       <${Stat} name="Lag" value=${short(total)} note=${counted(lags.length, "partition")} title=${`${count(total)} records`} />
       <${Stat} name="Worst partition" value=${worst ? short(worst.lag) : "–"} note=${worst ? `${worst.topic_name}-${worst.partition_id}` : ""} />
     </div>
+    <${Held} held=${group.held_members ?? []} />
     <${LagPlot} history=${history} />
     <${Lags} lags=${lags} />
     <${Members} members=${members} />`;
+}
+
+function Held({ held }) {
+  if (!held.length) return null;
+  const columns = [
+    { name: "Member", of: (h) => h.instance_id || h.consumer_id, show: (h) => html`<span class="name">${h.instance_id || h.consumer_id}</span>` },
+    { name: "Client", low: true, of: (h) => h.client_id, show: (h) => h.client_id || "–" },
+    { name: "Address", low: true, of: (h) => h.host, show: (h) => h.host || "–" },
+    { name: "Short lives", right: true, of: (h) => h.short_lives, show: (h) => count(h.short_lives) },
+    { name: "Next join in", right: true, of: (h) => h.retry_after_ms, show: (h) => `${Math.ceil(h.retry_after_ms / 1000)} s` },
+  ];
+  return html`<${Card} title="Held members" flush note="they come and go: their joins wait, so that the others are not rebalanced each time">
+    <${Table} label="Held members" columns=${columns} rows=${held} id=${(h) => `${h.instance_id}-${h.client_id}-${h.host}`} /><//>`;
 }
 
 function LagPlot({ history }) {
@@ -73,12 +87,12 @@ function LagPlot({ history }) {
 }
 
 function Lags({ lags }) {
-  if (!lags.length) return html`<${Card} title="Partitions"><${Empty} title="Nothing committed yet">No member of the group has committed an offset.<//><//>`;
+  if (!lags.length) return html`<${Card} title="Partitions"><${Empty} title="Nothing committed yet">The group has no committed offset, and no member reads.<//><//>`;
   const largest = Math.max(...lags.map((one) => one.lag), 1);
   const columns = [
     { name: "Topic", of: (l) => `${l.topic_name}\u0000${String(l.partition_id).padStart(6, "0")}`, show: (l) => html`<a href=${`#/topics/${part(l.topic_name)}`}>${l.topic_name}</a>` },
     { name: "Partition", right: true, of: (l) => l.partition_id, show: (l) => l.partition_id },
-    { name: "Committed", right: true, low: true, of: (l) => l.current_offset, show: (l) => html`<a href=${`#/topics/${part(l.topic_name)}/records?p=${l.partition_id}&from=offset&at=${l.current_offset}`}>${count(l.current_offset)}</a>` },
+    { name: "Position", right: true, low: true, of: (l) => l.current_offset, show: (l) => html`<a href=${`#/topics/${part(l.topic_name)}/records?p=${l.partition_id}&from=offset&at=${l.current_offset}`}>${count(l.current_offset)}</a>${l.is_committed ? "" : html` <span class="muted">not committed</span>`}` },
     { name: "End", right: true, low: true, of: (l) => l.log_end_offset, show: (l) => count(l.log_end_offset) },
     { name: "Lag", right: true, of: (l) => l.lag, show: (l) => html`<span class="lag"><span class="lag-bar" aria-hidden="true"><span style=${{ width: `${l.lag / largest * 100}%` }}></span></span><span>${count(l.lag)}</span></span>` },
     { name: "Read by", low: true, of: (l) => l.consumer_id, show: (l) => html`<span class="cut">${l.consumer_id || html`<span class="muted">no member</span>`}</span>` },

@@ -173,11 +173,11 @@ async def test_a_member_that_left_while_the_view_was_expired_is_forgotten() -> N
         await second.refresh()
         await second.submit(LeaveGroup("g", "x"))
         await second.wal.checkpoint()
-        assert set(one._coordinator.led["g"].instances) == {"x", "y"}
+        assert set(one.coordinator.led["g"].instances) == {"x", "y"}
         assert isinstance(first.clock, ManualClock)
         first.clock.advance(first.wal.view_age_max_s + 1)
         await first.wal.ensure_view()
-        assert set(one._coordinator.led["g"].instances) == {"y"}
+        assert set(one.coordinator.led["g"].instances) == {"y"}
         await one.close()
 
 

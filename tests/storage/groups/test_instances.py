@@ -13,13 +13,13 @@ from tests.support.clock import ManualClock
 from tests.support.instances import (
     BY_HAND,
     CONFIG,
+    group_of,
     joined,
     members_of,
     read,
-    started,
     virtual,
 )
-from tests.support.logs import append, closing, opened
+from tests.support.logs import append
 from tests.support.records import rows
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import (
@@ -31,20 +31,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.instances import ARRIVAL_S, TICK_S, Instances
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import FetchResult, Log
-
-
-@contextlib.asynccontextmanager
-async def group_of(partitions: int = 1, *members: str):
-    """A log with the topic "t", and its consumers: the members share the topic in the group "g"."""
-    log = await opened(MemoryStore())
-    async with closing(log):
-        await log.create_topic("t", partitions, {})
-        consumers = await started(log)
-        await joined(consumers, *members)
-        yield log, consumers
-        await consumers.close()
 
 
 def values_of(fetched: FetchResult) -> list[str]:

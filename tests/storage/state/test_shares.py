@@ -33,7 +33,7 @@ from tidelog.storage.core.actions import (
     Subscribe,
 )
 from tidelog.storage.core.entry import Commit, HotMark, IdempotencyKey
-from tidelog.storage.core.errors import InvalidRequest, LogError, Throttled
+from tidelog.storage.core.errors import BoundReached, InvalidRequest, LogError, Throttled
 from tidelog.storage.state import access, committed_offsets, group_members, idempotency, producers
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state.cluster_state import ClusterState
@@ -197,6 +197,39 @@ def test_a_key_from_before_level_3_is_found_by_every_principal() -> None:
     state.apply(raising(state, 3), object_keys.wal(state.seq + 1))
     assert commit(state, Append(0, 0, 1), principal=ALICE, key="order-18") is None
     assert state.partition("alpha", 0).high_watermark == 1
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_static_member_that_takes_over_a_pattern_needs_a_share_of_patterns(level: int) -> None:
+    state = state_of(level)
+
+    def static(name: str, place: str, principal: str) -> JoinGroup:
+        return JoinGroup("g", name, "b", MemberConfig(principal=principal), place)
+
+    for number in range(SHARE + 1):
+        name = f"a{number}"
+        assert commit(state, static(name, f"place{number}", ""), principal="") is None
+        assert commit(state, Subscribe("g", name, [], "a.*"), principal="") is None
+    for number in range(SHARE - 1):
+        assert commit(state, join(number, MALLORY)) is None
+        assert commit(state, Subscribe("g", f"m{number}", [], "a.*")) is None
+    assert commit(state, static("b0", "place0", MALLORY)) is None
+    assert state.shares.used(rules.PATTERNS, MALLORY) == SHARE
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_members, "MEMBERS_MAX", 100)
+        refusal = commit(state, static("b1", "place1", MALLORY))
+    if level == 2:
+        assert refusal is None
+        return
+    assert isinstance(refusal, BoundReached)
+    assert f"{MALLORY} has {SHARE} of its {SHARE} members that subscribe by pattern" in str(refusal)
+    assert set(usage(state)[rules.PATTERNS]) == {"", MALLORY}
+    assert state.members.member("g", "a1") is not None
+    assert commit(state, Subscribe("g", "b0", ["alpha"])) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_members, "MEMBERS_MAX", 100)
+        assert commit(state, static("b1", "place1", MALLORY)) is None
+    assert state.shares.used(rules.PATTERNS, MALLORY) == SHARE
 
 
 def test_a_quota_of_the_bounds_name_is_the_share_of_the_principal_or_of_all() -> None:

@@ -1,0 +1,44 @@
+"""The held members of groups (storage.groups.short_lives), for every broker: they are soft state of
+each group's coordinator."""
+
+import logging
+
+import msgspec
+
+from tidelog.service.peers.forwarding import Forwarder, Unreached
+from tidelog.service.security.caller import CallerRights
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.groups.instances import Instances
+from tidelog.storage.groups.short_lives import HeldMember
+
+log = logging.getLogger("tidelog.groups")
+
+
+HELD_MEMBERS = "held_members"
+"""The key of a HeldMembers in the scope of FastAPI's requests."""
+
+
+class HeldMembers:
+    """Finds the held members of a group, here or at the broker that coordinates it."""
+
+    def __init__(self, instances: Instances, forwarder: Forwarder | None) -> None:
+        self._instances = instances
+        self._forwarder = forwarder
+
+    def here(self, group_id: str) -> bytes:
+        """Return those of a group of this broker, as `of` decodes them."""
+        return msgspec.json.encode(self._instances.coordinator.held(group_id))
+
+    async def of(self, group_id: str, holder: str, rights: CallerRights) -> list[HeldMember] | None:
+        """Return those of a group, or None if its coordinator does not answer. `holder` is the
+        coordinator in the cluster state."""
+        coordinator = self._instances.coordinators.of(group_id, holder)
+        if self._forwarder is None or coordinator == self._instances.coordinators.me:
+            return self._instances.coordinator.held(group_id)
+        try:
+            path = f"/consumers/{group_id}/held-members"
+            answer = await self._forwarder.get(rights, coordinator, path)
+            return msgspec.json.decode(answer, type=list[HeldMember])
+        except (Unreached, LogError, msgspec.MsgspecError) as error:
+            log.info("held members of group %s are unknown: %s", group_id, error)
+            return None

@@ -1,0 +1,91 @@
+"""Metrics of consumer groups, by group.
+
+Generation, members and lag are in every broker's state, so each broker exports the same values.
+Rebalances, their duration and refused joins are soft state of a group's coordinator, so only the
+coordinator exports them, since it took the group.
+
+The first METRIC_GROUPS_MAX groups have series of their own; OTHER_GROUPS is for all others together
+(I10). The duration of a rebalance is a gauge by group, not a histogram: a group that never settles
+is the one to find, and a histogram by group would have 14 series for each.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from tidelog.service.telemetry.group_lags import (
+    METRIC_GROUPS_MAX,
+    OTHER_GROUPS,
+    SERIES_MAX,
+    LagTotals,
+)
+from tidelog.service.telemetry.log_metrics import Labelled, counter, gauge
+from tidelog.storage.broker import Broker
+from tidelog.storage.groups.rebalances import REASONS
+
+GROUP = ["group"]
+REST = f"; `group` has the first {METRIC_GROUPS_MAX} groups, {OTHER_GROUPS} has "
+
+
+class GroupCollector(Collector):
+    """Collects the metrics of a broker's groups."""
+
+    def __init__(self, broker: Broker, lags: LagTotals) -> None:
+        self._broker = broker
+        self._lags = lags
+
+    def collect(self) -> Iterator[Metric]:
+        lags = self._lags
+        doc = f"records after the group's position, for the first {SERIES_MAX} partitions of groups"
+        yield gauge("group_lag", doc, ["group", "topic", "partition"], lags.series)
+        totals = lags.groups.items()
+        doc = f"lag of the group in all its partitions together{REST}the sum of all others"
+        yield gauge("group_lag_records", doc, GROUP, [([one], lag.total) for one, lag in totals])
+        doc = f"largest lag of the group in one partition{REST}the largest of all others"
+        yield gauge("group_lag_max", doc, GROUP, [([one], lag.largest) for one, lag in totals])
+        yield from self._states()
+        yield from self._soft_states()
+
+    def _states(self) -> Iterator[Metric]:
+        groups = list(self._broker.state.members)
+        found = ((group.group_id, group.generation) for group in groups)
+        doc = f"generation of the group{REST}the sum of all others"
+        yield gauge("group_generation", doc, GROUP, self._by_group(found))
+        found = ((group.group_id, len(group.members)) for group in groups)
+        doc = f"members of the group{REST}the sum of all others"
+        yield gauge("group_size", doc, GROUP, self._by_group(found))
+
+    def _soft_states(self) -> Iterator[Metric]:
+        now_s = self._broker.clock.boot_s()
+        groups = [(group.group_id, led) for group, led in self._broker.groups.coordinator.ours()]
+        rebalances: list[Labelled] = []
+        for reason in REASONS:
+            found = ((name, led.rebalances.counts[reason]) for name, led in groups)
+            values = self._by_group((name, count) for name, count in found if count)
+            rebalances += (([*labels, reason], count) for labels, count in values)
+        doc = f"rebalances of the group, of its coordinator, by reason{REST}the sum of all others"
+        yield counter("group_rebalances", doc, ["group", "reason"], rebalances)
+        found_s = ((name, led.rebalances.seconds(now_s)) for name, led in groups)
+        doc = (
+            "time from the group's last rebalance until all members had read again, or until now "
+            f"if some have not, of its coordinator{REST}the longest of all others"
+        )
+        yield gauge("group_rebalance_seconds", doc, GROUP, self._by_group(found_s, max))
+        refused = ((name, led.short_lives.refused) for name, led in groups)
+        doc = (
+            "joins refused because the client's members came and went too often, of the group's "
+            f"coordinator{REST}the sum of all others"
+        )
+        yield counter("group_joins_held", doc, GROUP, self._by_group(refused))
+
+    def _by_group(
+        self,
+        values: Iterable[tuple[str, float]],
+        together: Callable[[float, float], float] = lambda one, other: one + other,
+    ) -> list[Labelled]:
+        own, found = self._lags.groups, dict[str, float]()
+        for group_id, value in values:
+            label = group_id if group_id in own else OTHER_GROUPS
+            found[label] = together(found[label], value) if label in found else value
+        return [([label], value) for label, value in found.items()]
