@@ -229,7 +229,7 @@ def test_a_swapped_entry_breaks_the_chain() -> None:
         (lambda files: [files[0], *files[2:]], "in no segment"),
         (lambda files: files[:-1], "in no segment"),
         (lambda files: [files[0]._replace(rows=1), *files[1:]], "1 rows"),
-        (lambda files: [files[0]._replace(timestamp_max=1), *files[1:]], "stamped"),
+        (lambda files: [files[0]._replace(timestamp_max=1), *files[1:]], "has timestamps"),
         (lambda files: [files[0]._replace(size=files[0].size - 1), *files[1:]], "bytes"),
         (lambda files: [], "no segment"),
     ],

@@ -20,7 +20,7 @@ PLACES = {
     "topics/flights/configs": "cleanup.policy",
     "groups": "behind",
     "groups/behind": "Lag over time",
-    "metadata": "CheckpointSchedule",
+    "metadata": "Checkpoint",
     "api": "openapi.json",
 }
 

@@ -92,7 +92,7 @@ def test_a_key_is_found_by_the_digest_of_its_secret_until_it_is_deleted() -> Non
         (key("", b"x"), "id is empty or too long"),
         (key("k2", b"x", expires_ms=-1), "cannot expire"),
         (CreateAcls([READ, Acl("TOPIC", "t", "ANY", "User:a", "*", "READ", "ALLOW")]), "pattern"),
-        (SetQuotas("User:alice", {"request_percentage": 1}), "quota 'request_percentage'"),
+        (SetQuotas("User:alice", {"connection_rate": 1}), "quota 'connection_rate'"),
         (SetQuotas("User:alice", {"producer_byte_rate": 0}), "1 to"),
         (SetQuotas("alice", {"producer_byte_rate": 1}), "a principal is User:"),
     ],

@@ -1,4 +1,4 @@
-"""CheckpointSchedule of the cluster state: damaged bytes."""
+"""Checkpoints of the cluster state: damaged bytes."""
 
 import contextlib
 
