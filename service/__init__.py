@@ -3,11 +3,11 @@
 Packages, lower ones first; import-linter checks that a package imports only lower ones
 (pyproject.toml).
 
-    settings        every setting: unit, default, reason; alone reads the environment
-    trust_settings  settings of trust: names, TLS, OIDC, audit log
-    secret_files    secrets in files
-    setting_fields  a setting as a field of a dataclass: default, documentation, check
     exit_status     exit statuses of brokers and commands
+    setting_fields  a setting as a field of a dataclass: default, documentation, check
+    secret_files    secrets in files
+    trust_settings  settings of trust: names, TLS, OIDC, audit log
+    settings        every setting: unit, default, reason; no other module reads the environment
     http            requests, responses, errors, URLs, the HTTP/1.1 protocol
     formats         request and response bodies to and from columns
     telemetry       metrics and rates

@@ -1,4 +1,4 @@
-"""Settings of a broker and of the command line. The only module that reads the environment.
+"""Settings of a broker and of the command line. No other module reads the environment.
 
 Each field is a flag of `tidelog serve` (`--flush-interval-ms`), a variable (`TIDELOG_FLUSH_INTERVAL_MS`)
 and a row of SETTINGS.md. A flag overrides a variable, a variable overrides the default. An
@@ -21,7 +21,7 @@ from tidelog.storage.io.open import check_url
 from tidelog.storage.io.s3_options import S3Options
 
 if TYPE_CHECKING:
-    # The CLI shows and parses settings. Only a process that runs a broker loads the log and Arrow.
+    # A command that only parses settings must not load the log and Arrow.
     from tidelog.storage.log import LogSettings
 
 PREFIX = "TIDELOG_"
@@ -106,7 +106,7 @@ class Settings:
     )
     hot_dir: str = setting(
         "",
-        "local folder of the hot log, which makes acks=1 durable; empty: `.hot` in a file store, else `~/.local/state/tidelog/<store>`",
+        "local folder of the hot log, which makes acks=1 durable; empty: `.hot` in the folder of the store, for S3 `~/.local/state/tidelog/<hash of the store's URL>`; none for `memory://`",
     )
     default_partitions: int = setting(
         1, "partitions of a new topic if the request gives no number", low=1, high=10_000
@@ -186,12 +186,12 @@ class Settings:
     )
     retention_check_interval_ms: int = setting(
         300_000,
-        "time between two retention rounds of this broker; each 12th round also collects garbage; 0: no rounds",
+        "mean pause between two retention rounds of this broker; each 12th round also collects garbage; 0: no rounds",
         low=0,
     )
     compact_spark_bytes: int = setting(
         16 * 1024 * MIB,
-        "without `--engine`, `tidelog compact` uses Spark, if it is installed, for more bytes than this; one process compacts about 100 MB/s, so it needs three minutes for the default",
+        "if the segments to compact have more bytes than this, `tidelog compact` without `--engine` uses Spark, if Spark is installed; one process compacts about 100 MB/s, so it needs three minutes for the default",
         low=0,
     )
     compact_memory_bytes: int = setting(
@@ -276,7 +276,8 @@ class Settings:
 
     # Fixed limits, not settings: a test overrides them in a subclass.
     connections_max: ClassVar[int] = 10_000
-    """Maximum of open connections and requests; above it the server answers 503."""
+    """Maximum of open connections. For a connection above it, the server closes one that is
+    unproved. If there is none, it answers 503, except for health (service.http.admission)."""
     fetch_wait_ms_max: ClassVar[int] = 30_000
     """Maximum time of a long poll."""
     start_retry_s: ClassVar[float] = 60.0
@@ -325,7 +326,7 @@ class Settings:
         if self.admin_key and len(self.admin_key) < ADMIN_KEY_CHARS_MIN:
             raise BadSettings(
                 f"admin_key has {len(self.admin_key)} characters: use {ADMIN_KEY_CHARS_MIN} or "
-                "more random ones (openssl rand -base64 32)"
+                "more random characters (openssl rand -base64 32)"
             )
         if why := trust_settings.why_not(self):
             raise BadSettings(why)

@@ -13,7 +13,7 @@ parameters      parameters of a path, a query and a body: parsers, checks
 protocol        uvicorn's server and its connections, bounded by Admission, with and without TLS
 request_id      the header X-Request-Id
 route           a route as one declaration: path, handler, access, label, documentation
-sockets         sockets to listen on; why listening failed
+sockets         sockets to listen on; the reason if a broker cannot listen
 transports      TLS below a protocol; the count of written bytes
 urls            a path in one spelling; the URL under which a client reaches this broker
 """

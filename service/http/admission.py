@@ -1,16 +1,17 @@
 """Admission: which connections a listener keeps, for how long, and how many bytes they hold.
 
-Pure: no IO, no clock; the listener (service.http.protocol) gives the time and closes what
-`Admission` names. Invariants:
-A1 What is taken from a `Budget` is given back once; the sum is never negative.
+Pure: no IO, no clock. The listener (service.http.protocol) passes the time, and closes the
+connections that `Admission` returns. Invariants:
+A1 Bytes that a request takes from a `Budget` are given back exactly once; `used` is never negative.
 A2 A budget is exceeded only by one share that alone is larger than the budget.
-A3 A client that has sent no whole head (or, at the port for peers, no token) is unproved. Unproved
-   connections give way to new ones, so they cannot lock out clients.
+A3 A connection is unproved until its client has sent a whole head (at the port for peers: the
+   token). At a bound, an unproved connection is closed for a new one. So unproved connections
+   cannot keep out other clients.
 A4 No clock runs while the client waits for the broker.
 
-The bound of the memory is the sum of the budgets (`Admission.bounds`), with CONNECTION_BYTES for
-each connection. A request whose body arrives in one packet is not charged: its bytes are in the
-write buffer of the log (`buffer_bytes_max`) or gone before the next packet is read.
+Connections hold at most the sum of the two budgets, and CONNECTION_BYTES for each connection
+(`Admission.bounds`). An uncompressed body that arrives in one packet is not charged: before the
+next packet is read, its bytes are in the write buffer of the log (`buffer_bytes_max`) or freed.
 """
 
 from collections import Counter
@@ -22,21 +23,24 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 HEAD_BYTES_MAX = 64 * 1024
 HEAD_FIELDS_MAX = 100
 PIPELINED_MAX = 100
-"""Requests of one connection that wait for the answer before. Later ones are not served."""
+"""Maximum requests of one connection that wait for the answers to earlier ones. Requests above it
+are not served."""
 CONNECTION_BYTES = 2 * 64 * 1024
-"""Of a connection, beside the budgets: its head, and what the socket has not taken of answers."""
+"""Maximum bytes of one connection that no budget counts: the head of a request, and the part of
+answers that the socket has not taken."""
 BODY_STEP_BYTES = 64 * 1024
-"""A body without a declared length is charged in such steps."""
+"""A body is charged in multiples of this size."""
 BYTES_PER_S_MIN = 512
-"""Of a body, and of an answer, over the time of its clock."""
+"""Minimum rate of a body, and of an answer, over `Limits.body_s` and `Limits.answer_s`."""
 WATCHED_MAX = 1000
-"""Connections that one call of `overdue` looks at: about 1 ms."""
+"""Maximum connections that one call of `overdue` checks. It takes about 1 ms."""
 LOG_LINES = 10
 LOG_PERIOD_S = 10.0
 
 
 class Phase(Enum):
-    """The event that a connection waits for; the value is the reason if its time is over."""
+    """The event that a connection waits for. If its time is over, the connection is closed, and the
+    value is the reason (`Admission.ended`)."""
 
     HANDSHAKE = "handshake"
     """The end of the TLS handshake."""
@@ -44,10 +48,10 @@ class Phase(Enum):
     HEAD = "head"
     BODY = "body"
     STREAM = "stream"
-    """A body whose answer has begun: records as they come."""
+    """The rest of a body whose answer has begun: the client streams records."""
     ANSWER = "answer"
     SERVED = "served"
-    """The broker: no clock runs (A4)."""
+    """The broker's work: no clock runs (A4)."""
 
 
 class Guest(Protocol):
@@ -55,7 +59,7 @@ class Guest(Protocol):
 
     def observed(self) -> tuple[Phase, int]:
         """Return the phase, and a number that grows with progress: requests in IDLE and HEAD, bytes
-        in the others."""
+        in BODY, STREAM and ANSWER, else 0."""
         ...
 
 
@@ -68,9 +72,9 @@ class Limits(NamedTuple):
     connections_max: int = 10_000
     unproved_max: int = 10_000
     address_max: int = 2_500
-    """Connections of one address."""
+    """Maximum connections of one address."""
     spare_max: int = 64
-    """Connections above the bound: only routes of health are served to them."""
+    """Maximum connections above the bound. They are served only the routes of health."""
     bodies_bytes_max: int = 256 * 1024 * 1024
     answers_bytes_max: int = 256 * 1024 * 1024
     first_byte_s: float = 10.0
@@ -102,8 +106,8 @@ class Share:
         self.size = 0
 
     def set(self, size: int) -> bool:
-        """Hold `size` bytes; if more than before do not fit (A2), hold what was held, and return
-        False."""
+        """Hold `size` bytes from now on, and return True. If this is more than before and does not
+        fit into the budget (A2), change nothing and return False."""
         budget = self.budget
         others = budget.used - self.size
         assert others >= 0, "A1: what is given back was taken"
@@ -116,7 +120,7 @@ class Share:
 
 
 class _Seen:
-    """The state of a connection at its last look."""
+    """The state of a connection when `overdue` last checked it."""
 
     __slots__ = ("address", "is_spare", "phase", "progress", "since_s")
 
@@ -140,11 +144,12 @@ class Admission(Generic[G]):
     """The connections of one listener and the bytes that they hold. Owned by one event loop."""
 
     def __init__(self, limits: Limits, other_bounds: Mapping[str, int] | None = None) -> None:
-        """`other_bounds` has the bytes of the parts of the process that are not counted here."""
+        """`other_bounds` has the maximum bytes of the parts of the process that are not counted
+        here."""
         self.limits = limits
         self._other_bounds = other_bounds or {}
         self.bodies = Budget(limits.bodies_bytes_max)
-        """Bodies of which more than one packet is read."""
+        """Bodies that arrive in more than one packet, or compressed."""
         self.answers = Budget(limits.answers_bytes_max)
         """Records that are read and encoded, until the socket has taken the answer."""
         self.ended: Counter[str] = Counter()
@@ -170,8 +175,8 @@ class Admission(Generic[G]):
         return len(self._seen)
 
     def bounds(self) -> dict[str, int]:
-        """Return the most bytes of each part of the process's memory. Their sum, with what the
-        process needs without a record, bounds its resident memory."""
+        """Return the maximum bytes of each part of the process's memory. Their sum, and the memory
+        that a process without records needs, bound its resident memory."""
         limits = self.limits
         most = limits.connections_max + limits.spare_max
         return {
@@ -184,7 +189,8 @@ class Admission(Generic[G]):
     # -- connections
 
     def arrive(self, guest: G, address: str) -> G | None:
-        """Count a connection. Return the one to close for it, which is no longer counted."""
+        """Count a new connection. Return the connection that the caller must close for it, or None.
+        The returned connection is no longer counted."""
         limits, seen = self.limits, _Seen(address)
         of_address = self._addresses.get(address)
         if of_address is None:
@@ -218,16 +224,16 @@ class Admission(Generic[G]):
         return victim
 
     def prove(self, guest: G) -> None:
-        """The client has shown what this listener asks for (A3)."""
+        """Note that the client has sent what proves its connection (A3)."""
         if self._unproved.pop(guest, guest) is None:
             del self._addresses[self._seen[guest].address].unproved[guest]
 
     def is_spare(self, guest: G) -> bool:
-        """Whether the connection is above the bound: it gets health, and no other route."""
+        """Whether the connection is above the bound, so that only routes of health are served."""
         return guest in self._spare
 
     def leave(self, guest: G) -> None:
-        """The connection is closed; a second call does nothing."""
+        """Stop counting a connection that is closed. A second call does nothing."""
         seen = self._seen.pop(guest, None)
         if seen is None:
             return
@@ -244,8 +250,8 @@ class Admission(Generic[G]):
     # -- clocks
 
     def overdue(self, now_s: float) -> tuple[list[tuple[G, Phase]], bool]:
-        """Return connections whose time is over, of WATCHED_MAX, and whether that was the last of
-        the round over all. Call it about once a second."""
+        """Check the next WATCHED_MAX connections. Return those whose time is over, and whether this
+        ends the round over all connections. Begin a round about once a second."""
         found: list[tuple[G, Phase]] = []
         looked = 0
         for guest in islice(self._round, WATCHED_MAX):
@@ -274,8 +280,8 @@ class Admission(Generic[G]):
     # -- log lines
 
     def line(self, now_s: float) -> int | None:
-        """Return None if a bad request gets no line in the log (LOG_LINES in LOG_PERIOD_S do), else
-        the number of those since the last line that got none."""
+        """Decide whether a bad request is logged: at most LOG_LINES are in LOG_PERIOD_S. If not,
+        return None, else the number of bad requests that were not logged since the last line."""
         self._lines = [at_s for at_s in self._lines if now_s - at_s < LOG_PERIOD_S]
         if len(self._lines) >= LOG_LINES:
             self._unlogged += 1

@@ -114,7 +114,8 @@ class HttpRequest:
 
         Unpack it if it has a Content-Encoding. Raises BodyTooLarge before it reads or unpacks more
         than the bound (I10). Raises Unavailable if the bodies of all requests exceed their budget;
-        a body that arrives in one piece is not charged. Raises UnsupportedEncoding and BadEncoding.
+        an uncompressed body that arrives in one piece is not charged. Raises UnsupportedEncoding
+        and BadEncoding.
         Raises IncompleteBody if the client disconnects: half an Arrow stream would decode as a
         shorter stream.
         """
@@ -155,7 +156,7 @@ class HttpRequest:
             return first
         parts = [first]
         while message.get("more_body", False):
-            if not 0 < size <= received:  # else all declared bytes are here, without the end mark
+            if not 0 < size <= received:  # else only the end of the message is missing
                 self._charge(max(size, received))
             message = await self._part()
             parts.append(message.get("body", b""))
@@ -178,7 +179,7 @@ class HttpRequest:
         charge_body(self.share, size)
 
     def release(self) -> None:
-        """Give back what the body has taken of its budget: the request is answered."""
+        """Give back the body's share of the budget, at the end of the request."""
         if self.share is not None:
             self.share.set(0)
 
@@ -206,8 +207,8 @@ class HttpRequest:
         await self.send({"type": "http.response.body", "body": body})
 
     async def until_delivered(self) -> None:
-        """Return when the client has the response. No-op: a local response is delivered when it is
-        sent. ForwardedCall (service.peers.forwarding) waits for the broker in between."""
+        """Return when the response is sent to the client. Does nothing here, because `answer` has
+        sent it. ForwardedCall (service.peers.forwarding) waits for `Forwarded.confirm`."""
 
     async def start_stream(
         self, media_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()

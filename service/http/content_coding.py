@@ -1,9 +1,9 @@
 """Content-Encoding of bodies and answers: gzip and zstd.
 
 A body is unpacked in a thread. Unpacking stops at the body's limit, with a 413 for the request. A
-large answer is packed if the client accepts a coding. On hot routes the client must also refuse
-unpacked answers (`identity;q=0`). There, packing takes more CPU than the rest of a fetch, and most
-client libraries send `Accept-Encoding: gzip` by default.
+large answer is packed if the client accepts a coding. On hot routes, the client must also refuse
+unpacked answers (`identity;q=0`). The reason: most client libraries send `Accept-Encoding: gzip` by
+default, and packing takes more CPU than the rest of a fetch.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
 ACCEPTED = "gzip, zstd"
 PACKED_BYTES_MIN = 16 * 1024
-"""Minimum size of a packed answer. A smaller answer is few packets, packed or not."""
+"""Minimum size of an answer that is packed. A smaller answer is few packets, packed or not."""
 GZIP_MEMBERS_MAX = 16
 """Bound of the members of a body. Each member costs a copy of the bytes after it."""
 _GZIP_BITS = 31
@@ -57,7 +57,7 @@ def coding_of_body(header: bytes) -> bytes:
         return b""
     if name not in _CODINGS:
         shown = header.decode("latin-1")[:100]
-        raise UnsupportedEncoding(f"Content-Encoding {shown!r} is not supported: {ACCEPTED}")
+        raise UnsupportedEncoding(f"Content-Encoding {shown!r} is not supported: use {ACCEPTED}")
     return _CODINGS[name]
 
 

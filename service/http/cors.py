@@ -15,7 +15,8 @@ _HEADERS = (
     b"Accept, Authorization, Content-Encoding, Content-Type, Idempotency-Key, Last-Event-ID, "
     b"X-Request-Id"
 )
-"""Allowed headers of a request. `Tidelog-Console` is left out, because it proves the own origin."""
+"""Allowed headers of a request. `Tidelog-Console` is left out: it proves that the page is of this
+broker's own origin."""
 
 
 class Cors:

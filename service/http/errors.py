@@ -79,8 +79,8 @@ class ErrorBody(BaseModel):
 
 
 class TopicNotHosted(UnknownTopic):
-    """The topic of a request for the topic itself does not exist. This error has Kafka's message,
-    and a code that no other route uses."""
+    """The topic in the path of GET /topics/NAME, or of a v3 route, does not exist. This error has
+    Kafka's message and code 40403. The other routes use 40401 (UnknownTopic)."""
 
     status = 404
     code = 40403

@@ -2,7 +2,8 @@
 
 If the whole body of a request has arrived, the broker reads it, and writes the answer, without ASGI
 messages. These would cost 15 us of CPU, and one more packet, because ASGI sends the head and the
-body of an answer separately. Streams, and applications that wrap `receive` or `send`, use them.
+body of an answer separately. Streams, and applications that wrap `receive` or `send`, use ASGI
+messages.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from tidelog.service.http.route import media_type_of_errors
 JOINED_BYTES_MAX = 64 * 1024
 """A larger body is written separately from its head, because a copy would cost more."""
 LINGER_S = 2.0
-"""How long a connection stays after an answer that came before the end of its request."""
+"""How long a connection stays open after an answer that is sent before the end of its request."""
 
 
 def last_answer(status: HTTPStatus, why: str) -> bytes:
@@ -48,8 +49,8 @@ async def busy(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Flow(FlowControl):
-    """The flow control of a connection. While requests wait for the answers before them, nothing is
-    read. Otherwise, after each served request one more packet would be read (I10)."""
+    """The flow control of a connection. While requests wait for the answers to earlier ones,
+    nothing is read. Without this rule, each served request would let one more packet in (I10)."""
 
     def __init__(self, transport: asyncio.Transport, waiting: deque[Any]) -> None:
         super().__init__(transport)
@@ -113,7 +114,8 @@ class Exchange(RequestResponseCycle, WholeExchange):
             await self.flow.drain()
 
     def _answer_early(self, message: MutableMapping[str, Any]) -> None:
-        """Answer before the whole body has arrived: the connection ends with the answer."""
+        """Prepare a message of an answer that is sent before the whole body has arrived: the
+        connection ends after this answer."""
         if message["type"] == "http.response.start":
             if message["status"] >= HTTPStatus.BAD_REQUEST:
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]

@@ -72,8 +72,8 @@ def _is_served(part: bytes) -> bool:
 
 
 def check_instance_type(headers: Mapping[bytes, bytes]) -> None:
-    """Raise UnsupportedMediaType unless a request to a consumer instance may have its
-    Content-Type."""
+    """Raise UnsupportedMediaType for a Content-Type that a request to a consumer instance may not
+    have."""
     sent = headers.get(b"content-type", b"")
     if sent in (JSON_V2, b"", b"application/json"):
         return

@@ -3,7 +3,8 @@ of the next page in `metadata.next`.
 
 A token is the key of the last item in a page, and the next page begins after this key. So the pages
 together have each item exactly once, even if other items are added or deleted meanwhile. Items are
-made and encoded in slices of time (`Slices`); between, the event loop runs other callbacks.
+made and encoded in slices of time (`Slices`). Between two slices, the event loop runs other
+callbacks.
 """
 
 import asyncio
@@ -82,7 +83,7 @@ class Page(NamedTuple):
 
 
 WHOLE = Page(sys.maxsize, None)
-"""For an answer with all items: of a request that names them."""
+"""For an answer with all items, if the request names the items."""
 
 
 async def page_of_query(

@@ -1,4 +1,4 @@
-"""Parameters of a request (path, query, names in a body): parsers, checks and their refusal."""
+"""Parameters of a request (path, query, names in a body): parsers, checks and their error."""
 
 import re
 from collections.abc import Mapping

@@ -1,11 +1,11 @@
 """uvicorn's server and its HTTP protocol, as both listeners of a broker use them.
 
 A request that offers another protocol (`Upgrade: h2c`, which Java's HttpClient sends with each
-request) is read as if it did not (RFC 9110, 7.8). llhttp ends such a request at its head; uvicorn
-then serves it without its body, and the body is parsed as the next request.
+request) is read as one without the offer (RFC 9110, 7.8). Otherwise llhttp would end it at its
+head, uvicorn would serve it without its body, and parse the body as the next request.
 
-Connections, clocks and heads are bounded by Admission (service.http.admission). A request that is
-answered before its body has come ends its connection: what comes next is not the next request.
+service.http.admission bounds connections, their times and heads. If a request is answered before
+its whole body has arrived, its connection ends: the next bytes are of the body, not of a request.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ HEALTH = frozenset({"/healthy", "/ready", "/startup", "/_health", "/status/ready
 
 
 class Server(uvicorn.Server):
-    """A server without uvicorn's signal handlers, which would end a drained process by the signal:
-    its owner calls `stop`."""
+    """A server without uvicorn's signal handlers: after the drain, these raise the signal again,
+    which ends the process. The owner of the server calls `stop`."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
             sockets = bound_sockets(host, port, role=self._role)
         try:
             await super().startup(sockets)
-        except OSError as error:  # another process has bound the port as early, and listens
+        except OSError as error:  # another process bound the port, too, and listens already
             raise cannot_listen(host, port, self._role, error) from error
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         scheme = "http" if self.config.tls is None else "https"  # type: ignore[attr-defined]
@@ -103,8 +103,8 @@ class Config(uvicorn.Config):
         tls: Callable[[], ssl.SSLContext] | None = None,
         **options: Any,
     ) -> None:
-        """Without `proves_by_head`, the application proves a connection: `scope["prove"]()`. With
-        `tls`, a connection uses TLS, with the context that `tls` returns when it begins."""
+        """Without `proves_by_head`, the application calls `scope["prove"]()` to prove a connection.
+        With `tls`, connections use TLS. A new connection gets the context that `tls` returns."""
         super().__init__(
             app,
             http=Protocol if tls is None else TlsProtocol,
@@ -121,8 +121,8 @@ class Config(uvicorn.Config):
         self._is_armed = False
 
     def watch(self, loop: asyncio.AbstractEventLoop, after_s: float = CHECK_S) -> None:
-        """Look at the clocks while there are connections: a timer for each request would cost more
-        than all else here."""
+        """Check the clocks of all connections in rounds, while there are connections. A timer for
+        each request would cost more than the rest of this module."""
         if not self._is_armed and self.admission.connections:
             self._is_armed = True
             loop.call_later(after_s, self._check, loop)
@@ -136,7 +136,7 @@ class Config(uvicorn.Config):
 
 
 class _Refused(Exception):
-    """The head cannot be served, for the reason in `_refusal`: the parser wraps what is raised."""
+    """The request is invalid. The parser wraps this error: the reason is in `Protocol._refusal`."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -158,11 +158,11 @@ class Protocol(HttpToolsProtocol):
         self._hosts = 0
         self._is_coded = False  # has a Transfer-Encoding other than chunked
         self._served: Any = None
-        """The Exchange that the application has: `cycle`, or one before it."""
+        """The Exchange that the application serves: `cycle`, or an earlier one."""
         self._has_body = False  # the packet has a part of a body
         self._head_bytes = 0
-        """Of packets after the one in which the head began; of packets without a part of the body
-        since the last one with a part: trailers, and extensions of chunks."""
+        """In a head: bytes of the packets after the one in which it began. In a body: bytes of the
+        packets since the last one with a part of the body: trailers, extensions of chunks."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -179,11 +179,11 @@ class Protocol(HttpToolsProtocol):
         self._is_ended = True
         self.pipeline.clear()
         if self._served is not None:
-            self.cycle = self._served  # who waits for the end of the connection
+            self.cycle = self._served  # super() reports the end of the connection to it
         super().connection_lost(exc)
 
     def prove(self) -> None:
-        """Keep this connection before those of which nothing is known (A3)."""
+        """Mark this connection as proved (A3)."""
         self._is_proved = True
         self._admission.prove(self)
 
@@ -215,7 +215,7 @@ class Protocol(HttpToolsProtocol):
             self._begin(version)
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self._app))
-        else:  # the last one that is served ends the connection
+        else:  # the connection ends after `before`, the last request that is served
             before.keep_alive = False
             self._is_ended = True
 
@@ -245,12 +245,12 @@ class Protocol(HttpToolsProtocol):
         self._check_size()
         version = self.parser.get_http_version()
         if self._is_coded:
-            raise self._refused(501, "the only Transfer-Encoding is chunked")
+            raise self._refused(501, "the only Transfer-Encoding that is accepted is chunked")
         if version == "1.1":
             if self._hosts != 1:
-                raise self._refused(400, "a request has one Host field")
+                raise self._refused(400, "a request must have exactly one Host field")
         elif version != "1.0":
-            raise self._refused(505, "the versions of HTTP here are 1.1 and 1.0")
+            raise self._refused(505, "this version of HTTP is not supported: use 1.1 or 1.0")
         return version
 
     def _check_size(self) -> None:
@@ -352,7 +352,7 @@ class Protocol(HttpToolsProtocol):
         if phase is Phase.ANSWER:
             self.transport.abort()  # what is unsent is dropped
         elif phase in (Phase.HEAD, Phase.BODY):
-            self._end(HTTPStatus.REQUEST_TIMEOUT, f"the {phase.value} of the request did not come")
+            self._end(HTTPStatus.REQUEST_TIMEOUT, f"the whole {phase.value} did not come in time")
         else:
             self.transport.close()
 
@@ -383,7 +383,7 @@ class Protocol(HttpToolsProtocol):
         status, why = self._refusal
         unlogged = self._admission.line(self.loop.time())
         if unlogged is not None:
-            self.logger.warning("%s (%d more without a line)", why, unlogged)
+            self.logger.warning("%s (%d more were not logged)", why, unlogged)
         self._admission.ended["refused"] += 1
         last = self.cycle
         if last is None or last.response_complete or last.more_body:
@@ -397,8 +397,8 @@ class Protocol(HttpToolsProtocol):
         self._is_ended = True
 
     def _end(self, status: HTTPStatus, why: str) -> None:
-        """Close the connection; with an answer, if none is being sent. If other requests are to be
-        answered before this one, close it after their answers, and do not serve this one."""
+        """Answer with `status`, unless an answer is being sent, and close the connection. If other
+        requests wait in front of this one, close it after their answers, without this answer."""
         if self.pipeline:
             self.pipeline.popleft()
             self.cycle = self.pipeline[0][0] if self.pipeline else self._served
@@ -414,12 +414,12 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
     def _read_on(self, data: memoryview, offer: httptools.HttpParserUpgrade) -> None:
-        """Parse the rest of a packet whose first head has an offer. A packet may hold thousands of
-        offers; slices of a memoryview copy nothing."""
+        """Parse the rest of a packet whose first head offers another protocol. A packet may hold
+        thousands of offers, and slices of a memoryview copy nothing."""
         while data:
             head = self._head_without_offer()
             self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's is
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
             self.parser.feed_data(head)
             data = data[offer.args[0] :]
             try:
@@ -430,9 +430,9 @@ class Protocol(HttpToolsProtocol):
                 return
 
     def _head_without_offer(self) -> bytes:
-        """The head that the parser has ended at, without its `Upgrade` fields.
+        """Return the head after which the parser stopped, without its `Upgrade` fields.
 
-        The parser refuses line ends in names and values: one field cannot become two.
+        The parser refuses line ends in names and values, so one field cannot become two fields.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":  # whatever follows it is no body
@@ -493,7 +493,7 @@ class TlsProtocol(Protocol):
         unlogged = self._admission.line(self.loop.time())
         if unlogged is not None:
             why = NOT_TLS if is_plain else f"the TLS handshake of a client failed: {error.reason}"
-            self.logger.warning("%s (%d more without a line)", why, unlogged)
+            self.logger.warning("%s (%d more were not logged)", why, unlogged)
         self._tls.refuse(last_answer(HTTPStatus.BAD_REQUEST, NOT_TLS) if is_plain else b"")
         self._is_ended = True
         self.transport.linger_s = LINGER_S  # type: ignore[attr-defined]

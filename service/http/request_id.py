@@ -1,6 +1,7 @@
-"""`X-Request-Id`: a sane id of the client is in every answer; otherwise, errors have a new id.
+"""`X-Request-Id`: if a client sends a sane id (`_SANE`), the answer has it; else an error has a new
+id.
 
-Hot routes make no id. If the client sends none, the header costs them one lookup in a dict.
+Only errors get a new id, so the header costs all other requests one lookup in a dict.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Sockets that a server listens on, and why it cannot."""
+"""Sockets that a server listens on, and the reason if it cannot listen."""
 
 import errno
 import socket

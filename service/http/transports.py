@@ -2,9 +2,9 @@
 
 TLS is OpenSSL on two buffers in memory, between the socket's transport and the protocol. asyncio's
 own TLS (`create_server(ssl=...)`) is not used, for two reasons. With it, a protocol gets its
-connection only after the handshake, so Admission could not bound the connections before. And it
-encrypts a whole answer at once and hides how much of it is unsent. Here an answer is encrypted in
-steps, each when the socket has room.
+connection only after the handshake, so Admission could not bound the connections that are in a
+handshake. And asyncio's TLS encrypts a whole answer at once and hides how much of it is unsent.
+Here an answer is encrypted in steps, each when the socket has room.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ STEP_BYTES = 128 * 1024
 """Maximum bytes encrypted in one turn of the loop: about 0.1 ms."""
 UNASKED_MAX = 32
 """Maximum messages after the handshake that OpenSSL answers by itself (KeyUpdate). No client needs
-so many: Java's sends one for 137 GB. Without the bound, answers for a client that does not read
-would fill the memory."""
+so many: Java's client sends one for each 137 GB. Without the bound, answers for a client that does
+not read would fill the memory."""
 
 
 class TlsTransport:

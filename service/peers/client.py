@@ -60,7 +60,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._transport.writelines(parts)
             return await self._answer
-        except BaseException:  # cancelled: the connection is not reusable
+        except BaseException:  # cancelled or failed: the connection is not reusable
             self.close()
             raise
         finally:
@@ -81,7 +81,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None or self._answer.done():
-            self.close()  # data without a request
+            self.close()  # the peer sent data that no request asked for
             return
         try:
             self._parser.feed_data(data)

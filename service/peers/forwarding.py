@@ -2,7 +2,7 @@
 
 Any broker accepts any request. If another broker coordinates the group, the request is forwarded
 whole and the answer is returned whole. Records that a read returned count as delivered only after
-the forwarding broker confirms that its client has received them (`confirm`). Without a
+the forwarding broker confirms that it has sent them to its client (`confirm`). Without a
 confirmation, the coordinator returns the same records again. The instance's next read waits for the
 confirmation, `CONFIRM_S` at most.
 
@@ -36,7 +36,7 @@ SECRET_HEADERS = (b"authorization", b"cookie")
 
 
 class Unreached(Exception):
-    """The coordinator has certainly not received the request."""
+    """The coordinator has certainly not received the request (for a confirmation: maybe not)."""
 
 
 class Transport(Protocol):
@@ -47,7 +47,8 @@ class Transport(Protocol):
         outcome is unknown."""
 
     async def confirm(self, coordinator: str, ticket: bytes) -> None:
-        """Call `Forwarded.confirm` on the coordinator. Raises the errors of `request`."""
+        """Call `Forwarded.confirm` on the coordinator. Raises Unreached, also if the outcome is
+        unknown."""
 
 
 class _Request(msgspec.Struct, array_like=True):
@@ -167,7 +168,7 @@ class Forwarded:
         return _encode(response)
 
     def confirm(self, ticket: bytes) -> None:
-        """Confirm that the client has received the answer."""
+        """Note that the forwarding broker has sent the answer to the client."""
         call = self._calls.get(ticket)
         if call is not None and not call.arrived.done():
             call.arrived.set_result(None)
@@ -211,7 +212,8 @@ class Forwarder:
 
     async def get(self, rights: CallerRights, coordinator: str, path: str) -> bytes:
         """Return the body of a coordinator's answer to a GET that only brokers send. Raises
-        Unreached. Raises Unavailable without an answer, and from a version without the route."""
+        Unreached. Raises Unavailable if no answer comes, or one with another status than 200 (a
+        version without the route)."""
         who, none = (rights.principal, rights.host), ("", None)
         request = _Request("GET", path, b"", [], "http", none, b"", who, rights.proof)
         response = await self._ask(coordinator, request)

@@ -1,5 +1,5 @@
-"""The held members of groups (storage.groups.short_lives), for every broker: they are soft state of
-each group's coordinator."""
+"""The held members of groups (storage.groups.short_lives), for every broker. Only a group's
+coordinator has them, in memory."""
 
 import logging
 
@@ -26,12 +26,12 @@ class HeldMembers:
         self._forwarder = forwarder
 
     def here(self, group_id: str) -> bytes:
-        """Return those of a group of this broker, as `of` decodes them."""
+        """Return the held members of a group that this broker coordinates, encoded for `of`."""
         return msgspec.json.encode(self._instances.coordinator.held(group_id))
 
     async def of(self, group_id: str, holder: str, rights: CallerRights) -> list[HeldMember] | None:
-        """Return those of a group, or None if its coordinator does not answer. `holder` is the
-        coordinator in the cluster state."""
+        """Return the held members of a group, or None if its coordinator does not answer. `holder`
+        is the coordinator in the cluster state."""
         coordinator = self._instances.coordinators.of(group_id, holder)
         if self._forwarder is None or coordinator == self._instances.coordinators.me:
             return self._instances.coordinator.held(group_id)

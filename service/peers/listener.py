@@ -6,7 +6,7 @@ It has six routes:
 - announced entries;
 - requests of consumer instances for groups that this broker coordinates;
 - confirmations that the answers to such requests arrived;
-- this broker's metrics, for another worker of its port;
+- this broker's metrics, for a worker that shares its port for clients;
 - this broker's rates, for a broker that shows the whole cluster.
 
 A peer authenticates with a signature (service.security.signatures) and with the token in this
@@ -55,11 +55,12 @@ PEER_BODY_BYTES_MAX = 32 * 1024 * 1024
 chunk. A peer commits a larger draft by itself."""
 CONNECTIONS_MAX = 1000
 STRANGERS_SHARE = 8
-"""Of the connections, 1 in so many may be of clients that have not shown the token."""
+"""At most 1 in this number of connections may be unproved."""
 BODIES_BYTES_MAX = 4 * PEER_BODY_BYTES_MAX
 KEEP_ALIVE_S = 600
-"""Longer than the pause between two announcements of a peer. If a connection breaks during a
-request, the outcome of its draft is unknown."""
+"""The listener closes a connection that is idle for this time. It is longer than the pause between
+two announcements of a peer: if the listener closed a connection when the peer sends a draft, the
+outcome of the draft would be unknown."""
 
 
 class _Refused(Exception):
@@ -86,7 +87,7 @@ class PeerApp:
         self._groups = groups
         self._reports = reports or {}
         self.bodies: Budget | None = None
-        """Set by the listener."""
+        """The budget of the listener, which sets this attribute."""
         self._token = f"Bearer {broker.members().me.token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

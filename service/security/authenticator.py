@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 ADMIN_ID = "admin"
 """Id of the key in the settings, which is not in the state. Its principal is User:admin."""
 TOKEN_ID = "token"
-"""Stands for a key's id if a token proved the principal. Ids of keys are hexadecimal."""
+"""Stands for a key's id if a token proved the principal. Ids of keys are hexadecimal, so no key has
+this id."""
 NO_DIGEST = b""
 HEADER_BYTES_MAX = 1024
 TOKEN_BYTES_MAX = 8192
@@ -168,7 +169,8 @@ class Caller:
         return 0.0 if bucket is None else bucket.throttle_s(self._security.clock.boot_s())
 
     def _bucket(self, quota: str) -> Bucket | None:
-        """`_without` has quotas that the principal does not have. `is_valid` clears it."""
+        """Return the quota's bucket, or None if the principal does not have the quota (`_without`).
+        `is_valid` clears `_without` after a change of access."""
         if quota in self._without:
             return None
         bucket = self._security.bucket(quota, self.principal)
@@ -450,7 +452,8 @@ class Security:
         return self._log.state.access
 
     async def refresh(self) -> None:
-        """Refresh the view before a rejection, REFRESHES_PER_S at most. Raises Unavailable."""
+        """Refresh the view before a rejection, at most REFRESHES_PER_S times a second. Raises
+        Unavailable."""
         if self._refreshes.throttle_s(self.clock.boot_s()) == 0:
             self._refreshes.charge(1.0)
             await self._log.refresh()

@@ -37,7 +37,7 @@ UNITS = {
     **dict.fromkeys(BYTE_RATES, "bytes a second"),
     **dict.fromkeys((REQUEST_RATE, MUTATION_RATE), "requests a second"),
 }
-"""Of each quota that a broker enforces, for messages."""
+"""The unit of each quota that a broker enforces, for messages."""
 BASIC = 'Basic realm="tidelog", charset="UTF-8"'
 BEARER = 'Bearer realm="tidelog"'
 
@@ -45,7 +45,7 @@ BEARER = 'Bearer realm="tidelog"'
 class Credential(NamedTuple):
     """The key or token that proves a principal, or a session of the key. If `expires_ms` is 0, it
     never expires. For a token, `digest` is the thumbprint of the issuer's key. Only the broker that
-    verified the token has it; other brokers have NO_DIGEST."""
+    verified the token has the thumbprint; other brokers have NO_DIGEST."""
 
     key_id: str
     principal: str

@@ -1,10 +1,10 @@
 """TLS certificates from files: loaded, checked, and loaded again when the files change.
 
 The broker checks the files by a handshake in memory, with the contexts that connections get. So an
-expired certificate, or one that other brokers would refuse, ends the start with an error. (Names
-and CAs that clients check are not checked.) Changed files replace both contexts at once; open
-connections keep theirs. If changed files cannot be used, the broker logs and counts that, and the
-old certificate stays in use.
+expired certificate, or one that other brokers would refuse, ends the start with an error. (The
+broker cannot check which names and CAs its clients accept.) Changed files replace both contexts at
+once; open connections keep theirs. If changed files cannot be used, the broker logs and counts
+that, and the old certificate stays in use.
 """
 
 import asyncio
@@ -234,7 +234,7 @@ def _ends_s(server: ssl.SSLContext, client: ssl.SSLContext, files: TlsFiles) -> 
             case code if code == EXPIRED:
                 why = "has expired: renew it"
             case code if code == NOT_YET:
-                why = "is not valid yet: compare the clock of this machine"
+                why = "is not valid yet: check the clock of this machine"
             case code if code in WRONG_NAMES:
                 why = (
                     f"is not valid for {files.host}, where other brokers reach this one: add the "
@@ -247,5 +247,5 @@ def _ends_s(server: ssl.SSLContext, client: ssl.SSLContext, files: TlsFiles) -> 
         raise LogError(f"{name} cannot be used: {error.reason or error}") from None
     found = ends[0].getpeercert()
     if waiting or not found:
-        raise LogError(f"{name} cannot be used: no handshake")
+        raise LogError(f"{name} cannot be used: the TLS handshake did not end")
     return ssl.cert_time_to_seconds(str(found["notAfter"]))

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import httpcore  # noqa: F401  # httpx imports it with its first client, which takes the loop 20 ms
+import httpcore  # noqa: F401  # else httpx's first client imports it: 20 ms of the loop
 import httpx
 import jwt
 
@@ -124,7 +124,7 @@ class Issuer:
                 issuer=self._name,
                 options={
                     "require": ["exp", "iss", "aud"],
-                    "verify_exp": False,  # PyJWT has a clock of its own
+                    "verify_exp": False,  # PyJWT would use its own clock
                     "verify_nbf": False,
                     "verify_iat": False,
                     "enforce_minimum_key_length": True,

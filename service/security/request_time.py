@@ -2,7 +2,7 @@
 
 A request's time is the CPU time of the threads that work for it: of the event loop between the
 handler's waits, and of a thread that decodes its body. Wall time would also count waits for a CPU
-and for the interpreter's lock, so a principal would pay for its neighbours. Work for several
+and for the interpreter's lock, which requests of other principals cause. Work for several
 principals together (flushes, commits, seals) is not counted.
 
 A measurement costs two reads of the thread's clock (system calls of ~0.5 us) for each wait. So only

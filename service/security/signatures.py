@@ -1,16 +1,16 @@
 """Signatures of messages between brokers, with the cluster's secret.
 
-The token of a liveness object alone proves that its sender can read `brokers/`. A signature also
-proves that the sender has the cluster's secret. It proves that the message is unchanged, is for
-this process, and was sent lately and only once. It covers the path, the ids of receiver and sender,
-a number, the time and the whole message. So if the message names a principal, a broker
-authenticated it.
+A message with the token of a liveness object proves only that its sender can read `brokers/`. A
+signature also proves that the sender has the cluster's secret, and that the message is unchanged,
+is for this process, and was sent lately and only once. It covers the path, the ids of receiver and
+sender, a number, the time and the whole message. So if the message names a principal, a broker of
+the cluster authenticated this principal.
 
 Times are the store's (storage.wal.store_time), which all brokers share. Numbers of a sender may
 arrive out of order, because requests go over several connections. A receiver remembers the newest
 NUMBERS_KEPT numbers of each sender. It refuses a number that it has seen, and a number that is too
-low to be among them. It forgets a sender that is silent for twice the window: it refuses the
-sender's older messages because of their time.
+low to be among them. It forgets a sender that sends nothing for two windows (WINDOW_MS): then it
+refuses the sender's older messages because of their time.
 
 Version 0.1 neither signs nor verifies. Its brokers cannot share a cluster whose level is
 SIGNED_LEVEL: from that level on a message without a signature is refused.

@@ -1,7 +1,7 @@
 """Host and Origin: the names under which a broker answers, and the sites whose pages may use it.
 
-A browser sends requests for the page of any site. Three kinds of requests are refused, before the
-route is served:
+A browser also sends requests of pages of other sites. Three kinds of requests are refused, before
+the route is served:
 
 - Requests with effects, from a page of another site or of another port of this host: 403.
   `Sec-Fetch-Site` shows such a page. A browser omits this header for plain http under a name: then
@@ -15,8 +15,8 @@ route is served:
   sends them without a CORS preflight, and the broker would decode the body as JSON.
 
 Names that only a private network can resolve are allowed: a stranger cannot register them. A
-request without `Origin` and `Sec-Fetch-Site`, under a name that was used before, costs two lookups,
-or six if it has effects.
+request without `Origin` and `Sec-Fetch-Site`, under a name that was used before, costs four lookups
+(in service.server.router).
 """
 
 import socket
@@ -62,12 +62,13 @@ class Sites:
         self._suffixes = (*PRIVATE_SUFFIXES, *(name[1:] for name in names if name[0] == "*"))
         self._names = frozenset([*names, *_own_names(settings)])
         self.known: set[bytes | None] = {None}
-        """Values of `Host` that are allowed. None is one: a browser always sends `Host`."""
+        """Values of `Host` that are allowed. None (no `Host`) is allowed, because a browser always
+        sends `Host`."""
 
     def refusal(
         self, scope: Scope, headers: Mapping[bytes, bytes], *, has_effects: bool
     ) -> LogError | None:
-        """Return why a request with these headers is not served."""
+        """Return the error of a request that is not served because of these headers, else None."""
         if has_effects and self._is_foreign(scope, headers):
             return CrossSite()
         host = headers.get(b"host")

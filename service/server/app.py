@@ -120,8 +120,8 @@ def build_app(
         description=DESCRIPTION,
         openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        openapi_url=None,  # a route of the table, with its access
-        docs_url=None,  # FastAPI's page loads scripts from other hosts; the console has one
+        openapi_url=None,  # the table has a route for it, with its access
+        docs_url=None,  # FastAPI's page loads scripts from other hosts; the console has such a page
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -149,7 +149,7 @@ def build_app(
 
 @functools.cache
 def _app_routes() -> tuple[BaseRoute, ...]:
-    """Return FastAPI's form of APP_ROUTES. A process makes it once, because it has no state."""
+    """Return APP_ROUTES as FastAPI's routes. These have no state, so a process makes them once."""
     router = APIRouter(redirect_slashes=False)
     for route in APP_ROUTES:
         _add(router, route)
@@ -207,7 +207,9 @@ def _check_query(request: Request) -> None:
     for name in names:
         if name not in taken:
             takes = ", ".join(sorted(taken)) or "none"
-            raise InvalidParameter(f"parameter {name[:SHOWN_MAX]!r} is unknown here: takes {takes}")
+            raise InvalidParameter(
+                f"parameter {name[:SHOWN_MAX]!r} is unknown: the parameters of this route: {takes}"
+            )
         if names.count(name) > 1:
             raise InvalidParameter(f"parameter {name} is given more than once")
 
@@ -297,7 +299,7 @@ def _whole_body(call: HttpRequest) -> Receive:
             return await call.receive()
         try:
             body = await call.body(BODY_BYTES_MAX)
-        except LogError as error:  # FastAPI makes 400 of every other exception
+        except LogError as error:  # FastAPI would answer every other exception with 400
             refusal = error_response(error)
             raise HTTPException(refusal.status, str(error), refusal.headers) from error
         return {"type": "http.request", "body": body, "more_body": False}
@@ -326,7 +328,7 @@ async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[M
 
 
 def _ascii(query: bytes) -> bytes:
-    """Return a query whose every byte is valid in a URL: starlette decodes it as UTF-8."""
+    """Return the query with bytes above 127 escaped: starlette decodes escaped bytes as UTF-8."""
     return query if query.isascii() else quote_from_bytes(query, safe=_ASCII).encode()
 
 

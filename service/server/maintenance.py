@@ -106,7 +106,7 @@ async def maintain_once(
 
 async def _collect_apart(settings: Settings, counters: MaintenanceCounters) -> None:
     def resource() -> AbstractAsyncContextManager[MaintenanceSession]:
-        lower_priority()  # of the lane's thread
+        lower_priority()  # of the thread that the collection runs on
         return opened_cluster(settings)
 
     lane = LoopThread(resource, name="tidelog-care")
@@ -169,5 +169,7 @@ async def _collect(cluster: MaintenanceSession, counters: MaintenanceCounters) -
     if planned.garbage or planned.emptied:
         await collect(cluster, planned, count)
         oldest_s = planned.oldest_ms // 1000
-        log.info("collected %d objects, %d bytes, %d s old", done, planned.size, oldest_s)
+        log.info(
+            "collected %d objects, %d bytes, the oldest %d s old", done, planned.size, oldest_s
+        )
     counters.oldest_s = 0.0

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 KEPT_FILES = 512
 """Descriptors for the store, the hot log, peers that this broker calls, and for connections that
-are accepted only to be closed. A process with fewer files keeps half of them."""
+are accepted only to be closed. If the limit is below twice this number, half of it is kept."""
 BACKLOG = 2048
 
 
@@ -15,11 +15,12 @@ class Shares(NamedTuple):
     clients: int
     peers: int
     backlog: int
-    """Connections that the kernel may hand over at once; these are within the kept ones."""
+    """Connections that the kernel may hand over at once. They use at most a quarter of the
+    descriptors that neither clients nor peers have."""
 
 
 def shares(files: int, clients_max: int, peers_max: int) -> Shares:
-    """Divide `files` descriptors: a part is kept, peers have up to a quarter of the rest."""
+    """Divide `files` descriptors: KEPT_FILES are kept; of the rest, peers have up to a quarter."""
     kept = min(KEPT_FILES, files // 2)
     peers = max(min(peers_max, (files - kept) // 4), 1)
     clients = max(min(clients_max, files - kept - peers), 1)

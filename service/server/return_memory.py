@@ -1,4 +1,4 @@
-"""The memory of a broker after a peak: it goes back to the kernel, and RSS follows.
+"""After a peak, a broker returns freed memory to the kernel, so that its resident memory falls.
 
 malloc keeps the memory that the process frees (storage.io.malloc), because the next request needs
 it. In two cases the next request needs much less: after an outage during which requests filled the
@@ -15,7 +15,8 @@ log = logging.getLogger("tidelog.memory")
 
 CHECK_S = 10.0
 PEAK_BYTES_MIN = 64 * 1024 * 1024
-"""A smaller peak is not worth it: the memory is mapped and zeroed again for the next one."""
+"""After a smaller peak nothing is returned: the kernel would map and zero the memory again for the
+next peak."""
 IDLE_BYTES_MAX = 1024 * 1024
 """A writer that flushes less between two checks is idle."""
 

@@ -2,8 +2,8 @@
 the hot routes itself.
 
 FastAPI costs about three times as much per request as the same work here (storage/DESIGN.md section
-12), and produce, fetch and consumer instances are most of all requests. All other routes go on to
-the FastAPI application, which has them from the same table.
+12), and most requests are for produce, fetch and consumer instances. The router passes all other
+requests to the FastAPI application, which has its routes from the same table.
 """
 
 import time
@@ -80,7 +80,7 @@ APP_ROUTES: tuple[Route, ...] = (
 ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 
 ADDRESSES_MIN = 1000
-"""With fewer connections than this, one address may have all."""
+"""If the maximum of connections is below this number, one address may have all of them."""
 NAMES_IN_ERRORS = {"consumer_group_id": "group_name"}
 """The names of path parameters in Redpanda's messages, where they differ."""
 
@@ -90,7 +90,8 @@ T = TypeVar("T")
 
 
 def limits_of(settings: Settings, connections_max: int | None = None) -> Limits:
-    """Return the limits of the listener for clients; `connections_max` is by open files."""
+    """Return the limits of the listener for clients. `connections_max` is the number that the limit
+    of open files allows."""
     most = settings.connections_max if connections_max is None else connections_max
     return Limits(
         connections_max=most,
@@ -109,9 +110,9 @@ class Target(NamedTuple):
     serve: Handler | None
     """None: the FastAPI application serves it."""
     positions: tuple[int, ...]
-    """Of the path's parameters, among its segments."""
+    """The positions of the path's parameters among its segments."""
     names: tuple[str, ...]
-    """Of these parameters, as errors have them."""
+    """The names of these parameters in error messages."""
     name_at: int | None
     """The position of the name that the route's permission is about; None: the cluster."""
 
@@ -129,21 +130,21 @@ class Node:
         longer = [each for each in paths if len(each[0]) > depth]
         parameters = [each for each in longer if _is_parameter(each[0][depth])]
         self.words: dict[str, Node] = {}
-        """By the next segment, where that is a word of a route."""
+        """The next nodes, by a segment that is a word of a route."""
         for word in {path[depth] for path, _ in longer if path[depth][0] != "{"}:
             # Routes with a parameter here fit a word, too. They are part of the word's node, so
             # that a lookup never has to go back.
             words = [each for each in longer if each[0][depth] == word]
             self.words[word] = Node(words + parameters, depth + 1)
         self.parameter = Node(parameters, depth + 1) if parameters else None
-        """For every other segment."""
+        """The next node for every other segment."""
         rests = [each for each in longer if each[0][depth].endswith(":path}")]
         self.rest = (
             Node([(path[:depth], target) for path, target in rests], depth) if rests else None
         )
-        """For any number of other segments."""
+        """The node for any number of other segments."""
         self.methods: dict[str, Target] = {}
-        """The routes that end here. If two fit, the one with more words wins."""
+        """The routes that end here, by method. Of two, the one with more words is taken."""
         ending = [target for path, target in paths if len(path) == depth]
         for target in sorted(ending, key=lambda each: len(each.positions)):
             self.methods.setdefault(target.route.method, target)
@@ -186,7 +187,7 @@ class Router:
     ) -> None:
         self._app = app
         self.admission = admission or Admission(limits_of(settings))
-        """Of the listener that this serves."""
+        """The Admission of the listener that calls this router."""
         self._clock = broker.clock
         self._advertised_url = settings.advertised_url
         self._cors = Cors(settings.cors_origin_names) if settings.cors_origins else None
@@ -264,10 +265,11 @@ class Router:
     def _site_refusal(
         self, call: HttpRequest, target: Target | None, *, is_allowed: bool
     ) -> LogError | None:
-        """`is_allowed`: the pages of this origin may use the API (`cors_origins`)."""
+        """Return the error if the request's `Host` or `Origin` is refused. `is_allowed`: pages of
+        this origin may use the API (`cors_origins`)."""
         is_reading = call.scope["method"] in READING
         if is_reading and target is not None and target.route.access is RouteAccess.PUBLIC:
-            return None  # health checks have names of their own
+            return None  # health checks may use any host name
         # Each GET of an instance is a heartbeat, and a read moves its positions.
         is_instance = target is not None and target.route in consumer_routes.ROUTES
         has_effects = (not is_reading or is_instance) and not is_allowed
@@ -356,7 +358,7 @@ class Router:
 def _refusal_of_path(
     method: str, node: Node | None, target: Target | None, segments: list[str]
 ) -> Exception | None:
-    """Return why the path cannot be served with this method: before the body is read."""
+    """Return the error if the path cannot be served with this method. The body is not read yet."""
     if target is None:
         if node is None or not node.methods or method == "OPTIONS":
             return None
@@ -394,8 +396,8 @@ async def _refusal(
     target: Target | None,
     segments: list[str],
 ) -> LogError | None:
-    """Return why the caller has no access. FastAPI's routes check their permissions themselves
-    (_Check in service.server.app): the route that is served is the one that counts."""
+    """Return the error if the caller has no access. FastAPI's routes check their permissions
+    themselves (_Check in service.server.app), so that the check is of the route that is served."""
     name: str | None = None
     access: Access = RouteAccess.ANY_KEY
     if target is not None:
@@ -416,8 +418,8 @@ async def _refusal(
 
 
 def _is_health(target: Target | None) -> bool:
-    """Whether the route is served whatever key is sent: a probe with an old key must not end the
-    broker."""
+    """Whether the route is served with any key, also with an invalid one. Otherwise a probe with an
+    old key would fail, and the orchestrator would end the broker."""
     if target is None or target.route.access is not RouteAccess.PUBLIC:
         return False
     return target.route.label == "health"

@@ -110,7 +110,8 @@ def leave(status: int) -> NoReturn:
 
 
 async def serve(settings: Settings, on_listening: Callable[[], object], worker: int = 0) -> None:
-    """Run one broker from start to drained end. Raises LogError if it cannot start or continue."""
+    """Run one broker until it is stopped and has drained its requests. Raises LogError if it cannot
+    start or continue."""
     # Bind the port first: a start on a port in use must not create a cluster, or join one.
     with contextlib.ExitStack() as stack:
         is_shared = settings.workers > 1
@@ -311,7 +312,7 @@ async def _serve_http(
     loop_probe.start()
 
     def listening(url: str) -> None:
-        # With port 0, a caller reads the port from this line: the first one with a URL.
+        # With port 0, a caller reads the port from this line.
         log.info("listening on %s", url)
         log.info("the console is at %s/ui/", url)
         if _has_peers(settings):
@@ -363,7 +364,7 @@ async def _security(settings: Settings, broker: Broker, counters: HttpCounters) 
         if (access.keys or len(access.acls)) and not settings.security_off_with_keys:
             raise StoreUnfit(
                 f"the cluster in {broker.store_url} has keys or ACLs, but security is off: set "
-                "security=keys; security_off_with_keys serves all to every client"
+                "security=keys (with security_off_with_keys, every client has all permissions)"
             )
         if settings.host not in LOOPBACK:
             log.warning("security is off: every client that reaches %s may do all", settings.host)
@@ -396,7 +397,7 @@ def _issuer(settings: Settings, broker: Broker, counters: HttpCounters) -> "Issu
 
 
 def _other_bounds(settings: Settings) -> dict[str, int]:
-    """Return the bytes of the parts of a broker's memory that clients do not hold."""
+    """Return the maximum bytes of the parts of a broker's memory that Admission does not count."""
     return {
         "write buffer": settings.buffer_bytes_max,
         "tail cache": settings.tail_cache_bytes,
@@ -407,8 +408,8 @@ def _other_bounds(settings: Settings) -> dict[str, int]:
 
 
 def _check_files(broker: Broker) -> None:
-    """Raise StoreUnfit if other users can read the cluster's secret in a folder; warn if the folder
-    is open to them: objects of versions before 0.2 are readable."""
+    """Raise StoreUnfit if other users can read the cluster's secret in a folder. Warn if they can
+    enter the folder, because objects that versions before 0.2 wrote are readable."""
     url = urlsplit(broker.store_url)
     if url.scheme != "file":
         return
@@ -420,7 +421,8 @@ def _check_files(broker: Broker) -> None:
 
 
 def _worker(settings: Settings, serving: _Serving) -> Worker | None:
-    """Return the worker's view of the others, the brokers on this host and port; None if alone."""
+    """Return a Worker that asks the other workers: the brokers on this host and port. Return None
+    for a broker that is no worker."""
     if not serving.worker:
         return None
 
@@ -443,7 +445,7 @@ async def _responses(serving: _Serving, path: str, members: Iterable[Member]) ->
 
 
 def hot_dir(settings: Settings, store: ObjectStore) -> Path | None:
-    """Return the folder of the hot log: inside a folder store, else one of this user and store.
+    """Return the folder of the hot log: inside the store's folder; for S3 in `state_home`.
 
     None for a memory store: its records do not outlive the process.
     """
