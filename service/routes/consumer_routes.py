@@ -79,7 +79,7 @@ ROUTES = (
         ConsumerHandlers.create,
         {
             409: "40902: the group has an instance with this name",
-            422: "42204, 40001, 422: an invalid value",
+            422: "an invalid value (its code is 42204, 40001 or 422)",
         },
         summary="Create a consumer instance",
         text="The body may be empty, because every field has a default. Fields that "
