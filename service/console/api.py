@@ -71,8 +71,8 @@ async def _sizes(log: Broker) -> _Sizes:
 
 
 class RatesNow(BaseModel):
-    """Rates per second over the last seconds. `ack` is the time from a produce request to its
-    answer."""
+    """Rates per second, as averages over the last 15 to 20 s. `ack` is the time from a produce
+    request to its answer."""
 
     records_in: float
     bytes_in: float
@@ -81,7 +81,7 @@ class RatesNow(BaseModel):
     requests: float
     flushes: float
     commits: float
-    puts: float = Field(description="conditional PUTs and others")
+    puts: float = Field(description="all PUTs, conditional or not")
     gets: float
     lists: float
     deletes: float
@@ -118,7 +118,7 @@ class History(BaseModel):
 
 
 class Overview(BaseModel):
-    """The cluster at a glance."""
+    """A summary of the cluster."""
 
     cluster_id: str
     store: str
@@ -223,7 +223,7 @@ def _rates_of(per_second: dict[str, float], acks: list[int]) -> RatesNow:
 
 
 def _history(steps: list[Step]) -> History:
-    """Return the steps as a history. A step without a value of any broker is a gap."""
+    """Return the steps as a history. If no broker has a step, its values are None."""
     series: dict[str, list[float | None]] = {name: [] for name in RatesNow.model_fields}
     by_number = {step.number: step for step in steps}
     numbers = range(steps[0].number, steps[-1].number + 1) if steps else range(0)
@@ -274,8 +274,8 @@ class ConfigDoc(BaseModel):
 async def list_topic_summaries(
     log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
 ) -> Listing[TopicSummary]:
-    """List the topics that the caller may describe, with their sizes as far as the WAL knows
-    them."""
+    """List the topics that the caller may describe, with the sizes that are in the cluster's
+    state. The size of a topic's table is not in it."""
     now_ms, after = log.clock.now_ms(), page.position(str)
 
     def summary(name: str) -> TopicSummary | None:
@@ -352,8 +352,8 @@ class GroupSummary(BaseModel):
 
 
 class GroupLagHistory(BaseModel):
-    """Lag of a group by topic. A value is null if the group had not yet committed an offset of the
-    topic."""
+    """Lag of a group by topic. A value is null if, at that time, the group had no committed offset
+    and no reader in the topic, or this broker did not measure the lag."""
 
     step_ms: int
     at_ms: list[int]

@@ -34,7 +34,7 @@ from tidelog.storage.core.actions import CreateAcls, DeleteAcls
 from tidelog.storage.core.errors import InvalidRequest
 
 AclKey: TypeAlias = tuple[str, ...]
-"""The fields of an ACL: its position in a list."""
+"""The fields of an ACL. Lists of ACLs are in the order of these tuples."""
 Upper = BeforeValidator(lambda word: word.upper() if isinstance(word, str) else word)
 """Makes a word upper case: some clients send `topic`, others `TOPIC`."""
 
@@ -246,7 +246,7 @@ _ACLS = "/clusters/{cluster_id}/acls"
 _DESCRIBE = Permission(DESCRIBE, CLUSTER)
 _ALTER = Permission(ALTER, CLUSTER)
 _LABEL = "v3 cluster"
-_ERRORS = ERRORS | {400: "40002: security is off, or a parameter is not one of Kafka's words"}
+_ERRORS = ERRORS | {400: "40002: security is off, or a value is not one that Kafka defines"}
 _DOC = RouteDoc(_ERRORS)
 _CREATE_DOC = RouteDoc(_ERRORS | CHANGE_ERRORS, 201)
 _DELETE_DOC = RouteDoc(_ERRORS | CHANGE_ERRORS)

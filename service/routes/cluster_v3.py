@@ -66,7 +66,8 @@ async def get_cluster(make: Resources) -> ClusterData:
 
 
 async def list_brokers(request: Request, make: Resources, page: WantedPage) -> BrokerList:
-    """The live brokers. The broker that answers has id 1: every broker serves every request."""
+    """The live brokers. The broker that answers always has id 1: to clients, broker 1 leads all
+    partitions, and any broker serves any request."""
     others = {member.number: member for member in broker_log(request).members().peers}
     after = page.position(int)
     numbers = await in_order({BROKER_ID, *others}, None if after is None else after[0])

@@ -35,7 +35,7 @@ _ERRORS = {
     400: "a name with control characters, a body that is not JSON, a parameter out of range",
     413: "the body is over its limit",
     422: "an invalid body",
-    429: "too many groups or members, or members of this client come and go too often: retry "
+    429: "too many groups or members, or this client creates and ends members too often: retry "
     "after `Retry-After` seconds",
     503: "the store, or the group's coordinator, does not answer: retry",
     504: "the outcome is unknown: retry",
@@ -43,8 +43,9 @@ _ERRORS = {
 _NOT_FOUND = {404: "40403: the instance was deleted, has expired, or never existed"}
 _CHANGE_ERRORS = {
     **_NOT_FOUND,
-    409: "40903: the instance has both a subscription and an assignment, or neither",
+    409: "40903: the instance would have more than one of: topics, a pattern, an assignment",
 }
+_SEEK_ERRORS = {**_NOT_FOUND, 409: "40903: the partition is not assigned to the instance"}
 _JSON = (Content((JSON_V2,)),)
 _OK = {200: Answer("successful", _JSON)}
 
@@ -78,7 +79,7 @@ ROUTES = (
         ConsumerHandlers.create,
         {
             409: "40902: the group has an instance with this name",
-            422: "42204, 40001, 422: an invalid value",
+            422: "an invalid value (its code is 42204, 40001 or 422)",
         },
         summary="Create a consumer instance",
         text="The body may be empty, because every field has a default. Fields that "
@@ -214,31 +215,31 @@ ROUTES = (
         "POST",
         f"{_INSTANCE}/positions",
         ConsumerHandlers.seek,
-        _CHANGE_ERRORS,
+        _SEEK_ERRORS,
         summary="Seek to offsets, or to times",
         example={
             "offsets": [_OFFSET],
             "timestamps": [{**_PARTITION, "timestamp": "2021-02-05T19:14:42Z"}],
         },
-        done="done, on every broker, also after a crash",
+        done="the positions are stored: every broker uses them, also after a crash",
     ),
     _route(
         "POST",
         f"{_INSTANCE}/positions/beginning",
         ConsumerHandlers.seek_to_beginning,
-        _CHANGE_ERRORS,
+        _SEEK_ERRORS,
         summary="Seek to the log start",
         example={"partitions": [_PARTITION]},
-        done="done",
+        done="the positions are stored",
     ),
     _route(
         "POST",
         f"{_INSTANCE}/positions/end",
         ConsumerHandlers.seek_to_end,
-        _CHANGE_ERRORS,
+        _SEEK_ERRORS,
         summary="Seek to the end",
         example={"partitions": [_PARTITION]},
-        done="done",
+        done="the positions are stored",
     ),
 )
 
@@ -253,4 +254,4 @@ PEER_ROUTES = (
         RouteDoc({}),
     ),
 )
-"""Routes for other brokers alone; these check the permissions of the client."""
+"""Routes that only other brokers call. The calling broker checks the client's permissions."""

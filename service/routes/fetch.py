@@ -1,6 +1,7 @@
-"""Fetch: records of both tiers, in the format that the client accepts.
+"""Fetch: records of the tail and of the table, in the format that the client accepts.
 
-Stateless: the response's headers have the next offset. A fetch at the end waits (long poll). A
+A broker keeps no state between two fetches: the client sends the offset, and the response's headers
+have the next one. A fetch at the end of a partition may wait for records (long poll). A
 follower keeps the connection and gets records when they are committed, as server-sent events or as
 lines.
 """
@@ -58,7 +59,7 @@ T = TypeVar("T")
 
 KEEPALIVE_S = 15.0
 ROOM_S = 0.05
-"""Time after which a follower without room for its next page tries again."""
+"""If the budget has no room for a follower's next page, the broker tries again after this time."""
 STREAMS_OF_PRINCIPAL_MAX = 1_000
 STREAMS_RETRY_MS = 10_000
 
@@ -182,7 +183,7 @@ class Fetch:
         return page
 
     def _shared(self, view: FetchParams, offset: int, fetched: FetchResult) -> FetchPage:
-        """Return the encoded records. Encode them only if no other reader has just had them."""
+        """Return the encoded records, if possible from a page of another reader."""
         topic = self._log.state.topics.get(view.topic)
         if topic is None or not fetched.pieces:
             return encode(view, fetched)

@@ -1,4 +1,5 @@
-"""Resources of consumer groups in the v3 dialect: their fields, and how they follow from the state.
+"""Resources of consumer groups in the v3 dialect: their fields, and their values from the cluster
+state.
 
 The lag of a group in a partition: service.telemetry.group_lags.
 """
@@ -47,18 +48,21 @@ class GroupData(_GroupResource):
 
 
 class HeldMemberData(BaseModel):
-    """A client whose next join must wait, because its members came and went too often."""
+    """A client whose next join must wait, because too many of its members had short lives."""
 
     consumer_id: str = Field(description="the name in its last join")
     instance_id: str | None = Field(description="`group.instance.id` of a static member")
     client_id: str
     host: str = Field(description="the client's address; empty if unknown")
-    short_lives: int = Field(description="members of less than a minute in the last five minutes")
-    retry_after_ms: int = Field(description="time until its next join is taken")
+    short_lives: int = Field(
+        description="its members in the last five minutes that ended, or changed their "
+        "subscription, within a minute of their join"
+    )
+    retry_after_ms: int = Field(description="time until the coordinator accepts its next join")
 
 
 class GroupDescription(GroupData):
-    """A group, and what its coordinator knows of it."""
+    """A group with its held members, which only its coordinator knows."""
 
     held_members: list[HeldMemberData] | None = Field(
         description="null if the coordinator does not answer; not in Confluent's API"
@@ -167,7 +171,8 @@ class GroupResources:
         return self._group(GroupData)
 
     def description(self, held: list[HeldMember] | None) -> GroupDescription:
-        """Return the group with its held members, or None if they are unknown."""
+        """Return the group with its held members. `held` is None if the coordinator does not
+        answer."""
         shown = None
         if held is not None:
             shown = [
@@ -184,8 +189,8 @@ class GroupResources:
         return self._group(GroupDescription, held_members=shown)
 
     def _coordinator(self) -> int:
-        """Return the id of the broker that coordinates the group, or would, if it has no members.
-        The broker that answers has the id 1."""
+        """Return the id of the group's coordinator. If the group has no members, return the id of
+        the broker that would become its coordinator. The broker that answers has the id 1."""
         group = self._log.state.members.get(self._group_id)
         coordinators = self._log.groups.coordinators
         broker = coordinators.of(self._group_id, "" if group is None else group.coordinator)

@@ -147,8 +147,8 @@ async def list_group_offsets(
 ) -> GroupOffsetList:
     """The committed offsets of a group in topics that the caller may describe.
 
-    404 if the group has no committed offset. An offset is deleted with its topic. If no client
-    commits an offset for a week, and the group has no members for that week, it is deleted too.
+    404 if the group has no committed offset. An offset is deleted with its topic. An offset is also
+    deleted if, for a week, no client commits it and the group has no members.
     """
     offsets = log.state.committed_offsets
     if consumer_group_id not in offsets:
@@ -340,8 +340,8 @@ async def get_assignment(
 
 
 async def get_lag_summary(group: PathGroup) -> LagSummaryData:
-    """The total lag of a group, and the partition with the largest lag. 404 if the group has no
-    committed offset, and no member that reads, in a topic that the caller may describe."""
+    """The total lag of a group, and the partition with the largest lag. 404 unless the group has a
+    committed offset, or a member that reads, in a topic that the caller may describe."""
     lags = await GroupLags.of(group.log, group.group_id)
     found = group.make.summary(await lags.summary(group.may_describe))
     if found is None:

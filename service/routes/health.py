@@ -31,11 +31,11 @@ class Status(BaseModel):
 
 
 class Readiness(Status):
-    """The answer of a ready broker; a count of 0 is absent. `set_aside`: requests acknowledged with
-    acks=1 that the store refuses. `tables_in_doubt`: topics whose table is in doubt; GET
-    /tidelog/v1/overview has their names, and those of partitions whose tail is damaged.
-    `damaged_tails`: these partitions; they are sealed up to the damage. `holds`: running backups,
-    which stop collection."""
+    """The answer of a ready broker, with four counts; a count of 0 is absent. `set_aside` counts
+    the requests acknowledged with acks=1 that the store refuses, `tables_in_doubt` the topics whose
+    table is in doubt, `damaged_tails` the partitions whose tail is damaged (they are sealed up to
+    the damage), and `holds` the backups that stop collection. GET /tidelog/v1/overview names these
+    topics and partitions."""
 
     set_aside: int | None = Field(default=None, examples=[None])
     tables_in_doubt: int | None = Field(default=None, examples=[None])

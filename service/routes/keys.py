@@ -202,20 +202,21 @@ def _fields(key: Key, now_ms: int) -> dict[str, Any]:
 # -- quotas
 
 Rate = Annotated[
-    WholeNumber | None, Field(default=None, description="bytes a second; null: no quota")
+    WholeNumber | None,
+    Field(default=None, description="bytes a second; null: that of `<default>`, else no limit"),
 ]
 
 
 RequestRate = Annotated[
     WholeNumber | None,
-    Field(default=None, description="requests a second; null: that of `<default>`, else none"),
+    Field(default=None, description="requests a second; null: that of `<default>`, else no limit"),
 ]
 Percentage = Annotated[
     WholeNumber | None,
     Field(
         default=None,
         description="CPU time of requests, 100 is all time of one thread; null: that of "
-        "`<default>`, else none",
+        "`<default>`, else no limit",
     ),
 ]
 Share = Annotated[

@@ -2,8 +2,8 @@
 checks of records, the Idempotency-Key and the fingerprint of a request.
 
 A request takes three steps: decode its body, choose each record's partition, append the records.
-It is checked as a whole before the log gets any part of it: a request with an error has
-written nothing (I6). The response has the order of the request.
+The broker checks the whole request before the log gets any part of it, so a request with an error
+writes nothing (I6). The response has the order of the request.
 """
 
 import asyncio
@@ -62,8 +62,8 @@ from tidelog.storage.state.cluster_state import Topic
 
 KEY_LENGTH_MAX = 255
 DECODE_INLINE_BYTES = 1024 * 1024
-"""Bodies of up to so many bytes are decoded on the event loop: ~2 ms at most; a thread costs ~100
-us."""
+"""Bodies of at most this size are decoded on the event loop, which takes ~2 ms at most. A thread
+for a larger body costs ~100 us."""
 DECODES_MAX = 2
 """Maximum bodies that are decoded in threads at the same time."""
 UNPACKED_FACTOR_MAX = 4
@@ -82,9 +82,10 @@ PRODUCE_FORMATS: dict[bytes, str] = {
 
 ACCEPTED = (
     "application/vnd.kafka.json.v2+json (keys and values as JSON), the same with .text or .binary "
-    f"(base64) for .json, or {ARROW.decode()}"
+    f"(base64) in place of .json, or {ARROW.decode()}"
 )
-"""A refusal names these types, JSON's first: most clients mean JSON in their first request."""
+"""The types that a refusal names. JSON's comes first, because most clients that get this refusal
+send JSON."""
 
 
 class OffsetReport(msgspec.Struct):
@@ -339,8 +340,9 @@ def check_weights(rows: Rows | pa.RecordBatch, bytes_max: int) -> None:
     index = int((weights > bytes_max).argmax())
     if weights[index] > bytes_max:
         raise RecordTooLarge(
-            f"record {index} has {weights[index]} bytes of key, value and headers, with "
-            f"{chunks.RECORD_BYTES} for the record: the topic's max.message.bytes is {bytes_max}"
+            f"record {index} has {weights[index]} bytes (key, value and headers, "
+            f"{chunks.HEADER_BYTES} more for each header and {chunks.RECORD_BYTES} for the record):"
+            f" the topic's max.message.bytes is {bytes_max}"
         )
 
 
@@ -409,7 +411,8 @@ _DOC = RouteDoc(
     parameters=(
         Parameter(
             "acks",
-            "`all`: in object storage, with offsets; `1`: on this broker's disk; `0`: checked",
+            "`all`: the broker answers when the records are in object storage, with their offsets; "
+            "`1`: when they are on its disk; `0`: when it has checked them",
             {"type": "string", "default": "all"},
         ),
         IDEMPOTENCY_KEY,
@@ -452,9 +455,10 @@ ROUTES = (
         V2,
         _DOC._replace(
             summary="Produce records",
-            text="The partition of a record is its `partition`, else it follows from its key "
-            "(murmur2). Else the broker chooses: after about 16 KiB of a request's records, it "
-            "takes the next partition.",
+            text="A record goes to the partition in its field `partition`. Without this field, the "
+            "partition is the hash (murmur2) of the record's key, modulo the number of partitions. "
+            "For records without a key, the broker chooses a partition, and takes the next one "
+            "after about 16 KiB of their values.",
         ),
         is_ack=True,
     ),

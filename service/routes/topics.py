@@ -46,7 +46,7 @@ class Replica(BaseModel):
 
 
 class PartitionInfo(BaseModel):
-    """A partition. Its leader and only replica is the logical broker."""
+    """A partition. Its leader and only replica is broker 1, the broker that answers."""
 
     partition: int
     leader: int = BROKER_ID
@@ -147,7 +147,8 @@ async def get_offsets(
 
 
 async def list_brokers(request: Request) -> Brokers:
-    """The live brokers. The broker that answers has id 1: every broker serves every request."""
+    """The live brokers. The broker that answers always has id 1: to clients, broker 1 leads all
+    partitions, and any broker serves any request."""
     others = broker_log(request).members().peers
     return Brokers(brokers=[BROKER_ID, *sorted(member.number for member in others)])
 

@@ -222,7 +222,7 @@ async def list_replicas(partition_id: PartitionId, context: PathTopic) -> Replic
 async def get_replica(
     _: LeadingBroker, partition_id: PartitionId, context: PathTopic
 ) -> ReplicaData:
-    """The replica on the logical broker."""
+    """The one replica of a partition. 404 if the broker's id is not 1."""
     return context.make.replica(context.topic.name, partition_number(context.topic, partition_id))
 
 

@@ -6,7 +6,8 @@ and produce exactly once without a coordinator. Results and committed offsets ar
 the client does not know the outcome, it repeats the request with its Idempotency-Key.
 
 The route checks as much as it can before the log gets anything (I6). Before the commit, a
-topic may be deleted or a generation become old. So `apply` checks again, and refuses the whole.
+topic may be deleted or a generation become old. So `apply` checks again, and refuses the whole
+request if a check fails.
 
 **On a crash**: before the commit, nothing is written. After the commit, a retry gets the response.
 """
@@ -256,9 +257,9 @@ _EXAMPLE_ANSWER = {
 }
 _TEXT = """\
 One commit has records for up to 100 topics and offsets of consumer groups. Readers see the whole
-commit or nothing, also after a crash. Records are those of the v3 `records` route (types `JSON`,
-`STRING` and `BINARY`), 10,000 at most. An offset is that of the next record to read. `acks` is
-always all.
+commit or nothing, also after a crash. Records have the fields of the v3 `records` route (types
+`JSON`, `STRING` and `BINARY`), 10,000 records at most. An offset is that of the next record to
+read. `acks` is always all.
 
 **Consume, transform, produce, exactly once** takes two requests in a loop. It needs no transaction
 coordinator, and each request may go to any broker:

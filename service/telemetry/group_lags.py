@@ -4,10 +4,10 @@ of the log. The v3 routes, the console, /metrics and the lag history read them h
 The position is the committed offset. In a partition without one that a member reads, it is where
 the member starts: at its seek, else as its `auto.offset.reset` says, at the log start or at the
 end. (From the member's first read on, a start at the end is in the cluster state as a seek.) A
-partition with neither has no lag.
+partition without a committed offset and without such a member has no lag.
 
-A lag takes ~2 us; other callbacks of the event loop run after each LAGS_AT_ONCE. So the lags of one
-result may be of different times.
+Computing a lag takes ~2 us. After LAGS_AT_ONCE lags, other callbacks of the event loop run, so the
+lags of one result may be of different times.
 """
 
 import asyncio
@@ -24,16 +24,18 @@ LAGS_AT_ONCE = 1_000
 SERIES_MAX = 2_000
 """Bound of partitions with a lag series of their own (I10)."""
 METRIC_GROUPS_MAX = 500
-"""Bound of groups with series of their own: first those with members. All others share one."""
+"""Bound of groups with series of their own. Groups with members come first. All groups beyond the
+bound share the label OTHER_GROUPS."""
 OTHER_GROUPS = "(other)"
 HISTORIES_MAX = 500
 """Bound of the (group, topic) pairs with a lag history."""
 GROUP_WORK = 10
-"""A group takes as much time as so many lags, in addition to its own."""
+"""A group takes as much time as this number of lags, in addition to the time of its lags."""
 FEW_PARTITIONS = 10_000
 REST_S = 40e-6
-"""After a reading of more than FEW_PARTITIONS, LagTotals rest for this time for each partition: a
-reading takes ~2 us for each, so readings take at most 5 % of the event loop's time."""
+"""After a reading of more than FEW_PARTITIONS partitions, the next reading waits for this time
+multiplied by the number of partitions. A reading takes ~2 us for each partition, so readings take
+at most 5 % of the event loop's time."""
 
 
 class Lag(NamedTuple):
@@ -51,8 +53,8 @@ class Lag(NamedTuple):
 
 
 class LagSummary:
-    """The lags of a group together. `largest` is None if the group has no lag in any partition; of
-    equal lags it is the first by topic and partition."""
+    """The sum and the maximum of a group's lags. `largest` is None if the group has no lag in any
+    partition. Of equal lags, it is the first by topic and partition."""
 
     def __init__(self) -> None:
         self.partitions = 0
@@ -92,7 +94,7 @@ class GroupLags:
 
     @classmethod
     async def of(cls, log: Broker, group_id: str) -> "GroupLags":
-        """Find the members that read each partition. Takes ~0.5 us for each."""
+        """Find the member that reads each partition. Takes ~0.5 us for each partition."""
         found, group, work = cls(log, group_id), log.state.members.get(group_id), 0
         for member in [] if group is None else list(group.members.values()):
             for where in member.owned:
@@ -158,7 +160,7 @@ class GroupLags:
                 yield [one for number in some if (one := self.lag(topic, number)) is not None]
 
     async def summary(self, may_describe: Callable[[str], bool] = any_topic) -> LagSummary:
-        """Return the lags in topics that the caller may describe, together."""
+        """Return the sum and the maximum of the lags in topics that the caller may describe."""
         found = LagSummary()
         async for some in self.slices(may_describe):
             for one in some:
@@ -185,11 +187,12 @@ class LagTotals:
 
     def __init__(self, broker: Broker) -> None:
         self.partitions = 0
-        """Partitions of all groups: the first SERIES_MAX are in `series`."""
+        """Number of lags of all groups. The first SERIES_MAX lags are in `series`."""
         self.series: list[tuple[tuple[str, str, str], float]] = []
         """((group, topic, partition), lag)"""
         self.groups: dict[str, TotalLag] = {}
-        """By group; beyond METRIC_GROUPS_MAX groups, all others are OTHER_GROUPS."""
+        """By group. The first METRIC_GROUPS_MAX groups have a key of their own; all others together
+        have the key OTHER_GROUPS."""
         self.topics: dict[tuple[str, str], int] = {}
         """By group and topic: the first HISTORIES_MAX."""
         self._log = broker
@@ -197,7 +200,7 @@ class LagTotals:
         self._rests_until_s = 0.0
 
     async def refresh(self) -> None:
-        """Read all lags, unless that was done a short time ago (REST_S)."""
+        """Read all lags, unless the time after the last reading (REST_S) has not passed yet."""
         async with self._lock:
             if self._log.clock.boot_s() < self._rests_until_s:
                 return
@@ -215,7 +218,7 @@ class LagTotals:
                 self._rests_until_s = self._log.clock.boot_s() + REST_S * self.partitions
 
     async def _add(self, group_id: str, lags: GroupLags, *, has_own: bool) -> int:
-        """Add the lags of a group. Return how much work it was, in partitions."""
+        """Add the lags of a group. Return the time that this took, as a number of lags."""
         label = group_id if has_own else OTHER_GROUPS
         summary = LagSummary()
         async for some in lags.slices():

@@ -1,12 +1,12 @@
 """Metrics of consumer groups, by group.
 
 Generation, members and lag are in every broker's state, so each broker exports the same values.
-Rebalances, their duration and refused joins are soft state of a group's coordinator, so only the
-coordinator exports them, since it took the group.
+Rebalances, their duration and refused joins are soft state of a group's coordinator. So only the
+coordinator exports them, and counts from zero when it becomes the coordinator.
 
 The first METRIC_GROUPS_MAX groups have series of their own; OTHER_GROUPS is for all others together
-(I10). The duration of a rebalance is a gauge by group, not a histogram: a group that never settles
-is the one to find, and a histogram by group would have 14 series for each.
+(I10). The duration of a rebalance is a gauge by group: it shows a group whose rebalance does not
+end. A histogram would have 14 series for each group.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -64,18 +64,21 @@ class GroupCollector(Collector):
             found = ((name, led.rebalances.counts[reason]) for name, led in groups)
             values = self._by_group((name, count) for name, count in found if count)
             rebalances += (([*labels, reason], count) for labels, count in values)
-        doc = f"rebalances of the group, of its coordinator, by reason{REST}the sum of all others"
+        doc = (
+            "rebalances of the group, by reason; only its coordinator counts them"
+            f"{REST}the sum of all others"
+        )
         yield counter("group_rebalances", doc, ["group", "reason"], rebalances)
         found_s = ((name, led.rebalances.seconds(now_s)) for name, led in groups)
         doc = (
             "time from the group's last rebalance until all members had read again, or until now "
-            f"if some have not, of its coordinator{REST}the longest of all others"
+            f"if some have not; only its coordinator has it{REST}the longest of all others"
         )
         yield gauge("group_rebalance_seconds", doc, GROUP, self._by_group(found_s, max))
         refused = ((name, led.short_lives.refused) for name, led in groups)
         doc = (
-            "joins refused because the client's members came and went too often, of the group's "
-            f"coordinator{REST}the sum of all others"
+            "joins refused because too many of the client's members had short lives; only the "
+            f"group's coordinator counts them{REST}the sum of all others"
         )
         yield counter("group_joins_held", doc, GROUP, self._by_group(refused))
 

@@ -2,7 +2,7 @@
 meanings; a test compares it with this code.
 
 Runs on the event loop that owns the log. The number of series is bounded (I10): topics and
-partitions beyond the bound have no series; a metric counts the partitions.
+partitions beyond the bound have no series; `series_omitted` counts these partitions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -222,7 +222,7 @@ def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series
         ("is_sequencer", "1 if this broker is the sequencer", members.is_sequencer),
         (
             "wal_view_age_seconds",
-            "time since this broker's view was known to be the end of the WAL",
+            "time since this broker last verified that its view has all entries of the WAL",
             stats.view_age_s,
         ),
         ("wal_seq", "sequence number of the newest applied entry", state.seq),

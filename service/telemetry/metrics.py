@@ -43,7 +43,8 @@ WORKER_WAIT_S = 1.0
 """Timeout for the metrics of another worker: a worker that hangs must not delay the whole
 scrape."""
 LAGS_WAIT_S = 0.3
-"""A scrape waits so long for a new reading of all lags: 100,000 partitions take about this time."""
+"""How long a scrape waits for a new reading of all lags. A reading of 100,000 partitions takes
+about this time."""
 METRIC_TOPICS_MAX = 500
 """Bound of topics with their own counters: the first topics with traffic. All others share one."""
 SAMPLES_AT_ONCE = 500
@@ -93,7 +94,8 @@ class HttpCounters:
         self.throttled: Counter[str] = Counter()
         """By quota."""
         self.undecodable: Counter[str] = Counter()
-        """Records in answers or skipped, by `on_error`: skip or raw."""
+        """Records that did not decode, by `on_error`: skip (they were skipped) or raw (the answer
+        has their bytes)."""
         self.on_refusal: Callable[[BaseException, MutableMapping[str, Any]], None] | None = None
         """Gets each error that answers a request, and the request: the audit log, if it is on."""
         self.audited: Counter[str] = Counter()
@@ -344,7 +346,8 @@ class _HttpCollector(Collector):
             ("audit_lost", "events that the audit log does not have", "reason", http.audit_lost),
             (
                 "undecodable_records",
-                "records that did not decode in the reader's format, by what the reader asked for",
+                "records that did not decode in the reader's format and were skipped or returned "
+                "raw, by the reader's `on_error`",
                 "on_error",
                 http.undecodable,
             ),
@@ -425,8 +428,8 @@ class _AdmissionCollector(Collector):
         )
         most = GaugeMetricFamily(
             "tidelog_memory_max_bytes",
-            "most bytes of a part of the memory; the sum bounds the process, beside what it needs "
-            "without a record",
+            "most bytes of each part of the process's memory; their sum, plus the memory that the "
+            "process needs without any record, bounds its memory",
             labels=["part"],
         )
         for part, size in admission.bounds().items():

@@ -1,10 +1,10 @@
 """Rates per second for the console: of this broker and its peers, now and in the last half hour.
 Also the history of the groups' lags.
 
-Every few seconds, a task reads the counters and appends the difference to a ring: no work on a hot
-path, bounded memory (I10). The steps of all brokers end at the same wall-clock times. So one broker
-can request the rings of the others (service.peers) and add them up. The rings are in memory only:
-empty after a restart.
+Every STEP_S, a task reads the counters and appends the difference to a ring buffer. So a request
+has no work for the rates, and their memory is bounded (I10). The steps of all brokers end at the
+same wall-clock times. So one broker can request the rings of the others (service.peers) and add
+them up. The rings are in memory only: they are empty after a restart.
 """
 
 import asyncio
@@ -184,7 +184,8 @@ class RateSampler:
         )
 
     def lag_history(self, group_id: str) -> LagHistory:
-        """Return the lag of the group's topics since this broker started."""
+        """Return the lag of the group's topics since this broker started, of the last STEPS steps
+        at most."""
         found = {topic: past for (group, topic), past in self._lags.items() if group == group_id}
         numbers = sorted({number for past in found.values() for number, _ in past})
         topics: dict[str, list[int | None]] = {}

@@ -49,7 +49,8 @@ from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 
 PARTITIONS_MAX = events.VECTOR_PARTITIONS_MAX
-"""Maximum partitions of a topic that can be followed. Each event id has an offset of each."""
+"""Maximum partitions of a topic that can be followed: each event id has an offset of each of these
+partitions."""
 FORMATS = {EVENT_STREAM: "sse", NDJSON: "ndjson", b"*/*": "ndjson", b"": "ndjson"}
 
 
