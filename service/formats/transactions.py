@@ -5,8 +5,8 @@
                           "offsets": [{"topic_name": "in", "partition_id": 0, "offset": 42,
                                        "metadata": "why"}, ...]}, ...]}
 
-tidelog's own format, with names of the v3 dialect. An invalid body gives InvalidBody (422), which
-names the wrong record, partition or group. Pure.
+tidelog's own format, with names of the v3 dialect. An invalid body gives InvalidBody (422). If a
+record is wrong, the error names its topic and its number. Pure.
 """
 
 from collections.abc import Iterable
