@@ -324,7 +324,7 @@ def remove_quotas(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove the quotas of a principal: <default> applies."""
+    """Remove the quotas of a principal. Then the quotas of <default> apply to it."""
     name = principal_of(principal)
 
     path = f"{QUOTAS}/{quoted(name)}"

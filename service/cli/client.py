@@ -38,7 +38,8 @@ UNREACHABLE = frozenset({502, 503, 504})
 NO_ROUTE = "HTTP 404 Not Found"
 """The message of a broker if no route has the path."""
 SECURITY_IS_OFF = "SecurityDisabledException:"
-"""The beginning of a broker's message, which is Kafka's text so that other clients know it."""
+"""The beginning of a broker's message if its security is off. It is Kafka's text, which other
+clients know."""
 SERVER_CONNECT_S = 5.0
 RESPONSE_S = 60.0
 """Timeout of a response: twice the default `produce_timeout_ms` of a broker."""
@@ -205,7 +206,7 @@ def with_client(
 def _trust(ca_file: str | None, scheme: str) -> ssl.SSLContext | bool:
     """Return the value for `verify` of httpx. Raises BadUsage."""
     if ca_file is None and scheme == "http":
-        # It trusts no CA: without TLS, the time that well-known CAs take to load is lost.
+        # A context without CAs: http:// uses none, and well-known CAs take time to load.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca_file is None:
         return True

@@ -36,7 +36,11 @@ class EngineName(StrEnum):
 
 EngineOption = Annotated[
     EngineName,
-    typer.Option("--engine", help="auto: Spark above compact_spark_bytes, if installed"),
+    typer.Option(
+        "--engine",
+        help="auto: Spark if the segments have more than compact_spark_bytes together and Spark is "
+        "installed, else this process",
+    ),
 ]
 
 

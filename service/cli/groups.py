@@ -103,7 +103,7 @@ def describe_group(
             f"held: {each['instance_id'] or each['consumer_id']}"
             + (f", client {each['client_id']}" if each["client_id"] else "")
             + (f", at {each['host']}" if each["host"] else "")
-            + f": {each['short_lives']} short lives, its next join is taken in "
+            + f": {each['short_lives']} short lives, it may join again in "
             f"{each['retry_after_ms'] / 1000:.0f} s"
         )
 

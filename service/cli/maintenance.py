@@ -73,8 +73,8 @@ GraceOption = Annotated[
     typer.Option(
         "--file-grace-ms",
         min=0,
-        help="time between removal of a file from its table and deletion of the file, at least "
-        "the cluster's time (tidelog bounds), which is the default. A file that no commit "
+        help="time between removal of a file from its table and deletion of the file. The minimum "
+        "and the default are the cluster's file grace (tidelog bounds). A file that no commit "
         "references yet is kept for at least a day",
     ),
 ]
@@ -120,8 +120,8 @@ def delete_records(
 ) -> None:
     """Delete the records of a topic before given offsets.
 
-    Removes the records from the table; those that are not sealed yet, at the first retention
-    after their seal. Older versions of the table have them until collection; backups keep them.
+    Sealed records are removed immediately, other records at the first retention after their seal.
+    Older versions of the table have the removed records until collection. Backups keep them.
 
     Example: tidelog delete-records events 0:1000 1:end --yes
     """
@@ -262,8 +262,8 @@ async def _retain(cluster: "MaintenanceSession", topics: TopicNames, *, yes: boo
 
 def skipped_topics(cluster: "MaintenanceSession") -> dict[str, Any]:
     """Return the topics that a step left as they are, and why. Warn about them on stderr too."""
-    for error in cluster.skipped.values():
-        warn(f"left as it is: {error}")
+    for name, error in cluster.skipped.items():
+        warn(f"topic {name} is left as it is: {error}")
     return {"skipped": {name: str(error) for name, error in cluster.skipped.items()}}
 
 

@@ -21,8 +21,9 @@ RetryOption = Annotated[
         min=0,
         metavar="SECONDS",
         help="how long to retry if the broker cannot be reached or answers 429, 502, 503, 504 "
-        f"(default: {RETRY_FOR_S:.0f} after the first answer, 0 before it: a wrong URL fails at "
-        "once; a given value is for both)",
+        "(default: 0 until the first answer, so that a wrong URL fails at once, then "
+        f"{RETRY_FOR_S:.0f}. A value of this option is used from the start. "
+        "`consume --follow` retries without end after the first answer)",
     ),
 ]
 
@@ -94,7 +95,8 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
         typer.Option(metavar="TEXT", help="with text: separator of key and value"),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="for records without a partition")
+        int | None,
+        typer.Option("--partition", "-p", min=0, help="partition of records that name none"),
     ] = None,
     acks: Annotated[
         AcksName,
@@ -246,7 +248,8 @@ def consume(  # noqa: PLR0913 - as above
     end = None if follow and until == "end" else position(until)
     if follow and isinstance(end, dt.datetime):
         raise BadUsage(
-            "--follow excludes --until with a time: timestamps need not rise; give an offset"
+            "--follow excludes --until with a time, because a later record may have an earlier "
+            "timestamp: give an offset"
         )
 
     from tidelog.service.cli.client import client_of

@@ -85,8 +85,8 @@ def repair(
     """Repair the WAL, tails, or tables in doubt (damaged, changed by another program, or ahead of
     the WAL).
 
-    Without --drop-after, --lost or --strays the command repairs tables. Until its repair,
-    nothing is sealed into a table in doubt or collected from it. If the WAL is damaged, the
+    Without --drop-after, --lost or --strays the command repairs tables. Until a table in doubt is
+    repaired, nothing is sealed into it or collected from it. If the WAL is damaged, the
     command shows only this damage, because nothing else can be read. The exit status is 1 if
     something stays damaged.
 
@@ -232,7 +232,7 @@ def bounds(
     """Show or change the bounds that all brokers and commands of a cluster obey.
 
     A lowered retention or grace takes effect when the old retention or grace and ten minutes have
-    passed. The entries of the log measure this time.
+    passed. This is elapsed time, which passes only while the log gets new entries.
 
     Example: tidelog bounds --file-grace-ms 172800000 --store s3://bucket/prefix --yes
     """

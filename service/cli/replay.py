@@ -229,8 +229,8 @@ def spark_session(
 
 @contextlib.contextmanager
 def _stderr_to(descriptor: int) -> Iterator[None]:
-    """Redirect stderr inside the block. A JVM that starts in the block keeps the redirected stderr,
-    so its ten lines of start messages, and its later messages, do not reach the caller's."""
+    """Redirect stderr inside the block. A JVM that starts in the block keeps the redirected stderr.
+    So its ten lines of start messages, and its later messages, do not reach the caller's stderr."""
     sys.stderr.flush()
     stderr = os.dup(2)
     os.dup2(descriptor, 2)

@@ -152,8 +152,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
-    """Ask for confirmation, unless `--yes` is given. Raises BadUsage if stdin is no terminal, and
-    CommandError if the answer is no."""
+    """Ask for confirmation, unless `--yes` is given. `deed` names the action, as `deleting`. Raises
+    BadUsage if stdin is no terminal, and CommandError if the answer is no."""
     import typer
 
     if yes:
@@ -161,7 +161,7 @@ def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise BadUsage(f"{deed} {name} cannot be undone: confirm with --yes")
     if not typer.confirm(question, err=True):
-        raise CommandError(f"{name} is not deleted")
+        raise CommandError(f"{deed} {name} was not confirmed: nothing is changed")
 
 
 class SlowProgress:

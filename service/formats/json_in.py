@@ -49,7 +49,8 @@ ROWS_MAX = 64
 """Up to ROWS_MAX records stay lists (chunk.Rows), because building columns costs ~40 us."""
 
 PRODUCE_BODY_BYTES_MAX = 1 << 30
-"""A column's 32-bit offsets suffice for a body of this size (I10). Settings bound bodies lower."""
+"""A column's 32-bit offsets suffice for a body of this size (I10). This is the
+highest value of the setting `request_bytes_max`."""
 
 JSON_OBJECTS_MAX = 2_000_000
 """Bound of the objects in a body (I10). In memory, a short record or header may take 200 bytes."""

@@ -27,7 +27,8 @@ DIGITS = b"0" * DIGITS_MIN
 DIGITS_PACKED = b"\xff" * (DIGITS_MIN // 8 - 1)
 """With a bit for each byte, 1 for a digit, DIGITS_MIN digits contain these bytes."""
 MANTISSA_MAX = 24
-"""The search reads so many bytes before an exponent. A longer mantissa counts as a number."""
+"""The search reads about this number of bytes before an exponent. If all of them are digits, `.` or
+`-`, they count as a number."""
 POSITIONS_AT_ONCE = 4096
 
 _EXPONENT = re.compile(rb"(?:[\s,:\[]|\A)-?[0-9]+(?:\.[0-9]+)?[eE]\+?[0-9]{3}")

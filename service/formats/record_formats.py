@@ -105,7 +105,7 @@ RESET_PARAMETER = Parameter(
 )
 FORMAT_PARAMETER = Parameter(
     "format",
-    "json, binary or text: of keys and values in lines and events",
+    "format of keys and values in lines and events: json, binary or text",
     {"type": "string", "default": "json"},
 )
 MAX_BYTES_PARAMETER = Parameter(

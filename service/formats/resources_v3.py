@@ -174,8 +174,8 @@ class EmptyList(BaseModel):
 
 
 class ResourceFactory:
-    """Factory of the resources of one response. `mount` is the one that the client used, `/v3` or
-    `/kafka/v3`."""
+    """Factory of the resources of one response. `mount` is the path of the API that the
+    client used, `/v3` or `/kafka/v3`."""
 
     def __init__(self, client_url: ClientUrl, mount: str, cluster_id: str) -> None:
         self.cluster_id = cluster_id

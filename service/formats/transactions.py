@@ -5,7 +5,8 @@
                           "offsets": [{"topic_name": "in", "partition_id": 0, "offset": 42,
                                        "metadata": "why"}, ...]}, ...]}
 
-tidelog's own format, with names of the v3 dialect. Every error is a 422 with the place. Pure.
+tidelog's own format, with names of the v3 dialect. An invalid body gives InvalidBody (422). If a
+record is wrong, the error names its topic and its number. Pure.
 """
 
 from collections.abc import Iterable
@@ -97,7 +98,8 @@ _decode = msgspec.json.Decoder(_Body).decode
 def decode_transaction(body: bytes, now_ms: int) -> Transaction:
     """Decode the request; records without a timestamp get `now_ms`.
 
-    Raises InvalidBody or NoSchemaRegistry. Does not check whether topics and partitions exist.
+    Raises InvalidBody, NoSchemaRegistry or RecordTooLarge. Does not check whether topics and
+    partitions exist.
     """
     check_objects(body)
     try:

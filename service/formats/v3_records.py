@@ -140,7 +140,7 @@ def v3_record(record: EncodedRecord, now_ms: int) -> V3Record:
 def decode_v3_batch(body: bytes, *, entries_max: int = ENTRIES_MAX) -> list[tuple[str, bytes]]:
     """Return (id, bytes for `decode_v3_record`) of each entry of `{"entries": [...]}`.
 
-    If the whole batch is wrong, raises BadBody, or InvalidBody with code 42208.
+    If the whole batch is wrong, raises BadBody, RecordTooLarge, or InvalidBody with code 42208.
     """
     check_objects(body)
     try:

@@ -59,8 +59,8 @@ log = logging.getLogger("tidelog.groups")
 VIEW_AGE_MAX_S = 1.5
 """Above the default of `poll_interval_ms`, so the check is free while the store answers."""
 HANDOVER_S = 2.0
-"""Exceeds VIEW_AGE_MAX_S by more than two clocks differ in that time. Members wait for HANDOVER_S
-when their coordinator is replaced."""
+"""Exceeds VIEW_AGE_MAX_S by more than the clocks of two brokers drift apart in that time. Members
+wait for HANDOVER_S when their coordinator is replaced."""
 
 
 class Coordinators(Protocol):
@@ -96,7 +96,7 @@ class Instance:
     searches for start positions. `sending` is done when the last response arrived or is lost. A
     result of `waiter` makes a waiting read check again. From `alone_s` on, no other broker serves
     the member. `damaged` are the partitions whose last read found damage. `client` is None if this
-    broker did not take the join. `is_awaited`: it has not read since the last rebalance."""
+    broker did not take the join. `is_awaited`: the member has not read since the last rebalance."""
 
     heard_s: float
     polled_s: float
@@ -221,8 +221,8 @@ class Coordinator:
         return Instance(now_s, now_s, client, now_s)
 
     def admit(self, group_id: str, member_id: str, client: ClientId) -> None:
-        """Take a join. Raises MemberHeld if the client's members came and went too often. In a
-        group without other members, every join is taken. Takes ~0.1 us for each member."""
+        """Accept a join. Raises MemberHeld if the client's members came and went too often. In a
+        group without other members, every join is accepted. Costs ~0.1 us for each member."""
         led, group = self.led.get(group_id), self._log.state.members.get(group_id)
         if led is None or group is None:
             return
@@ -239,8 +239,9 @@ class Coordinator:
         raise error
 
     def admit_change(self, session: MemberSession, topics: Sequence[str], pattern: str) -> None:
-        """Take a subscription. A change of one that lasted for less than LIFE_S counts as a short
-        life, because it rebalances the others as one. Raises MemberHeld."""
+        """Accept a subscription. If the member changes a subscription after less than LIFE_S, the
+        change counts as a short life, because it too rebalances the other members. Raises
+        MemberHeld."""
         group, member, instance, _ = session
         client, led = instance.client, self.led.get(group.group_id)
         if client is None or led is None:
@@ -400,7 +401,8 @@ def is_of_all(error: LogError) -> bool:
 
 
 def _is_gone(instance: Instance, client: ClientId, now_s: float) -> bool:
-    """Return whether it is a member of the client that had a short life and is silent since."""
+    """Return whether the instance's member, created by this client, had a short life and has sent
+    no request for SILENT_S."""
     return (
         instance.client == client
         and now_s - instance.heard_s > SILENT_S

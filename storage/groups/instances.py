@@ -58,7 +58,8 @@ log = logging.getLogger("tidelog.consumers")
 TICK_S = 1.0
 """Period of auto-commits, of taking groups, and of matching patterns against topics."""
 LOOKS = 4
-"""Expiry checks in a tick: other members wait for the partitions of a silent member."""
+"""Number of expiry checks in a tick. A silent member must expire soon, because other members wait
+for its partitions."""
 AWAKE_FACTOR = 5
 """If two checks are more ticks apart, the process was suspended or its loop was blocked."""
 AUTO_COMMITS_MAX = 2000
@@ -131,8 +132,9 @@ class Instances:
         self, group_id: str, member_id: str, topics: Sequence[str], pattern: str = ""
     ) -> None:
         """Subscribe to these topics, or to the topics that match the pattern now and later. With
-        neither, read nothing. Return when the assignment is made: a start at the end of the log is
-        at its current end. Raises UnknownMember, AssignedOtherwise, InvalidRequest, MemberHeld."""
+        neither, read nothing. Return when the assignment is made and its start positions are found,
+        so a start at the end of the log means the end at this time. Raises UnknownMember,
+        AssignedOtherwise, InvalidRequest, MemberHeld."""
         session = await self.coordinator.heartbeat(group_id, member_id)
         if pattern:
             await self._log.wal.refresh()
@@ -196,7 +198,8 @@ class Instances:
 
     def _begin(self, session: MemberSession, positions: Mapping[TopicIdPartition, int]) -> None:
         """Set positions, but not of partitions that the member lost: it would use them when it gets
-        the partitions back. Raises Unavailable if another coordinator may have read one before."""
+        the partitions back. Raises UnknownMember, or Unavailable if the group has moved to another
+        coordinator, which may have read the positions before."""
         _, member, instance, _ = self.coordinator.revalidate(session)
         owned = set(member.owned)
         for where, offset in positions.items():
@@ -360,8 +363,9 @@ class Instances:
     async def _take_records(
         self, session: MemberSession, bounds: ReadBounds, check: PortionCheck | None
     ) -> tuple[list[Portion], LogError | None]:
-        """Read the partitions in turn, each time from another one on, despite errors. Also return
-        the first error. Damage counts as an error only if all partitions are damaged."""
+        """Read the partitions in turn. The first partition changes after each portion. After an
+        error, continue with the next partition. Also return the first error. Damage counts as an
+        error only if all partitions are damaged."""
         _, member, instance, _ = session
         owned, portions, (budget, records) = list(member.owned), [], bounds
         failure: LogError | None = None

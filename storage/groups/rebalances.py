@@ -10,7 +10,7 @@ from tidelog.storage.state.group_types import Inputs
 JOIN, LEAVE, EXPIRY = "join", "leave", "expiry"
 SUBSCRIPTION, PARTITIONS = "subscription", "partitions"
 REASONS = (EXPIRY, LEAVE, JOIN, SUBSCRIPTION, PARTITIONS)
-"""In this order of precedence, when one rebalance has several."""
+"""If a rebalance has several reasons, `reason_of` returns one."""
 
 
 class Rebalances:
@@ -57,8 +57,8 @@ class Rebalances:
                 self._last_s = now_s - self._since_s
 
     def seconds(self, now_s: float) -> float:
-        """Return the time from the last rebalance until all members had read; so far, if some have
-        not."""
+        """Return how long it took after a rebalance until all members read again. If some have not
+        read yet, return the time until now."""
         return now_s - self._since_s if self.waiting else self._last_s
 
 

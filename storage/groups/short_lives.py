@@ -9,8 +9,8 @@ the time to wait. Pure: callers give the times. Soft state of the coordinator; o
 coordinator the next one counts from zero. A member that changes its subscription within LIFE_S
 counts in the same way.
 
-The numbers. Members that start together, and a roll-out that replaces members of more than a
-minute, have no short lives: nothing is held, whatever their number. Five restarts are free, so a
+The numbers. Members that start together, and members that a roll-out replaces after more than a
+minute, have no short lives: no join is held, whatever their number. Five restarts are free, so a
 deployment that fails at first is not delayed. After that, 2 joins a minute cost at most 4
 generations. The pause is shorter than Kubernetes' own from the third restart on (40 s), and a job
 that joins once a minute never waits.

@@ -3,11 +3,11 @@
 `SetBounds` changes them. One process may not have seen the change yet while another obeys it. So,
 if processes rely on a bound, `apply` lowers it only when none can rely on the old value any more:
 
-- The view age is a limit of each process for itself, so its change is in effect at once. A raise
-  counts for a view that has applied it. Such a view does not need what collection by the old
-  retention deletes: a checkpoint before the change covers that.
+- The view age is a limit of each process for itself, so its change is in effect at once. A view
+  uses a raised view age only after it has applied the change. Then it does not need the entries
+  that collection by the old retention deletes: a checkpoint before the change covers them.
 - A raised WAL retention or file grace is in effect at once.
-- A lowered one is in effect when the old value has passed since the change, by the elapsed time.
+- A lowered retention or grace is in effect when the elapsed time since the change is the old value.
   Then views that have not seen the change have expired (the retention is at least four view ages),
   and readers that rely on the old value have ended. One entry may add `STEP_MS_MAX` to the elapsed
   time in an instant, so `apply` waits that much longer.
@@ -38,8 +38,8 @@ class BoundsCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
 
 
 class ClusterBounds:
-    """Owned by the cluster state. `first` are the bounds in `cluster.json`. If they are below the
-    least, the cluster is for tests, and may get bounds below the least again."""
+    """Owned by the cluster state. `first` are the bounds in `cluster.json`. If they are below
+    the minimum, the cluster is for tests, and `SetBounds` may set such bounds again."""
 
     def __init__(self, first: Bounds) -> None:
         self.now = first
@@ -71,7 +71,7 @@ class ClusterBounds:
         self.now, self._due_ms = Bounds(**values), waiting
 
     def settle(self, elapsed_ms: int) -> None:
-        """Lower the bounds whose old value has passed."""
+        """Lower the bounds whose wait has ended."""
         if not self._due_ms:
             return
         due = [name for name, due_ms in self._due_ms.items() if elapsed_ms >= due_ms]

@@ -163,8 +163,8 @@ class ClusterState:
         return self._configs[topic.topic_id]
 
     def idempotency_record(self, key: str, principal: str = "") -> IdempotencyRecord | None:
-        """Return the record of the principal's request with this key, or None if there is none, or
-        no longer."""
+        """Return the record of the principal's request with this key, or None if the state has no
+        such record, or has dropped it."""
         return self._keys.get(key, self.owner(principal))
 
     def check_new_key(self, principal: str) -> LogError | None:
@@ -469,7 +469,7 @@ class ClusterState:
             raise Corrupt(key, "a checkpoint has holds only from level 2 on")
         owners = snapshot.owners
         if (owners is None) != (snapshot.level < shares.LEVEL):
-            raise Corrupt(key, "owners are of each checkpoint from level 3 on, and of no other")
+            raise Corrupt(key, "a checkpoint has owners from level 3 on, and not before")
         if owners is None:
             owners = _OwnersCheckpoint({}, {}, {}, ProducerOwners())
         state = cls(snapshot.cluster_id, snapshot.level, bounds)

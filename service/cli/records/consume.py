@@ -133,7 +133,7 @@ class Consumer:
 
     def warn_beyond(self, ranges: Sequence[_Range]) -> None:
         """Warn where the partitions end, if all of them end before the start of their range. With
-        --follow, the broker's refusal says so."""
+        --follow do not warn, because the broker refuses the read and names the end."""
         if ranges and len(self._ends) == len(ranges) and not self._options.follow:
             ends = [f"partition {number} at {end}" for number, end in sorted(self._ends.items())]
             more = ", ..." if len(ends) > ENDS_SHOWN else ""

@@ -2,10 +2,10 @@
 
 The records of a partition keep the order of the input. Each partition belongs to one lane. A lane
 sends one request at a time and repeats it (same Idempotency-Key, same bytes) until the broker
-acknowledges it. The client chooses the partition: it hashes keys as the broker does, and spreads
-records without a key over the partitions in turn. If partitions are added to the topic during the
-run, this client uses the old number: a key may map to other partitions in the requests of other
-producers. No record is lost or duplicated.
+acknowledges it, for up to `retry_s`. The client chooses the partition: it hashes keys as the broker
+does, and spreads records without a key over the partitions in turn. If partitions are added to the
+topic during the run, this client uses the old number: a key may map to other partitions in the
+requests of other producers. No record is lost or duplicated.
 """
 
 import asyncio
@@ -113,7 +113,8 @@ class ProduceSummary:
 async def produce(
     client: Client, topic: str, source: Source, options: ProduceOptions
 ) -> ProduceSummary:
-    """Produce all lines of `source`. Raises CommandError with the number acknowledged."""
+    """Produce all lines of `source`. The message of a CommandError has the number of acknowledged
+    records."""
     async with client:
         partitions = await client.partitions(topic)
         client.retry_s = options.retry_s
