@@ -82,7 +82,7 @@ async def plan(
     now_ms = await cluster.store_now_ms()
     await cluster.refresh()
     grace = grace.obeying(cluster.state.bounds.now)
-    search = _Search(cluster, now_ms, grace)
+    search = _GarbageSearch(cluster, now_ms, grace)
     checkpoints = [info async for info in cluster.store.list(object_keys.CHECKPOINTS)]
     base = await _base(cluster, checkpoints, search.now_ms, grace)
     await _checkpoint(cluster, checkpoints, search.now_ms, grace)
@@ -210,7 +210,7 @@ async def _checkpoint(
         await cluster.wal.checkpoint()
 
 
-class _Search:
+class _GarbageSearch:
     """The garbage that a run has found so far."""
 
     def __init__(self, cluster: MaintenanceSession, now_ms: int, grace: Grace) -> None:

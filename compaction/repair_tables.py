@@ -71,7 +71,7 @@ _Piece: TypeAlias = SegmentFile | pa.Table
 """A segment in the table, or rows of files that are not segments."""
 
 
-class _Change(NamedTuple):
+class _TableChange(NamedTuple):
     """The files that a commit takes out of a table and puts into it, and its transactions."""
 
     removed: list[SegmentFile]
@@ -112,7 +112,7 @@ async def undo_rearrangement(cluster: MaintenanceSession, topic: Topic) -> bool:
     if not foreign or any(each.data_change for each in foreign):
         return False
     change = await _restored(cluster, topic, table, newest, set())
-    if not isinstance(change, _Change):
+    if not isinstance(change, _TableChange):
         return False
     await _commit(table, change._replace(data_change=False))
     return True
@@ -137,19 +137,19 @@ async def _repair(
     change = await _restored(cluster, current, table, newest, ahead)
     proposed = Repair(topic.name, newest.version, why, NONE, str(change))
     lost: list[tuple[int, int, int]] = []
-    if isinstance(change, _Change) and way != ADOPT:
+    if isinstance(change, _TableChange) and way != ADOPT:
         what = f"restore what the log put there: {_told(change)}"
         proposed = proposed._replace(way=RESTORE, what=what)
     elif way != RESTORE and not ahead:
         adoption = _Adoption(cluster, current, newest)
         change = await adoption.change(is_dry=is_dry)
         lost = adoption.lost
-        if isinstance(change, _Change):
+        if isinstance(change, _TableChange):
             what = f"adopt the rows that are there: {_told(change)}"
             proposed = proposed._replace(way=ADOPT, what=what, lost=lost)
         else:
             proposed = proposed._replace(what=f"{proposed.what}; {change}")
-    if not isinstance(change, _Change) or proposed.way == NONE:
+    if not isinstance(change, _TableChange) or proposed.way == NONE:
         return [proposed]
     proposed = proposed._replace(added=len(change.added), removed=len(change.removed))
     if not is_dry:
@@ -172,11 +172,11 @@ async def _doubt(cluster: MaintenanceSession, topic: Topic) -> str | None:
     return None
 
 
-def _told(change: _Change) -> str:
+def _told(change: _TableChange) -> str:
     return f"{len(change.removed)} files out of the table, {len(change.added)} into it"
 
 
-async def _commit(table: Table, change: _Change) -> None:
+async def _commit(table: Table, change: _TableChange) -> None:
     locks = {}
     for number in change.partitions:
         app_id = maintenance_app_id(number)
@@ -266,7 +266,7 @@ async def _restored(
     table: Table,
     newest: ManifestVersion,
     ahead: set[int],
-) -> "_Change | str":
+) -> "_TableChange | str":
     """Return the change that restores the files of the log's own commits, or why there is none."""
     partitions = topic.partitions
 
@@ -306,7 +306,7 @@ async def _restored(
             reset[clean_app_id(number)] = partition.sealed_end
         if reset.keys() & {seal_app_id(number), clean_app_id(number)}:
             changed.add(number)
-    return _Change(removed, added, reset, changed)
+    return _TableChange(removed, added, reset, changed)
 
 
 def _is_whole(
@@ -328,9 +328,9 @@ class _Adoption:
         self._newest = newest
         self.lost: list[tuple[int, int, int]] = []
 
-    async def change(self, *, is_dry: bool) -> "_Change | str":
+    async def change(self, *, is_dry: bool) -> "_TableChange | str":
         """Return the change, or why there is none. Unless `is_dry`, upload its segments."""
-        change = _Change([], [], {}, set())
+        change = _TableChange([], [], {}, set())
         for number, partition in enumerate(self._topic.partitions):
             try:
                 await self._partition(number, partition, change, is_dry=is_dry)
@@ -339,7 +339,7 @@ class _Adoption:
         return change
 
     async def _partition(
-        self, number: int, partition: Partition, change: _Change, *, is_dry: bool
+        self, number: int, partition: Partition, change: _TableChange, *, is_dry: bool
     ) -> None:
         files = self._newest.files(number)
         own = [file for file in files if file.base_offset >= 0]

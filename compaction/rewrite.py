@@ -86,7 +86,7 @@ async def rewrite(
 
     Raises Corrupt if an input fails verification, or the output differs from what was planned.
     """
-    copy = _Copy(task)
+    copy = _KeptRows(task)
     inputs = pieces(task.prefix, task.inputs)
     await pump(store, inputs, copy.decoded, copy.encode, on_rows, copy.is_needed)
     base, end = max(task.inputs[0].base_offset, task.start), task.inputs[-1].end_offset
@@ -217,7 +217,7 @@ def _extend(checksum: int, numbers: np.ndarray) -> int:
     return int(google_crc32c.extend(checksum, numbers.tobytes()))
 
 
-class _Copy:
+class _KeptRows:
     """The kept rows on their way into the output. `decoded` may run in several threads at once."""
 
     def __init__(self, task: Rewrite) -> None:

@@ -93,7 +93,7 @@ class _Partitions(StrictBody):
     partitions: list[_Partition]
 
 
-class _Commit(StrictBody):
+class _CommitBody(StrictBody):
     offsets: list[_Offset] | None = None
     partitions: list[_Offset] | None = None
 
@@ -110,7 +110,7 @@ class _Subscription(StrictBody):
 
 _CREATE = msgspec.json.Decoder(_Create, strict=False)
 _PARTITIONS = msgspec.json.Decoder(_Partitions, strict=False)
-_COMMIT = msgspec.json.Decoder(_Commit, strict=False)
+_COMMIT = msgspec.json.Decoder(_CommitBody, strict=False)
 _POSITIONS = msgspec.json.Decoder(_Positions, strict=False)
 _SUBSCRIPTION = msgspec.json.Decoder(_Subscription, strict=False)
 

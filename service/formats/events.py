@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import Page
+from tidelog.service.formats.pages import RecordPage
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange
 from tidelog.storage.core.model import OFFSET_MAX
 
@@ -53,7 +53,7 @@ def reset(format_name: str, error: OffsetOutOfRange, where: str) -> tuple[int, b
     return offset, notice(format_name, "reset", data, _id_before(offset))
 
 
-def skipped(format_name: str, next_offset: int, page: Page) -> bytes:
+def skipped(format_name: str, next_offset: int, page: RecordPage) -> bytes:
     """Return the event that follows a page with skipped records (`on_error=skip`)."""
     data = {"skipped": page.skipped, "first_skipped_offset": page.first_wrong}
     return notice(format_name, "skipped", data, b"%d" % (next_offset - 1))

@@ -40,7 +40,7 @@ _FRAMING_BYTES = 5
 """The registry's framing: one byte of magic and four bytes of the schema's id, before the data."""
 
 
-class Page(msgspec.Struct, frozen=True, gc=False):
+class RecordPage(msgspec.Struct, frozen=True, gc=False):
     """Encoded records of one partition.
 
     `stopped` is the error of the record before which the page ends, because that record does not
@@ -77,7 +77,7 @@ def encode_page(
     is_json: Sequence[bool],
     framing: json_out.Framing = "array",
     on_error: OnError = "stop",
-) -> Page:
+) -> RecordPage:
     """Encode records as `json_out.encode_records` does. `on_error` decides about records that do
     not decode. A page with such a record costs 1 to 2 us more for each of its records. So does
     each page in a format with schemas."""
@@ -87,7 +87,7 @@ def encode_page(
             body = json_out.encode_records(
                 batches, topic, partition, _written(fmt), is_json=is_json, framing=framing
             )
-            return Page(topic, partition, body, records)
+            return RecordPage(topic, partition, body, records)
         except Undecodable:
             pass
     found = _Mixed(batches, is_json, TopicPartition(topic, partition), fmt, on_error)
@@ -123,7 +123,7 @@ def check_first(
 
 
 def headers_of(
-    pages: Iterable[Page], failure: Exception | None = None
+    pages: Iterable[RecordPage], failure: Exception | None = None
 ) -> tuple[tuple[bytes, bytes], ...]:
     """Return the headers of an answer with these pages. They name the number of skipped records,
     the first skipped record, and the first record at which a page stopped. `failure` is the error
@@ -218,7 +218,7 @@ class _Mixed:
         offset: int = self._batch.column("offset")[row].as_py()
         return offset
 
-    def page(self, framing: json_out.Framing) -> Page:
+    def page(self, framing: json_out.Framing) -> RecordPage:
         """Encode the records, as `on_error` says."""
         on_error = self._on_error
         batch, extra = self._decodable, pa.array(self._extra, pa.binary())
@@ -239,4 +239,4 @@ class _Mixed:
         )
         wrong = len(self.wrong) if stopped is None else 1
         first_wrong = self._offset(first) if wrong else 0
-        return Page(*self._where, body, batch.num_rows, on_error, stopped, wrong, first_wrong)
+        return RecordPage(*self._where, body, batch.num_rows, on_error, stopped, wrong, first_wrong)

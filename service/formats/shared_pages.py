@@ -7,7 +7,7 @@ change, but retention, compaction and repairs remove some. So a key also has the
 import asyncio
 from typing import NamedTuple
 
-from tidelog.service.formats.pages import Page
+from tidelog.service.formats.pages import RecordPage
 
 KEPT_S = 1.0
 """A page is kept for one to two periods of this length. If the pages reach SHARED_BYTES_MAX, it is
@@ -35,15 +35,15 @@ class SharedPages:
     """
 
     def __init__(self) -> None:
-        self._new: dict[PageKey, Page] = {}
-        self._old: dict[PageKey, Page] = {}
+        self._new: dict[PageKey, RecordPage] = {}
+        self._old: dict[PageKey, RecordPage] = {}
         self._new_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def get(self, key: PageKey) -> Page | None:
+    def get(self, key: PageKey) -> RecordPage | None:
         return self._new.get(key) or self._old.get(key)
 
-    def add(self, key: PageKey, page: Page) -> None:
+    def add(self, key: PageKey, page: RecordPage) -> None:
         """Keep the page, unless it has more than half of SHARED_BYTES_MAX."""
         size = len(page.body)
         if size > SHARED_BYTES_MAX // 2:

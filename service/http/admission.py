@@ -119,7 +119,7 @@ class Share:
         return True
 
 
-class _Seen:
+class _LastCheck:
     """The state of a connection when `overdue` last checked it."""
 
     __slots__ = ("address", "is_spare", "phase", "progress", "since_s")
@@ -154,7 +154,7 @@ class Admission(Generic[G]):
         """Records that are read and encoded, until the socket has taken the answer."""
         self.ended: Counter[str] = Counter()
         """Connections that were closed, by reason."""
-        self._seen: dict[G, _Seen] = {}
+        self._seen: dict[G, _LastCheck] = {}
         self._addresses: dict[str, _Address[G]] = {}
         self._unproved: dict[G, None] = {}
         self._spare: dict[G, None] = {}
@@ -191,7 +191,7 @@ class Admission(Generic[G]):
     def arrive(self, guest: G, address: str) -> G | None:
         """Count a new connection. Return the connection that the caller must close for it, or None.
         The returned connection is no longer counted."""
-        limits, seen = self.limits, _Seen(address)
+        limits, seen = self.limits, _LastCheck(address)
         of_address = self._addresses.get(address)
         if of_address is None:
             of_address = self._addresses[address] = _Address()

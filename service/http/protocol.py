@@ -135,7 +135,7 @@ class Config(uvicorn.Config):
         self.watch(loop, CHECK_S if is_last else 0.0)
 
 
-class _Refused(Exception):
+class _HeadRefused(Exception):
     """The request is invalid. The parser wraps this error: the reason is in `Protocol._refusal`."""
 
 
@@ -240,8 +240,8 @@ class Protocol(HttpToolsProtocol):
             self._is_coded = self._is_coded or value.strip().lower() != b"chunked"
 
     def _check_head(self) -> str:
-        """Return the version of HTTP. Raise _Refused for a head that is too large, or that HTTP/1.1
-        does not allow."""
+        """Return the version of HTTP. Raise _HeadRefused for a head that is too large, or that
+        HTTP/1.1 does not allow."""
         self._check_size()
         version = self.parser.get_http_version()
         if self._is_coded:
@@ -261,15 +261,15 @@ class Protocol(HttpToolsProtocol):
             raise self._refused(431, "the head of the request is too large")
 
     def _check_trailers(self, size: int) -> None:
-        """Raise _Refused if too many bytes have come that are no part of the body."""
+        """Raise _HeadRefused if too many bytes have come that are no part of the body."""
         self._head_bytes = 0 if self._has_body else self._head_bytes + size
         self._has_body = False
         if self._head_bytes > HEAD_BYTES_MAX:
             raise self._refused(431, "the trailers of the request are too large")
 
-    def _refused(self, status: int, why: str) -> _Refused:
+    def _refused(self, status: int, why: str) -> _HeadRefused:
         self._refusal = HTTPStatus(status), why
-        return _Refused()
+        return _HeadRefused()
 
     def _begin(self, version: str) -> None:
         """Make the scope and the cycle of a request, as uvicorn does."""
@@ -376,7 +376,7 @@ class Protocol(HttpToolsProtocol):
                 self._check_size()
             elif requests == self._requests and self.cycle is not None and self.cycle.more_body:
                 self._check_trailers(size)
-        except (httptools.HttpParserError, _Refused):
+        except (httptools.HttpParserError, _HeadRefused):
             self._refuse()
 
     def _refuse(self) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from tidelog.service.formats import arrow
 from tidelog.service.formats import consumers as wire_consumers
 from tidelog.service.formats.json_text import ReadFormat
-from tidelog.service.formats.pages import OnError, Page, check_first, encode_page, headers_of
+from tidelog.service.formats.pages import OnError, RecordPage, check_first, encode_page, headers_of
 from tidelog.service.formats.record_formats import FETCH_FORMATS, MEDIA_TYPES, on_error_of
 from tidelog.service.http.call import HttpRequest, HttpResponse, received_again
 from tidelog.service.http.media_types import (
@@ -414,7 +414,7 @@ def _columns(read: Read) -> tuple[int, bytes]:
     return records, arrow.encode_arrow_of_many(parts)
 
 
-def _pages(read: Read, fmt: str, on_error: OnError) -> list[Page]:
+def _pages(read: Read, fmt: str, on_error: OnError) -> list[RecordPage]:
     """Encode the portions. If a page stops before a record that does not decode, end its portion
     there, so that the next read begins with that record."""
     pages = []
@@ -434,7 +434,7 @@ def _pages(read: Read, fmt: str, on_error: OnError) -> list[Page]:
     return pages
 
 
-def _array(pages: Sequence[Page]) -> bytes:
+def _array(pages: Sequence[RecordPage]) -> bytes:
     """Join the pages of all partitions to one JSON array."""
     bodies = [memoryview(page.body)[1:-1] for page in pages if page.records]
     return b"".join((b"[", b",".join(bodies), b"]"))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from tidelog.service.formats import arrow, events
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import ReadFormat, Undecodable
-from tidelog.service.formats.pages import OnError, Page, encode_page, headers_of
+from tidelog.service.formats.pages import OnError, RecordPage, encode_page, headers_of
 from tidelog.service.formats.record_formats import (
     FORMAT_PARAMETER,
     FRAMINGS,
@@ -80,7 +80,7 @@ class FetchPage(NamedTuple):
     a record that does not decode."""
 
     fetched: FetchResult
-    page: Page
+    page: RecordPage
 
 
 class Fetch:
@@ -199,7 +199,7 @@ class Fetch:
             return found
         return FetchPage(fetched._replace(next_offset=page.end(fetched.next_offset)), page)
 
-    def count(self, pages: Sequence[Page], size: int, topic: str | None = None) -> None:
+    def count(self, pages: Sequence[RecordPage], size: int, topic: str | None = None) -> None:
         """Count the records of an answer of `size` bytes. `topic` is None if the answer may have
         records of several topics."""
         self.counters.add_records_out(sum(page.records for page in pages), size, topic)
@@ -385,7 +385,7 @@ class Fetch:
             return await self.page(view, offset, share, call=call), resets
 
     async def _send(
-        self, call: HttpRequest, view: FetchParams, fetched: FetchResult, page: Page
+        self, call: HttpRequest, view: FetchParams, fetched: FetchResult, page: RecordPage
     ) -> None:
         """Send a page of a stream, or a keep-alive if it is empty. If the page stops at a record
         that does not decode, send the records before it, then raise Undecodable."""
@@ -414,7 +414,7 @@ def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
     if view.format_name == "arrow":
         records = sum(batch.num_rows for batch in batches)
         body = arrow.encode_arrow(batches)
-        return FetchPage(fetched, Page(view.topic, view.partition, body, records))
+        return FetchPage(fetched, RecordPage(view.topic, view.partition, body, records))
     page = encode_page(
         batches,
         view.topic,

@@ -41,7 +41,7 @@ class _Sent(NamedTuple):
     mac: str
 
 
-class _Sender:
+class _SeenNumbers:
     """The numbers of one sender that a receiver has seen."""
 
     __slots__ = ("heard_ms", "newest", "seen")
@@ -76,7 +76,7 @@ class Signatures:
         self._now_ms = now_ms
         self._level = level
         self._number = 0
-        self._senders: dict[str, _Sender] = {}
+        self._senders: dict[str, _SeenNumbers] = {}
 
     def sign(self, receiver: str, path: str, message: bytes) -> str:
         """Return the header's value for a message to the broker with the id `receiver`."""
@@ -104,7 +104,7 @@ class Signatures:
             self._forget_silent(now_ms)
             if len(self._senders) >= SENDERS_MAX:
                 return False
-            sender = self._senders[sent.sender] = _Sender(now_ms)
+            sender = self._senders[sent.sender] = _SeenNumbers(now_ms)
         return sender.take(sent.number, now_ms)
 
     def _forget_silent(self, now_ms: int) -> None:

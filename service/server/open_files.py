@@ -9,7 +9,7 @@ are accepted only to be closed. If the limit is below twice this number, half of
 BACKLOG = 2048
 
 
-class Shares(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """Descriptors by use."""
 
     clients: int
@@ -19,12 +19,12 @@ class Shares(NamedTuple):
     descriptors that neither clients nor peers have."""
 
 
-def shares(files: int, clients_max: int, peers_max: int) -> Shares:
+def connection_limits(files: int, clients_max: int, peers_max: int) -> ConnectionLimits:
     """Divide `files` descriptors: KEPT_FILES are kept; of the rest, peers have up to a quarter."""
     kept = min(KEPT_FILES, files // 2)
     peers = max(min(peers_max, (files - kept) // 4), 1)
     clients = max(min(clients_max, files - kept - peers), 1)
-    return Shares(clients, peers, max(min(BACKLOG, (files - peers - clients) // 4), 1))
+    return ConnectionLimits(clients, peers, max(min(BACKLOG, (files - peers - clients) // 4), 1))
 
 
 def raised(files: int) -> int:

@@ -41,7 +41,12 @@ from tidelog.service.security.signatures import Signatures
 from tidelog.service.server.app import build_app
 from tidelog.service.server.log_lines import last_words, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, run_maintenance
-from tidelog.service.server.open_files import KEPT_FILES, Shares, raised, shares
+from tidelog.service.server.open_files import (
+    KEPT_FILES,
+    ConnectionLimits,
+    connection_limits,
+    raised,
+)
 from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.router import Router, limits_of
 from tidelog.service.settings import Settings, state_home
@@ -234,11 +239,11 @@ async def _serve_cluster(
             await asyncio.wait([maintaining, look, watching], timeout=BACKGROUND_STOP_S)
 
 
-def _files(settings: Settings) -> Shares:
+def _files(settings: Settings) -> ConnectionLimits:
     """Raise the limit of open files to what all connections need, and divide it."""
     clients, peers = settings.connections_max, peer_listener.CONNECTIONS_MAX
     limit = raised(clients + peers + KEPT_FILES)
-    divided = shares(limit, clients, peers)
+    divided = connection_limits(limit, clients, peers)
     if divided.clients < clients:
         log.warning(
             "open files are limited to %d (ulimit -n): at most %d connections",

@@ -36,7 +36,7 @@ BLAMED_MAX = 50
 Span = tuple[int, int]
 
 
-class History(Protocol):
+class TableHistory(Protocol):
     """The part of a `Table` that `confirmed` needs."""
 
     @property
@@ -118,7 +118,7 @@ async def check(
     raise TableInDoubt(newest.prefix, newest.version, await blamed(table, why))
 
 
-async def blamed(table: History, why: str) -> str:
+async def blamed(table: TableHistory, why: str) -> str:
     """Add to a reason the newest commit of another program, if there is one."""
     try:
         commits = await table.commits(BLAMED_MAX)
@@ -141,7 +141,7 @@ def replayed(base: SegmentColumns, commits: Iterable[TableCommit]) -> SegmentCol
 
 
 async def confirmed(
-    history: History,
+    history: TableHistory,
     newest: ManifestVersion,
     is_whole: Callable[[ManifestVersion], bool],
     is_foreign: Callable[[TableCommit], bool] = lambda commit: commit.is_foreign,
@@ -163,7 +163,7 @@ async def confirmed(
     return None
 
 
-async def served(history: History, newest: ManifestVersion) -> ManifestVersion:
+async def served(history: TableHistory, newest: ManifestVersion) -> ManifestVersion:
     """Return the version that readers use instead of `newest`. If files of a partition are no
     segments, or overlap, the partition has the files that the log itself put there."""
     if newest.is_readable():

@@ -16,7 +16,7 @@ from tidelog.service.http.admission import (
     Phase,
     Share,
 )
-from tidelog.service.server.open_files import KEPT_FILES, shares
+from tidelog.service.server.open_files import KEPT_FILES, connection_limits
 
 
 class Client:
@@ -229,7 +229,7 @@ def test_the_bound_of_memory_is_the_sum_of_the_budgets() -> None:
 
 @pytest.mark.parametrize("files", [64, 128, 256, 1024, 4096, 20_000, 1 << 20])
 def test_descriptors_are_kept_for_the_store(files: int) -> None:
-    divided = shares(files, 10_000, 1_000)
+    divided = connection_limits(files, 10_000, 1_000)
     assert divided.clients <= 10_000
     assert divided.peers <= 1_000
     kept = files - divided.clients - divided.peers

@@ -25,7 +25,7 @@ def doubt_is_obeyed() -> list[tuple[Any, str, Any]]:
 
 
 def doubt_is_collected() -> list[tuple[Any, str, Any]]:
-    search = tidelog.compaction.collect._Search
+    search = tidelog.compaction.collect._GarbageSearch
     real = search._table
 
     async def of_table(self: Any, *more: Any) -> None:

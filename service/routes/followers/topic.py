@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tidelog.service.formats import events
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.service.formats.pages import Page
+from tidelog.service.formats.pages import RecordPage
 from tidelog.service.formats.record_formats import (
     FORMAT_PARAMETER,
     MAX_BYTES_PARAMETER,
@@ -61,7 +61,7 @@ class _Turn(NamedTuple):
     resets: bytes
     partition: int = 0
     next_offset: int = 0
-    page: Page | None = None
+    page: RecordPage | None = None
     weight: int = 0
 
 
