@@ -20,5 +20,5 @@ backups         copies of a running cluster, and new clusters from them
 repair_wal      drops entries behind damage, gives up lost records, deletes strays
 scrub_checks    conditions that hold for a partition and for a segment; pure
 scrub_wal       the chain of the WAL, applied and verified
-scrub           checks the invariants on the stored data
+scrub           checks the invariants on stored data: the WAL by scrub_wal, then tables and tails
 """

@@ -6,7 +6,7 @@ Packages, lower ones first; import-linter checks that a package imports only low
     exit_status     exit statuses of brokers and commands
     setting_fields  a setting as a field of a dataclass: default, documentation, check
     secret_files    secrets in files
-    trust_settings  settings of trust: names, TLS, OIDC, audit log
+    trust_settings  the settings of names, TLS, OIDC and audit log, which `Settings` has as fields
     settings        every setting: unit, default, reason; no other module reads the environment
     http            requests, responses, errors, URLs, the HTTP/1.1 protocol
     formats         request and response bodies to and from columns

@@ -3,17 +3,17 @@
 Packages, lower ones first; import-linter checks that a package imports only lower ones
 (pyproject.toml).
 
-    core      pure: nouns, object keys, codecs, actions and WAL entries
+    core      pure: value types, object keys, codecs, actions and WAL entries
     state     pure: the cluster state and `apply`
-    io        object stores, the clock, threads
+    io        object stores, clocks, threads, memory
     tables    the manifest (one Delta table per topic); Parquet segments
     wal       the chain of WAL entries in the store, and a broker's view of it
     read      reads of both tiers, with and without a broker
     write     hot segments, the hot log, the writer, the sealer
     cluster   liveness of brokers, the sequencer, messages between brokers
-    log       one broker's log: append, fetch, seal, administration
+    log       Log: append, fetch, seal, administration; without peers and groups
     groups    consumer groups: coordinator, instances, offset commits
-    broker    one broker: composes its log, its peers and its groups
+    broker    Broker, a Log with peers and groups: opens and closes all parts of one broker
     spark     the Spark data source
     public    the public names (`tidelog.spark`); installed as `tidelog`
 """

@@ -1,11 +1,11 @@
 """Bodies of requests and responses, to and from columns.
 
 bodies          base classes of bodies: unknown fields are refused
-json_in         v2 JSON produce bodies to columns
+json_in         v2 JSON produce bodies to columns; BadBody and InvalidBody, the errors of all bodies
 json_out        columns to JSON arrays, NDJSON, server-sent events; v2 produce reports
 json_text       columns of values to columns of JSON texts; the error Undecodable
 events          streams of followers: event ids; events and lines that are no records
-pages           pages of an answer; `on_error`: stop, skip or raw for records that do not decode
+pages           records of a partition, encoded; `on_error`: stop, skip, raw if one does not decode
 record_formats  parameters of all reads: format, `on_error`, `reset`; the documentation of a record
 shared_pages    encoded pages that several readers use
 json_numbers    JSON numbers beyond the range of a double, which are refused

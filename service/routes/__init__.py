@@ -11,7 +11,7 @@ topics              topics, partitions, offsets, brokers, v2; the seal
 cluster_v3          clusters and brokers, v3
 topics_v3           topics, partitions, offsets, v3
 configs_v3          configs of topics, v3
-groups_v3           consumer groups, v3
+groups_v3           consumer groups, v3: members, lag, reset of offsets, deletion
 acls_v3             access control lists, v3
 keys                API keys, quotas, the console's login, logout and /me
 health              health, metrics, version, the OpenAPI document

@@ -1,7 +1,7 @@
 """Authentication and authorization.
 
-authenticator   keys, sessions, ACLs and quotas of this broker's callers
-caller          the caller of a request, as handlers see it
+authenticator   Security, a broker's access checks: keys, sessions, ACLs, quotas; Caller
+caller          CallerRights, the rights of a caller as handlers see them; the errors 401, 403, 429
 oidc            bearer tokens of an OIDC issuer (extra oidc)
 session_cookie  the console's session cookies
 token_bucket    the token bucket of a rate: bytes, requests or CPU time

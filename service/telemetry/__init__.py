@@ -1,7 +1,7 @@
 """Metrics of a broker, and rates for the console.
 
-metrics        HTTP counters, and the text for Prometheus
-log_metrics    counters of the log
+metrics        counters of HTTP and maintenance; the text for Prometheus, of one or several workers
+log_metrics    the metrics of the log, read from its counters at each scrape
 group_metrics  metrics of consumer groups, by group
 group_lags     the lags of groups, for the routes and for metrics
 loop_probe     how long callbacks hold the event loop, in CPU time

@@ -3,7 +3,7 @@
 liveness    which brokers are live, ranked; Member, MembershipSettings
 membership  this broker's liveness object, and the tracker of the others'
 messages    bytes of forwarded drafts and of announcements; one draft made of several
-announcer   announces committed entries to the peers; finds out whether suspects answer again
+announcer   announces committed entries; finds out whether suspects answer again; PeerTransport
 sequencer   forwards drafts to the sequencer, or commits as the sequencer
 secret      the cluster's secret, readable by brokers only
 """

@@ -8,12 +8,12 @@ s3_options    the options of a connection to a bucket
 s3_listing    byte order of keys, for servers that list by directory
 open          opening of a store by its URL
 probe         the check of a store at start
-start_retry   retries of requests to the store while a broker starts
+start_retry   repeats a step of a broker's start, for a limited time, until the store answers
 read_only     opening of a store to read; a folder store that writes nothing
-blocking      a store for code without an event loop: its calls block
+blocking      OpenedStore, opened to read, for code without an event loop: its calls block
 metered       a store that counts its requests
 clock         wall time, boot time, ids
-loop_thread   an event loop in a second thread: for large uploads, and for collection
+loop_thread   a resource on the event loop of a second thread, for a caller with its own event loop
 malloc        settings of glibc's allocator; return of freed memory
 tasks         errors of tasks, tasks that run together; the lowest priority of a thread
 """

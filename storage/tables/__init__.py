@@ -1,6 +1,6 @@
 """One Delta table per topic: the manifest of its Parquet segments.
 
-manifest     the manifest as the log uses it: protocol, versions, index
+manifest     Table, the interface of a topic's manifest; its versions; its segments by offset
 memory       a manifest in memory
 delta        the manifest in a Delta table; the only module that imports deltalake
 delta_log    commits of Delta's log, read through the store; damaged commits; fsync in a folder
