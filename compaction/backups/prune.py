@@ -72,8 +72,8 @@ async def is_unfinished(place: ObjectStore) -> bool:
 
 
 async def finish(place: ObjectStore, confirm: Check) -> Pruned:
-    """Delete the objects that only removed backups need, then the manifests of these backups.
-    `confirm` and errors are those of `prune`."""
+    """Complete each removal that has a manifest in `pruned/`: steps 3 to 5. `confirm` and errors
+    are those of `prune`. If a manifest is damaged, no object is deleted, but step 3 may be done."""
     markers = [info.key async for info in place.list(PRUNED)]
     sizes: dict[str, int] = {}
     older = (await backups_in(place))[:-1]

@@ -32,8 +32,8 @@ def _no_boolean(value: Any) -> Any:
 
 
 WholeNumber = Annotated[int, BeforeValidator(_no_boolean)]
-"""A whole number in a StrictModel, or a string of one. A boolean is refused: pydantic takes `true`
-for 1."""
+"""A whole number in a StrictModel. A string like "12" is accepted, too. A boolean is refused:
+pydantic takes `true` for 1."""
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:

@@ -64,14 +64,16 @@ def encode_records(
     framing: Framing = "array",
     extra: Any = None,
 ) -> bytes:
-    """Encode `{"topic","key","value","partition","offset","timestamp"}` of each record, timestamps
-    in ms: as an array, as lines (ndjson), or as server-sent events whose id is the offset (sse).
+    """Encode each record as `{"topic","key","value","partition","offset","timestamp"}`.
+
+    The timestamp is in ms. `framing`: array is one JSON array; ndjson is a line for each record;
+    sse is a server-sent event for each record, with the offset as its id.
 
     Only records with headers have `headers`, their values in base64 in every format. Batches have
     RECORD_SCHEMA. `is_json`: for each batch, whether its keys and values are known to be JSON text;
-    format json checks the other batches. `extra` has a text for each record of the only batch: more
-    fields, as `,"name":1`, or an empty text. Raises Undecodable if a key or value does not decode:
-    service.formats.pages encodes such pages.
+    format json checks the other batches. If `extra` is given, there is one batch, and `extra` has a
+    text for each of its records: more fields, as `,"name":1`, or an empty text. Raises Undecodable
+    if a key or value does not decode: service.formats.pages encodes such pages.
     """
     fixed = _fixed(_FRAMES[framing], topic, partition, fmt)
     pieces: list[bytes | memoryview] = [
@@ -281,9 +283,11 @@ def _run_of_reports(partition: int, base: int | None, count: int) -> tuple[bytes
 
 
 def _decimals(start: int, end: int, between: bytes) -> list[bytes]:
-    """Return the numbers [start, end) in decimal, separated by `between`, as pieces to join. Only
-    the last three digits differ in a thousand numbers, so the digits before them are joined as part
-    of the separator: ~9 ns a number."""
+    """Return the numbers [start, end) in decimal, separated by `between`, as pieces to join.
+
+    The numbers 5000 to 5999 have the same digits before the last three. So `between` and these
+    digits are the separator of one join of the last three digits: ~9 ns a number.
+    """
     pieces = []
     while start < end:
         thousands, rest = divmod(start, 1000)

@@ -107,7 +107,7 @@ class CrossSite(LogError):
 
 
 class ErrorAnswer(NamedTuple):
-    """An error in terms of HTTP. `headers` are added to the headers of every response."""
+    """The HTTP response for an error. `headers` are those that only this response has."""
 
     status: int
     code: int

@@ -1,9 +1,10 @@
-"""The session cookie of a browser after a login: a key, a session and its end, signed with the
-cluster's secret.
+"""The session cookie of a browser after a login. It has the id of the key of the login, the id of
+the session, the time at which the session expires, and a signature with the cluster's secret.
 
 Pure. A broker accepts a cookie that any broker of the cluster signed. The signature covers the
-digest of the key, so if a key is deleted, or the admin key is changed, its sessions end. The id of
-a session is in the cluster's state until a logout or a later login deletes it.
+digest of the key, so if a key is deleted, or the admin key is changed, its sessions end. The
+cluster's state stores a session as a key of its own, with the note NOTE. A logout, a later login or
+`tidelog keys delete` deletes it.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from tidelog.storage.state.access import Key
 
 COOKIE_VERSION = "v2"
 NOTE = "session of the console"
-"""The note of a session's key."""
+"""The note of the keys that are sessions."""
 SESSIONS_MAX = 10
 """Maximum sessions of one principal; the next login ends the oldest (I10)."""
 LIVES_MS = 12 * 3_600_000
@@ -45,7 +46,7 @@ def sign(secret: bytes, session: Session, digest: bytes) -> str:
 
 def ended_by_login(keys: Iterable[Key], principal: str, now_ms: int) -> list[str]:
     """Return the ids of the sessions that a login of the principal ends: those that have expired,
-    and the oldest above the bound."""
+    and the oldest ones, so that there are at most SESSIONS_MAX with the new one."""
     own = [key for key in keys if key.note == NOTE and key.principal == principal]
     own.sort(key=lambda key: key.created_ms)
     too_many = max(len(own) - SESSIONS_MAX + 1, 0)
@@ -57,7 +58,7 @@ def ended_by_login(keys: Iterable[Key], principal: str, now_ms: int) -> list[str
 
 
 def parse(cookie: str) -> Session | None:
-    """Return the content of a cookie. If it is not a session cookie's, return None."""
+    """Return the content of a session cookie. If `cookie` has another form, return None."""
     parts = cookie.split(".") if len(cookie) <= COOKIE_CHARS_MAX else []
     if len(parts) != 5 or parts[0] != COOKIE_VERSION or not cookie.isascii():
         return None

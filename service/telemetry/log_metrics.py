@@ -102,7 +102,7 @@ def _writer(stats: BrokerStats) -> tuple[Series, ...]:
     counters = stats.writer
     return (
         ("flushes", "flushes committed", counters.flushes),
-        ("flushes_failed", "failed flushes: records not in the log", counters.flushes_failed),
+        ("flushes_failed", "flushes that failed or have no known outcome", counters.flushes_failed),
         ("flush_bytes", "bytes of chunks committed", counters.flush_bytes),
         ("append_requests", "requests taken into a hot segment", counters.requests),
         ("append_throttled", "requests refused because the buffer is full", counters.throttled),
@@ -157,14 +157,15 @@ def _wal(stats: BrokerStats) -> tuple[Series, ...]:
 def _sequencer(stats: BrokerStats) -> tuple[Series, ...]:
     own, sent = stats.sequencer, stats.announcer
     return (
-        ("commits", "entries committed: own drafts and those of peers", own.commits),
+        ("commits", "entries committed by this broker for itself or for peers", own.commits),
         ("drafts", "closed hot segments of this broker, each one draft", own.drafts),
         ("handovers", "drafts forwarded to the sequencer", own.handed_over),
         ("handovers_refused", "forwarded drafts that the sequencer refused", own.refused),
         ("handovers_unanswered", "forwarded drafts with unknown outcome", own.unanswered),
         (
             "own_commits",
-            "own drafts committed by this broker after a refused or unknown forward",
+            "own drafts committed by this broker, because the sequencer refused them or did not "
+            "answer",
             own.own_commits,
         ),
         ("drafts_taken", "drafts accepted from peers", own.taken),

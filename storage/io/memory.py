@@ -1,4 +1,4 @@
-"""An object store in memory: the reference implementation, for tests and the simulator."""
+"""An object store in memory: the store `memory://`, also used by tests and the simulator."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 
@@ -8,7 +8,7 @@ from tidelog.storage.io.object_store import Created, ObjectInfo
 
 
 class MemoryStore:
-    """The reference implementation: objects in a dict, for tests and simulations."""
+    """The reference implementation of a store: objects in a dict, lost with the process."""
 
     def __init__(self, *, now_ms: int = 0) -> None:
         self._objects: dict[str, tuple[bytes, int]] = {}

@@ -39,7 +39,8 @@ class _Probe:
         self._retry = retry
         base = f"{object_keys.PROBE}{retry.clock.new_id().hex()}/"
         self._base = base
-        # `-` sorts before `/`: in byte order of keys `a-b` comes first, in a tree `a/c` does.
+        # In byte order, `a-b` is before `a/c`, because `-` is before `/`. A store that lists a
+        # tree of folders may list the folder `a`, with `a/c`, before `a-b`.
         self._first, self._second = f"{base}a-b", f"{base}a/c"
         self._races = [f"{base}race-{number}" for number in range(_RACES)]
 

@@ -1,10 +1,11 @@
 """A broker's reads of both tiers: the tail from memory or the WAL, older records from segments.
 
 At each offset a read finds one batch of records in the tier that has the offset. The end of the
-batch gives the next offset. The state decides which records are committed (I3). Records
-below `sealed_end` come from the table, all others from the tail (I7). All bytes from the store are
-verified before use. A corrupt object fails only reads that need it; the error has the object's key.
-A read never lists objects.
+batch gives the next offset. The state decides which records are committed (I3). The tail cache has
+the newest records; some of them may be sealed. Of the other records, those below `sealed_end` come
+from the table, all others from their tail chunks (I7). All bytes from the store are verified before
+use. A corrupt object fails only reads that need it; the error has the object's key. A read never
+lists objects.
 
 The loaded manifest may be old: the segments that it names may have been merged, compacted or
 removed by retention since. If a segment is gone, the reader loads the newest manifest once. The
@@ -132,10 +133,10 @@ class Reader:
         """Return committed records from `offset` on, within the bounds, but at least one record if
         there is any. `offset` must be within the partition's range.
 
-        Raises Corrupt if the object with the record at `offset` does not verify, DamagedRecords if
-        the record is in the tail. Raises TableInDoubt if the record is in no segment; perhaps a
-        retention that is newer than this broker's view removed it. If a later record is damaged,
-        return the records before the damage.
+        Raises Corrupt if the object with the record at `offset` does not verify; if this object is
+        a chunk of the tail, the error is DamagedRecords. Raises TableInDoubt if the record is in no
+        segment; perhaps a retention that is newer than this broker's view removed it. If a later
+        record is damaged, return the records before the damage.
         """
         pieces: list[ReadBatch] = []
         budget, records = bounds
@@ -191,7 +192,8 @@ class Reader:
     async def _walk(
         self, topic: Topic, number: int, offset: int, bounds: ReadBounds
     ) -> AsyncIterator[ReadBatch]:
-        """Yield all records from `offset` on. `bounds` is a hint: the caller may stop there."""
+        """Yield all committed records from `offset` on. The caller stops at `bounds`; here they
+        only limit the size of a batch from the cached tail."""
         partition = topic.partitions[number]
         end = partition.high_watermark
         while offset < end:

@@ -94,8 +94,9 @@ class SliceReader:
 def read_split(
     opened: OpenedStore, split: Split, columns: Sequence[str], wanted: ReadFilter = NO_FILTER
 ) -> Iterator[tuple[Slice, pa.RecordBatch]]:
-    """Yield the records of a split in order: each slice with batches of `columns` of RECORD_SCHEMA.
-    The store's thread fetches ahead; the caller's thread decodes. Raises as SliceReader."""
+    """Yield the records of a split in order, in batches: (slice, batch). A batch has those columns
+    of RECORD_SCHEMA that `columns` names. The store's thread fetches ahead; the caller's
+    thread decodes. Raises as SliceReader."""
     reader = SliceReader(opened.store)
     ahead = started_ahead(
         split.slices,

@@ -1,12 +1,14 @@
 """Marks of applied drafts: the highest number of each broker's forwarded drafts in the log.
 
 If the sequencer does not answer, the broker that forwarded a draft commits the same draft itself.
-Both copies may be in the chain. `AppliedDrafts` identifies the second copy, so that `apply` skips
-it. Pure: a part of the cluster state, the same on every broker (I4).
+If a second copy is in the chain, `apply` finds it by the marks and skips it. Pure: a part of the
+cluster state, the same on every broker (I4).
 
-Usually a second copy does not reach the chain (storage.cluster.sequencer). An entry contains the
-hash of the previous entry, so its writer has read all earlier entries. The writer omits drafts that
-these entries contain. The marks are for a writer that reloaded its view after it got the draft.
+Brokers keep a second copy out of the chain without the marks (storage.cluster.sequencer). After a
+broker gets a draft, it applies each entry before the one that it writes. So it finds the draft in
+these entries, and omits it. If it reloads its view meanwhile, it skips entries. Then it does not
+commit a draft that another broker may have committed. So the marks are a second check, and `apply`
+may drop old ones (FORMAT rule 10).
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from tidelog.storage.core.entry import Entry, shares
 ORIGINS_MAX = 10_000
 """Bound of the brokers' marks (I10); ~80 bytes each. The longest unused is dropped first."""
 ORIGIN_WINDOW_MS = 3_600_000
-"""How long a mark is kept, in elapsed time. This is several times the age at which views expire."""
+"""A mark is dropped after this elapsed time without a draft of its broker."""
 
 
 class AppliedDraftMark(

@@ -45,7 +45,7 @@ class TailSegments:
         """Yield the records of [base, end) as segments, which are not uploaded yet. They have no
         rows for lost records, nor for damaged records below the log start. Raises Corrupt,
         Unavailable."""
-        # Not from the state: the topic may be deleted.
+        # Do not read the configs from the state: it has none of a deleted topic.
         config = topic_configs.effective(topic.configs)
         partition = topic.partitions[number]
         at = base

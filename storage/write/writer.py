@@ -45,14 +45,14 @@ from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
 log = logging.getLogger("tidelog.writer")
 
 ENCODE_INLINE_BYTES = 2 * 1024 * 1024
-"""Smaller segments are encoded on the event loop, in ~250 us a MiB. A thread would save nothing:
-after each call of Arrow it would wait as long for the interpreter's lock."""
+"""Smaller segments are encoded on the event loop, in ~250 us a MiB. A thread would not be faster:
+its waits for the interpreter's lock, after each call of Arrow, take as long as the encoding."""
 GATHER_ROUNDS_MAX = 8
 """Maximum number of checks for requests that have just arrived; ~50 us each under load."""
 
 FLUSH_PARTS_MAX = 100_000
-"""Maximum number of pieces of requests in one entry. Each takes 20 to 300 bytes of the header, and
-no reader accepts a header above its bound (I10)."""
+"""Maximum sum of `AppendRequest.pieces` in one entry. Each piece takes 20 to 300 bytes of the
+header, and no reader accepts a header above its bound (I10)."""
 
 FAILED_PAUSE_S = 0.1
 FAILED_FLUSHES_MAX = 3
@@ -166,10 +166,9 @@ class Writer:
             await self.hot_log.close(is_drained=False)
 
     def why_failing(self) -> str:
-        """Return why this broker cannot write at present; empty if it can. It cannot write after
-        FAILED_FLUSHES_MAX failed flushes in a row, or during a flush longer than
-        `answer_timeout_s`. The next flush that succeeds ends this. If clients send no
-        request, the writer tries a flush without records."""
+        """Return why this broker cannot write; empty if it can. It cannot write after
+        FAILED_FLUSHES_MAX failed flushes in a row, or in a flush longer than `answer_timeout_s`,
+        until a flush succeeds. If clients send no request, the writer flushes without records."""
         if len(self._failures) == FAILED_FLUSHES_MAX:
             return str(self._failures[-1])
         if self._flushing_s is not None:
@@ -183,9 +182,9 @@ class Writer:
     async def append(self, request: AppendRequest, acks: Acks) -> list[AppendedRange] | None:
         """Commit the request; return its appended ranges, or None if they are not known yet.
 
-        Raises InvalidTimestamp, Throttled and RecordTooLarge (nothing done), Unavailable
-        (definitely not done), CommitUnknown, or the refusal that `apply` recorded. Cancelling the
-        caller does not cancel the commit.
+        Raises InvalidTimestamp, IdempotencyMismatch, Throttled and RecordTooLarge (nothing done),
+        Unavailable (definitely not done), CommitUnknown, or the refusal that `apply` recorded.
+        Cancelling the caller does not cancel the commit.
         """
         if request.key is not None:
             state, principal = self.wal.state, request.principal
@@ -201,7 +200,7 @@ class Writer:
                 if acks is Acks.LOCAL and under_way.request.hot is not None:
                     return None  # the first request is durable, so this one is too
                 return await self._waiters.outcome_of(under_way)
-            # Checked here, because `apply` refuses no commit of a hot log because of a share.
+            # Checked here: for a commit of a hot log, `apply` does not check the principal's share.
             if (refusal := state.check_new_key(principal)) is not None:
                 raise refusal
         if request.has_timestamps:  # a retry is not checked: it gets the first request's answer
@@ -229,8 +228,8 @@ class Writer:
             await self.append(AppendRequest((), 0, actions=actions), Acks.NONE)
 
     def check_marks(self, marks: Mapping[str, int], seq: int, *, is_reset: bool) -> None:
-        """Fence this process if the marks of entry `seq`, or of the state at it, show that a copy
-        of it used its hot log. `marks` and `is_reset` are as in `HotLog.has_copy`."""
+        """Fence this process if a copy of it used its hot log, as `marks` show. They are those of
+        entry `seq`, or if `is_reset`, of the state after this entry (see `HotLog.has_copy`)."""
         if self.hot_log is not None and self.hot_log.has_copy(marks, is_reset=is_reset):
             self.wal.copy_fence.fence(seq)
 
@@ -350,11 +349,12 @@ class Writer:
         return is_done or not self._closing
 
     def _refuse_held(self) -> None:
-        """Refuse the requests that wait behind requests of the hot log: the store refuses these."""
+        """Refuse requests that must wait for requests of the hot log, which the store refuses."""
         self._open, held = self.refused.split(self._open)
         self._open_bytes = sum(request.size for request in self._open)
         cause = f": {self._failures[-1]}" if self._failures else ""
-        error = Unavailable(f"not written, the request was behind acknowledged requests{cause}")
+        why = "not written: acknowledged requests to the same partition wait for their commit"
+        error = Unavailable(f"{why}{cause}")
         for request in held:
             self.answer(request, [], error)
 
