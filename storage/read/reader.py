@@ -56,6 +56,9 @@ READ_AHEAD_CHUNKS = 16
 """Tail chunks, from the read's offset on, that are fetched at once if they are not in memory."""
 GAP_CHUNKS_MAX = 16
 """Maximum number of tail chunks of other brokers that one `close_gap` decodes, in ~30 us each."""
+READS_MAX = 5
+"""Calls of one read that `retry_after_suspend` makes. If each takes long, the object is damaged and
+the store is slow: then the caller gets the error."""
 REFRESH_S = 30.0
 """How long a loaded manifest may still show records that key compaction removed."""
 
@@ -369,15 +372,16 @@ async def retry_after_suspend(
     clock: Clock, pause_max_s: float, read: Callable[[], Awaitable[T]]
 ) -> T:
     """Return the result of `read`. If it raises Corrupt after more than `pause_max_s`, call it
-    again: the process was suspended or the store was slow, and a needed object may have been
-    collected meanwhile."""
-    while True:
+    again, at most READS_MAX times in all: the process was suspended or the store was slow, and a
+    needed object may have been collected meanwhile."""
+    for left in reversed(range(READS_MAX)):
         started_s = clock.boot_s()
         try:
             return await read()
         except Corrupt:
-            if clock.boot_s() - started_s <= pause_max_s:
+            if not left or clock.boot_s() - started_s <= pause_max_s:
                 raise
+    raise AssertionError("a read returns or raises")
 
 
 def _is_compacted(topic: Topic) -> bool:

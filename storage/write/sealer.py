@@ -36,6 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from tidelog.storage.core import levels
@@ -378,14 +379,22 @@ class Sealer:
             why = f"key compaction ran up to {cleaned}, the WAL is sealed to {base}"
         old: list[SegmentFile] = []
         for file in index:
-            if why is None and file.end_offset > base and file.base_offset < end:
-                age_ms = await self._age_ms(topic, file)
-                if age_ms > UPLOAD_AGE_MAX_S * 1000 and file.base_offset >= base:
-                    old.append(file)
-                elif age_ms == math.inf:
-                    why = f"{file.path} was deleted, and had records below offset {base}"
-                if age_ms < math.inf and not await self._is_as_tail(topic, number, file, base):
+            if why is not None or file.end_offset <= base or file.base_offset >= end:
+                continue
+            age_ms = await self._age_ms(topic, file)
+            is_deleted = age_ms == math.inf
+            has_lost = False
+            if not is_deleted:
+                is_equal, has_lost = await self._compared(topic, number, file, base)
+                if not is_equal:
                     why = f"{file.path} has other records than the WAL at these offsets"
+                    continue
+            if (has_lost or age_ms > UPLOAD_AGE_MAX_S * 1000) and file.base_offset >= base:
+                old.append(file)
+            elif is_deleted:
+                why = f"{file.path} was deleted, and has records below offset {base}"
+            elif has_lost:
+                why = f"{file.path} has lost records, and records below offset {base}"
         if why is None:
             await self._renew(topic, table, number, old)
             return
@@ -397,27 +406,34 @@ class Sealer:
         self._tables.doubt(topic, doubt)
         raise doubt
 
-    async def _is_as_tail(self, topic: Topic, number: int, file: SegmentFile, base: int) -> bool:
-        """Return whether a segment's records from `base` on equal the records of the log."""
+    async def _compared(
+        self, topic: Topic, number: int, file: SegmentFile, base: int
+    ) -> tuple[bool, bool]:
+        """Return whether a segment's records from `base` on equal the records of the log, and
+        whether the segment also has lost records. It has them if an operator gave them up after
+        their upload."""
         partition = topic.partitions[number]
-        at = max(file.base_offset, base)
+        at, has_lost = max(file.base_offset, base), False
         async for batch in self.reader.read_segment(topic, file):
             rows = between(batch, at, file.end_offset)
+            kept = _without(rows, partition.lost(at, file.end_offset))
+            has_lost = has_lost or kept.num_rows < rows.num_rows
+            rows = kept
             while rows.num_rows:
                 first = int(rows.column("offset")[0].as_py())
                 if not partition.is_gone(at, first):
-                    return False
+                    return False, has_lost
                 taken = await self.reader.read(topic, number, first, ReadBounds(COMPARED_BYTES))
                 if not taken.pieces:
-                    return False
+                    return False, has_lost
                 for piece in taken.pieces:
                     count = min(rows.num_rows, piece.batch.num_rows)
                     if not rows.slice(0, count).equals(piece.batch.slice(0, count)):
-                        return False
+                        return False, has_lost
                     if count:
                         at = int(rows.column("offset")[count - 1].as_py()) + 1
                         rows = rows.slice(count)
-        return partition.is_gone(at, file.end_offset)
+        return partition.is_gone(at, file.end_offset), has_lost
 
     async def _age_ms(self, topic: Topic, file: SegmentFile) -> float:
         """Return the age of a segment's object by this machine's clock or the store's, whichever is
@@ -447,6 +463,8 @@ class Sealer:
                 )
             self._check_age(topic, work.started)
             locked = {app_id: (await table.transaction_version(app_id) or 0) + 1}
+            if lost := topic.partitions[number].lost(file.base_offset, file.end_offset):
+                locked[lost_app_id(number)] = lost[-1][1]
             try:
                 await table.replace([file], work.files, locked, data_change=False)
             except ManifestConflict as conflict:
@@ -458,3 +476,14 @@ class Sealer:
         leave as many again, on a disk that may be full."""
         with contextlib.suppress(LogError):
             await self.store.delete([f"{topic.prefix}/{file.path}" for file in files])
+
+
+def _without(rows: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    """Return the rows whose offsets are in none of the ranges."""
+    if not ranges:
+        return rows
+    offsets = rows.column("offset").to_numpy()
+    is_kept = np.ones(len(offsets), dtype=bool)
+    for first, end in ranges:
+        is_kept &= (offsets < first) | (offsets >= end)
+    return rows if is_kept.all() else rows.filter(pa.array(is_kept))

@@ -39,6 +39,8 @@ from tidelog.storage.core.errors import (
     TableInDoubt,
     Unavailable,
 )
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.tables.manifest import seal_app_id
 
 T = TypeVar("T")
 
@@ -308,9 +310,18 @@ class DamageRun(Run):
             if run.base_offset >= ends[topic.name, number]:
                 continue
             at = Range(topic.name, number, run.base_offset, run.end_offset)
-            if not run.is_lost and not any(_has(each.ranges, at) for each in self.damaged.values()):
+            if run.is_lost or any(_has(each.ranges, at) for each in self.damaged.values()):
+                continue
+            # A sealer crashed between its two commits: the table is verified as a whole.
+            ahead = Range(topic.name, number, held.sealed_end, self._sealed_to(topic, number))
+            if not any(_has([ahead], one) for each in self.damaged.values() for one in each.ranges):
                 found.append((topic.name, number))
         return found
+
+    def _sealed_to(self, topic: Topic, number: int) -> int:
+        """The offset to which the table of the topic has the partition."""
+        commits = self.world.bucket.tables.get(topic.prefix, [])
+        return max((each.transactions.get(seal_app_id(number), 0) for each in commits), default=0)
 
     async def _duties(self) -> None:
         """Each duty goes on for whatever is whole; in the end nothing of it raises."""

@@ -13,8 +13,8 @@ from tests.sim.world import World
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import object_keys
 
-FAR = 1000
-"""Numbers between the chain and a stray: no chain of a run comes so far."""
+FAR, SPAN = 10_000, 1000
+"""Numbers between the chain and a stray: no chain of a run comes so far (the longest has 1,200)."""
 
 
 class Range(NamedTuple):
@@ -210,5 +210,5 @@ DEEDS: dict[str, Callable[[Objects], Damaged | None]] = {
     "segment": _segment,
     "commit": _commit,
     "near stray": lambda of: _stray(of, "near stray", of.world.draws.randrange(1, 20)),
-    "far stray": lambda of: _stray(of, "far stray", FAR + of.world.draws.randrange(FAR)),
+    "far stray": lambda of: _stray(of, "far stray", FAR + of.world.draws.randrange(SPAN)),
 }

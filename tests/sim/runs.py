@@ -334,7 +334,7 @@ def simulated(
             machine.run(
                 run.main,
                 thread_s=lambda: world.draws.random() * 0.01,
-                end_s=plan.run_s + 400,
+                end_s=plan.run_s + 800,
             )
     except (machine.Stuck, AssertionError) as error:
         found.append(Violation("stuck", repr(error)))
