@@ -463,7 +463,8 @@ class Sealer:
                 )
             self._check_age(topic, work.started)
             locked = {app_id: (await table.transaction_version(app_id) or 0) + 1}
-            if lost := topic.partitions[number].lost(file.base_offset, file.end_offset):
+            lost = topic.partitions[number].lost(file.base_offset, file.end_offset)
+            if lost and lost[-1][1] > (await table.transaction_version(lost_app_id(number)) or 0):
                 locked[lost_app_id(number)] = lost[-1][1]
             try:
                 await table.replace([file], work.files, locked, data_change=False)

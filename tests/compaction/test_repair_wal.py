@@ -196,6 +196,39 @@ def test_a_sealer_killed_after_its_table_commit_is_followed_over_lost_records() 
     run(main)
 
 
+@pytest.mark.parametrize(("lost", "left"), [(1, [0, 1, 4, 5, 6, 7]), (3, [0, 1, 2, 3, 4, 5])])
+def test_a_tail_is_damaged_after_its_sealer_was_killed(lost: int, left: list[int]) -> None:
+    """The table has the records, the WAL does not call them sealed. Once they are given up, the
+    next sealer replaces the segment by one without them."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        sealer, writer = log.sealer, log.writer
+
+        async def killed(*_: object, **__: object) -> None:
+            raise Unavailable("killed")
+
+        writer.append = killed  # type: ignore[method-assign, assignment]
+        with pytest.raises(Unavailable, match="killed"):
+            await sealer.seal(log.state.topic("t"))
+        await spoil_chunk(inner, log, lost)
+        await kill(log)
+        async with fresh(inner) as other:
+            with pytest.raises(DamagedRecords):
+                await other.seal("t")
+            assert [each.sealed_end for each in other.state.topic("t").partitions] == [0, 8]
+            async with caring(inner) as cluster:
+                await lost_records(cluster, None, is_dry=False)
+            await other.refresh()
+            await other.seal("t")
+            assert other.state.partition("t", 0).sealed_end == 8
+            assert await offsets(other) == left
+            assert (await scrubbed(inner)).is_whole
+
+    run(main)
+
+
 def test_damage_below_the_log_start_is_sealed_around() -> None:
     async def main() -> None:
         inner = MemoryStore()
