@@ -67,6 +67,17 @@ async def spoil_chunk(inner: MemoryStore, log: Log, *numbers: int, partition: in
         await inner.put(run_.object_key, [flip(body, run_.position + run_.size - 3)])
 
 
+async def killed_while_sealing(log: Broker) -> None:
+    """The table has the records of the tail; the WAL does not call them sealed."""
+
+    async def killed(*_: object, **__: object) -> None:
+        raise Unavailable("killed")
+
+    log.writer.append = killed  # type: ignore[method-assign, assignment]
+    with pytest.raises(Unavailable, match="killed"):
+        await log.sealer.seal(log.state.topic("t"))
+
+
 async def spoil_entry(inner: MemoryStore, seq: int) -> None:
     """Both copies of its header are damaged."""
     body = await inner.get(object_keys.wal(seq))
@@ -84,9 +95,6 @@ async def fresh(inner: MemoryStore) -> AsyncIterator[Broker]:
     log = await opened(inner, COLD)
     async with closing(log):
         yield log
-
-
-# -- records of tails
 
 
 def test_a_fetch_at_damage_names_the_offsets_and_where_to_go_on() -> None:
@@ -148,12 +156,8 @@ def test_lost_records_at_the_end_of_a_tail_are_sealed_with_the_next_ones() -> No
             await spoil_chunk(inner, log, 0, 1, 2, 3)
             async with caring(inner) as cluster:
                 found = await lost_records(cluster, ["t"], is_dry=False)
-            assert [(each.offset, each.end_offset) for each in found] == [
-                (0, 2),
-                (2, 4),
-                (4, 6),
-                (6, 8),
-            ]
+            ranges = [(each.offset, each.end_offset) for each in found]
+            assert ranges == [(0, 2), (2, 4), (4, 6), (6, 8)]
             await log.refresh()
             fetched = await log.fetch("t", 0, 3, bytes_max=1000)
             assert (fetched.pieces, fetched.next_offset) == ([], 8)
@@ -177,14 +181,7 @@ def test_a_sealer_killed_after_its_table_commit_is_followed_over_lost_records() 
         async with caring(inner) as cluster:
             await lost_records(cluster, None, is_dry=False)
         await log.refresh()
-        sealer, writer = log.sealer, log.writer
-
-        async def killed(*_: object, **__: object) -> None:
-            raise Unavailable("killed")
-
-        writer.append = killed  # type: ignore[method-assign, assignment]
-        with pytest.raises(Unavailable, match="killed"):
-            await sealer.seal(log.state.topic("t"))
+        await killed_while_sealing(log)
         await kill(log)
         assert (await scrubbed(inner)).is_whole
         async with fresh(inner) as other:
@@ -198,20 +195,10 @@ def test_a_sealer_killed_after_its_table_commit_is_followed_over_lost_records() 
 
 @pytest.mark.parametrize(("lost", "left"), [(1, [0, 1, 4, 5, 6, 7]), (3, [0, 1, 2, 3, 4, 5])])
 def test_a_tail_is_damaged_after_its_sealer_was_killed(lost: int, left: list[int]) -> None:
-    """The table has the records, the WAL does not call them sealed. Once they are given up, the
-    next sealer replaces the segment by one without them."""
-
     async def main() -> None:
         inner = MemoryStore()
         log = await written(inner)
-        sealer, writer = log.sealer, log.writer
-
-        async def killed(*_: object, **__: object) -> None:
-            raise Unavailable("killed")
-
-        writer.append = killed  # type: ignore[method-assign, assignment]
-        with pytest.raises(Unavailable, match="killed"):
-            await sealer.seal(log.state.topic("t"))
+        await killed_while_sealing(log)
         await spoil_chunk(inner, log, lost)
         await kill(log)
         async with fresh(inner) as other:
