@@ -1,5 +1,6 @@
 """Files of secrets: which permissions are refused, and the line that says how to mend them."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -77,7 +78,8 @@ async def test_a_clusters_secret_that_others_can_read_is_refused(
     settings = Settings(store=str(folder), **SETTINGS)
     try:
         async with broker_on(store, **SETTINGS) as broker:
-            await _security(settings, broker.log, HttpCounters())
+            with caplog.at_level(logging.WARNING, "tidelog"):
+                await _security(settings, broker.log, HttpCounters())
             assert f"chmod -R go= {folder}" in caplog.text
             (folder / object_keys.SECRET).chmod(0o640)
             with pytest.raises(LogError, match="chmod 0600"):

@@ -16,7 +16,7 @@ from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import (
     ON_ERROR,
     OnError,
-    Page,
+    RecordPage,
     check_first,
     encode_page,
     headers_of,
@@ -78,7 +78,7 @@ def expected(chunks: list[Any], fmt: str) -> list[tuple[dict[str, Any], bool]]:
     return found
 
 
-def records_of(page: Page, framing: Framing) -> list[Any]:
+def records_of(page: RecordPage, framing: Framing) -> list[Any]:
     text = page.body.decode()
     if framing == "array":
         return json.loads(text)
@@ -90,7 +90,7 @@ def records_of(page: Page, framing: Framing) -> list[Any]:
     return records
 
 
-def encoded(chunks: list[Any], fmt: Format, framing: Framing, on_error: OnError) -> Page:
+def encoded(chunks: list[Any], fmt: Format, framing: Framing, on_error: OnError) -> RecordPage:
     batches, at = [], BASE
     for _, records in chunks:
         batches.append(
