@@ -136,30 +136,24 @@ async def _holds(cluster: MaintenanceSession) -> list[Hold]:
     return list(cluster.state.holds)
 
 
-async def kept_base(cluster: MaintenanceSession) -> ClusterState | None:
-    """Return the base of a collection that begins now. The collection keeps all entries after this
-    checkpoint. If the store has the whole WAL, return None. Raises Unavailable.
+async def copied_base(cluster: MaintenanceSession) -> ClusterState | None:
+    """Return the checkpoint after which a copy of the WAL begins, or None if the copy has the whole
+    WAL. It is the base of a collection that begins now: the collection keeps all entries after it.
+    Raises Unavailable.
 
     If the retention was raised, all checkpoints may be younger than the new retention, although
     earlier collections have deleted entries. Then return the newest checkpoint that has a newer
-    one: no collection has deleted entries after it."""
+    one: no collection has deleted entries after it. A restored cluster has only one checkpoint, and
+    no entry before it: return this checkpoint."""
     grace = Grace().obeying(cluster.state.bounds.now)
     checkpoints = [info async for info in cluster.store.list(object_keys.CHECKPOINTS)]
     now_ms = await cluster.store_now_ms()
     base = await _base(cluster, checkpoints, now_ms, grace)
-    if base is None and not await _is_whole(cluster):
-        base = await _base(cluster, checkpoints, now_ms, Grace())
-    return base
-
-
-async def copied_base(cluster: MaintenanceSession) -> ClusterState | None:
-    """Return the checkpoint after which a copy of the WAL begins, or None if the copy has the whole
-    WAL. It is `kept_base`, or the only checkpoint: a restored cluster has one checkpoint and no
-    entry before it. Raises Unavailable."""
-    base = await kept_base(cluster)
     if base is not None or await _is_whole(cluster):
         return base
-    for info in reversed([info async for info in cluster.store.list(object_keys.CHECKPOINTS)]):
+    if (base := await _base(cluster, checkpoints, now_ms, Grace())) is not None:
+        return base
+    for info in reversed(checkpoints):
         with contextlib.suppress(NotFound, Corrupt):
             return await cluster.checkpoint(info.key)
     return None

@@ -276,7 +276,7 @@ async def list_topic_summaries(
 ) -> Listing[TopicSummary]:
     """List the topics that the caller may describe, with the sizes that are in the cluster's
     state. The size of a topic's table is not in it."""
-    now_ms, after = log.clock.now_ms(), page.position(str)
+    now_ms = log.clock.now_ms()
 
     def summary(name: str) -> TopicSummary | None:
         topic = log.state.topics.get(name)
@@ -284,7 +284,7 @@ async def list_topic_summaries(
             return None
         return _summary(log, topic, now_ms)
 
-    names = await in_order(log.state.topics, None if after is None else after[0])
+    names = await in_order(log.state.topics, page.key(str))
     found: Listing[TopicSummary] = await answer_page(page, empty, names, summary)
     return found
 
@@ -368,8 +368,7 @@ async def list_group_summaries(
     def summary(group_id: str) -> Awaitable[GroupSummary] | None:
         return _group(log, group_id, rights) if may_describe_group(rights, group_id) else None
 
-    after = page.position(str)
-    ids = await in_order(group_ids(log), None if after is None else after[0])
+    ids = await in_order(group_ids(log), page.key(str))
     found: Listing[GroupSummary] = await answer_page(page, empty, ids, summary)
     return found
 

@@ -75,6 +75,12 @@ class Page(NamedTuple):
             raise InvalidParameter("page_token is of another listing: use metadata.next")
         return tuple(parts)
 
+    def key(self, kind: type[K]) -> K | None:
+        """Return the key `after`, which must have this type; None for the first page. Raises
+        InvalidParameter."""
+        position = self.position(kind)
+        return None if position is None else position[0]
+
     def next_url(self, url: str, last: Key) -> str:
         """Return the URL of the page after the key `last`."""
         text = json.dumps(last, separators=(",", ":"), ensure_ascii=False).encode()

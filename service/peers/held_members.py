@@ -29,10 +29,9 @@ class HeldMembers:
         """Return the held members of a group that this broker coordinates, encoded for `of`."""
         return msgspec.json.encode(self._instances.coordinator.held(group_id))
 
-    async def of(self, group_id: str, holder: str, rights: CallerRights) -> list[HeldMember] | None:
-        """Return the held members of a group, or None if its coordinator does not answer. `holder`
-        is the coordinator in the cluster state."""
-        coordinator = self._instances.coordinators.of(group_id, holder)
+    async def of(self, group_id: str, rights: CallerRights) -> list[HeldMember] | None:
+        """Return the held members of a group, or None if its coordinator does not answer."""
+        coordinator = self._instances.coordinator_of(group_id)
         if self._forwarder is None or coordinator == self._instances.coordinators.me:
             return self._instances.coordinator.held(group_id)
         try:

@@ -5,7 +5,6 @@ responses follow Confluent's OpenAPI document, so clients that are generated fro
 has no configs of brokers and no reassignments, so their lists are empty.
 """
 
-from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -30,16 +29,14 @@ from tidelog.service.routes.dependencies import (
     Rights,
     TopicName,
     broker_log,
+    keys_of_topics,
 )
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.state.cluster_state import Topic
 
 READ_ONLY = "configs of brokers are read-only: they are settings of each broker's process"
-
-
-HIDDEN = -1
-"""Stands for all partitions of a topic that the caller may not describe."""
 
 
 async def live_broker(request: Request, broker_id: str) -> Member | None:
@@ -69,8 +66,7 @@ async def list_brokers(request: Request, make: Resources, page: WantedPage) -> B
     """The live brokers. The broker that answers always has id 1: to clients, broker 1 leads all
     partitions, and any broker serves any request."""
     others = {member.number: member for member in broker_log(request).members().peers}
-    after = page.position(int)
-    numbers = await in_order({BROKER_ID, *others}, None if after is None else after[0])
+    numbers = await in_order({BROKER_ID, *others}, page.key(int))
     found: BrokerList = await answer_page(
         page,
         BrokerList(metadata=make.listed("brokers"), data=[]),
@@ -127,26 +123,19 @@ async def list_broker_replicas(
 ) -> ReplicaList:
     """For broker 1, all partitions that the caller may describe; for others, an empty list."""
     metadata = make.listed("brokers", _number(member), "partition-replicas")
+
+    def numbers_of(topic: Topic) -> range | None:
+        is_shown = rights.may(DESCRIBE, TOPIC, topic.name)
+        return range(len(topic.partitions)) if is_shown else None
+
+    def replica(key: tuple[str, int | None]) -> ReplicaData | None:
+        name, number = key
+        return None if number is None else make.replica(name, number)
+
     after = page.position(str, int)
-    names = await in_order(log.state.topics if member is None else ())
-
-    def keys() -> Iterator[tuple[str, int]]:
-        for name in names:
-            topic = log.state.topics.get(name)
-            if topic is None or (after is not None and name < after[0]):
-                continue
-            if not rights.may(DESCRIBE, TOPIC, name):
-                yield name, HIDDEN
-                continue
-            first = max(after[1] + 1, 0) if after is not None and name == after[0] else 0
-            for number in range(first, len(topic.partitions)):
-                yield name, number
-
-    def replica(key: tuple[str, int]) -> ReplicaData | None:
-        return None if key[1] == HIDDEN else make.replica(*key)
-
+    keys = () if member is not None else await keys_of_topics(log, after, numbers_of)
     found: ReplicaList = await answer_page(
-        page, ReplicaList(metadata=metadata, data=[]), keys(), replica
+        page, ReplicaList(metadata=metadata, data=[]), keys, replica
     )
     return found
 

@@ -3,7 +3,6 @@
 A change is one action of the log, so several configs change together or not at all (I4).
 """
 
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -11,7 +10,7 @@ from pydantic import Field
 from tidelog.service.formats.bodies import StrictModel
 from tidelog.service.formats.resources_v3 import TopicConfigData, TopicConfigList, configs_shown
 from tidelog.service.http.errors import NoSuchResource
-from tidelog.service.http.paging import WantedPage, answer_page, in_order
+from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
     CREATE_ERRORS,
@@ -25,13 +24,12 @@ from tidelog.service.routes.dependencies import (
     TopicName,
     config_text,
     decided,
+    keys_of_topics,
 )
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
-
-HIDDEN = ""
-"""Stands for all configs of a topic whose configs the caller may not describe."""
+from tidelog.storage.state.cluster_state import Topic
 
 
 class NewValue(StrictModel):
@@ -53,29 +51,19 @@ async def list_all_configs(
     log: FreshLog, make: Resources, rights: Rights, page: WantedPage
 ) -> TopicConfigList:
     """The configs of all topics whose configs the caller may describe."""
-    after = page.position(str, str)
-    names = await in_order(log.state.topics)
 
-    def keys() -> Iterator[tuple[str, str]]:
-        for name in names:
-            topic = log.state.topics.get(name)
-            if topic is None or (after is not None and name < after[0]):
-                continue
-            if not rights.may(DESCRIBE_CONFIGS, TOPIC, name):
-                yield name, HIDDEN
-                continue
-            for config in sorted(configs_shown(topic.configs)):
-                if after is None or (name, config) > after:
-                    yield name, config
+    def shown_of(topic: Topic) -> list[str] | None:
+        is_shown = rights.may(DESCRIBE_CONFIGS, TOPIC, topic.name)
+        return sorted(configs_shown(topic.configs)) if is_shown else None
 
-    def shown(key: tuple[str, str]) -> TopicConfigData | None:
-        topic = log.state.topics.get(key[0])
-        if topic is None or key[1] == HIDDEN:
-            return None
-        return make.config(topic.name, key[1], topic.configs)
+    def config(key: tuple[str, str | None]) -> TopicConfigData | None:
+        name, of = key
+        topic = log.state.topics.get(name)
+        return None if topic is None or of is None else make.config(name, of, topic.configs)
 
+    keys = await keys_of_topics(log, page.position(str, str), shown_of)
     shell = TopicConfigList(metadata=make.listed("topics", "-", "configs"), data=[])
-    found: TopicConfigList = await answer_page(page, shell, keys(), shown)
+    found: TopicConfigList = await answer_page(page, shell, keys, config)
     return found
 
 

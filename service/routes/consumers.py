@@ -149,10 +149,8 @@ class ConsumerHandlers:
         """Return the group's coordinator if that is another broker."""
         if self._forwarder is None:
             return None
-        in_state = self._log.state.members.get(group)
-        coordinators = self._consumers.coordinators
-        coordinator = coordinators.of(group, "" if in_state is None else in_state.coordinator)
-        return None if coordinator == coordinators.me else coordinator
+        coordinator = self._consumers.coordinator_of(group)
+        return None if coordinator == self._consumers.coordinators.me else coordinator
 
     async def _serve_here(
         self, handler: Handler, call: HttpRequest, group: str, *instance: str

@@ -6,7 +6,7 @@ state through Broker alone.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Annotated, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from fastapi import Depends, Path, Query, Request
@@ -17,6 +17,7 @@ from tidelog.service.formats.bodies import StrictModel, WholeNumber
 from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
 from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
 from tidelog.service.http.media_types import JSON_V2
+from tidelog.service.http.paging import in_order
 from tidelog.service.http.route import V3
 from tidelog.service.http.urls import ADVERTISED, client_url
 from tidelog.service.security.authenticator import Security
@@ -111,6 +112,34 @@ async def empty_listing(request: Request) -> Listing[BaseModel]:
 
 
 EmptyListing = Annotated[Listing[BaseModel], Depends(empty_listing)]
+
+
+async def keys_of_topics(
+    log: Broker,
+    after: tuple[str, Any] | None,
+    keys_of: Callable[[Topic], Iterable[T] | None],
+) -> Iterator[tuple[str, T | None]]:
+    """Return (topic name, key) of what topics have, for `answer_page`, from the first one after
+    `after` on. `keys_of` returns the sorted keys of a topic, or None if the caller may not see
+    them. Such a topic has one element, without a key: the page skips it, and its slices count it.
+    """
+    names = await in_order(log.state.topics)
+
+    def found() -> Iterator[tuple[str, T | None]]:
+        for name in names:
+            topic = log.state.topics.get(name)
+            if topic is None or (after is not None and name < after[0]):
+                continue
+            keys = keys_of(topic)
+            if keys is None:
+                yield name, None
+                continue
+            for key in keys:
+                if after is None or (name, key) > after:
+                    yield name, key
+
+    return found()
+
 
 # -- the v3 dialect
 

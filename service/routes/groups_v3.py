@@ -268,8 +268,7 @@ async def list_groups(
             return None
         return GroupResources(log, make, group_id).group()
 
-    after = page.position(str)
-    ids = await in_order(group_ids(log), None if after is None else after[0])
+    ids = await in_order(group_ids(log), page.key(str))
     shell = GroupList(metadata=make.listed("consumer-groups"), data=[])
     found: GroupList = await answer_page(page, shell, ids, group)
     return found
@@ -278,9 +277,7 @@ async def list_groups(
 async def get_group(request: Request, group: PathGroup) -> GroupDescription:
     """A group, and its held members: clients whose next join must wait."""
     held_members: HeldMembers = request.scope[HELD_MEMBERS]
-    in_state = group.log.state.members.get(group.group_id)
-    holder = "" if in_state is None else in_state.coordinator
-    held = await held_members.of(group.group_id, holder, group.rights)
+    held = await held_members.of(group.group_id, group.rights)
     return group.make.description(held)
 
 
@@ -294,8 +291,7 @@ async def list_consumers(group: PathGroup, make: Resources, page: WantedPage) ->
     """Members of a group."""
     in_state = group.log.state.members.get(group.group_id)
     members = {} if in_state is None else dict(in_state.members)
-    after = page.position(str)
-    names = await in_order(members, None if after is None else after[0])
+    names = await in_order(members, page.key(str))
     metadata = make.listed("consumer-groups", group.group_id, "consumers")
     found: ConsumerList = await answer_page(
         page,

@@ -260,13 +260,13 @@ async def list_quotas(
     broker: FreshLog, _: RequiredSecurity, empty: EmptyListing, page: WantedPage
 ) -> Listing[QuotaData]:
     """All quotas, by principal."""
-    held, after = broker.state.access.quotas, page.position(str)
+    held = broker.state.access.quotas
 
     def shown(principal: str) -> QuotaData | None:
         quotas = held.get(principal)
         return None if quotas is None else QuotaData(principal=principal, **quotas)
 
-    principals = await in_order(held, None if after is None else after[0])
+    principals = await in_order(held, page.key(str))
     found: Listing[QuotaData] = await answer_page(page, empty, principals, shown)
     return found
 

@@ -105,8 +105,7 @@ async def list_topics(
             data.authorized_operations = _operations(rights, name)
         return data
 
-    after = page.position(str)
-    names = await in_order(log.state.topics, None if after is None else after[0])
+    names = await in_order(log.state.topics, page.key(str))
     shell = TopicList(metadata=make.listed("topics"), data=[])
     found: TopicList = await answer_page(page, shell, names, topic)
     return found
@@ -173,8 +172,8 @@ async def delete_topic(context: PathTopic) -> None:
 async def list_partitions(context: PathTopic, page: WantedPage) -> PartitionList:
     """The partitions of a topic."""
     name, make = context.topic.name, context.make
-    after = page.position(int)
-    numbers = range(0 if after is None else max(after[0] + 1, 0), len(context.topic.partitions))
+    after = page.key(int)
+    numbers = range(0 if after is None else max(after + 1, 0), len(context.topic.partitions))
     shell = PartitionList(metadata=make.listed("topics", name, "partitions"), data=[])
     found: PartitionList = await answer_page(
         page, shell, numbers, lambda number: make.partition(name, number)

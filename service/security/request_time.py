@@ -11,10 +11,11 @@ requests of principals with this quota are measured; for others, the check costs
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tidelog.service.security.caller import CallerRights
+from tidelog.storage.io.tasks import Steps
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
 T = TypeVar("T")
@@ -23,49 +24,20 @@ PERCENT = 100
 """Charges are seconds times PERCENT, because the quota's rate is PERCENT for a whole thread."""
 
 
-class _Measured(Coroutine[Any, Any, T]):
-    """A coroutine that charges the CPU time of each of its steps. If the quota is removed, nothing
-    is charged."""
-
-    __slots__ = ("_rights", "_work")
-
-    def __init__(self, rights: CallerRights, work: Coroutine[Any, Any, T]) -> None:
-        self._rights, self._work = rights, work
-
-    def send(self, value: Any) -> Any:
-        began_s = time.thread_time()
-        try:
-            return self._work.send(value)
-        finally:
-            self._charge(began_s)
-
-    def throw(self, *error: Any) -> Any:
-        began_s = time.thread_time()
-        try:
-            return self._work.throw(*error)
-        finally:
-            self._charge(began_s)
-
-    def close(self) -> None:
-        self._work.close()
-
-    def __await__(self) -> Any:
-        return self
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self.send(None)
-
-    def _charge(self, began_s: float) -> None:
-        self._rights.record(REQUEST_PERCENTAGE, (time.thread_time() - began_s) * PERCENT)
-
-
 def measured(rights: CallerRights, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-    """Return `work` as a coroutine that charges its CPU time. If the principal does not have the
-    quota, return `work`."""
-    return _Measured(rights, work) if rights.has_quota(REQUEST_PERCENTAGE) else work
+    """Return `work` as a coroutine that charges the CPU time of each of its steps. If the principal
+    does not have the quota, return `work`. If the quota is removed later, nothing is charged."""
+    if not rights.has_quota(REQUEST_PERCENTAGE):
+        return work
+
+    def charged(call: Callable[..., Any], *arguments: Any) -> Any:
+        began_s = time.thread_time()
+        try:
+            return call(*arguments)
+        finally:
+            rights.record(REQUEST_PERCENTAGE, (time.thread_time() - began_s) * PERCENT)
+
+    return Steps(work, charged)
 
 
 async def in_thread(rights: CallerRights, function: Callable[..., T], *arguments: Any) -> T:

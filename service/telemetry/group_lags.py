@@ -6,8 +6,8 @@ the member starts: at its seek, else as its `auto.offset.reset` says, at the log
 end. (From the member's first read on, a start at the end is in the cluster state as a seek.) A
 partition without a committed offset and without such a member has no lag.
 
-Computing a lag takes ~2 us. After LAGS_AT_ONCE lags, other callbacks of the event loop run, so the
-lags of one result may be of different times.
+Computing a lag takes ~2 us. Lags are computed in slices of time, so the lags of one result may be
+of different times.
 """
 
 import asyncio
@@ -15,12 +15,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
+from tidelog.service.http.paging import Slices, sliced
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.group_types import GroupMember
 
 LAGS_AT_ONCE = 1_000
+"""Lags between two looks at the time."""
 SERIES_MAX = 2_000
 """Bound of partitions with a lag series of their own (I10)."""
 METRIC_GROUPS_MAX = 500
@@ -29,8 +31,6 @@ bound share the label OTHER_GROUPS."""
 OTHER_GROUPS = "(other)"
 HISTORIES_MAX = 500
 """Bound of the (group, topic) pairs with a lag history."""
-GROUP_WORK = 10
-"""A group takes as much time as this number of lags, in addition to the time of its lags."""
 FEW_PARTITIONS = 10_000
 REST_S = 40e-6
 """After a reading of more than FEW_PARTITIONS partitions, the next reading waits for this time
@@ -95,16 +95,12 @@ class GroupLags:
     @classmethod
     async def of(cls, log: Broker, group_id: str) -> "GroupLags":
         """Find the member that reads each partition. Takes ~0.5 us for each partition."""
-        found, group, work = cls(log, group_id), log.state.members.get(group_id), 0
-        for member in [] if group is None else list(group.members.values()):
+        found, group = cls(log, group_id), log.state.members.get(group_id)
+        async for member in sliced([] if group is None else list(group.members.values())):
             for where in member.owned:
                 if where not in found._readers:
                     found._read.setdefault(where.topic_id, []).append(where.partition)
                 found._readers[where] = member
-            work += len(member.owned)
-            if work >= LAGS_AT_ONCE:
-                work = 0
-                await asyncio.sleep(0)
         return found
 
     def in_order(self, after: tuple[Any, ...] | None = None) -> Iterator[tuple[str, int]]:
@@ -144,19 +140,15 @@ class GroupLags:
         self, may_describe: Callable[[str], bool] = any_topic
     ) -> AsyncIterator[list[Lag]]:
         """Yield all lags in topics that the caller may describe, LAGS_AT_ONCE at most at a time."""
-        committed, work = self._log.state.committed_offsets, 0
+        committed, slices = self._log.state.committed_offsets, Slices()
         for topic_id in list(committed.of_group(self._group_id).keys() | self._read.keys()):
             numbers = list(self._numbers(topic_id))
             for first in range(0, len(numbers), LAGS_AT_ONCE):
-                if work >= LAGS_AT_ONCE:
-                    work = 0
-                    await asyncio.sleep(0)
+                await slices.pause()
                 topic = self._log.state.topic_of_id(topic_id)  # it may be deleted meanwhile
-                work += 1
                 if topic is None or not may_describe(topic.name):
                     break
                 some = numbers[first : first + LAGS_AT_ONCE]
-                work += len(some)
                 yield [one for number in some if (one := self.lag(topic, number)) is not None]
 
     async def summary(self, may_describe: Callable[[str], bool] = any_topic) -> LagSummary:
@@ -205,21 +197,16 @@ class LagTotals:
             if self._log.clock.boot_s() < self._rests_until_s:
                 return
             found = LagTotals(self._log)
-            work = 0
-            for number, group_id in enumerate(group_ids(self._log)):
-                of_group = await GroupLags.of(self._log, group_id)
-                work += await found._add(group_id, of_group, has_own=number < METRIC_GROUPS_MAX)
-                if work >= LAGS_AT_ONCE:
-                    work = 0
-                    await asyncio.sleep(0)
+            async for group_id in sliced(group_ids(self._log)):
+                await found._add(group_id, await GroupLags.of(self._log, group_id))
             self.partitions, self.series = found.partitions, found.series
             self.groups, self.topics = found.groups, found.topics
             if self.partitions > FEW_PARTITIONS:
                 self._rests_until_s = self._log.clock.boot_s() + REST_S * self.partitions
 
-    async def _add(self, group_id: str, lags: GroupLags, *, has_own: bool) -> int:
-        """Add the lags of a group. Return the time that this took, as a number of lags."""
-        label = group_id if has_own else OTHER_GROUPS
+    async def _add(self, group_id: str, lags: GroupLags) -> None:
+        """Add the lags of a group."""
+        label = group_id if len(self.groups) < METRIC_GROUPS_MAX else OTHER_GROUPS
         summary = LagSummary()
         async for some in lags.slices():
             for one in some:
@@ -234,4 +221,3 @@ class LagTotals:
         self.groups[label] = TotalLag(known.total + summary.total, max(known.largest, largest))
         for topic, total in islice(summary.topics.items(), HISTORIES_MAX - len(self.topics)):
             self.topics[group_id, topic] = total
-        return GROUP_WORK + summary.partitions

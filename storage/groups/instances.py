@@ -36,12 +36,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
-from tidelog.storage.groups.coordinator import (
-    Coordinator,
-    Coordinators,
-    Instance,
-    MemberSession,
-)
+from tidelog.storage.groups.coordinator import Coordinator, Coordinators, Instance, MemberSession
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.pattern_topics import PatternTopics
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read
@@ -94,6 +89,11 @@ class Instances:
             await asyncio.gather(self.task, return_exceptions=True)
         with contextlib.suppress(LogError):
             await self.commit_delivered()
+
+    def coordinator_of(self, group_id: str) -> str:
+        """Return the broker that coordinates the group, or that would coordinate it."""
+        group = self._log.state.members.get(group_id)
+        return self.coordinators.of(group_id, "" if group is None else group.coordinator)
 
     # -- membership
 

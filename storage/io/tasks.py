@@ -1,15 +1,18 @@
 """Helpers of asyncio tasks: errors that end a task, errors of one round of a task, errors that no
-caller awaits, and tasks that run together. Also the lowest priority of a thread."""
+caller awaits, and tasks that run together. Also the steps of a coroutine, and the lowest priority
+of a thread."""
 
 import asyncio
 import contextlib
 import logging
 import os
 import threading
-from collections.abc import Coroutine, Iterator
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 from tidelog.storage.core.errors import LogError
+
+T = TypeVar("T")
 
 LOWEST_PRIORITY = 19
 
@@ -43,6 +46,34 @@ def retrieve_exception(done: "asyncio.Future[Any]") -> None:
     callback, because asyncio logs exceptions that are never retrieved."""
     if not done.cancelled():
         done.exception()
+
+
+class Steps(Coroutine[Any, Any, T]):
+    """A coroutine whose steps are called by `step(call, *arguments)`, which returns the result of
+    the call. A step is what runs between two waits."""
+
+    __slots__ = ("_step", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T], step: Callable[..., Any]) -> None:
+        self._work, self._step = work, step
+
+    def send(self, value: Any) -> Any:
+        return self._step(self._work.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._step(self._work.throw, *error)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
 
 
 async def together(*calls: Coroutine[Any, Any, Any]) -> list[Any]:

@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.service.conftest import JSON, Broker, broker_on
+from tidelog.service.security.token_bucket import Bucket
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import CreateAcls
 from tidelog.storage.io.memory import MemoryStore
@@ -18,6 +20,7 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 SETTINGS: Mapping[str, Any] = {"security": "keys", "admin_key": ADMIN_KEY}
 RECORDS = b'{"records":[{"value":1}]}'
 JSON_TYPE = {"content-type": JSON}
+MALLORY = "User:mallory"
 
 
 @asynccontextmanager
@@ -30,6 +33,22 @@ async def key_of(log: Log, principal: str, **more: Any) -> dict[str, str]:
     """A new key's header."""
     _, secret = await log.create_key(principal, **more)
     return {"authorization": f"Bearer {secret}"}
+
+
+@asynccontextmanager
+async def open_to_mallory() -> AsyncIterator[Broker]:
+    """A broker with the topic m.t. Mallory may do everything with topics and groups m.*."""
+    async with secured(MemoryStore()) as broker:
+        await broker.log.create_topic("m.t", 1, {})
+        for resource_type in ("TOPIC", "GROUP"):
+            await allow(broker.log, MALLORY, "ALL", resource_type, "m.", "PREFIXED")
+        yield broker
+
+
+def refill_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the time of token buckets stand still."""
+    real = Bucket.throttle_s
+    monkeypatch.setattr(Bucket, "throttle_s", lambda bucket, _: real(bucket, 0.0))
 
 
 def basic(user: str, secret: str) -> dict[str, str]:

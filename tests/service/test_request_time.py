@@ -8,17 +8,14 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import JSON, Broker
-from tests.service.keyed import RECORDS, allow, key_of, secured
+from tests.service.keyed import MALLORY, RECORDS, allow, key_of, open_to_mallory, refill_nothing
 from tidelog.service.routes.produce import DECODE_INLINE_BYTES
 from tidelog.service.security import request_time
 from tidelog.service.security.caller import ALL_RIGHTS
-from tidelog.service.security.token_bucket import Bucket
 from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.core.errors import InvalidRequest
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
-MALLORY = "User:mallory"
 STEP_S = 0.25
 LARGE = [b'{"value":"%b"}' % (b"x" * (1 << 16))] * (DECODE_INLINE_BYTES >> 16)
 """Records of a body that a thread decodes."""
@@ -52,18 +49,15 @@ class Rights:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time stands still for token buckets: nothing is refilled."""
-    clock, real = Clock(), Bucket.throttle_s
+    clock = Clock()
     monkeypatch.setattr(request_time, "time", SimpleNamespace(thread_time=clock.thread_time))
-    monkeypatch.setattr(Bucket, "throttle_s", lambda bucket, _: real(bucket, 0.0))
+    refill_nothing(monkeypatch)
     return clock
 
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
-    async with secured(MemoryStore()) as broker:
-        await broker.log.create_topic("m.t", 1, {})
-        for resource_type in ("TOPIC", "GROUP"):
-            await allow(broker.log, MALLORY, "ALL", resource_type, "m.", "PREFIXED")
+    async with open_to_mallory() as broker:
         yield broker
 
 

@@ -5,28 +5,19 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.service.conftest import JSON, V2, Broker, placed
-from tests.service.keyed import RECORDS, allow, key_of, secured
-from tidelog.service.security.token_bucket import Bucket
+from tests.service.keyed import MALLORY, RECORDS, allow, key_of, open_to_mallory, refill_nothing
 from tidelog.storage.core.actions import SetQuotas
-from tidelog.storage.io.memory import MemoryStore
-
-MALLORY = "User:mallory"
 
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
-    async with secured(MemoryStore()) as broker:
-        await broker.log.create_topic("m.t", 1, {})
-        for resource_type in ("TOPIC", "GROUP"):
-            await allow(broker.log, MALLORY, "ALL", resource_type, "m.", "PREFIXED")
+    async with open_to_mallory() as broker:
         yield broker
 
 
 @pytest.fixture
 def time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For token buckets: nothing is refilled."""
-    real = Bucket.throttle_s
-    monkeypatch.setattr(Bucket, "throttle_s", lambda bucket, _: real(bucket, 0.0))
+    refill_nothing(monkeypatch)
 
 
 async def set_quotas(broker: Broker, **quotas: int | None) -> None:

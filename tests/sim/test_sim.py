@@ -32,11 +32,11 @@ def ended(process: "subprocess.Popen[str]", timeout_s: float = 500) -> str:
     """The time is for a busy machine: alone, a run takes less than a minute."""
     with process:
         try:
-            told, _ = process.communicate(timeout=timeout_s)
+            output, _ = process.communicate(timeout=timeout_s)
         finally:
             process.kill()
-    assert process.returncode == 0, told
-    return told
+    assert process.returncode == 0, output
+    return output
 
 
 @pytest.mark.slow

@@ -11,14 +11,17 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import httpx
 import pytest
 
-AsgiApp: TypeAlias = Callable[..., Awaitable[None]]
+from tidelog.storage.io.tasks import Steps
+
+AsgiApp: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 HELD_S_MAX = 0.02
 """The target of the service (storage/DESIGN.md section 12.2). The longest step in tests/service
@@ -66,7 +69,7 @@ class Held:
 
         async def measured_app(scope: Any, receive: Any, send: Any) -> None:
             what = f"{scope.get('method')} {scope.get('path')}"
-            await _Steps(self, app(scope, receive, send), what)
+            await Steps(app(scope, receive, send), partial(self.step, what))
 
         return measured_app
 
@@ -79,33 +82,6 @@ class Held:
             held_s = time.thread_time() - self._collected_s - began_s
             if held_s > self._limit_s:
                 self.found.append((round(held_s, 3), what))
-
-
-class _Steps:
-    """Awaits a coroutine and measures its steps. `await` calls these methods as a coroutine's."""
-
-    def __init__(self, held: Held, coroutine: Any, what: str) -> None:
-        self._held = held
-        self._coroutine = coroutine
-        self._what = what
-
-    def __await__(self) -> Any:
-        return self
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self.send(None)
-
-    def send(self, value: Any) -> Any:
-        return self._held.step(self._what, self._coroutine.send, value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._held.step(self._what, self._coroutine.throw, *error)
-
-    def close(self) -> None:
-        self._coroutine.close()
 
 
 def _owner(callback: Any) -> Any:
