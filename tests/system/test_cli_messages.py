@@ -20,6 +20,7 @@ from tests.support.ports import free_port
 from tidelog.service.cli import main as cli
 from tidelog.service.cli.client import Client
 from tidelog.service.cli.results import NotReachable
+from tidelog.service.secret_files import PRIVATE_UMASK
 
 
 class Said(NamedTuple):
@@ -34,8 +35,11 @@ Command = Callable[..., Said]
 
 
 @pytest.fixture
-def tidelog(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Command:
-    """Run a command line in this process."""
+def tidelog(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> Iterator[Command]:
+    """Run a command line in this process. It sets the umask, which other tests need as it was."""
+    before = os.umask(PRIVATE_UMASK)
     for name in [name for name in os.environ if name.startswith("TIDELOG_")]:
         monkeypatch.delenv(name)
 
@@ -49,7 +53,8 @@ def tidelog(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture
         assert len(lines) <= 1, err
         return Said(status, out.decode(), "".join(lines).removeprefix("tidelog: "))
 
-    return run
+    yield run
+    os.umask(before)
 
 
 # -- files
