@@ -285,7 +285,8 @@ class Sealer:
                     except TableInDoubt:
                         raise
                     except Corrupt as error:
-                        damage[number] = error
+                        if await self._is_tail(topic, number, bases[number]):
+                            damage[number] = error
                     del left[number]
         except Exception as error:
             if not (isinstance(error, TimeoutError) and work.limit.expired()):
@@ -306,6 +307,13 @@ class Sealer:
         self.counters.rows += rows
         self.counters.bytes += sum(file.size for file in work.files)
         return rows
+
+    async def _is_tail(self, topic: Topic, number: int, base: int) -> bool:
+        """Return whether the records from `base` on are still in the tail. If another sealer has
+        sealed them while this process was suspended, their chunks may be deleted."""
+        await self._tables.refresh()
+        current = self._tables.topic_of_id(topic.topic_id)
+        return current is not None and current.partitions[number].sealed_end <= base
 
     async def _partition(
         self, topic: Topic, table: Table, number: int, base: int, upto: int, work: _Commit
