@@ -3,10 +3,11 @@
 To read a thousand chunks of one record takes 24 times as long as to read one batch of a thousand
 records (DESIGN 12). So adjacent pieces are merged on arrival; each record is copied O(log n) times.
 Byte-bounded (I10): the oldest pieces are evicted first; reads of evicted records go to the store.
-Holds committed records only (I3).
+The sealer seals a tail before the cache evicts it (`passed`). Holds committed records only (I3).
 """
 
 from bisect import bisect_right
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -20,10 +21,14 @@ MEASURE_ROWS_MIN = 64
 PIECE_OVERHEAD = 512
 """Memory of an Arrow batch in addition to its data. `bytes` includes it, which bounds the number of
 tiny pieces."""
+OLD_ELEMENTS_MAX = 64
+"""Elements of dropped pieces that the heap of first pieces may have, beside one for each
+partition."""
 
 
 class CachedBatch(NamedTuple):
-    """Consecutive records of CHUNK_SCHEMA, with the timestamps that readers get."""
+    """Consecutive records of CHUNK_SCHEMA, with the timestamps that readers get. `born` is the
+    number of bytes that were added to the cache before them."""
 
     base_offset: int
     batch: pa.RecordBatch
@@ -43,7 +48,10 @@ class TailCache:
         self.bytes_max = bytes_max
         self.bytes = 0
         self._pieces: dict[tuple[str, int], list[CachedBatch]] = {}
-        self._clock = 0
+        self._added = 0
+        # A heap: at least one element for each partition, with `born` of its first piece or a
+        # smaller number. Such an element is corrected when it is the smallest.
+        self._oldest: list[tuple[int, tuple[str, int]]] = []
 
     def add(
         self,
@@ -61,14 +69,17 @@ class TailCache:
         """
         if append_ms >= 0:
             batch = chunks.with_timestamp(batch, append_ms)
-        pieces = self._pieces.setdefault(key, [])
+        pieces = self._pieces.get(key)
         if pieces and pieces[-1].end_offset != base_offset:
             self._drop(key)
-            pieces = self._pieces.setdefault(key, [])
-        self._clock += 1
+            pieces = None
+        if pieces is None:
+            pieces = self._pieces[key] = []
+            self._note_first(key)
         pieces.append(
-            CachedBatch(base_offset, batch, is_json, nbytes + PIECE_OVERHEAD, self._clock)
+            CachedBatch(base_offset, batch, is_json, nbytes + PIECE_OVERHEAD, self._added)
         )
+        self._added += pieces[-1].nbytes
         self.bytes += pieces[-1].nbytes
         while len(pieces) > 1 and _may_merge(pieces[-2], pieces[-1]):
             self._merge(pieces)
@@ -97,9 +108,19 @@ class TailCache:
             return []
         return pieces[bisect_right(pieces, offset, key=lambda piece: piece.base_offset) - 1 :]
 
+    def passed(self, key: tuple[str, int], offset: int) -> int:
+        """Return how many bytes were added to the cache since it has had `offset`, or the first
+        offset after it. At `bytes_max` the cache evicts the record. Return 0 if it has none."""
+        pieces = self._pieces.get(key)
+        if not pieces or offset >= pieces[-1].end_offset:
+            return 0
+        at = bisect_right(pieces, offset, key=lambda piece: piece.base_offset) - 1
+        return self._added - pieces[max(at, 0)].born
+
     def clear(self) -> None:
         """Drop all records: the view that they came from has expired."""
         self._pieces.clear()
+        self._oldest.clear()
         self.bytes = 0
 
     def forget(self, topic_id: str, partition: int) -> None:
@@ -122,10 +143,25 @@ class TailCache:
         merged = CachedBatch(left.base_offset, batch, is_json, nbytes, left.born)
         pieces.append(merged)
 
+    def _note_first(self, key: tuple[str, int]) -> None:
+        if len(self._oldest) > 2 * len(self._pieces) + OLD_ELEMENTS_MAX:
+            self._oldest = [
+                (pieces[0].born, other) for other, pieces in self._pieces.items() if pieces
+            ]
+            heapify(self._oldest)
+        heappush(self._oldest, (self._added, key))
+
     def _evict(self) -> None:
-        # Each eviction scans all partitions. This costs less than to keep the pieces in order.
-        key = min(self._pieces, key=lambda held: self._pieces[held][0].born)
-        pieces = self._pieces[key]
+        """Drop the oldest piece."""
+        while True:
+            born, key = self._oldest[0]
+            pieces = self._pieces.get(key)
+            if pieces is None:
+                heappop(self._oldest)  # dropped since
+            elif pieces[0].born != born:
+                heapreplace(self._oldest, (pieces[0].born, key))
+            else:
+                break
         self.bytes -= pieces.pop(0).nbytes
         if not pieces:
             del self._pieces[key]

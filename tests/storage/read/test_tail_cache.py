@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from tests.support.properties import examples
 from tests.support.records import rows
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.read.tail_cache import MERGE_ROWS_MAX, PIECE_OVERHEAD, CachedBatch, TailCache
+from tidelog.storage.read.tail_cache import (
+    MERGE_ROWS_MAX,
+    OLD_ELEMENTS_MAX,
+    PIECE_OVERHEAD,
+    CachedBatch,
+    TailCache,
+)
 
 KEYS = [("a" * 32, 0), ("a" * 32, 1), ("b" * 32, 0)]
 
@@ -118,7 +124,7 @@ def test_the_oldest_pieces_go_first_whosever_they_are() -> None:
         batch = batch_of(number, 1)
         cache.add(KEYS[number % 2], number // 2, batch, is_json=True, nbytes=100_000)
     held = [piece.born for pieces in cache._pieces.values() for piece in pieces]
-    assert sorted(held) == list(range(13, 21))
+    assert sorted(held) == [number * (100_000 + PIECE_OVERHEAD) for number in range(12, 20)]
 
 
 def test_i10_a_piece_over_the_bound_is_not_held() -> None:
@@ -164,3 +170,26 @@ def test_a_topic_is_forgotten_with_all_its_partitions() -> None:
     cache.clear()
     assert cache.bytes == 0
     assert cache.read(KEYS[2], 0) == []
+
+
+def test_passed_is_the_distance_to_eviction() -> None:
+    rows_each, size = MERGE_ROWS_MAX, 1000 + PIECE_OVERHEAD
+    cache = TailCache(10 * size)
+    batch = batch_of(0, rows_each)
+    assert cache.passed(KEYS[0], 0) == 0
+    for number in range(5):
+        for key in KEYS[:2]:
+            cache.add(key, rows_each * number, batch, is_json=True, nbytes=1000)
+    wanted = (0, rows_each - 1, rows_each, 5 * rows_each - 1, 5 * rows_each)
+    found = [cache.passed(KEYS[0], offset) for offset in wanted]
+    assert found == [10 * size, 10 * size, 8 * size, 2 * size, 0]
+    cache.add(KEYS[1], 5 * rows_each, batch, is_json=True, nbytes=1000)
+    assert cache.read(KEYS[0], 0) == []
+    assert cache.passed(KEYS[0], 0) == 9 * size  # of the first record that is left
+
+
+def test_the_heap_of_first_pieces_does_not_grow_with_gaps() -> None:
+    cache = TailCache(1_000_000)
+    for number in range(1000):
+        add(cache, KEYS[number % 3], 10 * number, 2)
+    assert len(cache._oldest) <= 2 * len(KEYS) + OLD_ELEMENTS_MAX + 1
