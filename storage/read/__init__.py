@@ -4,6 +4,7 @@ reader          a broker's reads
 long_polls      reads that wait for new records
 segment_reader  footers and row groups of segments, verified
 tail_cache      the newest records in memory
+tail_windows    whole tails of several partitions, read in few large ranges
 cache           a cache bounded in bytes; one fetch serves all waiting readers
 plan            a snapshot of the log, and its split into tasks: pure
 split_reader    the records of a split: segments and tail chunks

@@ -103,19 +103,22 @@ class TailCache:
 
     def read(self, key: tuple[str, int], offset: int) -> list[CachedBatch]:
         """Return the pieces from the one that holds `offset`; none if `offset` is not cached."""
-        pieces = self._pieces.get(key)
-        if not pieces or not pieces[0].base_offset <= offset < pieces[-1].end_offset:
+        pieces = self.read_from(key, offset)
+        return pieces if pieces and pieces[0].base_offset <= offset else []
+
+    def read_from(self, key: tuple[str, int], offset: int) -> list[CachedBatch]:
+        """Return the pieces from the one that holds `offset`, or from the first one after it."""
+        pieces = self._pieces.get(key) or []
+        if not pieces or offset >= pieces[-1].end_offset:
             return []
-        return pieces[bisect_right(pieces, offset, key=lambda piece: piece.base_offset) - 1 :]
+        at = bisect_right(pieces, offset, key=lambda piece: piece.base_offset) - 1
+        return pieces[max(at, 0) :]
 
     def passed(self, key: tuple[str, int], offset: int) -> int:
         """Return how many bytes were added to the cache since it has had `offset`, or the first
         offset after it. At `bytes_max` the cache evicts the record. Return 0 if it has none."""
-        pieces = self._pieces.get(key)
-        if not pieces or offset >= pieces[-1].end_offset:
-            return 0
-        at = bisect_right(pieces, offset, key=lambda piece: piece.base_offset) - 1
-        return self._added - pieces[max(at, 0)].born
+        pieces = self.read_from(key, offset)
+        return self._added - pieces[0].born if pieces else 0
 
     def clear(self) -> None:
         """Drop all records: the view that they came from has expired."""

@@ -2,7 +2,8 @@
 
 manifest     Table, the interface of a topic's manifest; its versions; its segments by offset
 memory       a manifest in memory
-delta        the manifest in a Delta table; the only module that imports deltalake
+delta        the manifest in a Delta table
+delta_change a commit to a Delta table, as deltalake's actions
 delta_log    commits of Delta's log, read through the store; damaged commits; fsync in a folder
 doubt        tables that another program changed, or that do not fit the WAL; what readers use
 delta_json   the JSON lines of Delta's log: pure

@@ -1,6 +1,6 @@
-"""The manifest on Delta Lake: one Delta table per topic (DESIGN 8). Only this module uses
-deltalake. **On a crash** in `add` before Delta's commit, no table names the new files, and
-collection deletes them. After the commit, a refresh finds its files and transactions.
+"""The manifest on Delta Lake: one Delta table per topic (DESIGN 8). Only this module and
+`delta_change` use deltalake. **On a crash** in `add` before Delta's commit, no table names the new
+files, and collection deletes them. After the commit, a refresh finds its files and transactions.
 
 Delta's commit is a create-if-absent of `_delta_log/<version>.json`, with the three outcomes of
 DESIGN 4. deltalake's HTTP client repeats requests, so a commit that succeeded may raise a conflict.
@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -33,12 +33,7 @@ import deltalake
 import msgspec
 import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import (
-    AddAction,
-    CommitProperties,
-    PostCommitHookProperties,
-    RemoveAction,
-)
+from deltalake.transaction import CommitProperties, PostCommitHookProperties
 
 from tidelog.storage.core.chunk import RECORD_SCHEMA
 from tidelog.storage.core.errors import (
@@ -53,11 +48,8 @@ from tidelog.storage.io.clock import Clock, SystemClock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.tasks import lower_priority, retrieve_exception
 from tidelog.storage.tables import delta_log
-from tidelog.storage.tables.delta_json import (
-    interval_ms,
-    statistics,
-    transactions_of,
-)
+from tidelog.storage.tables.delta_change import TableChange, add_action, remove_action
+from tidelog.storage.tables.delta_json import interval_ms, transactions_of
 from tidelog.storage.tables.doubt import served
 from tidelog.storage.tables.manifest import (
     NO_RESET,
@@ -90,12 +82,13 @@ _PROPERTIES = {
 }
 
 _APPEND_ONLY = "delta.appendOnly"
+_ASKED_MAX = 4  # for more transactions, read all of them from the log at once
 _FOLLOWED_MAX = 10  # after more new commits, drop the known transactions
 _RETRIES = {"max_retries": "3", "retry_timeout": "15s"}  # deltalake's defaults: 10 retries in 180 s
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
-_reads = ThreadPoolExecutor(2, "tidelog-manifest")
-_commits = ThreadPoolExecutor(2, "tidelog-commit", initializer=lower_priority)
+_reads = ThreadPoolExecutor(4, "tidelog-manifest")
+_commits = ThreadPoolExecutor(8, "tidelog-commit", initializer=lower_priority)
 _catalogs: WeakKeyDictionary[ObjectStore, Catalog] = WeakKeyDictionary()
 
 
@@ -161,8 +154,14 @@ class DeltaManifest:
                 await self._refresh(_reads)
             return await self._found(app_id)
 
+    async def transaction_versions(self, app_ids: Sequence[str]) -> Mapping[str, int | None]:
+        async with self._turn:
+            if self._view is None:
+                await self._refresh(_reads)
+            return await self._found_all(app_ids)
+
     async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
-        await self._commit(_Change(files, transactions))
+        await self._commit(TableChange(files, transactions))
 
     async def replace(
         self,
@@ -173,7 +172,7 @@ class DeltaManifest:
         data_change: bool,
         reset: Mapping[str, int] = NO_RESET,
     ) -> None:
-        await self._commit(_Change(added, transactions, removed, data_change, reset))
+        await self._commit(TableChange(added, transactions, removed, data_change, reset))
 
     async def paths(self) -> set[str]:
         async with self._turn:
@@ -201,7 +200,7 @@ class DeltaManifest:
                 await self._refresh(_reads)
             return await self._call(_reads, self._delta.log_retention_ms)
 
-    async def _commit(self, change: "_Change") -> None:
+    async def _commit(self, change: TableChange) -> None:
         async with self._turn:
             if (self._view or await self._refresh(_commits)).version < 0:
                 await self._create()
@@ -220,7 +219,7 @@ class DeltaManifest:
 
     # --- callers of the methods below hold `_turn`
 
-    async def _try(self, change: "_Change") -> Exception | None:
+    async def _try(self, change: TableChange) -> Exception | None:
         """Commit on top of the loaded version; return the error, if any."""
         try:
             await self._check(change)
@@ -291,8 +290,18 @@ class DeltaManifest:
             self._transactions[app_id] = await self._call(_reads, call, app_id)
         return self._transactions[app_id]
 
-    async def _check(self, change: "_Change") -> None:
-        found = {app_id: await self._found(app_id) for app_id in change.transactions}
+    async def _found_all(self, app_ids: Iterable[str]) -> dict[str, int | None]:
+        await self._follow(_reads)
+        unknown = [app_id for app_id in app_ids if app_id not in self._transactions]
+        if len(unknown) > _ASKED_MAX:
+            # The view may be older than the log, but not newer than the DeltaTable.
+            every = await delta_log.transactions_at(self._store, self._prefix, self.version)
+            if every is not None:
+                self._transactions |= {app_id: every.get(app_id) for app_id in unknown}
+        return {app_id: await self._found(app_id) for app_id in app_ids}
+
+    async def _check(self, change: TableChange) -> None:
+        found = await self._found_all(change.transactions)
         check_transactions(change.added, change.transactions, found)
 
     async def _options(self) -> dict[str, str]:
@@ -379,7 +388,7 @@ class _Delta:
             return error
         return None
 
-    def commit(self, change: "_Change") -> None:
+    def commit(self, change: TableChange) -> None:
         """Commit a change that fits the loaded version. The DeltaTable stays at that version."""
         assert self.table is not None
         now_ms = self._clock.now_ms()
@@ -389,8 +398,8 @@ class _Delta:
         data_change = change.data_change and not (change.removed and is_append_only)
         self.table.create_write_transaction(
             [
-                *(_add_action(file, now_ms, data_change) for file in change.added),
-                *(_remove_action(file, now_ms, data_change) for file in change.removed),
+                *(add_action(file, now_ms, data_change) for file in change.added),
+                *(remove_action(file, now_ms, data_change) for file in change.removed),
             ],
             mode="append",
             schema=TABLE_SCHEMA,
@@ -448,42 +457,6 @@ def _is_updated(table: deltalake.DeltaTable) -> bool:
     except (DeltaError, OSError):
         return False
     return True
-
-
-class _Change(NamedTuple):
-    """The content of one commit."""
-
-    added: Sequence[SegmentFile]
-    transactions: Mapping[str, int]
-    removed: Sequence[SegmentFile] = ()
-    data_change: bool = True
-    reset: Mapping[str, int] = NO_RESET
-
-    def is_in(self, view: ManifestVersion) -> bool:
-        if not self.removed:
-            return view.has(self.added)
-        return view.shows(self.added, self.removed)
-
-
-def _remove_action(file: SegmentFile, now_ms: int, data_change: bool) -> RemoveAction:
-    return RemoveAction(
-        path=file.path,
-        data_change=data_change,
-        deletion_timestamp=now_ms,
-        size=file.size,
-        partition_values={"partition": str(file.partition)},
-    )
-
-
-def _add_action(file: SegmentFile, now_ms: int, data_change: bool) -> AddAction:
-    return AddAction(
-        path=file.path,
-        size=file.size,
-        partition_values={"partition": str(file.partition)},
-        modification_time=now_ms,
-        data_change=data_change,
-        stats=statistics(file),
-    )
 
 
 def _why(error: Exception | None) -> str:

@@ -1,20 +1,27 @@
 """The files of a Delta log: commits read through the store, and made durable in a folder."""
 
+import asyncio
 import contextlib
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
 from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.tables.delta_json import added_of, commit_of, removed_of
+from tidelog.storage.io.tasks import together
+from tidelog.storage.tables.delta_json import added_of, commit_of, removed_of, transactions_of
 from tidelog.storage.tables.manifest import Removal, TableCommit
 
 VERSIONS_MAX = 100
 """Number of newest versions that `sync_log` syncs after a start: twice the versions between two
 checkpoints."""
+_READS_MAX = 16  # commits that are read at the same time
 _LOG_FILES = ("json", "checkpoint.parquet")
 _COMMIT = re.compile(r"/(\d{20})\.json$")
 
@@ -34,6 +41,41 @@ async def commits_to(
             raise Corrupt(key, f"is not a commit: {error}") from error
         version -= 1
     return found
+
+
+async def transactions_at(store: ObjectStore, prefix: str, version: int) -> dict[str, int] | None:
+    """Return all application transactions of a version, from the last checkpoint and the commits
+    after it. If the log has another form than deltalake writes, return None."""
+    log = f"{prefix}/_delta_log"
+    found, first = dict[str, int](), 0
+    try:
+        with contextlib.suppress(NotFound):
+            last = _pointer.decode(await store.get(f"{log}/_last_checkpoint"))
+            if last.parts is not None or last.version > version:
+                return None
+            body = await store.get(f"{log}/{last.version:020d}.checkpoint.parquet")
+            found, first = await asyncio.to_thread(_transactions_in, body), last.version + 1
+        if version - first > VERSIONS_MAX:
+            return None
+        gate = asyncio.Semaphore(_READS_MAX)
+
+        async def read(number: int) -> dict[str, int]:
+            async with gate:
+                return transactions_of(await store.get(f"{log}/{number:020d}.json"))
+
+        for each in await together(*map(read, range(first, version + 1))):
+            found |= each
+    except (NotFound, msgspec.DecodeError, pa.ArrowException, OSError, KeyError):
+        return None
+    return found
+
+
+def _transactions_in(checkpoint: bytes) -> dict[str, int]:
+    columns = ["txn.appId", "txn.version"]
+    column: Any = pq.read_table(pa.BufferReader(checkpoint), columns=columns).column("txn")
+    app_ids, versions = (pc.struct_field(column, name).to_pylist() for name in ("appId", "version"))
+    pairs = zip(app_ids, versions, strict=True)
+    return {app_id: version for app_id, version in pairs if app_id is not None}
 
 
 async def removed_since(store: ObjectStore, prefix: str, since_ms: int) -> list[Removal]:
@@ -82,6 +124,14 @@ def sync_log(directory: Path, first: int, last: int) -> None:
             _sync(path)
     if first == 0:
         _sync(directory.parent)
+
+
+class _Checkpoint(msgspec.Struct):
+    version: int
+    parts: int | None = None
+
+
+_pointer = msgspec.json.Decoder(_Checkpoint)
 
 
 def _sync(path: Path) -> None:

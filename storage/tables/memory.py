@@ -55,6 +55,10 @@ class MemoryManifest:
     async def transaction_version(self, app_id: str) -> int | None:
         return self._found(app_id, self._loaded().version)
 
+    async def transaction_versions(self, app_ids: Sequence[str]) -> Mapping[str, int | None]:
+        version = self._loaded().version
+        return {app_id: self._found(app_id, version) for app_id in app_ids}
+
     async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
         loaded = self._loaded().version
         if not self._load().has(files):

@@ -157,8 +157,9 @@ class SegmentWriter:
         self._rows = self._base_offset = self._end_offset = self._groups = 0
         self._stamps: list[int] = []
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        for group in self._cut.add(batch):
+    def add(self, batch: pa.RecordBatch, nbytes: int | None = None) -> None:
+        """Add the next records. `nbytes` estimates their memory; without it, it is measured."""
+        for group in self._cut.add(batch, batch.nbytes if nbytes is None else nbytes):
             self._write(group)
 
     def finish(self, *, is_json: bool, cleaned: Sequence[Cleaned] = ()) -> Written:
@@ -385,34 +386,41 @@ def _has_few_keys(batch: pa.RecordBatch) -> bool:
 
 
 class _Cut:
-    """A splitter of record batches into one batch per row group."""
+    """A splitter of record batches into one batch per row group. It joins thousands of small
+    batches at once: to measure and join each batch alone would take longer than to encode it."""
 
     def __init__(self) -> None:
-        self._group: list[pa.RecordBatch] = []
-        self._rows = self._used = 0
+        self._parts: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
 
-    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        ends = _content_before(batch)[1:]
-        first = before = 0
-        while first < batch.num_rows:
-            room = before + GROUP_BYTES_MAX - self._used
-            fitting = int(np.searchsorted(ends, room, side="right"))
-            last = max(fitting, first if self._rows else first + 1)  # a group has at least one row
-            last = min(last, first + GROUP_ROWS - self._rows)
-            if last > first:
-                self._group.append(batch.slice(first, last - first))
-                self._rows += last - first
-                self._used += int(ends[last - 1]) - before
-                first, before = last, int(ends[last - 1])
-            if first < batch.num_rows or self._rows == GROUP_ROWS:
-                yield from self.rest()
+    def add(self, batch: pa.RecordBatch, nbytes: int) -> Iterator[pa.RecordBatch]:
+        """Yield the row groups that are full. `nbytes` estimates the size of `batch`."""
+        self._parts.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += nbytes
+        if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES_MAX:
+            yield from self._full(is_last=False)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield the last, partly filled row group, if any."""
-        if self._group:
-            group = concat(self._group)
-            self._group, self._rows, self._used = [], 0, 0
-            yield group
+        """Yield the last row groups, if any."""
+        if self._rows:
+            yield from self._full(is_last=True)
+
+    def _full(self, *, is_last: bool) -> Iterator[pa.RecordBatch]:
+        whole = concat(self._parts)
+        before = _content_before(whole)
+        first, rows = 0, whole.num_rows
+        while first < rows:
+            room = before[first] + GROUP_BYTES_MAX
+            # A group has at least one row.
+            fitting = max(int(np.searchsorted(before, room, side="right")) - 1, first + 1)
+            last = min(fitting, first + GROUP_ROWS, rows)
+            if last == rows and last - first < GROUP_ROWS and not is_last:
+                break  # more rows may fit
+            yield whole.slice(first, last - first)
+            first = last
+        self._parts = [whole.slice(first)] if first < rows else []
+        self._rows, self._bytes = rows - first, int(before[rows] - before[first])
 
 
 def _content_before(batch: pa.RecordBatch) -> np.ndarray:

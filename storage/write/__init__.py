@@ -9,6 +9,9 @@ writer          the write path: one flush at a time, one entry for all waiting r
 waiters         the callers that wait for the outcomes of requests, and their deadlines
 set_aside       acknowledged requests that the store refuses: tried apart, set aside, tried again
 counters        the counters of a writer
+due_tails       the tails that a broker seals now
 tail_segments   tails encoded as Parquet segments
+uploads         uploads of segments: several at once, and never too old
 sealer          moves tails into tables
+table_ahead     checks of a table that has records which the WAL does not call sealed
 """

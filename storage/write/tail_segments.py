@@ -1,29 +1,49 @@
-"""The tail of a partition as Parquet segments, which a sealer uploads."""
+"""Tails as Parquet segments, which a sealer uploads.
+
+A seal encodes the tails of several partitions. The records that are in the tail cache are taken
+from there; the chunks before and after them are read from the store in windows (tail_windows). All
+work for single chunks and records is done in a thread of the lowest priority, on runs of thousands
+of records. Memory is bounded (I10): one seal at a time has the chunks of one window, and for each
+of its partitions one run, one row group and one segment.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core import object_keys, topic_configs
 from tidelog.storage.core.errors import Corrupt, DamagedRecords
-from tidelog.storage.core.model import ReadBounds, SegmentFile
+from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.tasks import lower_priority
 from tidelog.storage.read.reader import Reader
-from tidelog.storage.read.segment_reader import between
+from tidelog.storage.read.tail_cache import CachedBatch
+from tidelog.storage.read.tail_windows import FetchedWindow, TailBatch, Window, fetch, windows
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.tables import segment as segments
+
+T = TypeVar("T")
+
+TOGETHER_BYTES_MAX = 128 * 1024 * 1024
+"""Stored bytes of the tails that are encoded together, in one pass over their objects. One larger
+tail is encoded alone."""
+JOB_BYTES = 16 * 1024 * 1024
+"""Bytes of cached records that one call in the thread encodes. Its segments are uploaded while the
+next call runs."""
 
 
 class EncodedSegment(NamedTuple):
-    """A segment before its upload to the path of `file`."""
+    """A segment before its upload to the path of `file`. `lost_end` is the end of the last lost
+    records below the segment's end; 0 if the sealed range has none."""
 
     file: SegmentFile
     body: memoryview
+    lost_end: int = 0
 
 
 class TailSegments:
@@ -35,55 +55,299 @@ class TailSegments:
         self._clock = clock
         self._level = level
         self._threads = ThreadPoolExecutor(1, "tidelog-seal", initializer=lower_priority)
+        self._turn = asyncio.Lock()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def encoded(
-        self, topic: Topic, number: int, base: int, end: int
-    ) -> AsyncIterator[EncodedSegment]:
-        """Yield the records of [base, end) as segments, which are not uploaded yet. They have no
-        rows for lost records, nor for damaged records below the log start. Raises Corrupt,
-        Unavailable."""
+        self, topic: Topic, ranges: Mapping[int, tuple[int, int]], damage: dict[int, Corrupt]
+    ) -> AsyncGenerator[EncodedSegment]:
+        """Yield the records of these offset ranges [base, end), by partition, as segments. The
+        segments of a partition are in offset order, those of different partitions are mixed.
+
+        Segments have no rows for lost records, nor for damaged records below the log start. If
+        other records are damaged, yield the records before them, and add the error to `damage`.
+        Raises Unavailable.
+        """
+        for numbers in _together(topic, ranges):
+            async with self._turn:
+                encoders = [self._encoder(topic, number, *ranges[number]) for number in numbers]
+                async for part in self._parts(encoders):
+                    for one in part:
+                        yield self._named(one)
+            for encoder in encoders:
+                if encoder.error is not None:
+                    damage[encoder.number] = encoder.error
+
+    async def _parts(self, encoders: "list[_Encoder]") -> "AsyncGenerator[list[_Written]]":
+        if any(encoder.tail.stored for encoder in encoders):
+            by_number = {encoder.number: encoder for encoder in encoders}
+            for window in await self._run(_plan, encoders):
+                fetched = await fetch(self._reader.store, window)
+                yield await self._run(_take, by_number, fetched)
+        job: list[_Encoder] = []
+        size = 0
+        for encoder in encoders:
+            job.append(encoder)
+            size += sum(piece.nbytes for piece in encoder.tail.cached)
+            if size >= JOB_BYTES or encoder is encoders[-1]:
+                yield await self._run(_finish, job)
+                job, size = [], 0
+
+    async def _run(self, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    def _encoder(self, topic: Topic, number: int, base: int, end: int) -> "_Encoder":
+        partition = topic.partitions[number]
+        cached = self._reader.tail.read_from((topic.topic_id, number), base)
+        tail = _Tail.of(partition, base, end, cached)
         # Do not read the configs from the state: it has none of a deleted topic.
         config = topic_configs.effective(topic.configs)
-        partition = topic.partitions[number]
-        at = base
-        while at < end:
-            try:
-                taken = await self._reader.read(topic, number, at, ReadBounds(config.segment_bytes))
-            except DamagedRecords as damage:
-                beyond = min(damage.end_offset, partition.log_start_offset)
-                if not at < beyond < end:
-                    raise
-                at = beyond  # these records are deleted
+        target = _Target(config.compression_type, self._level(), config.segment_bytes)
+        return _Encoder(topic, number, tail, partition.log_start_offset, target)
+
+    def _named(self, one: "_Written") -> EncodedSegment:
+        segment = one.segment
+        unique = self._clock.new_id().hex()
+        path = object_keys.segment(one.number, one.base_offset, one.end_offset, unique)
+        stamps = segment.timestamp_min, segment.timestamp_max
+        span = one.base_offset, one.end_offset
+        file = SegmentFile(path, one.number, *span, segment.size, segment.rows, *stamps)
+        return EncodedSegment(file, memoryview(segment.body), one.lost_end)
+
+
+def _together(topic: Topic, ranges: Iterable[int]) -> list[list[int]]:
+    """Group partitions that are encoded together."""
+    groups: list[list[int]] = []
+    size = 0
+    for number in ranges:
+        nbytes = topic.partitions[number].tail_bytes
+        if not groups or size + nbytes > TOGETHER_BYTES_MAX:
+            groups.append([])
+            size = 0
+        groups[-1].append(number)
+        size += nbytes
+    return groups
+
+
+def _plan(encoders: "Sequence[_Encoder]") -> list[Window]:
+    return windows({encoder.number: encoder.stored() for encoder in encoders})
+
+
+def _take(encoders: "Mapping[int, _Encoder]", fetched: FetchedWindow) -> "list[_Written]":
+    for number in fetched.window.chunks:
+        encoders[number].take(fetched.batches(number))
+    return [one for number in fetched.window.chunks for one in encoders[number].pop_written()]
+
+
+def _finish(encoders: "Sequence[_Encoder]") -> "list[_Written]":
+    for encoder in encoders:
+        encoder.finish()
+    return [one for encoder in encoders for one in encoder.pop_written()]
+
+
+class _Target(NamedTuple):
+    """How segments are encoded: codec, level of the format, largest weight of their records."""
+
+    codec: str
+    level: int
+    weight_max: int
+
+
+class _Written(NamedTuple):
+    """A segment of the offsets [base_offset, end_offset) of a partition."""
+
+    number: int
+    base_offset: int
+    end_offset: int
+    segment: segments.Written
+    lost_end: int
+
+
+class _Tail(NamedTuple):
+    """The tail [base, end) of a partition, as it was at one moment. `stored` are the chunks with
+    records that `cached` does not have, and perhaps some others."""
+
+    base: int
+    end: int
+    stored: Sequence[TailChunk]
+    cached: Sequence[CachedBatch]
+
+    @classmethod
+    def of(
+        cls, partition: Partition, base: int, end: int, cached: Sequence[CachedBatch]
+    ) -> "_Tail":
+        if not cached or cached[0].base_offset >= end:
+            return cls(base, end, _chunks(partition, base, end), ())
+        stored: list[TailChunk] = []
+        if cached[0].base_offset > base:
+            stored += _chunks(partition, base, cached[0].base_offset)
+        if cached[-1].end_offset < end:
+            stored += _chunks(partition, cached[-1].end_offset, end)
+        return cls(base, end, stored, cached)
+
+
+def _chunks(partition: Partition, base: int, end: int) -> list[TailChunk]:
+    """Return the chunks of the tail that have offsets of [base, end)."""
+    first = max(partition.tail_index(base), 0)
+    return partition.tail[first : partition.tail_index(end - 1) + 1]
+
+
+class _Encoder:
+    """The segments of one partition's tail. Used by one thread at a time, after its creation."""
+
+    def __init__(
+        self, topic: Topic, number: int, tail: _Tail, log_start_offset: int, target: _Target
+    ) -> None:
+        self.number = number
+        self.tail = tail
+        self.error: Corrupt | None = None
+        self._topic = topic
+        self._log_start_offset = log_start_offset
+        self._target = target
+        self._at = tail.base  # the records before this offset are taken
+        self._lost: list[tuple[int, int]] = []
+        self._run: list[pa.RecordBatch] = []  # consecutive records, not yet in the segment
+        self._run_base = self._run_rows = self._run_bytes = 0
+        self._is_json = True  # of the run
+        self._base = tail.base  # of the segment
+        self._writer: segments.SegmentWriter | None = None
+        self._weight_left = target.weight_max
+        self._rows = 0
+        self._segment_is_json = True
+        self._row_end = tail.base  # the offset after the last record in the segment
+        self._written: list[_Written] = []
+
+    def stored(self) -> list[TailChunk]:
+        """Return the parts of chunks that must be read from the store."""
+        found: list[TailChunk] = []
+        cached = self.tail.cached
+        first, last = (cached[0].base_offset, cached[-1].end_offset) if cached else (0, 0)
+        for chunk in self.tail.stored:
+            base, end = max(chunk.base_offset, self.tail.base), min(chunk.end_offset, self.tail.end)
+            if chunk.is_lost:
+                self._lost.append((base, end))
                 continue
-            batches = [piece.batch for piece in taken.pieces]
-            upto = min(taken.next_offset, end)
-            if upto < taken.next_offset:  # committed since the seal began
-                batches = _without_from(batches, end)
-            if not batches:
-                return  # only lost records are left
-            is_json = all(piece.is_json for piece in taken.pieces)
-            level = self._level()
-            encode = partial(
-                segments.write, codec=config.compression_type, is_json=is_json, level=level
-            )
-            loop = asyncio.get_running_loop()
-            written = await loop.run_in_executor(self._threads, encode, batches)
-            lost = sum(last - first for first, last in partition.lost(at, upto))
-            is_within = at <= written.base_offset and written.end_offset <= upto
-            if not is_within or written.rows != upto - at - lost:
-                found = f"{written.rows} records of [{written.base_offset}, {written.end_offset})"
-                raise Corrupt(f"{topic.prefix} partition {number}", f"[{at}, {upto}) has {found}")
-            path = object_keys.segment(number, base, upto, self._clock.new_id().hex())
-            stamps = written.timestamp_min, written.timestamp_max
-            file = SegmentFile(path, number, base, upto, written.size, written.rows, *stamps)
-            yield EncodedSegment(file, memoryview(written.body))
-            base = at = upto
+            if base < last and first < end:  # partly in memory
+                if base < first:
+                    found.append(chunk.part(base, first))
+                if last < end:
+                    found.append(chunk.part(last, end))
+            elif base < end:
+                # Always a copy at the end: the event loop extends the last chunk of a tail.
+                is_whole = base == chunk.base_offset and end < self.tail.end
+                found.append(chunk if is_whole else chunk.part(base, end))
+        return found
 
+    def pop_written(self) -> list[_Written]:
+        """Return the segments that are finished since the last call."""
+        written, self._written = self._written, []
+        return written
 
-def _without_from(batches: list[pa.RecordBatch], end: int) -> list[pa.RecordBatch]:
-    """Drop the records at offset `end` and later ones."""
-    kept = (between(batch, 0, end) for batch in batches)
-    return [batch for batch in kept if batch.num_rows]
+    def take(self, batches: Iterable[TailBatch]) -> None:
+        """Take the next records from the store, up to damage."""
+        try:
+            for one in batches:
+                if self.error is not None:
+                    return
+                self._advance(one.base_offset)
+                end = one.chunk.end_offset
+                if one.batch is not None:
+                    self._add(one.batch, is_json=one.is_json, nbytes=one.nbytes)
+                elif end <= self._log_start_offset:
+                    self._skip(end)  # these records are deleted
+                else:
+                    assert one.error is not None
+                    span = one.base_offset, end
+                    raise DamagedRecords(self._topic.name, self.number, *span, one.error)
+        except Corrupt as error:
+            self.error = error
+
+    def finish(self) -> None:
+        """Take the rest of the tail from memory, unless there was damage before it. Finish the last
+        segment."""
+        try:
+            if self.error is None:
+                self._advance(self.tail.end)
+        except Corrupt as error:
+            self.error = error
+        try:
+            self._flush()
+            if self._writer is not None:
+                self._finish_segment(self.tail.end if self.error is None else self._row_end)
+        except Corrupt as error:
+            self.error = error
+
+    def _advance(self, offset: int) -> None:
+        """Take the cached records before `offset`; skip the lost ones."""
+        for piece in self.tail.cached if self._at < offset else ():
+            first, last = max(self._at, piece.base_offset), min(offset, piece.end_offset)
+            if first < last:
+                self._skip_lost(first)
+                batch = piece.batch.slice(first - piece.base_offset, last - first)
+                nbytes = piece.nbytes * (last - first) // piece.batch.num_rows
+                self._add(batch, is_json=piece.is_json, nbytes=nbytes)
+        self._skip_lost(offset)
+
+    def _skip_lost(self, offset: int) -> None:
+        """Skip lost records up to `offset`. Raises Corrupt if other records are missing there."""
+        for first, end in self._lost if self._at < offset else ():
+            if first <= self._at < end:
+                self._skip(min(end, offset))
+        if self._at != offset:
+            where = f"{self._topic.prefix} partition {self.number}"
+            raise Corrupt(where, f"the tail has a hole: {self._at} to {offset}")
+
+    def _skip(self, offset: int) -> None:
+        self._flush()
+        self._at = offset
+
+    def _add(self, batch: pa.RecordBatch, *, is_json: bool, nbytes: int) -> None:
+        if self._run and is_json != self._is_json:
+            self._flush()
+        if not self._run:
+            self._run_base, self._is_json = self._at, is_json
+        self._run.append(batch)
+        self._run_rows += batch.num_rows
+        self._run_bytes += nbytes
+        self._at += batch.num_rows
+        if self._run_rows >= segments.GROUP_ROWS or self._run_bytes >= segments.GROUP_BYTES_MAX:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Put the run into the segment; finish each segment that is full."""
+        if not self._run:
+            return
+        run = chunks.with_offsets(chunks.concat(self._run), self._run_base)
+        before = chunks.weight_before(run)
+        nbytes, rows, first = self._run_bytes, run.num_rows, 0
+        self._run, self._run_rows, self._run_bytes = [], 0, 0
+        while first < rows:
+            room = int(before[first]) + self._weight_left
+            last = int(before.searchsorted(room, side="right")) - 1
+            if self._writer is None:
+                self._writer = segments.SegmentWriter(self._target.codec, self._target.level)
+                last = max(last, first + 1)  # a segment has at least one record
+            if last > first:
+                self._writer.add(run.slice(first, last - first), nbytes * (last - first) // rows)
+                self._rows += last - first
+                self._weight_left -= int(before[last] - before[first])
+                self._segment_is_json &= self._is_json
+                self._row_end = self._run_base + last
+            if last < rows:
+                self._finish_segment(self._row_end)
+            first = last
+
+    def _finish_segment(self, end: int) -> None:
+        assert self._writer is not None
+        segment = self._writer.finish(is_json=self._segment_is_json)
+        is_within = self._base <= segment.base_offset and segment.end_offset <= end
+        if not is_within or segment.rows != self._rows:
+            where = f"{self._topic.prefix} partition {self.number}"
+            found = f"{segment.rows} records of [{segment.base_offset}, {segment.end_offset})"
+            raise Corrupt(where, f"[{self._base}, {end}) has {found}, expected are {self._rows}")
+        lost_end = max((min(lost[1], end) for lost in self._lost if lost[0] < end), default=0)
+        self._written.append(_Written(self.number, self._base, end, segment, lost_end))
+        self._base, self._writer = end, None
+        self._weight_left, self._rows, self._segment_is_json = self._target.weight_max, 0, True

@@ -51,17 +51,14 @@ def no_strays() -> Patches:
 
 
 def damage_stops_all_seals() -> Patches:
-    real = Sealer._partition
+    real = Sealer._upload
 
-    async def partition(
-        self: Sealer, topic: Any, table: Any, number: int, base: int, upto: int, work: Any
-    ) -> None:
-        try:
-            await real(self, topic, table, number, base, upto, work)
-        except Corrupt as error:
+    async def upload(self: Sealer, topic: Any, work: Any, found: Any) -> None:
+        await real(self, topic, work, found)
+        for error in found.values():
             raise tidelog.storage.core.errors.Unavailable(str(error)) from error
 
-    return [(Sealer, "_partition", partition)]
+    return [(Sealer, "_upload", upload)]
 
 
 def scrub_skips_copies() -> Patches:

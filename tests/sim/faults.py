@@ -35,7 +35,8 @@ CALLS: tuple[tuple[type, str, float], ...] = (
     (HotLog, "_write", 1.0),
     (HotLog, "keep", 1.0),
     (SetAsideRequests, "_commit", 1.0),
-    (Sealer, "_partition", 1.0),
+    (Sealer, "_plan", 1.0),
+    (Sealer, "_upload", 1.0),
     (Sealer, "_add", 1.0),
     (Way, "create", 1.0),
 )

@@ -213,11 +213,15 @@ def _sealed_before_the_table() -> list[Patch]:
 def _seal_a_record_too_many() -> list[Patch]:
     real = TailSegments.encoded
 
-    async def encoded(self: TailSegments, topic: Any, number: int, base: int, end: int) -> Any:
-        last = end - 1 if end - base > 1 else end
-        async for each in real(self, topic, number, base, last):
+    async def encoded(self: TailSegments, topic: Any, ranges: Any, damage: Any) -> Any:
+        last = {
+            number: end - 1 if end - base > 1 else end for number, (base, end) in ranges.items()
+        }
+        shorter = {number: (base, last[number]) for number, (base, _) in ranges.items()}
+        async for each in real(self, topic, shorter, damage):
+            end = ranges[each.file.partition][1]
             longer = each._replace(file=each.file._replace(end_offset=end))
-            yield longer if each.file.end_offset == last else each
+            yield longer if each.file.end_offset == last[each.file.partition] else each
 
     return [(TailSegments, "encoded", encoded)]
 

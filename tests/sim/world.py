@@ -25,8 +25,8 @@ import tidelog.compaction.garbage
 import tidelog.storage.tables.delta
 import tidelog.storage.write.hot_log
 import tidelog.storage.write.hot_log_file
-import tidelog.storage.write.sealer
 import tidelog.storage.write.set_aside
+import tidelog.storage.write.uploads
 from tests.sim import faults, machine
 from tests.sim.history import Event, Recorder, to_line
 from tests.sim.machine import Process
@@ -441,7 +441,7 @@ class World:
                 (tidelog.storage.tables.delta, "_Delta", self.tables.at),
                 (tidelog.storage.write.hot_log_file, "recover", recovering),
                 (tidelog.storage.write.hot_log, "write_all", self._write_all),
-                (tidelog.storage.write.sealer, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
+                (tidelog.storage.write.uploads, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (tidelog.compaction.engine, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (tidelog.compaction.garbage, "UNNAMED_MS_MIN", grace.table_ms),
                 (tidelog.storage.write.set_aside, "KEPT_RETRY_S", 1.0),

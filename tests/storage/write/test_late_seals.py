@@ -14,9 +14,9 @@ from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.tables.manifest import Table
 from tidelog.storage.tables.memory import MemoryManifest
-from tidelog.storage.write import sealer
+from tidelog.storage.write import uploads
 
-LATE_S = sealer.UPLOAD_AGE_MAX_S + 1
+LATE_S = uploads.UPLOAD_AGE_MAX_S + 1
 
 
 class Moved:

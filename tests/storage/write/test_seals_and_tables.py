@@ -1,8 +1,8 @@
 """A seal does not trust a table: on a store in memory."""
 
 from collections.abc import Sequence
-from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.support.logs import COLD, append, closing, opened, read_table, read_values
@@ -84,16 +84,16 @@ def test_i1_a_table_ahead_is_sealed_only_with_the_records_of_the_tail(
 def test_i7_what_a_seal_has_written_is_compared_with_what_it_should_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = segments.write
+    real = segments.SegmentWriter.add
 
-    def short(batches: Any, **options: Any) -> segments.Written:
-        return real([batch.slice(0, batch.num_rows - 1) for batch in batches], **options)
+    def short(writer: segments.SegmentWriter, batch: pa.RecordBatch, nbytes: int) -> None:
+        real(writer, batch.slice(0, batch.num_rows - 1), nbytes)
 
     async def main() -> None:
         log = await with_tail(MemoryStore())
         async with closing(log):
             with monkeypatch.context() as patch:
-                patch.setattr(segments, "write", short)
+                patch.setattr(segments.SegmentWriter, "add", short)
                 with pytest.raises(Corrupt, match=r"has 1 records of \[2, 3\)"):
                     await log.seal("t")
             assert await read_values(log) == ["a", "b", "c", "d"]

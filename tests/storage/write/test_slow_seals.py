@@ -1,19 +1,17 @@
-"""Seals on a store so slow that their uploads become old before the last read ends."""
+"""Seals on a store so slow that their first uploads become old before the last upload ends."""
 
 import asyncio
-from functools import partial
 
 import pytest
 
-from tests.support.logs import COLD, append, closing, opened, read_values
+from tests.support.faults import Call
+from tests.support.logs import COLD, append, closing, opened, read_values, store_of
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.storage.core.errors import DamagedRecords, Unavailable
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
-from tidelog.storage.read.reader import Reader, ReadResult
-from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.write import sealer
+from tidelog.storage.write import uploads
 
 AGE_S = 20.0
 WIDE = "v" * 700
@@ -22,19 +20,18 @@ WIDE = "v" * 700
 
 @pytest.fixture(autouse=True)
 def short_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealer, "UPLOAD_AGE_MAX_S", AGE_S)
+    monkeypatch.setattr(uploads, "UPLOAD_AGE_MAX_S", AGE_S)
+    monkeypatch.setattr(uploads, "UPLOADS_MAX", 1)
 
 
 def slow_down(log: Log, seconds: float) -> None:
-    """From now on, the read of each segment's records takes so long."""
+    """From now on, the upload of each segment takes so long."""
 
-    async def read(
-        reader: Reader, topic: Topic, number: int, offset: int, bytes_max: int
-    ) -> ReadResult:
-        await asyncio.sleep(seconds)
-        return await Reader.read(reader, topic, number, offset, bytes_max)
+    def latency(call: Call) -> float:
+        is_upload = call.verb == "create" and call.key.endswith(".parquet")
+        return seconds if is_upload else 0.0
 
-    log.reader.read = partial(read, log.reader)  # type: ignore[method-assign]
+    store_of(log).latency = latency
 
 
 async def commits_of(log: Log) -> list[int]:
@@ -44,7 +41,7 @@ async def commits_of(log: Log) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "commits"), [(0.0, [6]), (4.0, [3, 3]), (8.0, [2, 2, 2]), (60.0, [1] * 6)]
+    ("seconds", "commits"), [(0.0, [6]), (3.0, [3, 3]), (4.5, [2, 2, 2]), (19.0, [1] * 6)]
 )
 def test_partitions_are_sealed_in_as_many_commits_as_their_uploads_stay_young(
     seconds: float, commits: list[int]
@@ -96,7 +93,7 @@ def test_damage_that_is_found_late_costs_its_partition_alone() -> None:
             body = bytearray(await inner.get(damaged.object_key))
             body[damaged.position] ^= 1
             await inner.put(damaged.object_key, [bytes(body)])
-            slow_down(log, 2 * AGE_S)
+            slow_down(log, 0.9 * AGE_S)
             with pytest.raises(DamagedRecords):
                 await log.seal("t")
             ends = [log.state.partition("t", number).sealed_end for number in range(3)]
@@ -112,7 +109,7 @@ def test_records_that_arrive_during_a_seal_are_left_to_the_next() -> None:
             await log.create_topic("t", 2, {})
             for number in range(2):
                 await append(log, "a", partition=number)
-            slow_down(log, 2 * AGE_S)
+            slow_down(log, 0.9 * AGE_S)
             seal = asyncio.create_task(log.seal("t"))
             for _ in range(3):
                 await asyncio.sleep(AGE_S)

@@ -1,0 +1,169 @@
+"""Tails in bulk: the chunks of several partitions, read from the store in few large ranges.
+
+A seal needs whole tails. Most of their records are in the tail cache. The other chunks are read in
+windows of bounded size. The chunks of one entry are in one object, so a window has the chunks of
+all partitions for some entries, and reads each object once. Nothing here runs on the event loop for
+each chunk: `windows` and `FetchedWindow.batches` run in a thread. All codecs of chunks are decoded
+in one place, `_decoded`.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tidelog.storage.core.errors import Corrupt, NotFound
+from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.io.tasks import together
+from tidelog.storage.state.partition import TailChunk
+
+WINDOW_BYTES = 32 * 1024 * 1024
+"""Stored bytes of the chunks of a window. In memory, the records take two to five times as many."""
+RANGE_BYTES_MAX = 8 * 1024 * 1024
+"""Bytes up to which neighbour chunks of an object are read by one request."""
+GAP_BYTES_MAX = 256 * 1024
+"""Other chunks of at most this size between two wanted chunks are read too, and dropped. On S3 this
+takes less time than a second request."""
+READS_MAX = 16
+"""Requests to the store at the same time."""
+
+
+class StoredChunk(NamedTuple):
+    """A chunk of a partition's tail, and the number of the range that has its bytes."""
+
+    chunk: TailChunk
+    range: int
+
+
+class ByteRange(NamedTuple):
+    """Bytes [start, end) of an object."""
+
+    key: str
+    start: int
+    end: int
+
+
+class Window(NamedTuple):
+    """Some chunks of each partition, in offset order, and the ranges of objects with their
+    bytes."""
+
+    chunks: Mapping[int, Sequence[StoredChunk]]
+    ranges: Sequence[ByteRange]
+
+
+class TailBatch(NamedTuple):
+    """Consecutive records of CHUNK_SCHEMA from `base_offset` on, with the timestamps that readers
+    get. `nbytes` estimates their memory. If a chunk is damaged, `error` says why, and `batch` has
+    no records. `chunk` is the chunk of the records."""
+
+    base_offset: int
+    batch: pa.RecordBatch | None
+    is_json: bool
+    nbytes: int
+    chunk: TailChunk
+    error: Corrupt | None = None
+
+
+class FetchedWindow(NamedTuple):
+    """A window with its bytes: for each range the bytes, or the error of an object that does not
+    exist."""
+
+    window: Window
+    bodies: Sequence[bytes | Corrupt]
+
+    def batches(self, number: int) -> Iterator[TailBatch]:
+        """Yield the partition's records, one batch a chunk, in offset order."""
+        for stored in self.window.chunks.get(number, ()):
+            chunk = stored.chunk
+            try:
+                batch = _decoded(chunk, self._bytes_of(stored))
+            except Corrupt as error:
+                yield TailBatch(chunk.base_offset, None, chunk.is_json, 0, chunk, error)
+                continue
+            nbytes = chunk.raw_size * chunk.count // chunk.rows
+            yield TailBatch(chunk.base_offset, batch, chunk.is_json, nbytes, chunk)
+
+    def _bytes_of(self, stored: StoredChunk) -> bytes:
+        chunk, body = stored.chunk, self.bodies[stored.range]
+        if isinstance(body, Corrupt):
+            raise body
+        start = chunk.position - self.window.ranges[stored.range].start
+        # Copied: a record that waits for its row group must not keep the whole range in memory.
+        found = body[start : start + chunk.size]
+        if len(found) != chunk.size:
+            has = f"has {len(found)} of {chunk.size} bytes at {chunk.position}: it is cut off"
+            raise Corrupt(chunk.object_key, has)
+        return found
+
+
+def windows(tails: Mapping[int, Sequence[TailChunk]]) -> list[Window]:
+    """Divide the chunks of these partitions into windows. Each tail is in offset order."""
+    # Chunks that were committed at the same time are in the same object. The largest time so far
+    # keeps the order of offsets, also if a clock was wrong.
+    timed: list[tuple[int, int, TailChunk]] = []
+    for number, tail in tails.items():
+        time_ms = 0
+        for chunk in tail:
+            time_ms = max(time_ms, chunk.committed_ms)
+            timed.append((time_ms, number, chunk))
+    timed.sort(key=lambda each: each[0])  # stable: the order of a partition stays
+    found: list[Window] = []
+    taken: list[tuple[int, TailChunk]] = []
+    size = 0
+    for _, number, chunk in timed:
+        if taken and size + chunk.size > WINDOW_BYTES:
+            found.append(_window(taken))
+            taken, size = [], 0
+        taken.append((number, chunk))
+        size += chunk.size
+    if taken:
+        found.append(_window(taken))
+    return found
+
+
+def _window(taken: Sequence[tuple[int, TailChunk]]) -> Window:
+    ranges: list[ByteRange] = []
+    range_of: dict[tuple[str, int], int] = {}
+    in_objects = [chunk for _, chunk in taken]
+    in_objects.sort(key=lambda chunk: (chunk.object_key, chunk.position))
+    for chunk in in_objects:
+        last, end = ranges[-1] if ranges else None, chunk.position + chunk.size
+        if (
+            last is not None
+            and last.key == chunk.object_key
+            and chunk.position - last.end <= GAP_BYTES_MAX
+            and end - last.start <= RANGE_BYTES_MAX
+        ):
+            ranges[-1] = last._replace(end=max(last.end, end))
+        else:
+            ranges.append(ByteRange(chunk.object_key, chunk.position, end))
+        range_of[chunk.object_key, chunk.position] = len(ranges) - 1
+    chunks: dict[int, list[StoredChunk]] = {}
+    for number, chunk in taken:
+        place = range_of[chunk.object_key, chunk.position]
+        chunks.setdefault(number, []).append(StoredChunk(chunk, place))
+    return Window(chunks, ranges)
+
+
+async def fetch(store: ObjectStore, window: Window) -> FetchedWindow:
+    """Read the bytes of a window. A missing object is not raised: it costs only its own chunks.
+    Raises Unavailable."""
+    gate = asyncio.Semaphore(READS_MAX)
+
+    async def read(one: ByteRange) -> bytes | Corrupt:
+        async with gate:
+            try:
+                return await store.get_range(one.key, one.start, one.end - one.start)
+            except NotFound:
+                return Corrupt(one.key, "the log names the object, but it does not exist")
+
+    return FetchedWindow(window, await together(*map(read, window.ranges)))
+
+
+def _decoded(chunk: TailChunk, body: bytes) -> pa.RecordBatch:
+    batch = chunk.records_of(chunk.decode(body))
+    if batch.num_rows != chunk.count:
+        rows = f"{batch.num_rows} records from row {chunk.first_row} on"
+        raise Corrupt(chunk.object_key, f"a chunk has {rows}, the log has {chunk.count}")
+    return batch
