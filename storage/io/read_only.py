@@ -1,8 +1,8 @@
 """A read-only store: it creates no folder, has no probe and writes no object.
 
 Readers beside the brokers (Spark's driver and executors) must work on a read-only mount and with
-credentials that cannot write. For S3 the credentials' policy is enough. For a folder, `FolderStore`
-cannot be used, because it creates its temporary directory when it opens.
+credentials that cannot write. For S3 they use `S3Store`, which writes nothing by itself. For a
+folder they cannot use `FolderStore`, because it creates its temporary directory when it opens.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ async def open_to_read(url: str, s3: S3Options | None = None) -> ObjectStore:
 
 
 class ReadOnlyFolder:
-    """A read-only `FolderStore`. Holds no open file; safe for concurrent tasks."""
+    """A read-only form of `FolderStore`. Holds no open file. Safe for concurrent tasks."""
 
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))
