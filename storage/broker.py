@@ -80,7 +80,7 @@ log = logging.getLogger("tidelog.log")
 
 READY_WAIT_S = 1.0
 CHECKPOINT_STOP_S = 5.0
-"""Longest wait for the checkpoint at a stop. Without it, the next start reads more entries."""
+"""Longest wait for the checkpoint at a stop. Without a checkpoint, the next start reads more."""
 READY_GRACE_S = 10.0
 """A broker stays ready for this time while the store does not answer."""
 LAYOUT_AGE_MAX_S = 30.0
@@ -256,7 +256,7 @@ class Broker(Log):
             log.info("hot log: recovered %d requests of a crashed process", len(requests))
         # All requests have an outcome. Only now delete the files, and then retire their marks.
         await self.writer.retire(await asyncio.to_thread(hot_log_file.discard, files))
-        # Only now: until `files` are deleted, they may contain the same requests as `kept`.
+        # Not before `files` are deleted, because they may contain the same requests as `kept`.
         if kept:
             self.writer.adopt(kept)
 
@@ -313,8 +313,8 @@ class Broker(Log):
         self.reader.close()
 
     async def _retire_hot_log(self) -> None:
-        """Retire the mark of this process's hot log if the log has no file left: then all of its
-        requests are committed.
+        """Retire the mark of this process's hot log if the log has no file left, because then all
+        its requests are committed.
 
         **On a crash** before the commit, the mark stays in the state: fifty bytes."""
         hot_log = self.writer.hot_log

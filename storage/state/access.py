@@ -30,7 +30,7 @@ from tidelog.storage.state.shares import Need, Shares
 KEYS_MAX = 10_000
 ACLS_MAX = 20_000
 QUOTAS_MAX = 10_000
-"""Principals that have quotas."""
+"""Bound of the principals that have quotas."""
 NOTE_BYTES_MAX = 255
 ACLS_AT_ONCE_MAX = 5_000
 DIGEST_BYTES = 32
@@ -100,7 +100,7 @@ class Access:
         return self._by_digest.get(held)
 
     def quota(self, name: str, principal: str) -> int | None:
-        """Return the principal's quota of this name, else that of DEFAULT, else None."""
+        """Return the principal's quota of this name, else DEFAULT's quota, else None."""
         own = self.quotas.get(principal, {}).get(name)
         return self.quotas.get(DEFAULT, {}).get(name) if own is None else own
 

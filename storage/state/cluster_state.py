@@ -68,13 +68,13 @@ __all__ = ["Applied", "ClusterState", "DeletedTopic", "Topic"]
 ALONE = (CreateTopic, DeleteTopic, InitProducer, SetBounds)
 """A commit with one of these actions must have no other action."""
 ELEMENTS_MIN = 9
-"""Elements that every checkpoint of level 1 has. Of later elements, empty ones at the end are
-omitted."""
+"""Number of elements that every checkpoint of level 1 has. Of the elements after them, `encode`
+omits the empty ones at the end."""
 
 
 class _OwnersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The owners of topics, groups and producers, and the idempotency records that belong to
-    principals, from level 3 on. `_StateCheckpoint.keys` has the records of no principal."""
+    principals, from level 3 on. `_StateCheckpoint.keys` has the records without a principal."""
 
     topics: dict[str, topic_checks.PartitionsOf]
     groups: dict[str, str]
@@ -174,7 +174,7 @@ class ClusterState:
         return self.shares.refusal([self._keys.needs(principal)], self.access.quota)
 
     def owner(self, principal: str) -> str:
-        """Return the owner of what a commit of this principal adds: below level 3 there is none."""
+        """Return the owner of the data that a commit of this principal adds; "" below level 3."""
         return principal if self.level >= shares.LEVEL else ""
 
     # -- applying
@@ -284,8 +284,8 @@ class ClusterState:
     def _check_shares(
         self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]
     ) -> LogError | None:
-        """Return why the commit would exceed a bound or a share, or None. A commit of a hot log is
-        not refused: its client has the answer already, and acknowledged records would be lost."""
+        """Return why the commit would exceed a bound or a share, or None. Do not refuse a commit of
+        a hot log: its client has the answer already, and acknowledged records would be lost."""
         if self.level < shares.LEVEL or commit.hot is not None:
             return None
         parts = (self.owners, self.producers, self.committed_offsets, self.members, self.access)
@@ -456,7 +456,7 @@ class ClusterState:
     @classmethod
     def decode(cls, body: bytes, key: str, bounds: Bounds = DEFAULT_BOUNDS) -> "ClusterState":
         """Decode a checkpoint's body. Raises Corrupt with the checkpoint's `key`, or NewerLevel.
-        A checkpoint of level 1 has no bounds; it uses `bounds`, from `cluster.json`."""
+        A checkpoint of level 1 has no bounds; the state gets `bounds`, from `cluster.json`."""
         levels.leading(body, key)
         try:
             snapshot = _decoder.decode(body)
@@ -464,7 +464,7 @@ class ClusterState:
             raise Corrupt(key, f"checkpoint does not decode: {error}") from error
         is_first = snapshot.level == levels.FIRST
         if any((part is None) != is_first for part in (snapshot.elapsed, snapshot.bounds)):
-            raise Corrupt(key, "elapsed time and bounds are of each checkpoint from level 2 on")
+            raise Corrupt(key, "elapsed time and bounds must be there from level 2 on, not before")
         if is_first and snapshot.holds:
             raise Corrupt(key, "a checkpoint has holds only from level 2 on")
         owners = snapshot.owners
