@@ -8,7 +8,7 @@ Packages, lower ones first; import-linter checks that a package imports only low
     io        object stores, clocks, threads, memory
     tables    the manifest (one Delta table per topic); Parquet segments
     wal       the chain of WAL entries in the store, and a broker's view of it
-    read      reads of both tiers, with and without a broker
+    read      reads of tails and of segments, with and without a broker
     write     hot segments, the hot log, the writer, the sealer
     cluster   liveness of brokers, the sequencer, messages between brokers
     log       Log: append, fetch, seal, administration; without peers and groups

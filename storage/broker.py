@@ -127,7 +127,7 @@ class BrokerStats(NamedTuple):
     buffered_bytes_max: int
     view_age_s: float
     set_aside: int
-    """Requests of the hot log that the store refuses."""
+    """Number of requests of the hot log that the store refuses."""
 
 
 class PartitionFiles(NamedTuple):
@@ -340,8 +340,8 @@ class Broker(Log):
     async def check_ready(self) -> None:
         """Raise Unavailable, with the reason, unless this broker can serve requests.
 
-        It can if it read the WAL to its end within READY_GRACE_S, its last writes succeeded, it is
-        not shutting down, and its clock is within SKEW_MS_MAX of the store's."""
+        It can if it read the WAL to its end within the last READY_GRACE_S, its last writes
+        succeeded, it is not shutting down, and its clock is within SKEW_MS_MAX of the store's."""
         if self._is_draining or self.writer.task is None or self.writer.task.done():
             raise Unavailable("this broker is shutting down")
         if why := self.writer.why_failing() or self.membership.why_failing():

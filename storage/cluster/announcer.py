@@ -25,7 +25,8 @@ log = logging.getLogger("tidelog.members")
 SUSPECT_S_MAX = 30.0
 """Longest time for which a peer stays suspected although it answers again."""
 OUTBOX_MAX = 64
-"""Most announcements that wait for one peer. If there are more, the oldest are dropped."""
+"""Largest number of announcements that wait for one peer. If there are more, the announcer drops
+the oldest."""
 
 
 class PeerTransport(Protocol):

@@ -5,7 +5,7 @@ timeouts.
 Pure. A broker overwrites its object every few seconds; a changed line in the listing is its
 heartbeat. The observer measures silence with its own clock, and only between two listings. Clocks
 of two machines are never compared. If a listing fails or the observer is suspended, no other broker
-looks dead because of this. The results affect only speed, so brokers may disagree for any time.
+looks dead because of this. The results affect only speed, so brokers may disagree about them.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ GAP_FACTOR = 2.0
 
 
 class Member(msgspec.Struct, frozen=True):
-    """`brokers/<id>.json`. `id` is random, one per process; `name` is for people. A request
-    to `address` must carry `token`. Every process that can read `brokers/` can read the token. If
-    security is on, then from level 2 on a request also needs a signature with the cluster's secret.
-    """
+    """The content of `brokers/<id>.json`. `id` is random, one per process; `name` is for people. A
+    request to `address` must carry `token`. Every process that can read `brokers/` can read the
+    token. If security is on, then from level 2 on a request also needs a signature with the
+    cluster's secret."""
 
     id: str
     name: str

@@ -75,7 +75,7 @@ class Membership:
 
     def why_failing(self) -> str:
         """Return why no heartbeat of this broker reached the store for `member_timeout_s`, after
-        which its peers count it as failed. If a heartbeat reached the store, return ""."""
+        which the peers count this broker as dead. If a heartbeat reached the store, return ""."""
         failing_s = 0.0 if self._failing_s is None else self.clock.boot_s() - self._failing_s
         if failing_s <= self.settings.member_timeout_s:
             return ""

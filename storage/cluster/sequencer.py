@@ -113,7 +113,7 @@ class _ForwardedDraft:
     is_in_doubt: bool = False
     """The peer may commit the draft, or has committed it."""
     is_in_own_put: bool = False
-    """This process may have committed it in an entry of its own."""
+    """This process may have committed the draft in an entry of its own."""
     is_void: bool = False
 
     def next_draft(self) -> Draft | None:
@@ -276,7 +276,7 @@ class Sequencer:
             except Unavailable as error:
                 if not own.is_in_doubt:
                     raise
-                # The peer may still commit the draft: this is not an answer for a caller (I6).
+                # The peer may still commit the draft, so a caller must not get this error (I6).
                 log.warning("the outcome of draft %d is unknown, retrying: %s", own.number, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
@@ -357,7 +357,7 @@ class Sequencer:
         return merge([waiting.draft for waiting in self._batch]) if batch else None
 
     def _answer_own(self, committed: Committed) -> None:
-        """Answer this broker's drafts of the batch; `on_applied` answered those of peers."""
+        """Answer this broker's drafts of the batch. `on_applied` answered the drafts of peers."""
         first = sum(origin.commits for origin in committed.entry.origins)
         for waiting in self._batch:
             if waiting.origin is None:

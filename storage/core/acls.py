@@ -61,8 +61,8 @@ _IMPLYING = {
     DESCRIBE: frozenset({DESCRIBE, READ, WRITE, DELETE, ALTER, ALL}),
     DESCRIBE_CONFIGS: frozenset({DESCRIBE_CONFIGS, ALTER_CONFIGS, ALL}),
 }
-"""By operation: the operations whose ALLOW also allows it. So ALLOW of READ also allows DESCRIBE.
-DENY of an operation denies no other operation, except that DENY of ALL denies all operations."""
+"""By operation: the operations whose ALLOW allows this operation. So ALLOW of READ also allows
+DESCRIBE. DENY of ALL denies all operations. Any other DENY denies only its own operation."""
 
 
 class Acl(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -110,7 +110,7 @@ class AclFilter(NamedTuple):
 
 
 def covers(acl: Acl, name: str) -> bool:
-    """Return whether the binding applies to the resource of its type with this name."""
+    """Return whether the binding, for its type of resource, applies to the resource `name`."""
     if acl.pattern_type == PREFIXED:
         return name.startswith(acl.resource_name)
     return acl.resource_name in (WILDCARD, name)

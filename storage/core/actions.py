@@ -63,7 +63,7 @@ class ProducerAppend(Append, frozen=True, array_like=True, tag="append-of-produc
     """An append of a Kafka producer's batch (ProducerBatch). `apply` appends each batch once, and a
     producer's batches in their order.
 
-    It has its own tag, so that the many other appends do not carry three empty fields.
+    This action has a tag of its own, so that the many other appends have no three empty fields.
     """
 
     producer_id: int
@@ -130,7 +130,8 @@ class MemberAction(Action, frozen=True, array_like=True, gc=False):
 
 class JoinGroup(MemberAction, frozen=True, array_like=True, tag="join-group", gc=False):
     """A new member, without partitions. It replaces a member with the same `instance_id`.
-    `assignor` sets the assignor of a group without members. If it is empty, the assignor stays."""
+    `assignor` sets the assignor of a group without members. If `assignor` is empty, the group keeps
+    its assignor."""
 
     coordinator: str
     config: MemberConfig
@@ -180,8 +181,8 @@ class SeekPosition(NamedTuple):
 
 
 class Seek(MemberAction, frozen=True, array_like=True, tag="seek", gc=False):
-    """The member continues at these offsets. A position is dropped when the member commits an
-    offset of its partition, or loses the partition."""
+    """The member continues at these offsets. `apply` drops a position when the member commits an
+    offset of the position's partition, or loses the partition."""
 
     positions: list[SeekPosition]
 
@@ -260,8 +261,8 @@ class MoveLogStart(Action, frozen=True, array_like=True, tag="log-start", gc=Fal
 
 
 class LoseRecords(Action, frozen=True, array_like=True, tag="lose-records", gc=False):
-    """An operator gave up the records [base_offset, end_offset) of the tail, which cannot be read:
-    readers and seals pass over them. Exists from level 2 on."""
+    """An operator gave up the records [base_offset, end_offset) of the tail, because they cannot be
+    read. Readers and seals pass over these records. Exists from level 2 on."""
 
     topic_id: str
     partition: int

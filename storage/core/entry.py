@@ -149,7 +149,8 @@ def encode_header(entry: Entry) -> tuple[bytes, bytes]:
 
 def copy_of(entry: Entry, header: bytes) -> list[Part]:
     """Return the bytes that follow the chunks. From level 2 on, this is a copy of `header`, the
-    bytes before the chunks. Without it, one damaged header would end the chain for all readers."""
+    bytes before the chunks. Without this copy, one damaged header would end the chain for all
+    readers."""
     if entry.level == levels.FIRST:
         return []
     return [header, _END.pack(len(header), COPY_MAGIC)]

@@ -54,7 +54,7 @@ class AssignedOtherwise(InvalidRequest):
 
 
 class InvalidConfig(InvalidRequest):
-    """A topic config that does not exist, or an invalid value of one."""
+    """A topic config that does not exist, or a value that is not valid for its config."""
 
 
 class UnknownTopic(LogError):

@@ -48,8 +48,8 @@ class SegmentFile(NamedTuple):
     """One immutable Parquet file of one partition, as the manifest describes it.
 
     `path` is relative to the topic's prefix. Sizes are bytes, times are ms since the epoch, and
-    `end_offset` is exclusive. `rows` is less than the offset range only after a key compaction, or
-    if lost records lie in the range.
+    `end_offset` is exclusive. `rows` is less than `end_offset - base_offset` only after a key
+    compaction, or if lost records lie in the range.
     """
 
     path: str

@@ -61,7 +61,7 @@ class Sticky:
         return (before // RUN_BYTES + self._draw()) % count
 
     def spread_few(self, row_bytes: Sequence[int], count: int) -> list[int]:
-        """Choose as `spread` does, with lists."""
+        """Choose as `spread` does, but with lists instead of arrays, for few rows."""
         first = self._draw()
         before = 0
         partitions = []
@@ -102,8 +102,8 @@ def place(
 ) -> RecordPartitions:
     """Choose the partitions of one request's rows, among the `count` partitions of its topic.
 
-    `otherwise` is the partition of records that request none (a produce to `/partitions/{p}`). If
-    `partitions` is an int, it has the same meaning. Raises NoSuchPartition.
+    `otherwise` is the partition of records that request none (a produce to `/partitions/{p}`). An
+    int as `partitions` has the same meaning as `otherwise`. Raises NoSuchPartition.
     """
     if isinstance(partitions, int):
         otherwise, partitions = partitions, None

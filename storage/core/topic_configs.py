@@ -17,8 +17,8 @@ MS_PER_DAY = 86_400_000
 
 class ConfigKey(NamedTuple):
     """One config: its default as text, its description, the parser that validates a value, and the
-    first level of the format at which a topic may have the config. Below that level, brokers of
-    older versions do not know the config and would refuse the commit that sets it."""
+    first level of the format at which a topic may have the config. A cluster below that level may
+    have older brokers, which do not know the config and would refuse the commit that sets it."""
 
     default: str
     doc: str
@@ -125,8 +125,9 @@ read: `segment.bytes` (1 GiB in Kafka) and `segment.ms` (7 days in Kafka)."""
 def _inert(
     default: str, why: str, low: int | None = None, words: tuple[str, ...] = ()
 ) -> ConfigKey:
-    """Return a config that has no effect. A value is one of `words`, else a whole number from `low`
-    on. Without both, it is any text. `words` omits each value that requests what no broker does."""
+    """Return a config that has no effect. With `words`, a value must be one of them. With `low`, it
+    must be a whole number from `low` on. With neither, any text is valid. `words` omits each value
+    that requests what no broker does."""
     parse: Callable[[str], object] = str if low is None else _integer(low)
     if words:
         parse = _one_of(*words)

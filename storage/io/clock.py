@@ -24,7 +24,7 @@ class Clock(Protocol):
         """Return 16 bytes, unique among all processes."""
 
 
-# CLOCK_MONOTONIC stops during suspend. By it, a resumed broker would treat an old view as fresh.
+# CLOCK_MONOTONIC stops during suspend, so by that clock a resumed broker's old view looks fresh.
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

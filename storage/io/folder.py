@@ -127,8 +127,8 @@ class FolderStore:
 
     def _path(self, key: str) -> str:
         """Return the file of a key. If `key` is no valid key, which is a bug of the caller, raises
-        ValueError. A key that is too long for a file name is valid: no object has it, and the store
-        refuses to write one.
+        ValueError. A valid key may be too long for a file name. Then no object has this key, and a
+        write raises StoreRefused.
         """
         names = key.split("/")
         is_strange = any(name in {"", ".", ".."} for name in names)
@@ -262,8 +262,8 @@ class FolderStore:
 
     def _sync(self, directory: str, directory_fd: int) -> bool:
         """Sync the directory. Return whether the fsync succeeded. If it failed, the next read in
-        the directory must first repeat it with success. Without this rule, a writer that reads its
-        own bytes back would treat them as committed, although they are not durable."""
+        the directory must first repeat the fsync with success. Without this rule, a writer that
+        reads its own bytes back would treat them as committed, although they are not durable."""
         try:
             os.fsync(directory_fd)
         except OSError:

@@ -21,8 +21,8 @@ from tidelog.storage.io.tasks import together
 # concurrent creates in 5 ms, three in 1 s, and eight in up to 12 s.
 _RACES = 3
 _DELETES_MAX = 3
-"""Most deletes of one probe. A create without an answer may arrive after a delete. So if the first
-key exists again, the probe repeats the delete."""
+"""Largest number of deletes in one probe. A create without an answer may arrive after a delete. So
+if the first key exists again, the probe repeats the delete."""
 
 
 async def probe(store: ObjectStore, clock: Clock, *, retry_s: float = START_RETRY_S) -> None:

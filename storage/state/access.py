@@ -83,7 +83,7 @@ class Access:
 
     def __init__(self, kept: AccessCheckpoint | None = None, shares: Shares | None = None) -> None:
         self.version = 0
-        """Increases with every change, so that caches of derived data can detect it."""
+        """Increases with every change, so that caches of derived data can detect the change."""
         self.keys: dict[str, Key] = {}
         self.acls = Acls()
         self.quotas: Quotas = {}

@@ -1,7 +1,7 @@
 """The bounds in effect, and the bounds that come into effect later.
 
-`SetBounds` changes bounds. One process may obey the change while another has not seen it yet. So
-`apply` lowers a bound on which processes rely only when no process can rely on the old value:
+`SetBounds` changes bounds. One process may obey the change while another has not seen it yet. So if
+processes rely on a bound, `apply` delays a lower value until no process can rely on the old value:
 
 - The view age limits only a process's own view, so a change of it is in effect at once. A view uses
   a raised view age only after it has applied the change. Then it does not need the entries that

@@ -100,7 +100,8 @@ class CommittedOffsets:
         return group_id in self._groups
 
     def check(self, commit: CommitOffsets) -> LogError | None:
-        """Return the reason to refuse the commit, or None. The caller checks its partitions."""
+        """Return the reason to refuse the commit, or None. The caller must check that the
+        partitions exist."""
         refusal: LogError | None = None
         if commit.group_id not in self._groups:
             refusal = check_group_id(commit.group_id)

@@ -2,10 +2,11 @@
 
 The cluster forgets some data after a time: idempotency keys, offsets, producers, drafts, holds,
 uploads. It measures this time as elapsed time. To forget late is harmless, but to forget early is
-not. A wrong, stepped or paused clock may slow the elapsed time, but cannot move it far ahead. An
-entry raises the elapsed time to the elapsed time at its writer's previous entry, plus the time that
-passed on the writer's own clock since then, at most `STEP_MS_MAX`. If the elapsed time is greater
-already, it stays. It also stays at a writer's first entry.
+not. A wrong, stepped or paused clock may slow the elapsed time, but cannot move it far ahead.
+
+An entry advances the elapsed time to this sum: the elapsed time after the writer's previous entry,
+plus the time (at most `STEP_MS_MAX`) that passed on the writer's clock since that entry. The
+elapsed time never decreases, and a writer's first entry does not change it.
 
 Pure: a part of the cluster state, the same on every broker (I4).
 """

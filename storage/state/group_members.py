@@ -72,8 +72,8 @@ MEMBERS_OF_GROUP_MAX = 1_000
 GROUP_TOPICS_MAX = 1_000
 """Bound of the topics that a member subscribes to by name or by pattern."""
 GROUP_PARTITIONS_MAX = 20_000
-"""Bound of a group's shared partitions, which are all assigned at each change, and of a manual
-assignment."""
+"""Bound of a group's shared partitions, which are all assigned at each change. Also the bound of
+the partitions in a manual assignment."""
 RETRY_AFTER_MS = 60_000
 
 

@@ -11,10 +11,10 @@ batches, prepareIncrementProducerEpoch for epochs):
 - A producer that never wrote to the partition, or was dropped, may send any epoch and sequence.
   Kafka returns no UNKNOWN_PRODUCER_ID since 2.5 (KIP-360), because after a long idle time a
   producer would only bump its epoch and send the batch again. There is one exception. An epoch that
-  `init` gave within WINDOW_MS was not dropped, so it must begin at 0. Without this rule, `apply`
-  would accept a second batch after the first batch was lost. Kafka has the rule for transactions
-  only (KIP-890). Kafka's clients bump their epoch after OUT_OF_ORDER_SEQUENCE_NUMBER and continue,
-  so the rule does no harm to other producers.
+  `init` gave within WINDOW_MS was not dropped, so its first sequence must be 0. Without this rule,
+  `apply` would accept a second batch after the first batch was lost. Kafka has the rule for
+  transactions only (KIP-890). Kafka's clients bump their epoch after OUT_OF_ORDER_SEQUENCE_NUMBER
+  and continue, so the rule does no harm to other producers.
 - A batch's epoch fences older epochs in its partition only. Since KIP-360 a producer bumps its
   epoch itself if a batch is lost, while its batches to other partitions may still have the old
   epoch. An epoch from `init` fences older epochs in all partitions, as in Kafka's transaction

@@ -4,8 +4,8 @@ Without shares, one principal can fill a bound, and then `apply` refuses the com
 So from LEVEL on, `apply` refuses a commit that would raise a principal above its share (I10). It
 drops nothing: a principal above its share keeps what it has and gets no more.
 
-- The share is the quota with the bound's name: the principal's quota, else DEFAULT's. Without
-  such a quota, it is a quarter of the bound. Then four principals can fill a bound, but not one.
+- The share is the quota with the bound's name: the principal's quota, else DEFAULT's. Without a
+  quota, the share is a quarter of the bound. Then it takes four principals to fill the bound.
 - Clients without authentication may use the whole bound, because they have no principal by which
   `apply` could distinguish them. User:admin may use it too, because this principal sets the quotas.
 
@@ -109,8 +109,8 @@ class Shares:
     def refusal(
         self, needs: Iterable[Need], quota: Callable[[str, str], int | None]
     ) -> BoundReached | None:
-        """Return why to refuse a commit that has all `needs` together, or None. `quota` returns the
-        quota of a bound's name and a principal, or None."""
+        """Return why to refuse a commit that has all `needs` together, or None. `quota` takes the
+        name of a bound and a principal, and returns the principal's quota or None."""
         gained: dict[str | tuple[str, str], int] = {}
         for bound, principal, more, maximum in needs:
             if more <= 0:

@@ -169,20 +169,20 @@ class TopicOwners:
         return []
 
     def created(self, topic_id: str, principal: str) -> None:
-        """Count a new topic for the principal. The state has it already."""
+        """Count a new topic for the principal. The state must have the topic already."""
         if principal:
             self.by_id[topic_id] = [(principal, len(self._topics[topic_id].partitions))]
         self._count(topic_id, 1)
 
     def grown(self, topic_id: str, more: int, principal: str) -> None:
-        """Count `more` new partitions for the principal. The topic has them already."""
+        """Count `more` new partitions for the principal. The topic must have them already."""
         if principal or topic_id in self.by_id:
             before = len(self._topics[topic_id].partitions) - more
             self.by_id[topic_id] = [*self.by_id.get(topic_id, [("", before)]), (principal, more)]
         self._shares.add(rules.PARTITIONS, principal, more)
 
     def removed(self, topic_id: str) -> None:
-        """Stop counting a topic. Call this while the state still has it."""
+        """Stop counting a topic. Call this while the state still has the topic."""
         self._count(topic_id, -1)
         self.by_id.pop(topic_id, None)
 

@@ -31,8 +31,8 @@ class AnnouncedChunks:
         self._bodies: dict[str, tuple[int, bytes]] = {}
 
     def add(self, object_key: str, start: int, body: bytes) -> None:
-        """Store the bytes of an object from `start` on. Above `bytes_max`, drop the oldest bytes
-        first."""
+        """Store `body`, the bytes of the object from position `start` on. If all bytes together
+        exceed `bytes_max`, drop the oldest bodies."""
         if not body or object_key in self._bodies:
             return
         self._bodies[object_key] = (start, body)

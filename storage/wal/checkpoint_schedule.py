@@ -15,7 +15,7 @@ log = logging.getLogger("tidelog.wal")
 
 
 class CheckpointSchedule:
-    """Writes the checkpoints of the WAL view that owns it, one at a time, in a task."""
+    """The schedule of one WAL view's checkpoints. Writes one checkpoint at a time, in a task."""
 
     def __init__(
         self, objects: WalObjects, *, entries_least: int, entries_max: int, interval_s: float

@@ -17,7 +17,8 @@ from tidelog.storage.state.cluster_state import ClusterState
 log = logging.getLogger("tidelog.wal")
 
 PUTS_KEPT = 1000
-"""Own PUTs whose hashes are kept, to tell this process's entries from those of a copy of it."""
+"""Number of own PUTs whose hashes are kept. The hashes distinguish this process's entries from the
+entries of a copy of this process."""
 
 
 class CopyFence:

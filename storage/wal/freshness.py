@@ -33,7 +33,7 @@ class Freshness:
         self._store = store
         self._clock = clock
         self.moment = NEVER
-        """The newest known moment for which the view has all entries that the store had then."""
+        """The newest known moment at which the store had no entry that the view lacks."""
 
     def now(self) -> Moment:
         return Moment(self._clock.boot_s(), self._store.seen_ms)
@@ -50,7 +50,7 @@ class Freshness:
         return self.age_s(self.moment)
 
     def advance(self, moment: Moment) -> None:
-        """Handle an answer of the store: the view has all entries that it had at `moment`."""
+        """Handle an answer of the store: at `moment`, it had no entry that the view lacks."""
         self.moment = max(self.moment, moment)
 
     def expire(self) -> None:

@@ -1,8 +1,8 @@
 """The WAL, one numbered chain of objects, and a broker's view of it.
 
-Create-if-absent of the next number is the one request that gives order, durability, offsets and
-atomicity of the whole cluster. wal.entry_put handles its three outcomes (DESIGN 4). Only this
-module has the rules for expired views (DESIGN 5; I1, I5, I6). It does not know records.
+One request, create-if-absent of the next number, gives the whole cluster order, durability, offsets
+and atomicity. wal.entry_put handles the three outcomes of this request (DESIGN 4). Only this module
+has the rules for expired views (DESIGN 5; I1, I5, I6). It does not know records.
 
 **On a crash** before the PUT nothing is left, during the PUT the entry or nothing, after the PUT
 the entry (wal.entry_put). A broker needs only the store to continue.
@@ -63,7 +63,7 @@ class Subscriber(Protocol):
     def on_applied(self, entry: Entry, applied: Applied) -> None: ...
 
     def on_reset(self) -> None:
-        """Handle a reload of an expired view. `on_applied` was not called for entries before it."""
+        """Handle a reload of the view, which skipped entries without a call of `on_applied`."""
 
 
 class ViewExpired(Exception):
@@ -278,8 +278,8 @@ class WalView:
         """Handle a peer's announcement that entry `seq` is in the WAL. `header` is the beginning of
         its object, or empty if the header is large.
 
-        The peer must have access to the cluster's store. The view uses the header only if it is the
-        next entry's and names the hash of the last applied entry. Else the view reads the store.
+        The peer must have access to the cluster's store. The view uses only a header that is of the
+        next entry and names the hash of the last applied entry. Else the view reads the store.
         An announcement does not make the view fresher, because later entries may exist.
         """
         if seq <= self._state.seq:
@@ -291,7 +291,7 @@ class WalView:
     @contextlib.asynccontextmanager
     async def _moving(self) -> AsyncIterator[None]:
         """Hold `_turn`; at the end apply entries that were announced meanwhile. If the state is
-        half applied and the store answers, load it again before the caller goes on."""
+        half applied and the store answers, load the state again before the caller goes on."""
         async with self._turn:
             try:
                 yield
@@ -368,7 +368,7 @@ class WalView:
 
     @property
     def view_age_s(self) -> float:
-        """The age in seconds: this view has all entries that the store had that time ago."""
+        """Seconds since the newest moment at which the store had no entry that this view lacks."""
         return max(self._freshness.view_age_s(), 0.0)
 
     def _is_void(self) -> bool:
