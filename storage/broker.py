@@ -227,7 +227,7 @@ class Broker(Log):
         if bounds.is_test:
             log.warning("the cluster has bounds for tests: %s", bounds.now)
         elif bounds.now != self.settings.wal.bounds:
-            log.info("the cluster's bounds are in effect, not the settings: %s", bounds.now)
+            log.info("the cluster's bounds are in effect, not this broker's: %s", bounds.now)
         left: list[hot_log_file.Recovered] = []
         if hot_dir is not None:
             cluster_id = self.identity.cluster_id

@@ -57,7 +57,7 @@ log = logging.getLogger("tidelog.sequencer")
 TOLD_BYTES_MAX = 64 * 1024
 """Larger headers, and larger chunks of an entry, are not announced: peers read the store."""
 TOO_OLD = "the upload was not committed in time and may be collected: retry"
-SKIPPED = "the process was suspended: the draft's outcome is unknown"
+SKIPPED = "this broker was suspended: the outcome of the request is unknown"
 SEQUENCER_RETRY_S = 0.05
 RETRY_S_MAX = 2.0
 

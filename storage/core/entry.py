@@ -143,7 +143,7 @@ def encode_header(entry: Entry) -> tuple[bytes, bytes]:
     """Return the bytes before the chunks, and the entry's hash. Raises InvalidRequest if the entry
     has an action that its level does not have, because no process could read the entry."""
     header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
-    assert len(header) <= HEADER_BYTES_MAX, "no reader accepts so large a header"
+    assert len(header) <= HEADER_BYTES_MAX, "readers refuse a header of this size"
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
 
 

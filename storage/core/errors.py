@@ -168,8 +168,8 @@ class DamagedRecords(Corrupt):
         self.end_offset = end_offset
         self.args = (
             f"{of}: the records at offsets {offset} to {end_offset - 1} of {topic}-{partition} "
-            f"cannot be read, the records from {end_offset} on can; restore the object, "
-            "or give the records up with tidelog repair --lost",
+            f"cannot be read, but records from {end_offset} on can be read; restore the object, "
+            "or give the unreadable records up with tidelog repair --lost",
         )
 
 

@@ -74,7 +74,7 @@ CONFIGS: Mapping[str, ConfigKey] = {
     ),
     "max.message.bytes": ConfigKey(
         "1048588",
-        "largest weight of a record: bytes of key, value and headers, 8 for each header, and 24",
+        "largest weight of a record: 24 + 8 per header + the bytes of key, value and headers",
         _integer(1, 64 * 1024 * 1024),
     ),
     "message.timestamp.after.max.ms": ConfigKey(
@@ -115,7 +115,7 @@ CONFIGS: Mapping[str, ConfigKey] = {
         str(10 * MS_PER_MINUTE), "age in ms at which a partition's tail is sealed", _integer(100)
     ),
     "target.segment.bytes": ConfigKey(
-        str(512 * 1024 * 1024), "size up to which small segments are merged", _integer(1024, 2**32)
+        str(512 * 1024 * 1024), "bytes up to which segments are merged", _integer(1024, 2**32)
     ),
 }
 """All configs with an effect. Two defaults differ from Kafka's, because sealed records are cheap to

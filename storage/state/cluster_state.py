@@ -464,7 +464,7 @@ class ClusterState:
             raise Corrupt(key, f"checkpoint does not decode: {error}") from error
         is_first = snapshot.level == levels.FIRST
         if any((part is None) != is_first for part in (snapshot.elapsed, snapshot.bounds)):
-            raise Corrupt(key, "elapsed time and bounds must be there from level 2 on, not before")
+            raise Corrupt(key, "elapsed time and bounds are of each checkpoint from level 2 on")
         if is_first and snapshot.holds:
             raise Corrupt(key, "a checkpoint has holds only from level 2 on")
         owners = snapshot.owners

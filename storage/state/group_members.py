@@ -192,7 +192,7 @@ class GroupMembers:
         if held >= MEMBERS_OF_GROUP_MAX or self.count >= MEMBERS_MAX:
             return Throttled(
                 f"the group has {held} members and all groups have {self.count}: the maximum is "
-                f"{MEMBERS_OF_GROUP_MAX} and {MEMBERS_MAX}",
+                f"{MEMBERS_OF_GROUP_MAX} for a group and {MEMBERS_MAX} for all groups",
                 retry_after_ms=RETRY_AFTER_MS,
             )
         return None

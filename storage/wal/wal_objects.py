@@ -131,7 +131,7 @@ class WalObjects:
                 return await self._read_cluster()  # created since the first read
             raise StoreUnfit(
                 f"{self.store.url} has {info.key} but no {object_keys.CLUSTER}: "
-                "a damaged cluster, or a prefix that is not the root of a cluster"
+                "the cluster is damaged, or this prefix is not the root of a cluster"
             )
         if (wrong := check_bounds(bounds)) is not None:
             raise StoreUnfit(f"{self.store.url} gets no cluster: {wrong}")
