@@ -191,7 +191,7 @@ class Log:
         await self.submit(AddPartitions((await self._topic(name)).topic_id, partitions))
 
     async def _topic(self, name: str) -> Topic:
-        """Return the topic. If it is unknown, refresh the WAL before raising UnknownTopic (I3)."""
+        """Return the topic. If it is unknown, refresh the view before raising UnknownTopic (I3)."""
         if name not in self.state.topics:
             await self.wal.refresh()
         return self.state.topic(name)
@@ -354,7 +354,7 @@ class Log:
         return FetchResult(taken.pieces, taken.next_offset, start, end, taken.weight)
 
     async def _partition(self, topic: str, partition: int) -> Partition:
-        """Return the partition. If it is unknown, refresh the WAL before raising the error (I3)."""
+        """Return the partition. If it is unknown, refresh the view, then look again (I3)."""
         with contextlib.suppress(UnknownTopic, UnknownPartition):
             return self.state.partition(topic, partition)
         await self.wal.refresh()

@@ -151,7 +151,7 @@ class ExpireMember(MemberAction, frozen=True, array_like=True, tag="expire-membe
 
 
 class TakeGroup(Action, frozen=True, array_like=True, tag="take-group", gc=False):
-    """This broker becomes the group's coordinator: a new term begins."""
+    """The broker `coordinator` becomes the group's coordinator. A new term begins."""
 
     group_id: str
     coordinator: str

@@ -9,7 +9,8 @@ OFFSET_MAX = 2**63 - 1
 SKEW_MS_MAX = 60_000
 """Largest accepted difference between a machine's wall clock and the store's clock. Brokers and
 `apply` reduce a larger difference to this value. They do not correct a smaller difference, because
-the store's dates are inexact: a date is in whole seconds, and its response takes time to arrive.
+the store's dates are inexact: a date has whole seconds, and is already old when its response
+arrives.
 """
 
 

@@ -30,8 +30,8 @@ PAUSE_S_MAX = 3.0
 
 
 class StartRetry(NamedTuple):
-    """The retry policy of one start. Each step may use the whole budget, because a store that
-    served the steps before it is making progress."""
+    """The retry policy of one start. Each step may use the whole budget, because the start makes
+    progress with each step that succeeds."""
 
     clock: Clock
     budget_s: float = START_RETRY_S

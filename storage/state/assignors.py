@@ -1,7 +1,7 @@
 """Assign partitions to the members of a consumer group: Kafka's range, round robin and sticky.
 
-A topic's partitions go to members that subscribe to the topic. The result depends on the arguments'
-values and not on their order, so that `apply` computes the same assignment on every broker (I4).
+A topic's partitions go to members that subscribe to the topic. The result does not depend on the
+order of elements in the arguments, so `apply` computes the same assignment on every broker (I4).
 No partition gets two owners (I8). If there are too few partitions, some members get none.
 The functions are pure. They must not depend on generations, heartbeats or the WAL.
 """

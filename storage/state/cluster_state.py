@@ -2,7 +2,7 @@
 
 I4: `apply` reads no clock, uses no randomness and does no IO. Two brokers that apply the same
 entries have equal states, to the byte (tests compare `encode`). `apply` checks all actions of a
-commit before it does the first. So it applies all actions of a commit, or refuses the commit.
+commit before it applies the first one. So it applies all actions, or refuses the commit.
 
 The state has two times (state.elapsed). `time_ms`, the time of the newest entry, stamps new data.
 `elapsed_ms` decides when data is forgotten. At level 1 both are the greatest `at_ms`.

@@ -2,7 +2,7 @@
 
 The cluster forgets some data after a time: idempotency keys, offsets, producers, drafts, holds,
 uploads. It measures this time as elapsed time. To forget late is harmless, but to forget early is
-not. A wrong, stepped or paused clock may slow the elapsed time, but cannot move it far ahead.
+not. A clock that is wrong, jumps or stops may slow the elapsed time, but cannot move it far ahead.
 
 An entry advances the elapsed time to this sum: the elapsed time after the writer's previous entry,
 plus the time (at most `STEP_MS_MAX`) that passed on the writer's clock since that entry. The

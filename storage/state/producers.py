@@ -4,7 +4,7 @@ Pure, changed by `apply` (I4). The rules are Kafka's (ProducerAppendInfo and Pro
 batches, prepareIncrementProducerEpoch for epochs):
 
 - A batch is a duplicate if it has the epoch and sequences of one of the producer's last five
-  batches in its partition. A duplicate changes nothing and returns the first batch's offset.
+  batches in its partition. A duplicate changes nothing and returns the first append's offset.
 - Any other batch is refused (fenced) if the producer has a newer epoch. The first batch of a newer
   epoch must have sequence 0. In the same epoch a batch must follow the last batch; sequence 0
   follows 2^31 - 1.

@@ -52,7 +52,7 @@ class WalSettings(NamedTuple):
     there are more."""
     checkpoint_interval_s: float = 10.0
     """Least time between two checkpoints. After `checkpoint_entries_max` entries, a checkpoint is
-    due even before."""
+    due even if this time has not passed."""
     checkpoint_entries_max: int = 20_000
     retry_s: float = 0.05
     """First pause after a PUT with an unknown outcome. The pause doubles each time, up to two
