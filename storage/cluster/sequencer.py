@@ -7,10 +7,10 @@ itself at once. Two sequencers at a time do no harm, even if both have the same 
 makes an entry has read the whole chain before this entry, and omits drafts that are in the chain.
 `apply` checks again (state.forwarded_drafts).
 
-**On a crash**: the sequencer and the draft's own broker have a forwarded draft. If one of them
-crashes, the other commits the draft, or finds it in the chain. I6: no caller gets "definitely not
-in the log" for a draft that was forwarded without an answer. The draft's broker commits it again,
-under the same number, until one of the copies is in the chain.
+**On a crash**: two brokers have a forwarded draft, the sequencer and the draft's own broker. If one
+of the two crashes, the other commits the draft, or finds it in the chain. I6: no caller gets
+"definitely not in the log" for a draft that was forwarded without an answer. The draft's own broker
+commits it again, under the same number, until one of the copies is in the chain.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class SequencerSettings(NamedTuple):
     """Longest wait for the sequencer's answer. It must be longer than two PUTs take: the PUT in
     flight, and the PUT with this draft."""
     handover_bytes_max: int = 512 * 1024
-    """The chunks of a larger draft are uploaded first, and the draft refers to them."""
+    """For a larger draft, the broker first uploads the chunks. The draft refers to the upload."""
     entry_bytes_max: int = 64 * 1024 * 1024
     queue_bytes_max: int = 64 * 1024 * 1024
     """Bound of the drafts that wait here. Above it, this broker refuses drafts of peers, and the

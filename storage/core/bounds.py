@@ -47,7 +47,7 @@ collection reads these names when the grace is over."""
 
 
 def check(bounds: Bounds) -> InvalidRequest | None:
-    """Return why no cluster can have these bounds. If one can, return None."""
+    """Return why no cluster can have these bounds. If a cluster can have them, return None."""
     if bounds.view_age_ms < 1 or (
         bounds.wal_retention_ms < RETENTION_FACTOR_MIN * bounds.view_age_ms
     ):

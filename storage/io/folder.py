@@ -291,8 +291,8 @@ class FolderStore:
         return _UNNAMED != 0
 
     def _try_link(self, directory_fd: int, source: str) -> int:
-        """Test a link. Return the file's modification time in ns. It is comparable with those of
-        other files, because the same clock sets them."""
+        """Test a link. Return the file's modification time in ns. It is comparable with other
+        files' modification times, because the same clock sets all of them."""
         status = os.stat(source)
         name = f"{self._temporary}/inode-{status.st_ino}"  # used by this file or by no file
         os.link(source, name, src_dir_fd=directory_fd)

@@ -1,6 +1,6 @@
 """Shares: how much of each bound of the cluster state one principal may use.
 
-Without shares, one principal can fill a bound, and then `apply` refuses the commits of all others.
+Without shares, one principal can fill a bound, and then `apply` refuses what others want to add.
 So from LEVEL on, `apply` refuses a commit that would raise a principal above its share (I10). It
 drops nothing: a principal above its share keeps what it has and gets no more.
 

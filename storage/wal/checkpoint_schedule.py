@@ -20,9 +20,9 @@ class CheckpointSchedule:
     def __init__(
         self, objects: WalObjects, *, entries_least: int, entries_max: int, interval_s: float
     ) -> None:
-        """A checkpoint is due when `entries_least` entries and `interval_s` have passed since the
-        last one, if this broker has committed since then. After `entries_max` entries a checkpoint
-        is due in any case."""
+        """A checkpoint is due when `entries_least` entries and `interval_s` seconds have passed
+        since the last checkpoint, if this broker has committed since then. After `entries_max`
+        entries a checkpoint is due in any case."""
         self._objects = objects
         self._entries_least = entries_least
         self._entries_max = entries_max
