@@ -175,7 +175,7 @@ class DamagedRecords(Corrupt):
 
 class TableInDoubt(Corrupt):
     """A table that is not what the log put there: it is damaged, ahead of the WAL, or changed by
-    another program. Until a repair, no process trims the topic's tails or deletes its files."""
+    another program. The topic keeps its tails and its files until a repair."""
 
     def __init__(self, prefix: str, version: int, why: str) -> None:
         super().__init__(f"{prefix}/_delta_log", why)
