@@ -1,4 +1,4 @@
-"""The log: its records, its state, its bytes, and the object store that holds them. No HTTP.
+"""The log: its records, its state, its encoded bytes, and the stores that hold the bytes. No HTTP.
 
 Packages, lower ones first; import-linter checks that a package imports only lower ones
 (pyproject.toml).
@@ -8,12 +8,12 @@ Packages, lower ones first; import-linter checks that a package imports only low
     io        object stores, clocks, threads, memory
     tables    the manifest (one Delta table per topic); Parquet segments
     wal       the chain of WAL entries in the store, and a broker's view of it
-    read      reads of both tiers, with and without a broker
+    read      reads of tails and of segments, with and without a broker
     write     hot segments, the hot log, the writer, the sealer
     cluster   liveness of brokers, the sequencer, messages between brokers
     log       Log: append, fetch, seal, administration; without peers and groups
     groups    consumer groups: coordinator, instances, offset commits
-    broker    Broker, a Log with peers and groups: opens and closes all parts of one broker
+    broker    Broker, a Log with peers and groups; opens and closes all parts of one broker
     spark     the Spark data source
-    public    the public names (`tidelog.spark`); installed as `tidelog`
+    public    the modules that users import (`tidelog.spark`); installed in `tidelog`
 """

@@ -80,7 +80,7 @@ log = logging.getLogger("tidelog.log")
 
 READY_WAIT_S = 1.0
 CHECKPOINT_STOP_S = 5.0
-"""Longest wait for the checkpoint at a stop. Without it, the next start reads more entries."""
+"""Longest wait for the checkpoint at a stop. Without a checkpoint, the next start reads more."""
 READY_GRACE_S = 10.0
 """A broker stays ready for this time while the store does not answer."""
 LAYOUT_AGE_MAX_S = 30.0
@@ -127,7 +127,7 @@ class BrokerStats(NamedTuple):
     buffered_bytes_max: int
     view_age_s: float
     set_aside: int
-    """Requests of the hot log that the store refuses."""
+    """Number of requests of the hot log that the store refuses."""
 
 
 class PartitionFiles(NamedTuple):
@@ -227,7 +227,7 @@ class Broker(Log):
         if bounds.is_test:
             log.warning("the cluster has bounds for tests: %s", bounds.now)
         elif bounds.now != self.settings.wal.bounds:
-            log.info("the cluster's bounds are in effect, not the settings: %s", bounds.now)
+            log.info("the cluster's bounds are in effect, not this broker's: %s", bounds.now)
         left: list[hot_log_file.Recovered] = []
         if hot_dir is not None:
             cluster_id = self.identity.cluster_id
@@ -256,7 +256,7 @@ class Broker(Log):
             log.info("hot log: recovered %d requests of a crashed process", len(requests))
         # All requests have an outcome. Only now delete the files, and then retire their marks.
         await self.writer.retire(await asyncio.to_thread(hot_log_file.discard, files))
-        # Only now: until `files` are deleted, they may contain the same requests as `kept`.
+        # Not before `files` are deleted, because they may contain the same requests as `kept`.
         if kept:
             self.writer.adopt(kept)
 
@@ -313,8 +313,8 @@ class Broker(Log):
         self.reader.close()
 
     async def _retire_hot_log(self) -> None:
-        """Retire the mark of this process's hot log if the log has no file left: then all of its
-        requests are committed.
+        """Retire the mark of this process's hot log if the log has no file left, because then all
+        its requests are committed.
 
         **On a crash** before the commit, the mark stays in the state: fifty bytes."""
         hot_log = self.writer.hot_log
@@ -340,8 +340,8 @@ class Broker(Log):
     async def check_ready(self) -> None:
         """Raise Unavailable, with the reason, unless this broker can serve requests.
 
-        It can if it read the WAL to its end within READY_GRACE_S, its last writes succeeded, it is
-        not shutting down, and its clock is within SKEW_MS_MAX of the store's."""
+        It can if it read the WAL to its end within the last READY_GRACE_S, its last writes
+        succeeded, it is not shutting down, and its clock is within SKEW_MS_MAX of the store's."""
         if self._is_draining or self.writer.task is None or self.writer.task.done():
             raise Unavailable("this broker is shutting down")
         if why := self.writer.why_failing() or self.membership.why_failing():

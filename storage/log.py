@@ -191,7 +191,7 @@ class Log:
         await self.submit(AddPartitions((await self._topic(name)).topic_id, partitions))
 
     async def _topic(self, name: str) -> Topic:
-        """Return the topic. If it is unknown, refresh the WAL before raising UnknownTopic (I3)."""
+        """Return the topic. If it is unknown, refresh the view before raising UnknownTopic (I3)."""
         if name not in self.state.topics:
             await self.wal.refresh()
         return self.state.topic(name)
@@ -211,8 +211,8 @@ class Log:
     ) -> list[AppendedRange] | None:
         """Append one request's records, all or nothing. `size` is their weight in bytes, or more if
         the request takes more memory. Return the appended ranges, by part and then by partition. If
-        they are not known yet (acks 0, and acks 1 with a hot log), return None. If `has_timestamps`
-        is False, the broker has set all timestamps, and they are not checked.
+        they are not known yet (acks 0, or acks 1 with a hot log), return None. If `has_timestamps`
+        is False, the broker has set all timestamps, and the writer does not check them.
 
         Raises UnknownPartition, InvalidTimestamp, Throttled, Unavailable, CommitUnknown,
         IdempotencyMismatch.
@@ -239,7 +239,7 @@ class Log:
         """Append records to several topics and commit offsets of groups, all or nothing (I4).
 
         Each topic occurs once. `size` is as in `append`. Returns the appended ranges in the order
-        of `parts`, then by partition. Raises as `append`, or IllegalGeneration.
+        of `parts`, then by partition. Raises the errors of `append`, and IllegalGeneration.
         """
         request = AppendRequest(
             [part_rows(topic, places, rows) for topic, places, rows in parts],
@@ -261,9 +261,9 @@ class Log:
         is_json: bool = False,
     ) -> AppendedRange:
         """Append a Kafka producer's batch; return its appended range. If the batch is in the log
-        already, return the first range. No route calls this method yet; Kafka's protocol will.
+        already, return its first range. No route calls this method yet; Kafka's protocol will.
 
-        Raises as `append`, and also ProducerFenced and OutOfOrderSequence.
+        Raises the errors of `append`, and ProducerFenced and OutOfOrderSequence.
         """
         part = part_rows(topic, partition, rows, batch)
         (placement,) = await self._append(AppendRequest([part], size, is_json=is_json))
@@ -354,7 +354,7 @@ class Log:
         return FetchResult(taken.pieces, taken.next_offset, start, end, taken.weight)
 
     async def _partition(self, topic: str, partition: int) -> Partition:
-        """Return the partition. If it is unknown, refresh the WAL before raising the error (I3)."""
+        """Return the partition. If it is unknown, refresh the view, then look again (I3)."""
         with contextlib.suppress(UnknownTopic, UnknownPartition):
             return self.state.partition(topic, partition)
         await self.wal.refresh()
@@ -414,7 +414,7 @@ class Log:
         return self.state.partition(topic, partition)
 
     async def offset_for_timestamp(self, topic: str, partition: int, timestamp: int) -> int | None:
-        """Find the first offset with this timestamp (ms) or a later one, or None."""
+        """Return the first offset whose record has this timestamp (ms) or a later one, or None."""
 
         async def search() -> int | None:
             await self.wal.refresh()
@@ -434,7 +434,7 @@ class Log:
         return await retry_after_suspend(self.clock, self.wal.view_age_max_s, search)
 
     async def seal(self, topic: str, partitions: Sequence[int] | None = None) -> int:
-        """Seal now, before `segment.ms` or `segment.bytes` is reached; return the row count."""
+        """Seal before `segment.ms` or `segment.bytes` is reached; return the number of rows."""
         return await self.sealer.seal(await self._topic(topic), partitions)
 
     def note_doubt(self, topic: Topic, error: TableInDoubt | None) -> None:

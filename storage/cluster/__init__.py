@@ -1,7 +1,7 @@
 """How the brokers of a cluster find each other, and which of them commits.
 
 liveness    which brokers are live, ranked; Member, MembershipSettings
-membership  this broker's liveness object, and the tracker of the others'
+membership  writes this broker's liveness object, and finds the live peers
 messages    bytes of forwarded drafts and of announcements; one draft made of several
 announcer   announces committed entries; finds out whether suspects answer again; PeerTransport
 sequencer   forwards drafts to the sequencer, or commits as the sequencer

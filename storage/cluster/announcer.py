@@ -25,7 +25,8 @@ log = logging.getLogger("tidelog.members")
 SUSPECT_S_MAX = 30.0
 """Longest time for which a peer stays suspected although it answers again."""
 OUTBOX_MAX = 64
-"""Most announcements that wait for one peer. If there are more, the oldest are dropped."""
+"""Largest number of announcements that wait for one peer. If there are more, the announcer drops
+the oldest."""
 
 
 class PeerTransport(Protocol):
@@ -69,8 +70,8 @@ class Announcer:
         self.timeout_s = timeout_s
         self.counters = AnnouncerCounters()
         self.suspects: dict[str, float] = {}
-        """By id of each peer that did not answer or failed: the boot time until which it stays
-        suspected, even if it answers before."""
+        """The suspected peers, by id: the boot time until which a peer stays suspected, even if it
+        answers before."""
         self._failures: dict[str, int] = {}
         self._senders: dict[str, _Sender] = {}
         self._is_closed = False
@@ -85,8 +86,8 @@ class Announcer:
                 self._start(self._sender(peer))
 
     def suspect(self, peer: Member, why: str) -> None:
-        """Suspect the peer for a time, and then until it answers. The time doubles with each
-        failure, until the peer takes a draft (`trust`)."""
+        """Suspect the peer for a time, and then until it answers. Each failure doubles the time of
+        the next suspicion, until the peer takes a draft (`trust`)."""
         self.counters.suspected += 1
         if peer.id not in self.suspects:
             log.warning("broker %s is suspected: %s", peer.name, why)
@@ -100,8 +101,8 @@ class Announcer:
         self._failures.pop(peer.id, None)
 
     async def close(self) -> None:
-        """End all senders. From now on `announce` and `suspect` begin no task, because this method
-        would not end it."""
+        """End all senders. From now on `announce` and `suspect` begin no task, because no later
+        call would end that task."""
         self._is_closed = True
         tasks = [sender.task for sender in self._senders.values() if sender.task is not None]
         self._senders.clear()

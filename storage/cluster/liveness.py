@@ -4,8 +4,8 @@ timeouts.
 
 Pure. A broker overwrites its object every few seconds; a changed line in the listing is its
 heartbeat. The observer measures silence with its own clock, and only between two listings. Clocks
-of two machines are never compared. A listing that fails, or a suspended observer, makes no other
-broker look dead. The results affect speed only: brokers may disagree about them for any time.
+of two machines are never compared. If a listing fails or the observer is suspended, no other broker
+looks dead because of this. The results affect only speed, so brokers may disagree about them.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ GAP_FACTOR = 2.0
 
 
 class Member(msgspec.Struct, frozen=True):
-    """`brokers/<id>.json`. `id` is random, one per process; `name` is for people. A request
-    to `address` must carry `token`. Every process that can read `brokers/` can read the token. If
-    security is on, then from level 2 on a request also needs a signature with the cluster's secret.
-    """
+    """The content of `brokers/<id>.json`. `id` is random, one per process; `name` is for people. A
+    request to `address` must carry `token`. Every process that can read `brokers/` can read the
+    token. If security is on, then from level 2 on a request also needs a signature with the
+    cluster's secret."""
 
     id: str
     name: str
@@ -54,7 +54,7 @@ class MembershipSettings(NamedTuple):
     member_timeout_s: float = 15.0
     """A broker without a heartbeat for this time counts as dead."""
     sweep_after_s: float = 3600.0
-    """Any broker removes the object of a broker without a heartbeat for this time."""
+    """If a broker has no heartbeat for this time, any other broker may remove its object."""
 
 
 class _Seen(NamedTuple):
@@ -98,7 +98,7 @@ class LivenessTracker:
 
     @property
     def forgotten(self) -> list[str]:
-        """Keys of brokers that have been silent for so long that their objects may be removed."""
+        """Keys of the objects to remove: their brokers have been silent for `sweep_after_s`."""
         after_s = self._settings.sweep_after_s
         return [key for key, seen in self._seen.items() if seen.silent_s >= after_s]
 
@@ -110,7 +110,7 @@ def ranked(cluster_id: str, members: Iterable[Member]) -> list[Member]:
 
 
 def weight(task: str, broker_id: str) -> bytes:
-    """The rendezvous hash: of the live brokers, the one with the greatest weight has the task."""
+    """Return the rendezvous hash. The live broker with the greatest weight has the task."""
     return hashlib.blake2b(f"{task}/{broker_id}".encode(), digest_size=16).digest()
 
 

@@ -1,8 +1,8 @@
 """Membership: this broker's liveness object, overwritten every few seconds, and the live peers.
 
 Membership is soft state: it does not decide what is in the log. **On a crash** at any moment: the
-liveness object stays, without new heartbeats. Each other broker measures how long no heartbeat
-came. Much later, any broker deletes the object.
+liveness object stays, without new heartbeats. Each other broker measures the time without a
+heartbeat. After `sweep_after_s`, any broker deletes the object.
 """
 
 import asyncio
@@ -56,14 +56,14 @@ class Membership:
         self._view = LivenessTracker(settings)
         self._known: dict[str, Member | None] = {}
         self._beat: asyncio.Task[None] | None = None
-        # Boot time at which the first heartbeat since the last success began. None if there was no
-        # heartbeat since then.
+        # Boot time at which the first heartbeat after the last successful one began. None if there
+        # was none after it.
         self._failing_s: float | None = None
         self._failure = ""
 
     async def join(self, address: str, port: int) -> None:
         """Write this broker's liveness object, with `address` for peers and `port` for clients, and
-        find the peers. Then call `run`."""
+        find the peers. The caller must call `run` next."""
         self.me = msgspec.structs.replace(self.me, address=address, port=port)
         await self._beat_and_look()
 
@@ -75,7 +75,7 @@ class Membership:
 
     def why_failing(self) -> str:
         """Return why no heartbeat of this broker reached the store for `member_timeout_s`, after
-        which its peers count it as failed. If a heartbeat did, return an empty text."""
+        which the peers count this broker as dead. If a heartbeat reached the store, return ""."""
         failing_s = 0.0 if self._failing_s is None else self.clock.boot_s() - self._failing_s
         if failing_s <= self.settings.member_timeout_s:
             return ""
@@ -108,7 +108,8 @@ class Membership:
 
     async def beat(self) -> None:
         self.me = msgspec.structs.replace(self.me, beat=self.me.beat + 1)
-        # Every second heartbeat is a byte longer: stores may round times to seconds, but not sizes.
+        # Every second heartbeat is a byte longer. Its line in the listing then differs from the
+        # line before, even if the store rounds times to seconds.
         body = msgspec.json.encode(self.me) + b" " * (self.me.beat % 2)
         put = self.store.put(object_keys.broker(self.me.id), [body])
         self._beat = asyncio.create_task(put, name="tidelog-beat")

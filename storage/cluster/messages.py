@@ -1,9 +1,10 @@
 """Encode and decode the messages between brokers: forwarded drafts and announcements of entries.
 
-`merge` makes one draft of many. `refer` makes a draft that names an object with its chunks.
+`merge` makes one draft of many. `refer` replaces the bytes of a draft's chunks by the key of an
+object that has these bytes.
 
-Pure. Decoding untrusted bytes returns a value or raises Corrupt. Chunks are verified before they
-go into an entry, because an entry is never changed.
+Pure. Decoding untrusted bytes returns a value or raises Corrupt. `decode_forwarded` verifies chunks
+before they go into an entry, because an entry is never changed.
 """
 
 import math
@@ -119,7 +120,8 @@ def merge(drafts: Sequence[Draft]) -> Draft:
 
 
 def refer(draft: Draft, key: str) -> Draft:
-    """Return the draft with its chunks in object `key`, which contains its bodies in order."""
+    """Return the draft without its bodies. Its chunks are in the object `key`, which contains the
+    bodies in order."""
     chunks = [
         chunk if chunk.data else msgspec.structs.replace(chunk, data=key) for chunk in draft.chunks
     ]
@@ -141,7 +143,7 @@ def _moved(chunk: Chunk, by: int) -> Chunk:
 
 def _renumbered(commit: Commit, by: int) -> Commit:
     actions: list[AnyAction] = [
-        msgspec.structs.replace(action, chunk=action.chunk + by)  # keeps a producer's sequence
+        msgspec.structs.replace(action, chunk=action.chunk + by)  # keeps a ProducerAppend's fields
         if isinstance(action, Append)
         else action
         for action in commit.actions

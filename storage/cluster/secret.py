@@ -2,7 +2,7 @@
 
 The first broker creates the object. The secret signs the console's session cookies, so each broker
 accepts the cookies of all brokers. It also signs the messages between brokers. A process that can
-read it, and `brokers/`, can act as a broker (DESIGN 11).
+read the secret and `brokers/` can act as a broker (DESIGN 11).
 """
 
 import asyncio
@@ -26,8 +26,9 @@ class _Secret(msgspec.Struct, frozen=True):
 async def cluster_secret(store: ObjectStore, clock: Clock) -> bytes:
     """Return the secret: 32 bytes, the same on every broker. If there is none, create it.
 
-    Raises StoreUnfit, Unavailable. Several brokers may create it at once, and each may crash. So
-    after its PUT, with any outcome, a broker reads the stored object and uses the secret in it.
+    Raises StoreUnfit, Unavailable. Several brokers may create the secret at once, and each may
+    crash. So after its PUT, with any outcome, a broker reads the stored object and uses the secret
+    in that object.
     """
     while True:
         try:
@@ -45,7 +46,7 @@ def _decoded(body: bytes, url: str) -> bytes:
         secret = b""
     if len(secret) < BYTES_MIN:
         raise StoreUnfit(
-            f"{url}/{object_keys.SECRET} is invalid: delete it and restart; "
+            f"{url}/{object_keys.SECRET} is invalid: delete the object and restart all brokers; "
             "all users must log in again"
         )
     return secret

@@ -2,15 +2,15 @@
 
 The sequencer is the first in rank of the live brokers (cluster.liveness). The other brokers forward
 their drafts to it. Drafts that wait while its last PUT is in flight become one entry. Correctness
-does not depend on it (DESIGN 6): after a refusal or a timeout, a broker commits by itself at once.
-Two sequencers at a time do no harm, even if both have the same draft. A broker that makes an entry
-has read the whole chain before it and omits drafts that are in it. `apply` checks again
-(state.forwarded_drafts).
+does not depend on the sequencer (DESIGN 6): after a refusal or a timeout, a broker commits by
+itself at once. Two sequencers at a time do no harm, even if both have the same draft. A broker that
+makes an entry has read the whole chain before this entry, and omits drafts that are in the chain.
+`apply` checks again (state.forwarded_drafts).
 
-**On a crash**: a forwarded draft is with the sequencer and with its own broker; if one crashes, the
-other commits it, or finds it in the chain. I6: no caller gets "definitely not in the log" for a
-draft that was forwarded without an answer. Its broker commits it again, under the same number,
-until one of the copies is in the chain.
+**On a crash**: two brokers have a forwarded draft, the sequencer and the draft's own broker. If one
+of the two crashes, the other commits the draft, or finds it in the chain. I6: no caller gets
+"definitely not in the log" for a draft that was forwarded without an answer. The draft's own broker
+commits it again, under the same number, until one of the copies is in the chain.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ log = logging.getLogger("tidelog.sequencer")
 TOLD_BYTES_MAX = 64 * 1024
 """Larger headers, and larger chunks of an entry, are not announced: peers read the store."""
 TOO_OLD = "the upload was not committed in time and may be collected: retry"
-SKIPPED = "the process was suspended: the draft's outcome is unknown"
+SKIPPED = "this broker was suspended: the outcome of the request is unknown"
 SEQUENCER_RETRY_S = 0.05
 RETRY_S_MAX = 2.0
 
@@ -66,12 +66,14 @@ class SequencerSettings(NamedTuple):
     """Settings of the sequencer; the service sets them."""
 
     handover_timeout_s: float = 1.0
-    """Longer than two PUTs take: the one in flight, and the one with this draft."""
+    """Longest wait for the sequencer's answer. It must be longer than two PUTs take: the PUT in
+    flight, and the PUT with this draft."""
     handover_bytes_max: int = 512 * 1024
-    """The chunks of a larger draft are uploaded first, and the draft refers to them."""
+    """For a larger draft, the broker first uploads the chunks. The draft refers to the upload."""
     entry_bytes_max: int = 64 * 1024 * 1024
     queue_bytes_max: int = 64 * 1024 * 1024
-    """Bound of drafts that peers forwarded. Further ones are refused: their brokers commit them."""
+    """Bound of the drafts that wait here. Above it, this broker refuses drafts of peers, and the
+    peers commit them themselves."""
 
 
 @dataclass
@@ -109,9 +111,9 @@ class _ForwardedDraft:
     wal: WalView
     done: "asyncio.Future[list[Outcome]]"
     is_in_doubt: bool = False
-    """The peer may commit it, or has committed it."""
+    """The peer may commit the draft, or has committed it."""
     is_in_own_put: bool = False
-    """This process may have committed it in an entry of its own."""
+    """This process may have committed the draft in an entry of its own."""
     is_void: bool = False
 
     def next_draft(self) -> Draft | None:
@@ -160,7 +162,7 @@ class Sequencer:
 
     @property
     def target(self) -> Member | None:
-        """The peer that commits this broker's drafts; None if this broker does."""
+        """The peer that commits this broker's drafts. None if this broker commits them itself."""
         first = first_trusted(self.membership.ranking, self.announcer.suspects)
         return None if first is None or first.id == self.membership.me.id else first
 
@@ -169,7 +171,7 @@ class Sequencer:
         self._is_closing = True
 
     async def close(self) -> None:
-        """Commit the drafts that were taken, then stop."""
+        """Commit the drafts that wait here, then stop."""
         self.refuse()
         if self._drain is not None:
             await self._drain
@@ -181,7 +183,7 @@ class Sequencer:
         """Commit the draft, by the sequencer or this broker; return one outcome per commit.
 
         Raises what WalView.commit does: StoreRefused and Unavailable if the draft is not in the WAL
-        and never will be, Corrupt, CommitUnknown. One call at a time.
+        and never will be, Corrupt, CommitUnknown. Make one call at a time.
         """
         self.counters.drafts += 1
         target = self.target
@@ -201,7 +203,7 @@ class Sequencer:
         draft = await self._upload_if_large(draft)
         # If a copy of this process used the next number, `apply` would skip this draft.
         self.wal.copy_fence.check_fence()
-        # A draft that fails uses its number, too: two drafts never have the same one.
+        # A draft that fails uses its number, too, so two drafts never have the same number.
         self._number += 1
         origin = DraftId(self.membership.me.id, self._number, len(draft.commits))
         done = asyncio.get_running_loop().create_future()
@@ -215,12 +217,12 @@ class Sequencer:
             self._own = None
 
     async def _upload_if_large(self, draft: Draft) -> Draft:
-        """Return the draft; if it is large, upload its chunks and return one that refers to them.
-        **On a crash**: an object is left that no entry names; collection deletes it.
+        """Return the draft. If it is large, upload its chunks and return a draft that refers to the
+        upload. **On a crash**: an object is left that no entry names; collection deletes it.
 
         A suspended process or a late message does no harm. Collection deletes the upload only after
         an entry whose elapsed time is past the upload's end. A broker that makes an entry has
-        applied all entries before it, so it does not name an upload that may be deleted.
+        applied all entries before this entry, so it names no upload that may be deleted.
         """
         if _body_bytes(draft) <= self.settings.handover_bytes_max:
             return draft
@@ -274,7 +276,7 @@ class Sequencer:
             except Unavailable as error:
                 if not own.is_in_doubt:
                     raise
-                # The peer may still commit the draft: this is not an answer for a caller (I6).
+                # The peer may still commit the draft, so a caller must not get this error (I6).
                 log.warning("the outcome of draft %d is unknown, retrying: %s", own.number, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
@@ -287,7 +289,7 @@ class Sequencer:
 
     async def on_forward(self, message: Part) -> bytes:
         """Commit a peer's draft and return the response. Raises ForwardRefused if this broker will
-        never commit it, ForwardOutcomeUnknown if the outcome is unknown."""
+        never commit the draft, ForwardOutcomeUnknown if the outcome is unknown."""
         try:
             draft = decode_forwarded(message)
         except Corrupt as error:
@@ -337,8 +339,8 @@ class Sequencer:
                 self._fail(list(self._queue), CommitUnknown(why), ForwardOutcomeUnknown(why))
 
     def _next_batch(self) -> Draft | None:
-        """Return the first waiting drafts that fit into one entry. Called before each attempt:
-        drafts that reached the chain meanwhile wait no more."""
+        """Return the first waiting drafts that fit into one entry. Called before each attempt, so
+        that it omits drafts that reached the chain since the last attempt."""
         now_ms = self.wal.state.elapsed_ms
         old = [waiting for waiting in self._queue if waiting.not_after_ms < now_ms]
         self._fail(old, Unavailable(TOO_OLD), ForwardRefused(TOO_OLD))
@@ -355,7 +357,7 @@ class Sequencer:
         return merge([waiting.draft for waiting in self._batch]) if batch else None
 
     def _answer_own(self, committed: Committed) -> None:
-        """Answer this broker's drafts of the batch; `on_applied` answered those of peers."""
+        """Answer this broker's drafts of the batch. `on_applied` answered the drafts of peers."""
         first = sum(origin.commits for origin in committed.entry.origins)
         for waiting in self._batch:
             if waiting.origin is None:
@@ -395,7 +397,7 @@ class Sequencer:
         self.wal.on_announced(entry.seq, entry.header)
 
     def _announce(self, committed: Committed) -> None:
-        """Announce an entry of this broker. Its PUT is done: nothing is announced before that."""
+        """Announce an entry of this broker. Call this only after the entry's PUT is done."""
         self.counters.commits += 1
         entry, header = committed.entry, committed.header
         size = sum(len(body) for body in committed.bodies)
@@ -423,9 +425,10 @@ class Sequencer:
     def _answer_forwarded(
         self, entry: Entry, origin: DraftId, commits: range, applied: Applied
     ) -> None:
-        """Answer this broker's forwarded draft that has the number of `origin`. If that number has
-        other commits in the entry, or was not used yet, a copy of this process forwarded them. This
-        process's own draft of that number changes nothing then, in any entry."""
+        """Answer this broker's forwarded draft that has the number of `origin`. If the draft of
+        that number in the entry has other commits, or this process has not used the number yet, a
+        copy of this process forwarded that draft. `apply` then skips this process's own draft of
+        that number in each later entry."""
         own = self._own
         if own is not None and origin.number == own.number:
             if own.done.done():
@@ -445,8 +448,9 @@ class Sequencer:
             self.wal.copy_fence.fence(entry.seq)
 
     def on_reset(self) -> None:
-        """Handle a reload of the view: peers' waiting drafts may be in the skipped entries. If the
-        state has a draft number that this process did not use, a copy of this process used it."""
+        """Handle a reload of the view. Waiting drafts of peers may be in the entries that the view
+        skipped. If the state has a draft number of this broker that this process did not use, a
+        copy of this process used it."""
         state, own = self.wal.state, self._own
         is_unused = own is not None and not (own.is_in_doubt or own.is_in_own_put)
         if state.origins.number(self.membership.me.id) > self._number - is_unused:

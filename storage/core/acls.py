@@ -1,7 +1,7 @@
 """Access control lists with Kafka's meaning: operations that a principal may do on a resource.
 
 Pure. The rules are those of Kafka's StandardAuthorizer. A binding applies if its resource,
-principal and host match. A binding that denies takes precedence over those that allow. An
+principal and host match. A binding that denies takes precedence over bindings that allow. An
 operation that no binding allows is denied. Callers check for super users before they call `allows`.
 """
 
@@ -17,8 +17,8 @@ RESOURCE_TYPES = (TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID)
 LITERAL, PREFIXED = "LITERAL", "PREFIXED"
 PATTERN_TYPES = (LITERAL, PREFIXED)
 ANY, MATCH = "ANY", "MATCH"
-"""Values in filters. ANY selects every value. MATCH, a pattern type, selects bindings that
-cover the name."""
+"""Values in filters. ANY selects every value. MATCH, a pattern type, selects the bindings that
+cover the filter's resource name."""
 
 READ, WRITE, CREATE, DELETE, ALTER = "READ", "WRITE", "CREATE", "DELETE", "ALTER"
 DESCRIBE, ALL = "DESCRIBE", "ALL"
@@ -50,7 +50,8 @@ EVERYBODY = "User:*"
 ADMIN = "User:admin"
 """The principal of `admin_key`, the key in a broker's settings. It is always a super user."""
 DEFAULT = "<default>"
-"""A name in place of a principal. If a principal lacks a quota, that quota of DEFAULT applies."""
+"""The name under which quotas for all principals are stored. If a principal has no quota of a kind,
+DEFAULT's quota of this kind applies."""
 CLUSTER_NAME = "kafka-cluster"
 """The only resource of type CLUSTER."""
 TEXT_BYTES_MAX = 255
@@ -60,8 +61,8 @@ _IMPLYING = {
     DESCRIBE: frozenset({DESCRIBE, READ, WRITE, DELETE, ALTER, ALL}),
     DESCRIBE_CONFIGS: frozenset({DESCRIBE_CONFIGS, ALTER_CONFIGS, ALL}),
 }
-"""ALLOW of an operation in a set also allows the operation that has this set: ALLOW of READ also
-allows DESCRIBE. DENY is different: only DENY of ALL also denies other operations."""
+"""By operation: the operations whose ALLOW allows this operation. So ALLOW of READ also allows
+DESCRIBE. DENY of ALL denies all operations. Any other DENY denies only its own operation."""
 
 
 class Acl(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -109,14 +110,14 @@ class AclFilter(NamedTuple):
 
 
 def covers(acl: Acl, name: str) -> bool:
-    """Return whether the binding applies to the resource of its type with this name."""
+    """Return whether the binding, for its type of resource, applies to the resource `name`."""
     if acl.pattern_type == PREFIXED:
         return name.startswith(acl.resource_name)
     return acl.resource_name in (WILDCARD, name)
 
 
 def check(acl: Acl) -> InvalidRequest | None:
-    """Return why the binding is not valid; None if it is."""
+    """Return why the binding is not valid. If it is valid, return None."""
     for what, value, words in (
         ("resource_type", acl.resource_type, RESOURCE_TYPES),
         ("pattern_type", acl.pattern_type, PATTERN_TYPES),
@@ -137,7 +138,7 @@ def check(acl: Acl) -> InvalidRequest | None:
 
 
 def check_principal(principal: str) -> InvalidRequest | None:
-    """Return why the name is no valid principal; None if it is valid."""
+    """Return why the name is no valid principal. If it is valid, return None."""
     kind, _, name = principal.partition(":")
     if kind == "User" and name and _is_text(principal) and principal.isprintable():
         return None
@@ -152,8 +153,8 @@ def _is_text(text: str) -> bool:
 
 
 class Acls:
-    """All bindings, in the order of their commits. A decision does one lookup per prefix of the
-    name, for any number of bindings."""
+    """All bindings, in the order of their commits. The cost of a decision is one lookup for each
+    prefix of the resource's name. It does not depend on the number of bindings."""
 
     def __init__(self) -> None:
         self._all: dict[Acl, None] = {}

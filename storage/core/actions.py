@@ -11,9 +11,10 @@ from tidelog.storage.core.model import TopicIdPartition
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """The records of one partition in one closed hot segment.
 
-    If `data` is empty, the chunk is in this entry and `position` counts from the end of the header.
-    Else `data` is the key of the object that contains the chunk. Timestamps are ms.
-    `is_json`: every key and value is known to be JSON text, so that a reader need not check.
+    If `data` is empty, the chunk is in its entry, and `position` counts from the end of the header.
+    Else `data` is the key of the object that contains the chunk, and `position` counts from the
+    start of the object. Timestamps are ms. If `is_json`, the writer knows that every key and value
+    is JSON text, so a reader does not check them.
     """
 
     topic_id: str
@@ -38,8 +39,8 @@ class Action(
     gc=False,
     forbid_unknown_fields=True,
 ):
-    """A change that `apply` makes. The tag selects the class. If a tag or an element is
-    unknown, the entry does not decode."""
+    """A change that `apply` makes. The tag selects the class. An entry with an unknown tag or
+    element does not decode."""
 
 
 class Append(Action, frozen=True, array_like=True, tag="append", gc=False):
@@ -59,9 +60,10 @@ class ProducerBatch(NamedTuple):
 
 
 class ProducerAppend(Append, frozen=True, array_like=True, tag="append-of-producer", gc=False):
-    """An append of a Kafka producer's batch (ProducerBatch): applied once, in order.
+    """An append of a Kafka producer's batch (ProducerBatch). `apply` appends each batch once, and a
+    producer's batches in their order.
 
-    It has its own tag, so that the many other appends do not carry three empty fields.
+    This action has a tag of its own, so that the many other appends have no three empty fields.
     """
 
     producer_id: int
@@ -71,7 +73,8 @@ class ProducerAppend(Append, frozen=True, array_like=True, tag="append-of-produc
 
 class InitProducer(Action, frozen=True, array_like=True, tag="init-producer", gc=False):
     """A request for a new producer id (`producer_id` -1), or for the next epoch of a known id.
-    `epoch` is the producer's current epoch, or -1. The commit must not have another action."""
+    `epoch` is the producer's current epoch, or -1 if it is unknown. The commit must not have
+    another action."""
 
     producer_id: int = -1
     epoch: int = -1
@@ -102,9 +105,9 @@ class CommitOffsets(Action, frozen=True, array_like=True, tag="commit-offsets", 
 class MemberConfig(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
-    """The settings of a consumer instance. The log stores them, but does not interpret them: they
-    are there so that every broker serves the instance with the same settings. The service defines
-    `format` and `dialect`. If authentication is on, `principal` is the instance's creator."""
+    """The settings of a consumer instance. The log stores them without interpretation, so that
+    every broker serves the instance with the same settings. The service defines `format` and
+    `dialect`. If authentication is on, `principal` is the instance's creator."""
 
     format: str = "binary"
     auto_offset_reset: str = "latest"
@@ -127,7 +130,8 @@ class MemberAction(Action, frozen=True, array_like=True, gc=False):
 
 class JoinGroup(MemberAction, frozen=True, array_like=True, tag="join-group", gc=False):
     """A new member, without partitions. It replaces a member with the same `instance_id`.
-    `assignor` sets the assignor of a group without members; empty: no change."""
+    `assignor` sets the assignor of a group without members. If `assignor` is empty, the group keeps
+    its assignor."""
 
     coordinator: str
     config: MemberConfig
@@ -147,7 +151,7 @@ class ExpireMember(MemberAction, frozen=True, array_like=True, tag="expire-membe
 
 
 class TakeGroup(Action, frozen=True, array_like=True, tag="take-group", gc=False):
-    """This broker becomes the group's coordinator: a new term begins."""
+    """The broker `coordinator` becomes the group's coordinator. A new term begins."""
 
     group_id: str
     coordinator: str
@@ -155,8 +159,8 @@ class TakeGroup(Action, frozen=True, array_like=True, tag="take-group", gc=False
 
 class Subscribe(MemberAction, frozen=True, array_like=True, tag="subscribe", gc=False):
     """The member shares these topics' partitions with the other members. If there is
-    a `pattern`, the coordinator has resolved it to `topics`: `apply` keeps it, but does not match
-    it. If both are empty, the member reads nothing."""
+    a `pattern`, the coordinator has resolved it to `topics`. `apply` stores the pattern, but does
+    not match it with names. If both are empty, the member reads nothing."""
 
     topics: list[str]
     pattern: str = ""
@@ -177,13 +181,15 @@ class SeekPosition(NamedTuple):
 
 
 class Seek(MemberAction, frozen=True, array_like=True, tag="seek", gc=False):
-    """The member continues at these offsets, until it commits or loses the partition."""
+    """The member continues at these offsets. `apply` drops a position when the member commits an
+    offset of the position's partition, or loses the partition."""
 
     positions: list[SeekPosition]
 
 
 class DeleteGroup(Action, frozen=True, array_like=True, tag="delete-group", gc=False):
-    """The group and its committed offsets are deleted; refused while it has members."""
+    """The group and its committed offsets are deleted. `apply` refuses the action while the group
+    has members."""
 
     group_id: str
 
@@ -201,7 +207,8 @@ GroupAction = (
 
 
 class CreateTopic(Action, frozen=True, array_like=True, tag="create-topic", gc=False):
-    """A new topic; refused if the name is taken. A later topic of that name has another id."""
+    """A new topic. `apply` refuses it if a topic of that name exists. After a delete, a new topic
+    of that name has another id."""
 
     name: str
     topic_id: str
@@ -223,14 +230,16 @@ class AlterTopic(Action, frozen=True, array_like=True, tag="alter-topic", gc=Fal
 
 
 class AddPartitions(Action, frozen=True, array_like=True, tag="add-partitions", gc=False):
-    """The topic grows to `partitions` in total; refused unless it has fewer now."""
+    """The topic grows to `partitions` in total. `apply` refuses the action unless the topic has
+    fewer partitions now."""
 
     topic_id: str
     partitions: int
 
 
 class Sealed(Action, frozen=True, array_like=True, tag="sealed", gc=False):
-    """The partition's table has all records below `end_offset`; `apply` trims the tail."""
+    """The topic's table has all records of the partition below `end_offset`, so `apply` trims the
+    partition's tail."""
 
     topic_id: str
     partition: int
@@ -238,7 +247,7 @@ class Sealed(Action, frozen=True, array_like=True, tag="sealed", gc=False):
 
 
 class RetireHotLog(Action, frozen=True, array_like=True, tag="retire-hot-log", gc=False):
-    """The hot log's file is deleted durably; `apply` drops its mark."""
+    """The hot log's file is deleted durably, so `apply` drops the hot mark of this log."""
 
     log_id: str
 
@@ -252,8 +261,8 @@ class MoveLogStart(Action, frozen=True, array_like=True, tag="log-start", gc=Fal
 
 
 class LoseRecords(Action, frozen=True, array_like=True, tag="lose-records", gc=False):
-    """An operator gave up the records [base_offset, end_offset) of the tail, which cannot be read:
-    readers and seals pass over them. Exists from level 2 on."""
+    """An operator gave up the records [base_offset, end_offset) of the tail, because they cannot be
+    read. Readers and seals pass over these records. Exists from level 2 on."""
 
     topic_id: str
     partition: int
@@ -262,13 +271,14 @@ class LoseRecords(Action, frozen=True, array_like=True, tag="lose-records", gc=F
 
 
 class ForgetTopic(Action, frozen=True, array_like=True, tag="forget-topic", gc=False):
-    """No object of a deleted topic is left; `apply` drops the topic's `DeletedTopic`."""
+    """No object of a deleted topic is left, so `apply` drops the topic's `DeletedTopic`."""
 
     topic_id: str
 
 
 class CreateKey(Action, frozen=True, array_like=True, tag="create-key", gc=False):
-    """A new API key of `principal`. `digest`: SHA-256 of its secret; `expires_ms` 0: no expiry."""
+    """A new API key of `principal`. `digest` is the SHA-256 of its secret. If `expires_ms` is 0,
+    the key never expires."""
 
     key_id: str
     principal: str
@@ -306,7 +316,8 @@ class SetQuotas(Action, frozen=True, array_like=True, tag="set-quotas", gc=False
 class SetBounds(Action, frozen=True, array_like=True, tag="set-bounds", gc=False):
     """New bounds of the cluster, in milliseconds (core.bounds). None keeps the bound that was set
     last. Exists from level 2 on. A raised bound, and any view age, is in effect at once. A lowered
-    retention or grace is in effect when no process relies on the old one (state.cluster_bounds)."""
+    retention or grace takes effect when no process relies on the old value any more
+    (state.cluster_bounds)."""
 
     view_age_ms: int | None = None
     wal_retention_ms: int | None = None
@@ -323,7 +334,8 @@ class TakeHold(Action, frozen=True, array_like=True, tag="take-hold", gc=False):
 
 
 class RenewHold(Action, frozen=True, array_like=True, tag="renew-hold", gc=False):
-    """The hold is in force for `duration_ms` from this entry on; refused if it has expired."""
+    """The hold is in force for `duration_ms` from this entry on. `apply` refuses the action if the
+    hold has expired."""
 
     hold_id: str
     duration_ms: int

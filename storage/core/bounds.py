@@ -2,8 +2,8 @@
 
 All processes must agree on the bounds. If a broker follows the WAL by one bound and a collector
 deletes entries by another, records are lost. So the bounds belong to the cluster: `cluster.json`
-has the first bounds, and the cluster state has the bounds in effect (storage.state.cluster_bounds),
-which every broker and command obeys. Pure.
+has the first bounds, and the cluster state has the bounds in effect (storage.state.cluster_bounds).
+Every broker and command obeys the bounds in effect. Pure.
 """
 
 import msgspec
@@ -20,13 +20,15 @@ class Bounds(msgspec.Struct, frozen=True):
     view_age_ms: int = 600_000
     """A view of the WAL that was not refreshed for this time is expired."""
     wal_retention_ms: int = 3_600_000
-    """Entries, `data/` and checkpoints are kept at least for this time."""
+    """Entries, `data/` and checkpoints are kept at least for this time after a later checkpoint
+    makes them unnecessary."""
     file_grace_ms: int = 86_400_000
-    """A file that a commit removed from a table is kept at least for this time."""
+    """A file that a commit removed from a table is kept at least for this time after the commit."""
 
     @property
     def is_test(self) -> bool:
-        """Return whether a bound is below `LEAST`, which only a cluster for tests may have."""
+        """Return whether a bound is below its value in `LEAST`. Only a cluster for tests may have
+        such a bound."""
         return any(
             mine < least
             for mine, least in zip(
@@ -39,12 +41,13 @@ DEFAULT_BOUNDS = Bounds()
 LEAST = Bounds(view_age_ms=60_000, wal_retention_ms=3_600_000, file_grace_ms=3_600_000)
 """The least bounds of a cluster that is not for tests."""
 MOST = Bounds(view_age_ms=648_000_000, wal_retention_ms=2_592_000_000, file_grace_ms=518_400_000)
-"""The greatest bounds that may be chosen (I10): 7.5 days, 30 days and 6 days. A table's log says
-for 7 days which files a commit removed; after the grace, collection must still find that commit."""
+"""The greatest bounds that may be chosen (I10): 7.5 days, 30 days and 6 days. For 7 days, a table's
+log keeps the names of the files that a commit removed. The file grace must be shorter, because
+collection reads these names when the grace is over."""
 
 
 def check(bounds: Bounds) -> InvalidRequest | None:
-    """Return why no cluster can have these bounds. If one can, return None."""
+    """Return why no cluster can have these bounds. If a cluster can have them, return None."""
     if bounds.view_age_ms < 1 or (
         bounds.wal_retention_ms < RETENTION_FACTOR_MIN * bounds.view_age_ms
     ):
@@ -59,8 +62,8 @@ def check(bounds: Bounds) -> InvalidRequest | None:
 
 
 def check_choice(bounds: Bounds, *, is_test: bool) -> InvalidRequest | None:
-    """Return why these bounds may not be chosen. If they may, return None. Only a cluster for
-    tests may have a bound below `LEAST`."""
+    """Return why an operator may not choose these bounds. If the choice is valid, return None. Only
+    a cluster for tests may have a bound below its value in `LEAST`."""
     for name, value in msgspec.structs.asdict(bounds).items():
         least, most = getattr(LEAST, name), getattr(MOST, name)
         if value > most or (value < least and not is_test):

@@ -4,8 +4,9 @@
     from level 2 on: the bytes before the chunks again | u32 their length | magic "TIDEWAL2"
 
 The header (MessagePack) contains the hash of the previous entry, the position and checksum of
-every chunk, and every commit. An entry's hash is that of its header, which contains the chunks'
-checksums. So a broker verifies the chain without reading records. Pure: bytes in, values out.
+every chunk, and every commit. The hash of an entry is the hash of its header, which contains the
+chunks' checksums. So a broker verifies the chain without reading records. Pure: bytes in, values
+out.
 From untrusted bytes, the decoders return a value, or raise Corrupt or NewerLevel.
 """
 
@@ -29,12 +30,13 @@ GENESIS = bytes(32)
 """The previous hash in the first entry."""
 
 HEADER_BYTES_MAX = 64 * 1024 * 1024
-"""A larger header is refused (I10): ~500,000 commits."""
+"""Readers refuse a larger header (I10). A header of this size has ~500,000 commits."""
 
 
 def draft_header_bytes_max() -> int:
-    """Return the bound of `Draft.header_bytes`. It is half of the header's bound: in an entry of
-    several drafts, the numbers and positions of chunks take more bytes."""
+    """Return the bound of `Draft.header_bytes`. It is half of the header's bound, because the
+    numbers and positions of chunks take more bytes in an entry of several drafts than in each
+    draft."""
     return HEADER_BYTES_MAX // 2
 
 
@@ -45,10 +47,10 @@ _END = struct.Struct("<I8s")
 class IdempotencyKey(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
-    """The Idempotency-Key of a request, the hash of its content, and its topic's partition count
-    at the first request. A broker partitions a retry with that count, because the stored offsets
-    are in the partitions that the count gave. For several topics, `partitions` is a list, in the
-    request's order."""
+    """The Idempotency-Key of a request, the hash of the request's content, and `partitions`: how
+    many partitions the topic had at the first attempt. A broker partitions a retry with that
+    number, because the offsets of the first attempt are in partitions chosen by that number. For
+    several topics, `partitions` is a list, in the request's order."""
 
     key: str
     fingerprint: bytes
@@ -56,15 +58,15 @@ class IdempotencyKey(
 
 
 class HotMark(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """The number of a commit in a broker's hot log (acks=1). `apply` takes each at most once."""
+    """The number of a commit in a broker's hot log (acks=1). `apply` accepts each number once."""
 
     log_id: str
     seq: int
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """The unit of atomicity (I4): `apply` does all actions, or records a refusal. `principal` is
-    the client that requested it, if authentication is on; level 1 does not store it."""
+    """The unit of atomicity (I4): `apply` applies all actions, or records a refusal. `principal` is
+    the client that requested the commit, if authentication is on. Level 1 does not store it."""
 
     commit_id: bytes
     actions: list[AnyAction]
@@ -74,8 +76,9 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkn
 
 
 class DraftId(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """The id of a forwarded draft: `number` of broker `origin_id`. `commits` counts its commits in
-    the entry. A draft is applied at most once, even if two brokers put it into entries."""
+    """The id of a forwarded draft: broker `origin_id` gave it the number `number`. `commits` is the
+    number of its commits in the entry. `apply` applies a draft at most once, even if two brokers
+    put it into entries."""
 
     origin_id: str
     number: int
@@ -85,9 +88,10 @@ class DraftId(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unk
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """The header of a WAL object: everything except the records. `at_ms` is the writer's clock.
 
-    `origins` are the forwarded drafts: their commits come first, in order; the writer's own follow.
-    `store_ms` is the newest time of the store's clock that the writer knows, 0 if none; level 1
-    does not store it. If `level` is one above the cluster's level, the entry raises that level.
+    `origins` are the forwarded drafts. Their commits come first, in the same order; the commits of
+    the writer's own drafts follow. `store_ms` is the newest time of the store's clock that the
+    writer knows, or 0 if it knows none; level 1 does not store it. If `level` is one above the
+    cluster's level, the entry raises the cluster's level.
     """
 
     level: int
@@ -112,8 +116,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkno
 class Draft(NamedTuple):
     """The content that a broker proposes for the next entry. The positions of `chunks` count from
     the first body; `origins` has the same meaning as in Entry. If the entry raises the cluster's
-    level, `level` is the next level; else it is 0. `header_bytes` is a bound of the draft's bytes
-    in the header; 0 if the draft has only a few actions."""
+    level, `level` is the next level; else it is 0. `header_bytes` is an upper bound of the bytes
+    that the draft takes in the header, or 0 if the draft has only a few actions."""
 
     commits: list[Commit]
     chunks: list[Chunk]
@@ -136,16 +140,17 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 def encode_header(entry: Entry) -> tuple[bytes, bytes]:
-    """Return the bytes before the chunks, and the entry's hash. Raises InvalidRequest for an action
-    that the entry's level does not have: no process could read the entry."""
+    """Return the bytes before the chunks, and the entry's hash. Raises InvalidRequest if the entry
+    has an action that its level does not have, because no process could read the entry."""
     header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
-    assert len(header) <= HEADER_BYTES_MAX, "no reader accepts so large a header"
+    assert len(header) <= HEADER_BYTES_MAX, "readers refuse a header of this size"
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
 
 
 def copy_of(entry: Entry, header: bytes) -> list[Part]:
-    """Return what follows the chunks: from level 2 on, a copy of `header`, the bytes before them.
-    Without the copy, one damaged header would end the chain for all readers."""
+    """Return the bytes that follow the chunks. From level 2 on, this is a copy of `header`, the
+    bytes before the chunks. Without this copy, one damaged header would end the chain for all
+    readers."""
     if entry.level == levels.FIRST:
         return []
     return [header, _END.pack(len(header), COPY_MAGIC)]
@@ -164,7 +169,8 @@ def copy_in(body: Part) -> bytes | None:
 
 
 def header_length(start: Part, key: str) -> int:
-    """Return the number of bytes before the chunks. `start` has the first 16 bytes or more."""
+    """Return the number of bytes before the chunks. `start` is the beginning of an entry's object,
+    at least 16 bytes. Raises Corrupt."""
     if len(start) < _PREFIX.size:
         raise Corrupt(key, f"it has {len(start)} bytes, too few for an entry")
     magic, length, _ = _PREFIX.unpack_from(start)
@@ -176,10 +182,11 @@ def header_length(start: Part, key: str) -> int:
 
 
 def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decoded:
-    """Decode the entry whose header is in `start`. `previous` None: do not check the previous hash.
+    """Decode the entry whose header is in `start`. If `previous` is None, do not check the hash of
+    the previous entry.
 
-    Raises Corrupt if the header does not verify, or has another number or previous hash; NewerLevel
-    if this version does not know its level.
+    Raises Corrupt if the header does not verify, or has another number or previous hash. Raises
+    NewerLevel if this version does not know the entry's level.
     """
     end = header_length(start, key)
     header = bytes(memoryview(start)[_PREFIX.size : end])
@@ -202,7 +209,7 @@ def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decode
 
 
 def shares(entry: Entry) -> Iterator[tuple[DraftId, range]]:
-    """Yield each draft id, and the indexes of its commits in the entry."""
+    """Yield each draft id, and the indexes of the draft's commits in the entry."""
     first = 0
     for origin in entry.origins:
         last = min(first + max(origin.commits, 0), len(entry.commits))
@@ -211,7 +218,8 @@ def shares(entry: Entry) -> Iterator[tuple[DraftId, range]]:
 
 
 def _first_level(entry: Entry) -> list[object]:
-    """Return the elements of level 1: no principal, no store time; `origins` only if not empty."""
+    """Return the elements that level 1 has: no principals, no store time, and `origins` only if it
+    is not empty."""
     if _has_second_level_action(entry):
         raise InvalidRequest("level 1 of the format has no such action: run `tidelog upgrade`")
     commits = [(it.commit_id, it.actions, it.key, it.hot) for it in entry.commits]

@@ -1,8 +1,8 @@
-"""All errors that the log raises. A class exists only where a caller acts differently
-(DESIGN 2, Errors).
+"""All errors that the log raises. An error has a class of its own only if a caller handles it
+differently from other errors (DESIGN 2, Errors).
 
-A message is one lower-case line: what happened, where, which value, what to do. The attributes of
-an error have its values for callers.
+A message is one lower-case line: what happened, where, which value, what to do. Callers get the
+values in a message from the error's attributes.
 """
 
 
@@ -54,7 +54,7 @@ class AssignedOtherwise(InvalidRequest):
 
 
 class InvalidConfig(InvalidRequest):
-    """A topic config that does not exist, or an invalid value of one."""
+    """A topic config that does not exist, or a value that is not valid for its config."""
 
 
 class UnknownTopic(LogError):
@@ -123,8 +123,8 @@ class Throttled(LogError):
 
 
 class BoundReached(Throttled):
-    """The refusal of `apply` if a commit would exceed a bound of the cluster state, or a
-    principal's share of it. Another commit may still succeed."""
+    """`apply` refused a commit that would exceed a bound of the cluster state, or a principal's
+    share of the bound. Another commit may still succeed."""
 
 
 class Unavailable(LogError):
@@ -132,7 +132,7 @@ class Unavailable(LogError):
 
 
 class StoreRefused(Unavailable):
-    """A definite refusal by the store (no space, permission or bucket): nothing was stored."""
+    """A definite refusal by the store (no space, no permission, no bucket). Nothing was stored."""
 
 
 class CommitUnknown(LogError):
@@ -141,8 +141,8 @@ class CommitUnknown(LogError):
 
 
 class SetAside(CommitUnknown):
-    """A request that was acknowledged with acks=1 and that the store refuses: it stays in a file of
-    the hot log. The broker commits it when the store accepts it."""
+    """A request that was acknowledged with acks=1 and that the store refuses. The broker keeps the
+    request in a file of the hot log, and commits it when the store accepts it."""
 
 
 class Corrupt(LogError):
@@ -168,14 +168,14 @@ class DamagedRecords(Corrupt):
         self.end_offset = end_offset
         self.args = (
             f"{of}: the records at offsets {offset} to {end_offset - 1} of {topic}-{partition} "
-            f"cannot be read, the records from {end_offset} on can; restore the object, "
-            "or give the records up with tidelog repair --lost",
+            f"cannot be read, but records from {end_offset} on can be read; restore the object, "
+            "or give the unreadable records up with tidelog repair --lost",
         )
 
 
 class TableInDoubt(Corrupt):
     """A table that is not what the log put there: it is damaged, ahead of the WAL, or changed by
-    another program. Its topic keeps its tails and its files until a repair."""
+    another program. The topic keeps its tails and its files until a repair."""
 
     def __init__(self, prefix: str, version: int, why: str) -> None:
         super().__init__(f"{prefix}/_delta_log", why)
@@ -195,11 +195,12 @@ class NotFound(LogError):
 
 
 class StoreUnfit(LogError):
-    """A store that cannot hold this cluster: a failed probe, invalid content, another cluster."""
+    """A store that cannot hold this cluster: its probe failed, its content is invalid, or it holds
+    another cluster."""
 
 
 class NewerLevel(StoreUnfit):
-    """An object at a level of the format that this version does not know. It is not damaged."""
+    """An undamaged object at a level of the format that this version does not know."""
 
     def __init__(self, key: str, level: int, newest: int) -> None:
         super().__init__(
@@ -211,7 +212,7 @@ class NewerLevel(StoreUnfit):
 
 
 class Fenced(StoreUnfit):
-    """A copy of this process writes to the log under its name: this process must stop."""
+    """A copy of this process writes to the log under the name of this process, which must stop."""
 
     def __init__(self, writer: str, seq: int) -> None:
         super().__init__(

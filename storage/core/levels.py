@@ -2,8 +2,8 @@
 
 A cluster has one level. The first element of an entry's header, and of a checkpoint's state, is the
 level at which it was written. A reader checks this element before it decodes the rest. FORMAT.md
-has the table of levels. `tidelog upgrade` raises the level: it commits, for each step, an entry
-that has the next level and no commits. The level is never lowered. Pure.
+has the table of levels. `tidelog upgrade` raises the level one step at a time. For each step it
+writes an entry that has the next level and no commits. The level is never lowered. Pure.
 """
 
 import msgspec
@@ -19,7 +19,8 @@ _FIXARRAY, _FIXARRAY_MASK, _FIXINT_MAX = 0x90, 0xF0, 0x7F
 
 
 class _Leading(msgspec.Struct, array_like=True):
-    """The first element. The decoder skips all other elements, which may be of any type."""
+    """The first element of a header or a state. The decoder skips all other elements, which may be
+    of any type."""
 
     level: int
 

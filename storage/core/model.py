@@ -1,5 +1,5 @@
 """Value types that many modules of the log share: TopicPartition, TopicIdPartition, AppendedRange,
-Acks, ReadBounds, SegmentFile and Part; and two limits. Imports no other module of the log."""
+Acks, ReadBounds, SegmentFile and Part. Also two limits. Imports no other module of the log."""
 
 import sys
 from enum import IntEnum
@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeAlias
 OFFSET_MAX = 2**63 - 1
 SKEW_MS_MAX = 60_000
 """Largest accepted difference between a machine's wall clock and the store's clock. Brokers and
-`apply` reduce a larger difference to this value. They accept a smaller one, because the store's
-dates are inexact: a date is in seconds, and is late by the time that its response took to arrive.
+`apply` reduce a larger difference to this value. They do not correct a smaller difference, because
+the store's dates are inexact: a date has whole seconds, and is already old when its response
+arrives.
 """
 
 
@@ -37,7 +38,7 @@ class AppendedRange(NamedTuple):
 
 
 class Acks(IntEnum):
-    """When a produce request is answered."""
+    """When the broker answers a produce request."""
 
     NONE = 0  # after validation
     LOCAL = 1  # after fdatasync of the broker's hot log; offsets are not known yet
@@ -48,8 +49,8 @@ class SegmentFile(NamedTuple):
     """One immutable Parquet file of one partition, as the manifest describes it.
 
     `path` is relative to the topic's prefix. Sizes are bytes, times are ms since the epoch, and
-    `end_offset` is exclusive. `rows` is less than the offset range only after a key compaction, or
-    if lost records lie in the range.
+    `end_offset` is exclusive. `rows` is less than `end_offset - base_offset` only after a key
+    compaction, or if lost records lie in the range.
     """
 
     path: str
@@ -67,15 +68,15 @@ Part: TypeAlias = bytes | bytearray | memoryview
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition, named by its topic's id; a topic created again has another id."""
+    """A partition, named by its topic's id. A topic that is created again has another id."""
 
     topic_id: str
     partition: int
 
 
 class ReadBounds(NamedTuple):
-    """Bounds of one read: of the weight of its records in bytes (chunk.weight), and of their
-    number."""
+    """Bounds of one read: `bytes_max` for the weight of all its records (chunk.weight), and
+    `records_max` for the number of records."""
 
     bytes_max: int
     records_max: int = sys.maxsize

@@ -1,6 +1,6 @@
 """Kafka's murmur2 hash of one key, and the partition that follows from the hash. Plain Python,
-because the command line uses it too, and may be installed without numpy. `murmur2_columns` hashes
-a column of keys. Pure."""
+because the command line uses this module too, and may be installed without numpy.
+`murmur2_columns` hashes a column of keys. Pure."""
 
 import struct
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ SEED = 0x9747B28C
 M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 _unpack_words = [struct.Struct(f"<{words}I").unpack_from for words in range(33)]
-"""Element n unpacks n little-endian words from the start of a key. Few keys have more than 32."""
+"""Element n unpacks n little-endian words from the start of a key. Few keys have over 32 words."""
 
 
 def murmur2(key: bytes) -> int:

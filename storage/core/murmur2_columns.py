@@ -15,7 +15,7 @@ Lengths: TypeAlias = npt.NDArray[np.int32]
 
 _M32 = np.uint32(M)
 ACTIVE_MIN = 32
-"""A numpy pass over fewer rows costs more than the scalar loop."""
+"""A numpy pass over fewer rows than this costs more than the scalar loop."""
 
 
 def murmur2_column(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
@@ -34,8 +34,8 @@ def murmur2_column(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
 
 
 def _hash_uniform(data: memoryview, start: int, rows: int, length: int) -> npt.NDArray[np.uint32]:
-    """Hash keys of equal length. The keys lie at equal distances, so one strided view has
-    the word at one place of all keys."""
+    """Hash keys of equal length. The keys lie at equal distances, so one strided view has the n-th
+    word of all keys."""
     h = np.full(rows, SEED ^ length, dtype=np.uint32)
     for at in range(0, length & ~3, 4):
         h *= _M32
@@ -50,8 +50,8 @@ def _hash_uniform(data: memoryview, start: int, rows: int, length: int) -> npt.N
 
 
 def _hash_mixed(data: memoryview, starts: Ints, lengths: Lengths) -> npt.NDArray[np.uint32]:
-    """Hash keys of several lengths. The rows are sorted, longest key first, so the keys that
-    have an i-th word are in the first rows."""
+    """Hash keys of several lengths. The rows are sorted, longest key first, so all keys that have
+    an n-th word are in the first rows."""
     order = np.argsort(-lengths, kind="stable")
     starts = starts[order]
     words = lengths[order] >> 2
@@ -79,8 +79,8 @@ def _absorb_mixed(
             prefix = h[:active]
             prefix *= _M32
             prefix ^= _scramble(anywhere[starts[:active] + 4 * (done - 1)])
-    # Few keys have words left. The scalar loop hashes those words: in numpy, one key of 1 MB would
-    # cost 250,000 passes.
+    # Few keys have words left. The scalar loop hashes these words, because with numpy one key of
+    # 1 MB would cost 250,000 passes.
     for row in range(int(np.count_nonzero(words > done))):
         left = int(words[row]) - done
         rest = struct.unpack_from(f"<{left}I", data, int(starts[row]) + 4 * done)
@@ -88,8 +88,8 @@ def _absorb_mixed(
 
 
 def _passes(words: Lengths) -> Iterator[tuple[int, int]]:
-    """Yield two numbers for each pass: the words of a key that are hashed after the pass, and the
-    rows in the pass. The passes end when fewer than ACTIVE_MIN rows have another word."""
+    """Yield two numbers for each pass: how many words of a key are done when the pass ends, and how
+    many rows are in the pass. The passes end when fewer than ACTIVE_MIN rows have another word."""
     counts = words[::-1]  # ascending
     rows = len(counts)
     last = int(words[ACTIVE_MIN - 1]) if rows >= ACTIVE_MIN else 0

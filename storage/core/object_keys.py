@@ -1,5 +1,5 @@
 """Build and parse the keys of a cluster's objects in the store (FORMAT.md section 2). Other modules
-do so only for keys inside a topic's table."""
+build and parse only keys inside a topic's table."""
 
 import re
 from typing import NamedTuple
@@ -36,15 +36,15 @@ def checkpoint(seq: int) -> str:
 
 
 def seq_of(key: str) -> int | None:
-    """Return the number of a WAL entry or checkpoint. For any other key, return None."""
+    """Return the number in the key of a WAL entry or checkpoint. For any other key, return None."""
     tail = key.rpartition("/")[2]
     return int(tail) if len(tail) == 20 and tail.isascii() and tail.isdigit() else None
 
 
 def data(unique: str, not_after_ms: int) -> str:
-    """Return the key of a large draft's chunks, in one of 256 prefixes, because S3 limits
-    requests by prefix. Once the elapsed time is past `not_after_ms`, no entry may name the object
-    for the first time."""
+    """Return the key of the object for a large draft's chunks. The key has one of 256 prefixes,
+    because S3 limits the requests to each prefix. Once the elapsed time is past `not_after_ms`, no
+    entry may name the object for the first time."""
     return f"{DATA}{unique[:2]}/{unique}-{not_after_ms}"
 
 

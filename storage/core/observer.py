@@ -12,7 +12,7 @@ TRACE: ContextVar[object] = ContextVar("tidelog-trace", default=None)
 """The current request's trace context; None without tracing."""
 PRINCIPAL: ContextVar[str] = ContextVar("tidelog-principal", default="")
 """The authenticated client of the current request; empty without authentication, and in tasks of
-the broker. A task that acts for several requests must set it, or clear it."""
+the broker. A task that acts for several requests must set or clear this variable."""
 
 
 class TracedRequest(Protocol):
@@ -30,7 +30,8 @@ class ObservedRequest(Protocol):
 
 
 class Observer(Protocol):
-    """Observer of a broker. Each method returns a context manager, open while the work runs."""
+    """Observer of a broker. Each method returns a context manager, which the broker keeps open
+    while the work runs."""
 
     def flush(self, requests: Sequence[TracedRequest]) -> AbstractContextManager[object]: ...
 

@@ -1,9 +1,9 @@
 """Choose the partition of each record of a request, and split rows by partition.
 
-Kafka's rules: a requested partition takes precedence. Else a key's murmur2 hash decides. It is the
-hash of the Java client, so producers of all protocols put a key into the same partition. Records
-without a key go to the partitions in turn (`Sticky`). Pure: must not import the types of topics and
-requests, only those of rows and columns.
+Kafka's rules: a record goes to the partition that it requests. If it requests none, the murmur2
+hash of its key decides. Kafka's Java client uses the same hash, so producers of all protocols put a
+key into the same partition. Records that request no partition and have no key go to the partitions
+in turn (`Sticky`). Pure. Imports the types of rows and columns, not those of topics and requests.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from tidelog.storage.core.murmur2_columns import Ints, murmur2_column
 Column: TypeAlias = "pa.Array[Any]"
 RequestedPartitions: TypeAlias = "Sequence[int | None] | Column | None"
 Partitions: TypeAlias = "RequestedPartitions | int"
-"""Partitions in a request: one per record (null: not given), one for all, or None."""
+"""Requested partitions: one per record (null: none requested), one for all records, or None."""
 RecordPartitions: TypeAlias = "int | list[int] | Ints"
 """The chosen partitions: one for all records, or one per record."""
 
@@ -42,13 +42,13 @@ class NoSuchPartition(InvalidRequest):
 
 
 class Sticky:
-    """Chooser of partitions for records without a key. In a request, the next partition follows
-    after about `RUN_BYTES` bytes of values.
+    """Chooser of partitions for records without a key. Within a request, it goes to the next
+    partition after about `RUN_BYTES` bytes of values.
 
-    `seed` determines the first partition of each request. Kafka's client changes partitions
-    when its batch is full; a broker does so by bytes, to have few chunks per request. Each broker
-    owns one `Sticky`. Threads may share it: the only effect of a race is that two requests begin at
-    the same partition.
+    `seed` determines the first partition of each request. Kafka's client changes the partition
+    when a batch is full. A broker counts bytes instead, so that a request has few chunks. Each
+    broker owns one `Sticky`. Threads may share it: the only effect of a race is that two requests
+    begin at the same partition.
     """
 
     def __init__(self, seed: int) -> None:
@@ -61,7 +61,7 @@ class Sticky:
         return (before // RUN_BYTES + self._draw()) % count
 
     def spread_few(self, row_bytes: Sequence[int], count: int) -> list[int]:
-        """Choose as `spread` does, with lists."""
+        """Choose as `spread` does, but with lists instead of arrays, for few rows."""
         first = self._draw()
         before = 0
         partitions = []
@@ -71,8 +71,8 @@ class Sticky:
         return partitions
 
     def _draw(self) -> int:
-        # SplitMix64 (Steele et al. 2014) turns the counter into uniform bits. Only 32
-        # bits are used, because the callers add numbers to them in int64.
+        # SplitMix64 (Steele et al. 2014) turns the counter into uniform bits. The result has only
+        # 32 bits, so that the callers' sums with it fit into int64.
         self._draws += 1
         bits = (self._seed + self._draws * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
@@ -103,7 +103,7 @@ def place(
     """Choose the partitions of one request's rows, among the `count` partitions of its topic.
 
     `otherwise` is the partition of records that request none (a produce to `/partitions/{p}`). An
-    int in `partitions` means the same. Raises NoSuchPartition.
+    int as `partitions` has the same meaning as `otherwise`. Raises NoSuchPartition.
     """
     if isinstance(partitions, int):
         otherwise, partitions = partitions, None
@@ -120,7 +120,8 @@ def place(
 
 
 def tally(places: RecordPartitions, rows: int) -> list[tuple[int, int]]:
-    """Count the records per partition, in ascending order of partitions; `rows` is their total."""
+    """Count the records per partition, in ascending order of partitions. `rows` is the number of
+    all records."""
     if isinstance(places, int):
         return [(places, rows)]
     if isinstance(places, list):
@@ -137,7 +138,7 @@ def part(batch: pa.RecordBatch, places: RecordPartitions) -> list[tuple[int, pa.
     if isinstance(places, int):
         return [(places, batch)]
     placed = np.asarray(places)
-    # numpy sorts 16-bit integers by radix. Practically all partition numbers fit.
+    # numpy sorts 16-bit integers by radix. Nearly all partition numbers fit into 16 bits.
     order = np.argsort(
         placed.astype(np.uint16) if placed.max() < 1 << 16 else placed, kind="stable"
     )

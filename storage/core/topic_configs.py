@@ -17,8 +17,8 @@ MS_PER_DAY = 86_400_000
 
 class ConfigKey(NamedTuple):
     """One config: its default as text, its description, the parser that validates a value, and the
-    first level of the format at which a topic may have it. Below that level no topic can have it,
-    because versions that do not know the config would refuse the commit that sets it."""
+    first level of the format at which a topic may have the config. A cluster below that level may
+    have older brokers, which do not know the config and would refuse the commit that sets it."""
 
     default: str
     doc: str
@@ -74,7 +74,7 @@ CONFIGS: Mapping[str, ConfigKey] = {
     ),
     "max.message.bytes": ConfigKey(
         "1048588",
-        "largest weight of a record: bytes of key, value and headers, 8 for each header, and 24",
+        "largest weight of a record: 24 + 8 per header + the bytes of key, value and headers",
         _integer(1, 64 * 1024 * 1024),
     ),
     "message.timestamp.after.max.ms": ConfigKey(
@@ -100,7 +100,7 @@ CONFIGS: Mapping[str, ConfigKey] = {
         "0.5", "compaction is due when this share of sealed bytes is not compacted yet", _ratio
     ),
     "min.compaction.lag.ms": ConfigKey(
-        "0", "age in ms below which compaction keeps a record", _integer(0)
+        "0", "compaction keeps each record that is younger than this, in ms", _integer(0)
     ),
     "retention.bytes": ConfigKey("-1", "bytes kept per partition, -1: no limit", _integer(-1)),
     "retention.ms": ConfigKey(
@@ -108,14 +108,14 @@ CONFIGS: Mapping[str, ConfigKey] = {
     ),
     "segment.bytes": ConfigKey(
         str(64 * 1024 * 1024),
-        "bytes at which a partition's tail is sealed into its table",
+        "size in bytes at which a partition's tail is sealed into the topic's table",
         _integer(1024, 2**30),
     ),
     "segment.ms": ConfigKey(
         str(10 * MS_PER_MINUTE), "age in ms at which a partition's tail is sealed", _integer(100)
     ),
     "target.segment.bytes": ConfigKey(
-        str(512 * 1024 * 1024), "size up to which small segments are merged", _integer(1024, 2**32)
+        str(512 * 1024 * 1024), "bytes up to which segments are merged", _integer(1024, 2**32)
     ),
 }
 """All configs with an effect. Two defaults differ from Kafka's, because sealed records are cheap to
@@ -125,8 +125,9 @@ read: `segment.bytes` (1 GiB in Kafka) and `segment.ms` (7 days in Kafka)."""
 def _inert(
     default: str, why: str, low: int | None = None, words: tuple[str, ...] = ()
 ) -> ConfigKey:
-    """Return a config that has no effect. Values: a whole number from `low` on, one of `words`, or
-    any text. `words` omits a value that asks for something that no broker does."""
+    """Return a config that has no effect. With `words`, a value must be one of them. With `low`, it
+    must be a whole number from `low` on. With neither, any text is valid. `words` omits each value
+    that requests what no broker does."""
     parse: Callable[[str], object] = str if low is None else _integer(low)
     if words:
         parse = _one_of(*words)
@@ -173,14 +174,15 @@ WITHOUT_EFFECT: Mapping[str, ConfigKey] = {
     "segment.jitter.ms": _inert("0", "tails are sealed by size and age", low=0),
     "unclean.leader.election.enable": _inert("false", _STORE, words=_BOOLEAN),
 }
-"""Configs that are stored and shown, but have no effect. They are accepted, because topic
-definitions that were written for Kafka contain them."""
+"""Configs that brokers accept, store and show, but that have no effect. Topic definitions that were
+written for Kafka contain them."""
 KNOWN: Mapping[str, ConfigKey] = {**CONFIGS, **WITHOUT_EFFECT}
 
 
 class TopicConfig(NamedTuple):
-    """A topic's effective configs, parsed. Each field has the name of its config, with
-    underscores; but `is_log_append_time` is from `message.timestamp.type`."""
+    """A topic's effective configs, parsed. A field has the name of its config, with underscores.
+    Only `is_log_append_time` has another name: it is true if `message.timestamp.type` is
+    LogAppendTime."""
 
     cleanup_policy: frozenset[str]
     compression_type: str
@@ -200,8 +202,8 @@ class TopicConfig(NamedTuple):
 
 def check(name: str, value: str, level: int = levels.NEWEST) -> None:
     """Raise InvalidConfig if the config is unknown, if a cluster at this level of the format cannot
-    have it, or if the value is not valid. The message names the config, the value and what
-    is allowed."""
+    have it, or if the value is not valid. The message names the config, the value and the
+    allowed values."""
     known = KNOWN.get(name)
     if known is None:
         raise InvalidConfig(f"unknown topic config {name!r}: known are {', '.join(CONFIGS)}")
@@ -219,7 +221,8 @@ def check(name: str, value: str, level: int = levels.NEWEST) -> None:
 def canonical(name: str, value: str, level: int) -> str:
     """Return the text that the cluster state stores for a new value. The text is bounded, because
     each broker keeps it in memory and each checkpoint contains it. Raises InvalidConfig. (`apply`
-    accepts any valid text, because version 0.1 stored any valid text.)"""
+    accepts each valid text, of any length, because version 0.1 stored each valid text as it was.)
+    """
     if len(value) > VALUE_CHARS_MAX:
         raise InvalidConfig(
             f"the value of topic config {name} has {len(value)} characters, "
@@ -243,8 +246,8 @@ def check_all(configs: Mapping[str, str], level: int) -> InvalidConfig | None:
 
 
 def effective(configs: Mapping[str, str]) -> TopicConfig:
-    """Parse the configs and add the defaults. The default also replaces an invalid value: `apply`
-    must not fail on a value that an older or newer writer accepted."""
+    """Parse the configs and add the defaults. The default also replaces an invalid value, because
+    `apply` must not fail on a value that an older or newer writer accepted."""
 
     def get(name: str) -> object:
         key = CONFIGS[name]

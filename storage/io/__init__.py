@@ -15,5 +15,5 @@ metered       a store that counts its requests
 clock         wall time, boot time, ids
 loop_thread   a resource on the event loop of a second thread, for a caller with its own event loop
 malloc        settings of glibc's allocator; return of freed memory
-tasks         errors of tasks, tasks that run together; steps; the lowest priority of a thread
+tasks         exceptions in tasks; tasks that run together; steps; the lowest priority of a thread
 """

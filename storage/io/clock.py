@@ -2,7 +2,8 @@
 and its random source.
 
 Other modules get a `Clock` as an argument; the simulator passes its own. In other modules, the
-linter (banned-api) forbids the functions of `time`, `random` and `uuid` that would do the same.
+linter (banned-api) forbids the functions of `time`, `random` and `uuid` that read a clock or a
+random source.
 """
 
 import os
@@ -14,7 +15,7 @@ class Clock(Protocol):
     """Two clocks and a source of ids."""
 
     def now_ms(self) -> int:
-        """Return wall time, milliseconds since the epoch; it may jump."""
+        """Return wall time in milliseconds since the epoch. Wall time may jump."""
 
     def boot_s(self) -> float:
         """Return seconds since boot *including suspend*; never jumps back. Measures view age."""
@@ -23,7 +24,7 @@ class Clock(Protocol):
         """Return 16 bytes, unique among all processes."""
 
 
-# CLOCK_MONOTONIC stops during suspend: a resumed broker would treat an old view as fresh.
+# CLOCK_MONOTONIC stops during suspend, so by that clock a resumed broker's old view looks fresh.
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -37,5 +38,5 @@ class SystemClock:
         return time.clock_gettime(_BOOT_CLOCK)
 
     def new_id(self) -> bytes:
-        # Do not keep random bytes for later ids: a copy of the process would make the same ids.
+        # Do not keep random bytes for later ids, because a copy of the process would keep them too.
         return os.urandom(16)

@@ -5,14 +5,16 @@ the directory. So DONE means that bytes and name are on the disk (I1). A named f
 whole object. A key cannot be an object and a directory at once; in S3 it can.
 **On a crash** (kill -9 or loss of power):
 - before the link, nothing is left: the kernel frees an unnamed file. If the file system has no
-  unnamed files, a temporary file stays in `.tmp/`. The first open an hour or more later removes it.
+  unnamed files, a temporary file stays in `.tmp/`. A store that opens the folder an hour or more
+  later removes the file.
 - after the link and before the directory's fsync, the whole object is left. Only a loss of power
   can remove it. No process relies on it then: its writer sent no answer yet, and the other brokers
   of the machine lost power too.
 
-Rejected: O_EXCL on the final name (a loser reads half an object); a single fsync, after the link
-(160 instead of 290 us, but a loss of power leaves named, empty WAL entries); a cache of directory
-descriptors (it saves 4 us; if the kernel reuses a number, the link goes into a wrong folder).
+Rejected: O_EXCL on the final name (the loser of a race reads half an object); a single fsync, after
+the link (160 instead of 290 us, but a loss of power leaves named, empty WAL entries); a cache of
+directory descriptors (it saves 4 us, but if the kernel reuses a descriptor's number, the link goes
+into a wrong folder).
 """
 
 import asyncio
@@ -35,10 +37,10 @@ Ts = TypeVarTuple("Ts")
 
 _TEMPORARY = ".tmp"
 _THREADS = 8  # a create waits for the disk, not for a core; the disk merges concurrent syncs
-_LIST_BATCH = 512  # with one stat each, a batch takes a thread about a millisecond
+_LIST_BATCH = 512  # names; with one stat for each, a thread needs about a millisecond per batch
 _DIRECTORIES_MAX = 4096  # known durable directories; a full set is cleared and filled again
 _STALE_NS = 3600 * 10**9
-_FOLDER_MODE, _FILE_MODE = 0o700, 0o600  # a reader of the folder can act as a broker
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600  # a user that reads secret.json can act as a broker
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _QUIETLY = contextlib.suppress(OSError)  # for a close after a sync, or a removal (swept later)
@@ -58,11 +60,12 @@ _ADVICE = {
 
 
 class FolderStore:
-    """A store in a folder. Owns its threads until `close`; safe for tasks and for processes.
+    """A store in a folder. Owns its threads until `close`. Safe for concurrent tasks, and for
+    several processes with the same folder.
 
     The constructor blocks: it creates the folder, tests the file system and removes stale temporary
     files. It raises `StoreUnfit` if it cannot create a folder, a file or a link.
-    A cancelled call may still finish in its thread: the outcome of a cancelled create is unknown.
+    A cancelled call may still finish in its thread, so a cancelled create has an unknown outcome.
     """
 
     def __init__(self, root: Path) -> None:
@@ -123,9 +126,9 @@ class FolderStore:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
 
     def _path(self, key: str) -> str:
-        """Return the file of a key. Raises ValueError, which is a caller's bug, if it is no key.
-
-        A key that is too long for a file name is valid: a read finds nothing, a write is refused.
+        """Return the file of a key. If `key` is no valid key, which is a bug of the caller, raises
+        ValueError. A valid key may be too long for a file name. Then no object has this key, and a
+        write raises StoreRefused.
         """
         names = key.split("/")
         is_strange = any(name in {"", ".", ".."} for name in names)
@@ -182,7 +185,7 @@ class FolderStore:
                 end = size if length is None else min(start + length, size)
                 chunks = []
                 while start < end and (chunk := os.pread(file.fileno(), end - start, start)):
-                    chunks.append(chunk)  # one read gives all below 2 GiB
+                    chunks.append(chunk)  # one read returns up to 2 GiB
                     start += len(chunk)
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         except OSError as error:
@@ -216,7 +219,8 @@ class FolderStore:
                 os.close(fd)
 
     def _make_durable(self, directory: str) -> None:
-        """Create and sync the directory; sync an existing one: its creator may not have synced."""
+        """Create the directory, and sync its parent. Sync the parent also if the directory exists,
+        because its creator may not have synced the parent yet."""
         if directory in self._durable:
             return
         parent = os.path.dirname(directory)
@@ -230,7 +234,8 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _file(self, directory_fd: int, parts: Sequence[Part], *, is_named: bool) -> Iterator[str]:
-        """Yield a path that can be linked: a synced file, removed at exit if it has no link."""
+        """Yield the path of a synced file, which the caller may link. At exit, a file without a
+        link is removed."""
         path = ""
         if is_named:
             fd, path = self._open_named()
@@ -244,7 +249,7 @@ class FolderStore:
         finally:
             with _QUIETLY:
                 os.close(fd)
-            if path:  # the kernel frees unnamed ones
+            if path:  # the kernel frees an unnamed file
                 with _QUIETLY:
                     os.unlink(path)
 
@@ -256,9 +261,9 @@ class FolderStore:
         raise AssertionError("itertools.count does not end")
 
     def _sync(self, directory: str, directory_fd: int) -> bool:
-        """Return whether the directory is durable. If it is not, the next read in it must first
-        repeat the fsync with success: else a writer that reads its own bytes back would treat
-        them as committed."""
+        """Sync the directory. Return whether the fsync succeeded. If it failed, the next read in
+        the directory must first repeat the fsync with success. Without this rule, a writer that
+        reads its own bytes back would treat them as committed, although they are not durable."""
         try:
             os.fsync(directory_fd)
         except OSError:
@@ -268,7 +273,8 @@ class FolderStore:
         return True
 
     def _try_file_system(self) -> bool:
-        """Return whether unnamed files can be linked; OSError if no file can. Sweep stale files."""
+        """Return whether unnamed files can be linked. Remove stale temporary files. Raises OSError
+        if no file can be linked."""
         with self._directory(self._temporary) as directory_fd:
             with self._file(directory_fd, (), is_named=True) as source:
                 now_ns = self._try_link(directory_fd, source)
@@ -285,8 +291,8 @@ class FolderStore:
         return _UNNAMED != 0
 
     def _try_link(self, directory_fd: int, source: str) -> int:
-        """Test a link. Return the file's modification time in ns. It is comparable with those of
-        other files, because the same clock sets them."""
+        """Test a link. Return the file's modification time in ns. It is comparable with other
+        files' modification times, because the same clock sets all of them."""
         status = os.stat(source)
         name = f"{self._temporary}/inode-{status.st_ino}"  # used by this file or by no file
         os.link(source, name, src_dir_fd=directory_fd)
@@ -324,11 +330,12 @@ def _write(fd: int, parts: Sequence[Part]) -> None:
 def _walk(root: str, directory: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
     """Yield objects below `directory` ("" or with a final slash) in byte order of their *keys*.
 
-    A directory sorts as its name with a slash: `a-b` comes before `a/b`, but `a` before `a-b`.
+    A directory sorts as its name with a slash: the object `a-b` comes before the directory `a/`,
+    although `a` comes before `a-b`.
     """
     # A cheap first filter, because a listing of the newest WAL entries needs only a few of 100,000
-    # names. It keeps a name that is at or after the first part of `start_after` here, or is a
-    # prefix of that part.
+    # names. `after` is the part of `start_after` that is a name in this directory. The filter keeps
+    # a name that is not before `after`, or is a prefix of `after`.
     after = start_after.removeprefix(directory).partition("/")[0]
     is_inside = start_after.startswith(directory)
     found = []
@@ -358,7 +365,7 @@ def _walk(root: str, directory: str, prefix: str, start_after: str) -> Iterator[
         try:
             status = os.lstat(f"{root}/{key}")
         except FileNotFoundError:
-            continue  # deleted since
+            continue  # deleted since the scan
         except OSError as error:
             raise Unavailable(_what(f"could not list {key}", root, error)) from error
         if stat.S_ISREG(status.st_mode):

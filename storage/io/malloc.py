@@ -18,8 +18,8 @@ _M_MMAP_THRESHOLD = -3
 
 
 def keep_freed_columns() -> None:
-    """Do as `keep_freed`, and allocate Arrow's buffers by malloc: Arrow decodes megabytes at a
-    time, and its own allocator returns them to the kernel."""
+    """Do as `keep_freed`, and allocate Arrow's buffers by malloc. Arrow decodes megabytes at a
+    time, and Arrow's own allocator would return this memory to the kernel after each use."""
     if keep_freed():
         pa.set_memory_pool(pa.system_memory_pool())
 

@@ -1,8 +1,8 @@
 """A wrapper of an object store that counts requests (the cost), bytes, latencies and failures.
 
 It wraps any store, for one broker. It counts calls of the `ObjectStore` interface. It does not see
-retries inside the SDK, nor requests of Delta's own client for a commit to a table.
-It adds a microsecond to a call that takes milliseconds.
+retries inside the SDK. It also does not see the requests by which Delta's own client commits to a
+table. It adds a microsecond to a call that takes milliseconds.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -19,7 +19,7 @@ from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
 
 VERBS: Final = ("create", "put", "get", "list", "delete")
 PAGE: Final = 1000
-"""Objects in a page of a listing of S3."""
+"""Number of objects in one page of an S3 listing."""
 
 
 class StoreCounters:
@@ -106,8 +106,8 @@ class MeteredStore:
 
 
 class _Timed:
-    """A context manager that counts one call. NotFound is an answer, not a failure. Requests for
-    one object, which have a key, are passed to the observer."""
+    """A context manager that counts one call. NotFound counts as an answer, not as a failure. If
+    the call has a key, which means it is for one object, the observer gets the call too."""
 
     __slots__ = ("_key", "_observed", "_size", "_started_s", "_store", "_verb")
 

@@ -1,7 +1,7 @@
-"""Opening of an object store by its `--store` URL. The probe of its guarantees is in `probe`.
+"""Opening of an object store by its `--store` URL. The module `probe` tests a store's guarantees.
 
 A command line imports this module to check a URL. The modules of the stores are slow to load, so
-they are imported only when a store is opened.
+this module imports a store's module only when it opens the store.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ async def open_store(
 ) -> "ObjectStore":
     """Open `memory://`, `file:///folder`, a plain path, or `s3://bucket/prefix`.
 
-    Raises `StoreUnfit` if the URL or the store cannot be used until an operator changes it,
-    `Unavailable` if the store does not answer for `retry_s`.
+    Raises `StoreUnfit` if an operator must first change the URL or the store. Raises `Unavailable`
+    if the store does not answer for `retry_s`.
     """
     check_url(url)
     folder = folder_of(url)

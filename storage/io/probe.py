@@ -2,7 +2,7 @@
 
 A store may refuse, time out or lose an answer at each call. The probe repeats such calls. If a
 create has no clear answer, the probe compares the stored bytes (DESIGN 4). A call without an answer
-is no reason to refuse the store.
+does not make the store unfit.
 
 The probe writes below `probe/` only, under an id of its own, and deletes the objects that it wrote.
 **On a crash** before the delete: a few small objects are left, which no process reads.
@@ -17,17 +17,17 @@ from tidelog.storage.io.object_store import Created, ObjectStore
 from tidelog.storage.io.start_retry import START_RETRY_S, StartRetry
 from tidelog.storage.io.tasks import together
 
-# Several races of two contenders, not one of many: SeaweedFS answers two contenders in 5 ms, three
-# in 1 s, and eight in up to 12 s.
+# Several races of two creates each, not one race of many creates, because SeaweedFS answers two
+# concurrent creates in 5 ms, three in 1 s, and eight in up to 12 s.
 _RACES = 3
 _DELETES_MAX = 3
-"""A create without an answer may arrive after the delete. If the first key is there again, the
-probe repeats the delete."""
+"""Largest number of deletes in one probe. A create without an answer may arrive after a delete. So
+if the first key exists again, the probe repeats the delete."""
 
 
 async def probe(store: ObjectStore, clock: Clock, *, retry_s: float = START_RETRY_S) -> None:
-    """Test the guarantees that a log needs. Raises StoreUnfit with the failed guarantee and the
-    store. Raises Unavailable if the store does not answer for `retry_s`."""
+    """Test the guarantees that a log needs. If a test fails, raises StoreUnfit with the names of
+    the guarantee and the store. If the store does not answer for `retry_s`, raises Unavailable."""
     await _Probe(store, StartRetry(clock, retry_s)).run()
 
 
@@ -87,8 +87,8 @@ class _Probe:
 
     async def _race(self, key: str) -> bytes:
         """Race two creates of one key; return the winner's bytes."""
-        # First read the missing key, as readers of the WAL do with the next number. A cache may
-        # keep that answer. Then the read below does not find the object.
+        # First read the missing key, as readers of the WAL do with the next number. If a cache
+        # keeps the answer "not found", the read below does not find the object.
         if await self._found(key) is not None:
             raise self._unfit("read-after-write", "an object exists before it was written")
         bodies = [b"1st of " + key.encode(), b"2nd of " + key.encode()]
@@ -99,8 +99,8 @@ class _Probe:
         body = await self._found(key)
         if body is None and not done:
             raise self._unfit("create-if-absent", "neither of two concurrent creates succeeded")
-        # Without a clear success, either create may have won: S3 may answer 409 to the loser, or
-        # to both, and a transport that repeats a request makes a success look like a loss.
+        # Without a clear success, either create may have won. S3 may answer 409 to the loser, or
+        # to both. A transport that repeats a request makes a success look like a loss.
         if body is None or body not in (done or bodies):
             raise self._unfit(
                 "read-after-write", f"a new object of {done or bodies} reads as {body!r}"
@@ -114,8 +114,8 @@ class _Probe:
             )
 
     async def _create(self, key: str, body: bytes) -> Created:
-        """Create until the store has the key. Return UNKNOWN if it is unknown which create stored
-        the object: the caller then compares the bytes."""
+        """Repeat the create until the store has the key. If it is unknown which create stored the
+        object, return UNKNOWN. The caller then compares the bytes."""
 
         async def create() -> Created:
             created = await self._store.create(key, [body[:1], body[1:]])

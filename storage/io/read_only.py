@@ -1,8 +1,8 @@
 """A read-only store: it creates no folder, has no probe and writes no object.
 
 Readers beside the brokers (Spark's driver and executors) must work on a read-only mount and with
-credentials that cannot write. For S3 the credentials' policy is enough. For a folder, `FolderStore`
-cannot be used, because it creates its temporary directory when it opens.
+credentials that cannot write. For S3 they use `S3Store`, which writes nothing by itself. For a
+folder they cannot use `FolderStore`, because it creates its temporary directory when it opens.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ async def open_to_read(url: str, s3: S3Options | None = None) -> ObjectStore:
 
 
 class ReadOnlyFolder:
-    """A read-only `FolderStore`. Holds no open file; safe for concurrent tasks."""
+    """A read-only form of `FolderStore`. Holds no open file. Safe for concurrent tasks."""
 
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))
@@ -61,7 +61,7 @@ class ReadOnlyFolder:
         return await asyncio.to_thread(self._read, key, start, length)
 
     def map(self, key: str) -> pa.Buffer:
-        """Map the object into memory. Objects are immutable, and a deleted one stays readable
+        """Map the object into memory. Objects are immutable, and a deleted object stays readable
         while it is mapped."""
         with self._failing(key), pa.memory_map(str(self._root / key)) as file:
             return file.read_buffer()

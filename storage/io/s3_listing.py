@@ -1,8 +1,9 @@
 """Listing in byte order of keys, for a server that lists in the order of a directory tree.
 
-SeaweedFS lists `a/b` before `a-b`; a listing that starts after `a-b` omits `a/b`. So this module
-lists each directory by itself. A subdirectory waits until its name *with the slash* is next.
-The cost is one request per directory. A flat prefix such as `wal/` costs no more than in S3.
+SeaweedFS lists `a/b` before `a-b`, and a listing that starts after `a-b` omits `a/b`. So this
+module lists each directory with a request of its own. It yields a subdirectory's objects when the
+subdirectory's name *with the slash* is next in byte order. The cost is one request per directory.
+A flat prefix such as `wal/` costs no more than in S3.
 """
 
 import heapq
@@ -26,8 +27,8 @@ async def in_byte_order(
     directory = directory or prefix[: prefix.rfind("/") + 1]
     if start_after > directory and not start_after.startswith(directory):
         return
-    # A listing after `first` omits the directory `first/` and directories with a shorter name but
-    # a greater key: after `a-b`, the server omits `a/`. Those are added to `waiting` here.
+    # A listing after `first` omits the directory `first/`. It also omits directories with a shorter
+    # name but a greater key: after `a-b`, the server omits `a/`. So `waiting` begins with them.
     is_inside = start_after.startswith(directory)
     first = start_after.removeprefix(directory).partition("/")[0] if is_inside else ""
     waiting = [

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
-    """Connection options of a bucket. There are none for credentials: the AWS chain gives them."""
+    """Connection options of a bucket. Credentials are no option; they come from the AWS chain."""
 
     endpoint_url: str | None = None  # None: AWS
     region: str | None = None  # None: from the AWS chain, else from the bucket

@@ -1,4 +1,4 @@
-"""Retries of requests while a broker starts: the store may be unavailable for a moment.
+"""Retries of requests while a broker starts, because the store may be unavailable for a moment.
 
 A starting broker has no clients yet, so it waits for its store. If the process ended instead, its
 supervisor would start it again, with longer and longer pauses. A running broker does not use this
@@ -19,19 +19,19 @@ T = TypeVar("T")
 
 START_RETRY_S = 60.0
 """Time for which one step of a start may fail. A store that restarts (SeaweedFS, MinIO, a gateway)
-answers again within it. Orchestrators give a start two minutes."""
+answers again within this time. Orchestrators allow two minutes for a whole start."""
 REFUSALS_MAX = 3
-"""Refusals (403, no space) in a row after which the start fails. Once or twice, a refusal may be
-temporary, because access was granted seconds ago or a proxy has a problem."""
+"""Refusals (403, no space) in a row after which the start fails. One or two refusals may be
+temporary, for example because access was granted seconds ago or a proxy has a problem."""
 PAUSE_S = 0.2
-"""First pause between two tries; it doubles. Half of each pause is random, so that brokers that
-start together do not send their requests together."""
+"""First pause between two tries. The pause doubles after each try, up to PAUSE_S_MAX. Half of it is
+random, so that brokers that start together do not send their requests together."""
 PAUSE_S_MAX = 3.0
 
 
 class StartRetry(NamedTuple):
-    """The retry policy of one start. Each step has the whole budget, because a store that served
-    earlier steps makes progress."""
+    """The retry policy of one start. Each step may use the whole budget, because the start makes
+    progress with each step that succeeds."""
 
     clock: Clock
     budget_s: float = START_RETRY_S

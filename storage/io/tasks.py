@@ -1,6 +1,6 @@
-"""Helpers of asyncio tasks: errors that end a task, errors of one round of a task, errors that no
-caller awaits, and tasks that run together. Also the steps of a coroutine, and the lowest priority
-of a thread."""
+"""Helpers of asyncio tasks: exceptions that end a task, exceptions in one round of a task,
+exceptions of tasks that no caller awaits, and tasks that run together. Also the steps of a
+coroutine, and the lowest priority of a thread."""
 
 import asyncio
 import contextlib
@@ -49,8 +49,8 @@ def retrieve_exception(done: "asyncio.Future[Any]") -> None:
 
 
 class Steps(Coroutine[Any, Any, T]):
-    """A coroutine whose steps are called by `step(call, *arguments)`, which returns the result of
-    the call. A step is what runs between two waits."""
+    """A coroutine that runs the coroutine `work` in steps. A step is the code between two waits.
+    `step(call, *arguments)` must make the call, which runs one step, and return its result."""
 
     __slots__ = ("_step", "_work")
 

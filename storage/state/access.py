@@ -30,7 +30,7 @@ from tidelog.storage.state.shares import Need, Shares
 KEYS_MAX = 10_000
 ACLS_MAX = 20_000
 QUOTAS_MAX = 10_000
-"""Principals that have quotas."""
+"""Bound of the principals that have quotas."""
 NOTE_BYTES_MAX = 255
 ACLS_AT_ONCE_MAX = 5_000
 DIGEST_BYTES = 32
@@ -83,7 +83,7 @@ class Access:
 
     def __init__(self, kept: AccessCheckpoint | None = None, shares: Shares | None = None) -> None:
         self.version = 0
-        """Increases with every change, so that caches of derived data can detect it."""
+        """Increases with every change, so that caches of derived data can detect the change."""
         self.keys: dict[str, Key] = {}
         self.acls = Acls()
         self.quotas: Quotas = {}
@@ -100,7 +100,7 @@ class Access:
         return self._by_digest.get(held)
 
     def quota(self, name: str, principal: str) -> int | None:
-        """Return the principal's quota of this name, else that of DEFAULT, else None."""
+        """Return the principal's quota of this name, else DEFAULT's quota, else None."""
         own = self.quotas.get(principal, {}).get(name)
         return self.quotas.get(DEFAULT, {}).get(name) if own is None else own
 

@@ -1,7 +1,7 @@
 """Assign partitions to the members of a consumer group: Kafka's range, round robin and sticky.
 
-A topic's partitions go to members that subscribe to the topic. The result depends on the arguments'
-values and not on their order, so that `apply` computes the same assignment on every broker (I4).
+A topic's partitions go to members that subscribe to the topic. The result does not depend on the
+order of elements in the arguments, so `apply` computes the same assignment on every broker (I4).
 No partition gets two owners (I8). If there are too few partitions, some members get none.
 The functions are pure. They must not depend on generations, heartbeats or the WAL.
 """
@@ -17,7 +17,7 @@ Subscriptions: TypeAlias = Mapping[str, Collection[str]]
 """Topics by member id. The order of ids decides ties, so a static member must keep its id after a
 restart."""
 Partitions: TypeAlias = Mapping[str, int]
-"""Number of partitions by topic. It has only topics that exist."""
+"""Number of partitions by topic, for existing topics only."""
 Assignment: TypeAlias = dict[str, list[TopicIdPartition]]
 """Sorted partitions by member. All members are keys."""
 Owned: TypeAlias = Mapping[str, Collection[TopicIdPartition]]
@@ -28,7 +28,8 @@ Assignor: TypeAlias = Callable[[Subscriptions, Partitions, Owned], Assignment]
 
 def assign_range(subscriptions: Subscriptions, partitions: Partitions, _: Owned) -> Assignment:
     """Split each topic separately into consecutive ranges (Kafka's RangeAssignor). If two topics
-    have the same members and partition counts, a member gets the same numbers of both."""
+    have the same members and the same number of partitions, a member gets the same partition
+    numbers of both topics."""
     assigned: Assignment = {member: [] for member in sorted(subscriptions)}
     for topic, members in _members_of(subscriptions, partitions).items():
         share, more = divmod(partitions[topic], len(members))
@@ -72,8 +73,8 @@ ASSIGNORS: Mapping[str, Assignor] = {
     "sticky": assign_sticky,
     "cooperative-sticky": assign_sticky,
 }
-"""Assignors by their names in Kafka's `partition.assignment.strategy`. The last two give equal
-assignments, but a client revokes partitions in different ways."""
+"""Assignors by their names in Kafka's `partition.assignment.strategy`. The last two compute equal
+assignments. They have two names because Kafka's clients revoke partitions differently for each."""
 
 
 class _Turns:
@@ -161,7 +162,8 @@ class _Sticky:
         self._free.clear()
 
     def level(self) -> None:
-        """Move partitions, one at a time, to members that have at least two fewer, while possible.
+        """While possible, move a partition to a member that has at least two partitions fewer than
+        the giver.
 
         Each move makes the sum of the squared counts smaller, so the loop ends.
         """

@@ -1,16 +1,16 @@
-"""The bounds in effect, and those that come into effect later.
+"""The bounds in effect, and the bounds that come into effect later.
 
-`SetBounds` changes them. One process may not have seen the change yet while another obeys it. So,
-if processes rely on a bound, `apply` lowers it only when none can rely on the old value any more:
+`SetBounds` changes bounds. One process may obey the change while another has not seen it yet. So if
+processes rely on a bound, `apply` delays a lower value until no process can rely on the old value:
 
-- The view age is a limit of each process for itself, so its change is in effect at once. A view
-  uses a raised view age only after it has applied the change. Then it does not need the entries
-  that collection by the old retention deletes: a checkpoint before the change covers them.
+- The view age limits only a process's own view, so a change of it is in effect at once. A view uses
+  a raised view age only after it has applied the change. Then it does not need the entries that
+  collection by the old retention deletes, because a checkpoint before the change covers them.
 - A raised WAL retention or file grace is in effect at once.
-- A lowered retention or grace is in effect when the elapsed time since the change is the old value.
-  Then views that have not seen the change have expired (the retention is at least four view ages),
-  and readers that rely on the old value have ended. One entry may add `STEP_MS_MAX` to the elapsed
-  time in an instant, so `apply` waits that much longer.
+- A lowered retention or grace is in effect when the elapsed time since the change reaches the old
+  value. Then views that have not seen the change have expired (the retention is at least four view
+  ages), and readers that rely on the old value have ended. One entry may add `STEP_MS_MAX` to the
+  elapsed time in an instant, so `apply` waits `STEP_MS_MAX` longer.
 
 Pure: a part of the cluster state, the same on every broker (I4).
 """
@@ -24,12 +24,14 @@ from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 
 WAITING = ("wal_retention_ms", "file_grace_ms")
-"""Processes that have not seen the change yet may rely on these bounds."""
+"""The bounds whose old value stays for a while after they are lowered, because processes that have
+not seen the change may rely on it."""
 
 
 class BoundsCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """`now` and `set_to` are in the order of `Bounds`, `due_ms` in that of `WAITING`. `due_ms` is
-    the elapsed time at which the value of `set_to` comes into effect, 0 if it is in effect."""
+    """The bounds in a checkpoint. `now` and `set_to` are in the order of `Bounds`. `due_ms`, in the
+    order of `WAITING`, has the elapsed time at which a value of `set_to` comes into effect, or 0 if
+    it is in effect."""
 
     is_test: bool
     now: tuple[int, int, int]
@@ -38,20 +40,21 @@ class BoundsCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
 
 
 class ClusterBounds:
-    """Owned by the cluster state. `first` are the bounds in `cluster.json`. If they are below
-    the minimum, the cluster is for tests, and `SetBounds` may set such bounds again."""
+    """The cluster's bounds, owned by the cluster state. `first` are the bounds in `cluster.json`.
+    If one of them is below its value in `LEAST`, the cluster is for tests, and `SetBounds` may set
+    bounds below `LEAST` again."""
 
     def __init__(self, first: Bounds) -> None:
         self.now = first
-        """In effect. Every process obeys these."""
+        """The bounds in effect, which every process obeys."""
         self.set_to = first
-        """As they were set last. If a lowered bound waits, `now` still has its old value."""
+        """The bounds as they were set last. If a lowered bound waits, `now` has its old value."""
         self.is_test = first.is_test
         self._due_ms: dict[str, int] = {}
 
     @property
     def due_ms(self) -> dict[str, int]:
-        """Return the bounds that wait, each with the elapsed time at which it is in effect."""
+        """Return the bounds that wait, with the elapsed time at which each comes into effect."""
         return dict(self._due_ms)
 
     def check(self, action: SetBounds) -> InvalidRequest | None:
@@ -66,8 +69,8 @@ class ClusterBounds:
             if values[name] < held_ms:
                 values[name] = held_ms
                 waiting[name] = elapsed_ms + held_ms + STEP_MS_MAX
-        # A new change begins the wait of a bound again: after the first change, a process may have
-        # begun to rely on the value in effect.
+        # If a bound waits already, another change begins its wait again, because a process may have
+        # begun to rely on the value in effect since the first change.
         self.now, self._due_ms = Bounds(**values), waiting
 
     def settle(self, elapsed_ms: int) -> None:
@@ -92,7 +95,7 @@ class ClusterBounds:
 
     def load(self, kept: BoundsCheckpoint | None) -> None:
         if kept is None:
-            return  # level 1: those of `cluster.json`
+            return  # level 1: the bounds of `cluster.json` stay in effect
         self.is_test = kept.is_test
         self.now, self.set_to = Bounds(*kept.now), Bounds(*kept.set_to)
         pairs = zip(WAITING, kept.due_ms, strict=True)

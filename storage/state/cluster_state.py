@@ -2,7 +2,7 @@
 
 I4: `apply` reads no clock, uses no randomness and does no IO. Two brokers that apply the same
 entries have equal states, to the byte (tests compare `encode`). `apply` checks all actions of a
-commit before it does the first. So it applies all actions of a commit, or refuses the commit.
+commit before it applies the first one. So it applies all actions, or refuses the commit.
 
 The state has two times (state.elapsed). `time_ms`, the time of the newest entry, stamps new data.
 `elapsed_ms` decides when data is forgotten. At level 1 both are the greatest `at_ms`.
@@ -68,13 +68,13 @@ __all__ = ["Applied", "ClusterState", "DeletedTopic", "Topic"]
 ALONE = (CreateTopic, DeleteTopic, InitProducer, SetBounds)
 """A commit with one of these actions must have no other action."""
 ELEMENTS_MIN = 9
-"""Elements that every checkpoint of level 1 has. Of later elements, empty ones at the end are
-omitted."""
+"""Number of elements that every checkpoint of level 1 has. Of the elements after them, `encode`
+omits the empty ones at the end."""
 
 
 class _OwnersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The owners of topics, groups and producers, and the idempotency records that belong to
-    principals, from level 3 on. `_StateCheckpoint.keys` has the records of no principal."""
+    principals, from level 3 on. `_StateCheckpoint.keys` has the records without a principal."""
 
     topics: dict[str, topic_checks.PartitionsOf]
     groups: dict[str, str]
@@ -174,7 +174,7 @@ class ClusterState:
         return self.shares.refusal([self._keys.needs(principal)], self.access.quota)
 
     def owner(self, principal: str) -> str:
-        """Return the owner of what a commit of this principal adds: below level 3 there is none."""
+        """Return the owner of the data that a commit of this principal adds; "" below level 3."""
         return principal if self.level >= shares.LEVEL else ""
 
     # -- applying
@@ -284,8 +284,8 @@ class ClusterState:
     def _check_shares(
         self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]
     ) -> LogError | None:
-        """Return why the commit would exceed a bound or a share, or None. A commit of a hot log is
-        not refused: its client has the answer already, and acknowledged records would be lost."""
+        """Return why the commit would exceed a bound or a share, or None. Do not refuse a commit of
+        a hot log: its client has the answer already, and acknowledged records would be lost."""
         if self.level < shares.LEVEL or commit.hot is not None:
             return None
         parts = (self.owners, self.producers, self.committed_offsets, self.members, self.access)
@@ -456,7 +456,7 @@ class ClusterState:
     @classmethod
     def decode(cls, body: bytes, key: str, bounds: Bounds = DEFAULT_BOUNDS) -> "ClusterState":
         """Decode a checkpoint's body. Raises Corrupt with the checkpoint's `key`, or NewerLevel.
-        A checkpoint of level 1 has no bounds; it uses `bounds`, from `cluster.json`."""
+        A checkpoint of level 1 has no bounds; the state gets `bounds`, from `cluster.json`."""
         levels.leading(body, key)
         try:
             snapshot = _decoder.decode(body)

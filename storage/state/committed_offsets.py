@@ -2,7 +2,7 @@
 
 Pure, changed by `apply` (I4). A group without members is a simple group in Kafka's terms: every
 client may commit to it, and each offset expires separately. If a group has subscribed members, only
-members may commit. While a group has members, its offsets do not expire.
+these members may commit. While a group has members, its offsets do not expire.
 
 `apply` drops an offset if, for a week of elapsed time, it was not committed and its group had no
 members (`offsets.retention.minutes`). `apply` checks this every ten minutes of elapsed time
@@ -11,8 +11,9 @@ groups. If a commit would exceed a bound (I10), `apply` refuses the commit and d
 because a dropped offset would reset its consumer.
 
 From level 3 on a group belongs to the principal that commits the first of its offsets, and all its
-offsets count for that principal's share (state.shares). An offset has no owner of its own: a
-principal that may commit to a group may overwrite all its offsets, and checkpoints stay small.
+offsets count for that principal's share (state.shares). An offset has no owner of its own, because
+each principal that may commit to a group may overwrite all its offsets. This also keeps checkpoints
+small.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ class CommittedOffsets:
         self._shares = shares or Shares()
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         self.owners: dict[str, str] = dict(owners or {})
-        """The owner of each group that has one. The group's offsets count for its share."""
+        """The owners of groups, by group id. A group's offsets count for the share of its owner."""
         for group_id, topics in (kept or {}).items():
             for topic_id, partitions in topics.items():
                 for committed in partitions:
@@ -99,7 +100,8 @@ class CommittedOffsets:
         return group_id in self._groups
 
     def check(self, commit: CommitOffsets) -> LogError | None:
-        """Return the reason to refuse the commit, or None. Its partitions must exist."""
+        """Return the reason to refuse the commit, or None. The caller must check that the
+        partitions exist."""
         refusal: LogError | None = None
         if commit.group_id not in self._groups:
             refusal = check_group_id(commit.group_id)
@@ -125,7 +127,8 @@ class CommittedOffsets:
 
     def needs(self, commit: AnyAction, principal: str, _: Sequence[Chunk]) -> list[Need]:
         """Return what the commit adds to the use of two bounds by the group's owner, or by
-        `principal` if the group has no owner. Offsets that it replaces add nothing but metadata."""
+        `principal` if the group has no owner. An offset that replaces another adds only the growth
+        of its metadata."""
         if not isinstance(commit, CommitOffsets):
             return []
         owner = self.owners.get(commit.group_id, principal)
@@ -145,7 +148,7 @@ class CommittedOffsets:
 
     def commit(self, commit: CommitOffsets, now_ms: int, principal: str = "") -> None:
         """Store the offsets, after `check`. If a partition occurs more than once, keep the last.
-        If the group has no owner, `principal` becomes its owner, unless it is empty."""
+        If the group has no owner and `principal` is not empty, `principal` becomes its owner."""
         if principal and commit.offsets and commit.group_id not in self.owners:
             self._own(commit.group_id, principal)
         for each in commit.offsets:
@@ -165,8 +168,8 @@ class CommittedOffsets:
         self._sweep()
 
     def forget(self, before_ms: int, now_ms: int) -> None:
-        """Drop expired offsets, then groups without offsets and members. Do so only if a multiple
-        of CHECK_INTERVAL_MS lies after `before_ms`, up to `now_ms`."""
+        """Drop expired offsets, then groups without offsets and members. Do nothing unless a
+        multiple of CHECK_INTERVAL_MS is greater than `before_ms` and at most `now_ms`."""
         if before_ms // CHECK_INTERVAL_MS == now_ms // CHECK_INTERVAL_MS:
             return
         horizon = now_ms - RETENTION_MS
@@ -215,7 +218,7 @@ class CommittedOffsets:
             self._shares.add(rules.OFFSET_METADATA_BYTES, owner, count * size)
 
     def _own(self, group_id: str, principal: str) -> None:
-        """Make the principal the owner of the group; count the group's offsets for it."""
+        """Make the principal the group's owner. Count the group's offsets for the principal."""
         self.owners[group_id] = principal
         for partitions in self._groups.get(group_id, {}).values():
             for committed in partitions.values():

@@ -2,9 +2,11 @@
 
 The cluster forgets some data after a time: idempotency keys, offsets, producers, drafts, holds,
 uploads. It measures this time as elapsed time. To forget late is harmless, but to forget early is
-not. A wrong, stepped or paused clock may slow the elapsed time, but cannot move it far. An entry
-adds the time that passed on its writer's own clock since the writer's previous entry, at most
-`STEP_MS_MAX`. A writer's first entry adds nothing.
+not. A clock that is wrong, jumps or stops may slow the elapsed time, but cannot move it far ahead.
+
+An entry advances the elapsed time to this sum: the elapsed time after the writer's previous entry,
+plus the time (at most `STEP_MS_MAX`) that passed on the writer's clock since that entry. The
+elapsed time never decreases, and a writer's first entry does not change it.
 
 Pure: a part of the cluster state, the same on every broker (I4).
 """
@@ -53,7 +55,8 @@ class ElapsedTime:
             del self._writers[next(iter(self._writers))]
 
     def last_ms(self, writer: str) -> int | None:
-        """Return the time on the writer's clock at its last entry, or None if it is unknown."""
+        """Return the time on the writer's clock at the writer's last entry. If the writer is not
+        known, return None."""
         known = self._writers.get(writer)
         return None if known is None else known.at_ms
 

@@ -1,14 +1,15 @@
-"""Marks of applied drafts: the highest number of each broker's forwarded drafts in the log.
+"""Marks of applied drafts. The mark of a broker is the highest number of its forwarded drafts that
+the log has.
 
 If the sequencer does not answer, the broker that forwarded a draft commits the same draft itself.
-If a second copy is in the chain, `apply` finds it by the marks and skips it. Pure: a part of the
-cluster state, the same on every broker (I4).
+If a second copy of a draft is in the chain, `apply` finds the copy by the mark and skips it. Pure:
+a part of the cluster state, the same on every broker (I4).
 
-Brokers keep a second copy out of the chain without the marks (storage.cluster.sequencer). After a
-broker gets a draft, it applies each entry before the one that it writes. So it finds the draft in
-these entries, and omits it. If it reloads its view meanwhile, it skips entries. Then it does not
-commit a draft that another broker may have committed. So the marks are a second check, and `apply`
-may drop old ones (FORMAT rule 10).
+Brokers keep second copies out of the chain even without the marks (storage.cluster.sequencer). A
+broker that got a draft applies each entry before the entry that it writes. If one of them has the
+draft, the broker omits the draft. A broker that reloads its view skips entries. So after a reload
+it does not commit a draft that another broker may have committed. The marks are therefore a second
+check, and `apply` may drop old marks (FORMAT rule 10).
 """
 
 from collections.abc import Iterator

@@ -72,14 +72,14 @@ MEMBERS_OF_GROUP_MAX = 1_000
 GROUP_TOPICS_MAX = 1_000
 """Bound of the topics that a member subscribes to by name or by pattern."""
 GROUP_PARTITIONS_MAX = 20_000
-"""Bound of a group's shared partitions, which are all assigned at each change, and of a manual
-assignment."""
+"""Bound of a group's shared partitions, which are all assigned at each change. Also the bound of
+the partitions in a manual assignment."""
 RETRY_AFTER_MS = 60_000
 
 
 class GroupMembers:
-    """The groups that have or had members. Owned by the cluster state. `catalog` has its topics by
-    name."""
+    """The groups that have or had members. Owned by the cluster state. `catalog` has the state's
+    topics by name."""
 
     def __init__(self, catalog: Catalog, shares: Shares | None = None) -> None:
         self._shares = shares or Shares()
@@ -141,8 +141,8 @@ class GroupMembers:
 
     def needs(self, action: AnyAction, _: str, __: Sequence[Chunk]) -> list[Need]:
         """Return what the action adds to the use of a bound by the principal of the member's
-        config. The commit's principal does not count: brokers also commit Subscribe by themselves.
-        Call `check` before."""
+        config. The commit's principal does not count, because brokers also commit Subscribe without
+        a client. Call `check` before."""
         if not isinstance(action, JoinGroup | Subscribe):
             return []
         group = self._groups.get(action.group_id)
@@ -192,7 +192,7 @@ class GroupMembers:
         if held >= MEMBERS_OF_GROUP_MAX or self.count >= MEMBERS_MAX:
             return Throttled(
                 f"the group has {held} members and all groups have {self.count}: the maximum is "
-                f"{MEMBERS_OF_GROUP_MAX} and {MEMBERS_MAX}",
+                f"{MEMBERS_OF_GROUP_MAX} for a group and {MEMBERS_MAX} for all groups",
                 retry_after_ms=RETRY_AFTER_MS,
             )
         return None
@@ -382,7 +382,7 @@ class GroupMembers:
         member = GroupMember(action.member_id, now_ms, action.config, action.instance_id)
         replaced = group.member_of_instance(action.instance_id) if action.instance_id else None
         if replaced is not None:
-            # The new id takes the assignment. The generation stays, and the old id is invalid.
+            # The new id takes the assignment. The old id is invalid now; the generation stays.
             del group.members[replaced.member_id]
             self._count(replaced, -1)
             member = msgspec.structs.replace(
@@ -436,7 +436,7 @@ class GroupMembers:
     def _drop(self, group_id: str) -> None:
         group = self._groups.pop(group_id, None)
         if group is not None:
-            for member in group.members.values():  # that joined in the same commit
+            for member in group.members.values():  # they joined earlier in the same commit
                 self._count(member, -1)
             self._generation_floor = max(self._generation_floor, group.generation)
             self._changed.add(group_id)

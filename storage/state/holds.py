@@ -1,14 +1,15 @@
 """Holds: while a hold is in force, collection deletes nothing.
 
 A backup takes a hold before it reads which objects the tables and the WAL name. It renews the hold
-until it has copied all of them. A hold is measured in elapsed time. A hold without a renewal
-expires. So after a crash of a backup, collection waits for an hour of elapsed time at most. In a
-cluster without entries the hold stays, but no garbage is made there either.
+until it has copied all these objects. A hold lasts for a duration of elapsed time, and expires if
+it is not renewed. So after a crash of a backup, collection waits for an hour of elapsed time at
+most. In a cluster without new entries a hold does not expire, but no garbage is made there either.
 
 An entry adds ten minutes of elapsed time at most (elapsed.py). So one jump of a writer's clock does
 not end a hold of a quarter of an hour, but two jumps between two renewals may end it early. A hold
-that has ended is never in force again. So the renewal of a hold shows that it was in force at each
-entry since it was taken. A backup relies only on such a renewal (compaction/backups/backup.py).
+that has ended is never in force again. So if `apply` accepts a renewal, the hold was in force at
+each entry since it was taken. A backup relies only on such a renewal
+(compaction/backups/backup.py).
 
 Pure: a part of the cluster state, the same on every broker (I4).
 """
@@ -28,7 +29,8 @@ HOLD_ID_CHARS_MAX = 64
 
 
 class Hold(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A hold in force. `taken_ms` is the time of its entry, `until_ms` an elapsed time."""
+    """A hold in force. `taken_ms` is the time of the entry that took the hold. The hold expires at
+    the elapsed time `until_ms`."""
 
     hold_id: str
     taken_ms: int

@@ -1,10 +1,10 @@
 """Idempotency keys of past requests and their results: a part of the cluster state.
 
 Pure, changed by `apply` (I4). A commit and its key are in the same entry, so the log has both or
-neither. From level 3 on a key belongs to the principal of its request: two principals may use the
-same key. Each key is kept for its whole window, because `apply` refuses a commit above a share or
-above the bound (state.shares). Below level 3 keys belong to no principal, and at the bound `apply`
-drops the oldest.
+neither. From level 3 on a key belongs to the principal of its request, so two principals may use
+the same key. `apply` refuses a commit above a share or above the bound (state.shares), and keeps
+each key for the whole KEY_WINDOW_MS. Below level 3 keys belong to no principal, and above the bound
+`apply` drops the oldest key.
 """
 
 from collections import deque
@@ -49,8 +49,8 @@ class IdempotencyRecords:
         self._principals: deque[str] = deque()
 
     def get(self, key: str, principal: str = "") -> IdempotencyRecord | None:
-        """Return the principal's record of the key, else the record of no principal. So a retry of
-        a request from before level 3, or before authentication was on, gets the first answer."""
+        """Return the principal's record of the key, else the record without a principal. So a retry
+        of a request from before level 3, or before authentication was on, gets the first answer."""
         own = self._records.get(principal)
         known = None if own is None else own.get(key)
         if known is None and principal and "" in self._records:
@@ -67,8 +67,8 @@ class IdempotencyRecords:
         self._shares.add(IDEMPOTENCY_KEYS, principal, 1)
 
     def forget(self, now_ms: int, *, is_bounded: bool = True) -> None:
-        """Drop records past their window; if `is_bounded`, also the oldest ones above the bound.
-        Cheap if there are none to drop."""
+        """Drop records older than KEY_WINDOW_MS. If `is_bounded`, also drop the oldest ones above
+        the bound. Cheap if there are none to drop."""
         horizon = now_ms - KEY_WINDOW_MS
         order = self._order
         while order:

@@ -13,10 +13,10 @@ from tidelog.storage.state.topic_checks import Topic
 class Outcome(NamedTuple):
     """The result of a commit: one placement per Append, in order, or a refusal.
 
-    `is_duplicate`: an earlier commit had the same key, hot mark, draft id or producer batches. Then
-    `placements` are the placements of the earlier commit, or empty for a hot mark or draft id.
-    `repeated`: indexes of placements whose producer batch was in the log before. `producer`: the
-    result of an InitProducer.
+    If `is_duplicate`, an earlier commit had the same key, hot mark, draft id or producer batches.
+    Then `placements` are the placements of the earlier commit, or empty for a hot mark or draft id.
+    `repeated` has the indexes of placements whose producer batch was in the log before. `producer`
+    is the result of an InitProducer.
     """
 
     placements: list[AppendedRange]
@@ -36,7 +36,8 @@ class Applied(NamedTuple):
 
 
 def recall(known: IdempotencyRecord, fingerprint: bytes) -> Outcome:
-    """Return the first placements for a retry. If its content differs, return a refusal."""
+    """Return the outcome of a retry: the placements of the first request. If the content of the
+    retry differs from the first request's, return a refusal."""
     if known.claim.fingerprint != fingerprint:
         return Outcome([], idempotency.another_request(known.claim.key))
     return Outcome(known.placements, is_duplicate=True)

@@ -19,8 +19,8 @@ LOST = "lost"
 class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     """Consecutive records of the tail in one chunk, and the chunk's place in the store.
 
-    `position` is counted from the start of `object_key`. If `append_ms` >= 0, it replaces the
-    records' timestamps. Lost records have the codec LOST and no object.
+    `position` counts from the start of the object `object_key`. If `append_ms` >= 0, it replaces
+    the records' timestamps. Lost records have the codec LOST and no object.
     """
 
     base_offset: int
@@ -87,7 +87,7 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         return self.size * self.count // self.rows
 
     def part(self, base_offset: int, end_offset: int) -> "TailChunk":
-        """Return the tail chunk for the records [base_offset, end_offset) of this one."""
+        """Return a tail chunk with only the records [base_offset, end_offset) of this one."""
         skipped = base_offset - self.base_offset
         return msgspec.structs.replace(
             self,
@@ -176,8 +176,8 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.tail_bytes = sum(chunk.bytes for chunk in kept)
 
     def is_gone(self, base_offset: int, end_offset: int) -> bool:
-        """Return whether no reader gets a record of [base_offset, end_offset), because each is
-        below the log start or lost."""
+        """Return whether each record of [base_offset, end_offset) is below the log start or lost,
+        so that readers get none of them."""
         first = max(base_offset, self.log_start_offset)
         return sum(end - start for start, end in self.lost(first, end_offset)) >= end_offset - first
 

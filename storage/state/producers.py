@@ -4,24 +4,25 @@ Pure, changed by `apply` (I4). The rules are Kafka's (ProducerAppendInfo and Pro
 batches, prepareIncrementProducerEpoch for epochs):
 
 - A batch is a duplicate if it has the epoch and sequences of one of the producer's last five
-  batches in its partition. A duplicate changes nothing and returns the first batch's offset.
-- Any other batch with an older epoch is refused (fenced). A newer epoch begins at sequence 0. In
-  the same epoch a batch must follow the last batch; sequence 0 follows 2^31 - 1.
+  batches in its partition. A duplicate changes nothing and returns the first append's offset.
+- Any other batch is refused (fenced) if the producer has a newer epoch. The first batch of a newer
+  epoch must have sequence 0. In the same epoch a batch must follow the last batch; sequence 0
+  follows 2^31 - 1.
 - A producer that never wrote to the partition, or was dropped, may send any epoch and sequence.
   Kafka returns no UNKNOWN_PRODUCER_ID since 2.5 (KIP-360), because after a long idle time a
   producer would only bump its epoch and send the batch again. There is one exception. An epoch that
-  `init` gave within the window was not dropped, so it must begin at 0. Without this rule a second
-  batch would be accepted after the first batch was lost. Kafka has the rule for transactions only
-  (KIP-890). Kafka's clients bump their epoch after this error and continue, so the rule is harmless
-  for other producers too.
+  `init` gave within WINDOW_MS was not dropped, so its first sequence must be 0. Without this rule,
+  `apply` would accept a second batch after the first batch was lost. Kafka has the rule for
+  transactions only (KIP-890). Kafka's clients bump their epoch after OUT_OF_ORDER_SEQUENCE_NUMBER
+  and continue, so the rule does no harm to other producers.
 - A batch's epoch fences older epochs in its partition only. Since KIP-360 a producer bumps its
   epoch itself if a batch is lost, while its batches to other partitions may still have the old
   epoch. An epoch from `init` fences older epochs in all partitions, as in Kafka's transaction
   coordinator.
 
 A producer is dropped after a day of elapsed time without a batch (Kafka's
-`producer.id.expiration.ms`). Below level 3, the longest unused producer is dropped at the bounds
-(I10). From level 3 on `apply` refuses a commit above a bound or a share instead (state.shares).
+`producer.id.expiration.ms`). Below level 3, `apply` also drops the longest unused producer above a
+bound (I10). From level 3 on it refuses a commit above a bound or a share instead (state.shares).
 Kafka's protocol needs `append-of-producer` and `init-producer`; no HTTP route uses them yet.
 """
 
@@ -61,7 +62,8 @@ class ProducerEpoch(NamedTuple):
 
 class _Identity(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
     """An id from `init`. `given_ms` is the elapsed time when `init` gave this epoch. A request that
-    names `previous_epoch` is a retry of the last bump. If it is -1, no request is a retry."""
+    names `previous_epoch` is a retry of the last bump. If `previous_epoch` is -1, no request is a
+    retry."""
 
     producer_id: int
     epoch: int
@@ -94,9 +96,10 @@ class _Sequence(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
 
 
 class Recognised(NamedTuple):
-    """The duplicates in a commit. `first_offsets` has the base offset of each duplicate's first
-    append, by index of the append; `repeated` has the indexes. If `is_retry`, all appends are
-    duplicates, so the commit's other actions were done before too."""
+    """The duplicates in a commit. `first_offsets` maps the index of a duplicate among the commit's
+    appends to the base offset at which its batch was first appended. `repeated` has these indexes.
+    If `is_retry`, all appends are duplicates, so the commit's other actions were done before too.
+    """
 
     first_offsets: dict[int, int]
     repeated: frozenset[int]
@@ -145,9 +148,9 @@ class Producers:
     ) -> Recognised | LogError:
         """Find the duplicates among a commit's appends, or return the reason to refuse the commit.
 
-        All other checks of the appends must be done before. If only some appends are duplicates,
-        refuse the commit, unless all its actions are producer batches: a producer may send old
-        batches again together with new batches.
+        The caller must have done all other checks of the appends. If only some appends are
+        duplicates, refuse the commit, unless all its actions are producer batches, because a
+        producer may send old batches again together with new batches.
         """
         for action in actions:
             if isinstance(action, ProducerAppend):
@@ -240,7 +243,7 @@ class Producers:
         """Return why the producer cannot have another epoch, or None if it can."""
         known = self._identities.get(action.producer_id)
         if known is None or action.epoch == -1:
-            return None  # a dropped id gets a new id
+            return None  # `init` returns a new id for an unknown id, else the next epoch
         if action.epoch not in (known.epoch, known.previous_epoch):
             return _fenced(action.producer_id, action.epoch, known.epoch)
         return None
@@ -261,8 +264,8 @@ class Producers:
     def init(self, action: InitProducer, now_ms: int, principal: str = "") -> ProducerEpoch:
         """Return the id and epoch of a new producer instance. Call `check_init` before.
 
-        A request that names `previous_epoch` is a retry and gets the newest epoch again. It cannot
-        be of an older instance: an `init` of another instance would have replaced
+        A request that names `previous_epoch` is a retry and gets the newest epoch again. An older
+        instance cannot name it, because the `init` of a newer instance would have replaced
         `previous_epoch`.
         """
         known = self._identities.get(action.producer_id)
@@ -291,8 +294,8 @@ class Producers:
     # -- expiry
 
     def forget(self, now_ms: int, *, is_bounded: bool = True) -> None:
-        """Drop ids and sequences that are unused for the window; if `is_bounded`, also the longest
-        unused ones above a bound. Cheap if there are none to drop."""
+        """Drop ids and sequences that were not used for WINDOW_MS. If `is_bounded`, also drop the
+        longest unused ones above a bound. Cheap if there are none to drop."""
         horizon = now_ms - WINDOW_MS
         while self._identities:
             oldest = next(iter(self._identities.values()))

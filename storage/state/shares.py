@@ -1,16 +1,17 @@
 """Shares: how much of each bound of the cluster state one principal may use.
 
-Without shares, one principal can fill a bound, and then `apply` refuses all others. So from LEVEL
-on, `apply` refuses a commit that would raise a principal above its share (I10). It drops nothing: a
-principal above its share keeps what it has and gets no more.
+Without shares, one principal can fill a bound, and then `apply` refuses what others want to add.
+So from LEVEL on, `apply` refuses a commit that would raise a principal above its share (I10). It
+drops nothing: a principal above its share keeps what it has and gets no more.
 
-- The share is the quota with the bound's name, of the principal or of DEFAULT; without a quota, a
-  quarter of the bound. Four principals can fill a bound, and one principal cannot.
-- Clients without authentication and User:admin have the whole bound. `apply` cannot distinguish
-  the former, because they have no principal; the latter sets the quotas.
+- The share is the quota with the bound's name: the principal's quota, else DEFAULT's. Without a
+  quota, the share is a quarter of the bound. Then it takes four principals to fill the bound.
+- Clients without authentication may use the whole bound, because they have no principal by which
+  `apply` could distinguish them. User:admin may use it too, because this principal sets the quotas.
 
-Checkpoints do not contain the counts, because they follow from the owners of topics, groups, keys
-and the other parts. Pure, a part of the cluster state, the same on every broker (I4).
+Checkpoints do not contain the counts. A broker that loads a checkpoint counts again, by the owners
+of topics, groups, keys and the other parts. Pure, a part of the cluster state, the same on every
+broker (I4).
 """
 
 from collections.abc import Callable, Iterable
@@ -73,7 +74,7 @@ NAMES = tuple(_WORDS)
 
 class Need(NamedTuple):
     """The number (`more`) that an action would add to a principal's use of a bound. `maximum` is
-    the bound of all principals together."""
+    the bound for all principals together."""
 
     bound: str
     principal: str
@@ -82,14 +83,14 @@ class Need(NamedTuple):
 
 
 class Shares:
-    """The use of each bound by each principal. Owned by the cluster state; its parts call `add`."""
+    """The use of each bound by each principal. Owned by the cluster state. Its parts call `add`."""
 
     def __init__(self) -> None:
         self._used: dict[str, dict[str, int]] = {name: {} for name in NAMES}
         self._totals = dict.fromkeys(NAMES, 0)
 
     def add(self, bound: str, principal: str, count: int) -> None:
-        """Add `count` to the use of a bound by a principal. It is negative when the use ends."""
+        """Add `count` to a principal's use of a bound. When the use ends, `count` is negative."""
         used = self._used[bound]
         left = used.get(principal, 0) + count
         if left:
@@ -108,8 +109,8 @@ class Shares:
     def refusal(
         self, needs: Iterable[Need], quota: Callable[[str, str], int | None]
     ) -> BoundReached | None:
-        """Return why to refuse a commit that needs all of these together, or None. `quota` returns
-        the quota of a bound's name and a principal, or None."""
+        """Return why to refuse a commit that has all `needs` together, or None. `quota` takes the
+        name of a bound and a principal, and returns the principal's quota or None."""
         gained: dict[str | tuple[str, str], int] = {}
         for bound, principal, more, maximum in needs:
             if more <= 0:

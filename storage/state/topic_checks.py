@@ -20,7 +20,8 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 TOPIC_NAME_MAX = 222
 """Longest name of a new topic. With a dash and the topic id it is a folder name of 255 bytes, the
-limit of file systems. `apply` accepts Kafka's 249: existing topics may have longer names."""
+limit of file systems. `apply` accepts Kafka's 249, because existing topics may have longer names.
+"""
 
 
 def is_topic_name(name: str) -> bool:
@@ -39,8 +40,9 @@ def _check_name(name: str) -> InvalidRequest | None:
 
 
 def check_new_name(name: str) -> None:
-    """Raise InvalidRequest unless a new topic may have this name. A folder store cannot seal topics
-    with longer names. The limit is the same on every store, so that data can be copied."""
+    """Raise InvalidRequest unless a new topic may have this name. A folder store cannot have the
+    table of a topic with a longer name. The limit is the same on every store, so that a cluster can
+    be copied to any store."""
     if not is_topic_name(name) or len(name) > TOPIC_NAME_MAX:
         raise InvalidRequest(
             f"topic name {name!r} is illegal: use 1 to {TOPIC_NAME_MAX} characters of "
@@ -134,7 +136,7 @@ class TopicChecks:
         return None
 
     def unknown(self, topic_id: str) -> UnknownTopic:
-        """Return an error with the topic's name, not its id: clients do not see topic ids."""
+        """Return an error with the topic's name, not its id, because clients do not see ids."""
         names = (gone.name for gone in self._deleted if gone.topic_id == topic_id)
         return UnknownTopic(next(names, topic_id))
 
@@ -167,20 +169,20 @@ class TopicOwners:
         return []
 
     def created(self, topic_id: str, principal: str) -> None:
-        """Count a new topic for the principal. The state has it already."""
+        """Count a new topic for the principal. The state must have the topic already."""
         if principal:
             self.by_id[topic_id] = [(principal, len(self._topics[topic_id].partitions))]
         self._count(topic_id, 1)
 
     def grown(self, topic_id: str, more: int, principal: str) -> None:
-        """Count `more` new partitions for the principal. The topic has them already."""
+        """Count `more` new partitions for the principal. The topic must have them already."""
         if principal or topic_id in self.by_id:
             before = len(self._topics[topic_id].partitions) - more
             self.by_id[topic_id] = [*self.by_id.get(topic_id, [("", before)]), (principal, more)]
         self._shares.add(rules.PARTITIONS, principal, more)
 
     def removed(self, topic_id: str) -> None:
-        """Stop counting a topic. Call this while the state still has it."""
+        """Stop counting a topic. Call this while the state still has the topic."""
         self._count(topic_id, -1)
         self.by_id.pop(topic_id, None)
 

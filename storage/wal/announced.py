@@ -2,8 +2,8 @@
 (AnnouncedChunks). If an announcement ends a long poll, the broker answers the poll from these
 chunks, without a GET.
 
-Pure, with bounded memory (I10). `get` verifies the bytes against the checksum in the WAL. If they
-do not match, the caller reads the store.
+Pure, with bounded memory (I10). `get` verifies the bytes by the chunk's checksum in the WAL. If the
+bytes do not match, the caller reads the store.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger("tidelog.wal")
 ANNOUNCED_CHUNK_BYTES_MAX = 8 * 1024 * 1024
 ANNOUNCED_ENTRIES_MAX = 64
 ANNOUNCED_ENTRY_BYTES_MAX = 64 * 1024
-"""Largest header that is kept."""
+"""Largest header that is kept. In place of a larger header, an empty one is kept."""
 
 
 class AnnouncedChunks:
@@ -31,7 +31,8 @@ class AnnouncedChunks:
         self._bodies: dict[str, tuple[int, bytes]] = {}
 
     def add(self, object_key: str, start: int, body: bytes) -> None:
-        """Store the bytes of an object from `start` on; drop the oldest objects at the bound."""
+        """Store `body`, the bytes of the object from position `start` on. If all bytes together
+        exceed `bytes_max`, drop the oldest bodies."""
         if not body or object_key in self._bodies:
             return
         self._bodies[object_key] = (start, body)
@@ -41,7 +42,8 @@ class AnnouncedChunks:
             self.bytes -= len(dropped)
 
     def get(self, object_key: str, position: int, size: int, crc: int) -> bytes | None:
-        """Return a range of the object. If it is not here or does not match `crc`, return None."""
+        """Return a range of the object. If the range is not here, or does not match `crc`, return
+        None."""
         start, body = self._bodies.get(object_key, (0, b""))
         part = body[position - start : position - start + size] if position >= start else b""
         return part if len(part) == size and crc32c(part) == crc else None

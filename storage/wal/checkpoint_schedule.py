@@ -15,13 +15,14 @@ log = logging.getLogger("tidelog.wal")
 
 
 class CheckpointSchedule:
-    """Writes the checkpoints of the WAL view that owns it, one at a time, in a task."""
+    """The schedule of one WAL view's checkpoints. Writes one checkpoint at a time, in a task."""
 
     def __init__(
         self, objects: WalObjects, *, entries_least: int, entries_max: int, interval_s: float
     ) -> None:
-        """A checkpoint is due after `entries_least` entries and `interval_s`, if this broker has
-        committed since the last one. After `entries_max` entries it is due in any case."""
+        """A checkpoint is due when `entries_least` entries and `interval_s` seconds have passed
+        since the last checkpoint, if this broker has committed since then. After `entries_max`
+        entries a checkpoint is due in any case."""
         self._objects = objects
         self._entries_least = entries_least
         self._entries_max = entries_max
@@ -41,7 +42,7 @@ class CheckpointSchedule:
         since = seq - self._seq
         now_s, committed = self._objects.clock.boot_s(), self._objects.counters.entries_committed
         rested = now_s - self._begun_s >= self._interval_s
-        # Only brokers that commit write checkpoints; else all brokers would upload the same bytes.
+        # Only a broker that commits writes checkpoints. Else all brokers would write the same one.
         is_due = rested and since >= self._entries_least and committed > self._committed
         is_running = self._writing is not None and not self._writing.done()
         if (is_due or since >= self._entries_max) and not is_running:
@@ -53,7 +54,7 @@ class CheckpointSchedule:
     def write_now(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
         """If there is no checkpoint after entry `seq`, let `write` write one. A broker calls this
         at its start and at its stop. The next start then does not read the entries up to `seq`, so
-        damage in them does not prevent it."""
+        it does not fail if one of these entries is damaged."""
         if seq > self._seq and (self._writing is None or self._writing.done()):
             self._seq = seq
             self._writing = asyncio.create_task(self._write(write))

@@ -1,4 +1,4 @@
-"""How a process distinguishes its own entries from those of a copy of it.
+"""How a process distinguishes its own entries from the entries of a copy of the process.
 
 A cloned machine and a restored snapshot continue with the name, the ids and the memory of the
 process. The hash of an entry shows who wrote it: this process knows the hashes of its own PUTs.
@@ -17,11 +17,12 @@ from tidelog.storage.state.cluster_state import ClusterState
 log = logging.getLogger("tidelog.wal")
 
 PUTS_KEPT = 1000
-"""Own PUTs whose hashes are kept, to tell this process's entries from those of a copy of it."""
+"""Number of own PUTs whose hashes are kept. The hashes distinguish this process's entries from the
+entries of a copy of this process."""
 
 
 class CopyFence:
-    """Owned by one WAL view, whose entries have the name `writer`."""
+    """The fence of one WAL view, which owns it. The view's entries have the name `writer`."""
 
     def __init__(self, writer: str) -> None:
         self.writer = writer
@@ -38,8 +39,8 @@ class CopyFence:
 
     def check_writer(self, decoded: Decoded) -> None:
         """Fence this process if another process wrote the entry under the name of this one. An
-        entry whose hash is kept is from this process. If PUTS_KEPT are kept, each entry before them
-        also counts as from this process."""
+        entry whose hash is kept is from this process. If PUTS_KEPT hashes are kept, each entry
+        before the oldest of them also counts as an entry of this process."""
         seq = decoded.entry.seq
         if decoded.entry.writer != self.writer or decoded.hash in self._puts:
             return
@@ -55,7 +56,8 @@ class CopyFence:
             self.fence(state.seq)
 
     def fence(self, seq: int) -> None:
-        """Stop new commits of this process: a copy of it wrote entry `seq`, or one before it."""
+        """Stop new commits of this process, because a copy of it wrote entry `seq` or an earlier
+        entry."""
         if self._fence is None:
             self._fence = Fenced(self.writer, seq)
             log.error("%s", self._fence)

@@ -19,14 +19,14 @@ from tidelog.storage.wal.wal_objects import WalObjects
 log = logging.getLogger("tidelog.wal")
 
 FAILED_PUTS_MAX = 5
-"""Number of PUTs of one entry that may fail with an exception that no store should raise. Then the
-broker gives up the entry: its outcome stays unknown, and another entry may take the number.
-Otherwise one PUT that the store's SDK cannot send would block the WAL."""
+"""A PUT may fail with an exception that no store should raise. After this number of such failures
+of one entry, the broker gives up the entry: its outcome stays unknown, and another entry may take
+the number. Without a limit, one PUT that the store's SDK cannot send would block the WAL."""
 
 
 class EntryPut:
-    """The PUTs of the entries of one WAL view. It expires the view if it can no longer find the
-    outcome of a PUT."""
+    """The PUTs of the entries of one WAL view. If the outcome of a PUT can no longer be found,
+    EntryPut expires the view."""
 
     def __init__(self, objects: WalObjects, freshness: Freshness, retry_s: float) -> None:
         self.objects = objects
@@ -34,10 +34,11 @@ class EntryPut:
         self._freshness = freshness
 
     async def put(self, key: str, parts: list[Part], entry: Entry, entry_hash: bytes) -> bool:
-        """Return True if this entry has the number, False if another entry definitely has it.
+        """PUT the entry. Return True if this entry has its number, False if another entry
+        definitely has the number.
 
-        The hash of the whole header shows whether the stored entry is this one. Ids do not show it,
-        because two copies of a process may write different entries under the same ids.
+        The hash of the whole header shows whether the stored entry is this one. Ids do not show
+        this, because two copies of a process may write different entries under the same ids.
         """
         is_ambiguous, pause_s, failures = False, self.retry_s, 0
         self.objects.counters.bytes_written += sum(len(part) for part in parts)
@@ -49,11 +50,11 @@ class EntryPut:
                 # retry with the same Idempotency-Key gets the first response from the state.
             except StoreRefused:
                 if not is_ambiguous:
-                    raise  # a definite refusal: no earlier PUT may still arrive
+                    raise  # a definite refusal, and there is no earlier PUT that may still arrive
                 created = Created.UNKNOWN
             except TASK_ENDS:
                 raise
-            except BaseException as error:  # no LogError: it does not show whether the PUT arrived
+            except BaseException as error:  # it does not show whether the PUT arrived
                 failures += 1
                 if failures == FAILED_PUTS_MAX:
                     raise
@@ -69,17 +70,17 @@ class EntryPut:
             if found is not None:
                 return found.hash == entry_hash
             if created is Created.EXISTS:
-                # The object existed and was collected. It may be this entry: an earlier PUT may
-                # have stored it, or the transport may have sent this PUT twice.
+                # The object existed and was collected. It may have been this entry, because an
+                # earlier PUT may have stored it, or the transport may have sent this PUT twice.
                 raise self._outcome_lost(key)
-            # Absent, but an earlier PUT may still arrive. To repeat the PUT at the same number is
-            # safe; to take another number is not.
+            # The number is absent, but an earlier PUT may still arrive. So it is safe to repeat the
+            # PUT at the same number, but not to take another number.
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, 2.0)
 
     async def is_in_chain(self, seq: int, entry_hash: bytes) -> bool:
-        """Return whether the stored entry is part of the WAL. Retries without limit, because an
-        error would report a failure although the entry may be committed."""
+        """Return whether entry `seq`, which is stored, is part of the WAL. Retries without limit,
+        because an error would report a failure although the entry may be committed."""
         while True:
             try:
                 if not await self.objects.numbers_after(seq):
@@ -96,8 +97,8 @@ class EntryPut:
     def _outcome_lost(self, key: str) -> CommitUnknown:
         """Expire the view; return the error for entry `key`, which was collected before this
         process read it back. The process was suspended longer than the WAL retention, an hour or
-        more: no client waits that long. Requests with acks=1 have a hot mark, which `apply`
-        accepts once."""
+        more, and no client waits that long. A request with acks=1 may be committed again, because
+        it has a hot mark, which `apply` accepts once."""
         self._freshness.expire()
         return CommitUnknown(f"{key} was deleted before it was read back: commit outcome unknown")
 

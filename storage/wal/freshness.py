@@ -1,7 +1,8 @@
 """The age of a view, by two clocks: the machine's boot clock and the store's.
 
 The boot clock may stop while a host pauses the machine. The store's clock has a resolution of a
-second, and is not known before the store's first answer. So the age is the longer of the two.
+second, and is not known before the store's first answer. So the age is the longer of the two times
+that these clocks show.
 """
 
 import math
@@ -32,7 +33,7 @@ class Freshness:
         self._store = store
         self._clock = clock
         self.moment = NEVER
-        """The newest known moment at which the store had no entry after the view."""
+        """The newest known moment at which the store had no entry that the view lacks."""
 
     def now(self) -> Moment:
         return Moment(self._clock.boot_s(), self._store.seen_ms)
@@ -49,7 +50,7 @@ class Freshness:
         return self.age_s(self.moment)
 
     def advance(self, moment: Moment) -> None:
-        """Handle an answer of the store: at `moment` it had no entry after the view."""
+        """Handle an answer of the store: at `moment`, it had no entry that the view lacks."""
         self.moment = max(self.moment, moment)
 
     def expire(self) -> None:

@@ -1,8 +1,8 @@
 """Wall time that the store's clock bounds.
 
 A machine whose clock is wrong would stamp records so that retention deletes them at once, or never.
-All brokers share the store's clock. Its time now is the time in the store's last answer, plus the
-time since then by this machine's boot clock.
+All brokers share the store's clock. The store's time now is the time in its last answer, plus the
+time since that answer by this machine's boot clock.
 """
 
 from tidelog.storage.core.model import SKEW_MS_MAX
@@ -28,8 +28,8 @@ class StoreTime:
         return own_ms - skew_ms + (SKEW_MS_MAX if skew_ms > 0 else -SKEW_MS_MAX)
 
     def skew_ms(self) -> int:
-        """Return how far this machine's clock is ahead of the store's. If no answer of the store
-        had a time yet, return 0."""
+        """Return how far this machine's clock is ahead of the store's. If it is behind, the number
+        is negative. If no answer of the store had a time yet, return 0."""
         return self._skew_ms(self._clock.now_ms())
 
     def _skew_ms(self, own_ms: int) -> int:

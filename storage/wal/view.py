@@ -1,8 +1,8 @@
 """The WAL, one numbered chain of objects, and a broker's view of it.
 
-Create-if-absent of the next number is the one request that gives order, durability, offsets and
-atomicity of the whole cluster. wal.entry_put handles its three outcomes (DESIGN 4). Only this
-module has the rules for expired views (DESIGN 5; I1, I5, I6). It does not know records.
+One request, create-if-absent of the next number, gives the whole cluster order, durability, offsets
+and atomicity. wal.entry_put handles the three outcomes of this request (DESIGN 4). Only this module
+has the rules for expired views (DESIGN 5; I1, I5, I6). It does not know records.
 
 **On a crash** before the PUT nothing is left, during the PUT the entry or nothing, after the PUT
 the entry (wal.entry_put). A broker needs only the store to continue.
@@ -36,9 +36,9 @@ from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, WalSett
 log = logging.getLogger("tidelog.wal")
 
 PREFETCH = 16
-"""Concurrent reads during catch-up; the store's latency limits a cold start over S3."""
+"""Number of concurrent reads during catch-up. Over S3, its latency limits a cold start."""
 TURN_WAIT_S = 5.0
-"""Seconds that a reader with an expired view waits for a blocked commit before it raises."""
+"""Time that a reader of an expired view waits for a blocked commit. Then it raises Unavailable."""
 
 
 class Committer(Protocol):
@@ -63,7 +63,7 @@ class Subscriber(Protocol):
     def on_applied(self, entry: Entry, applied: Applied) -> None: ...
 
     def on_reset(self) -> None:
-        """Handle a reload of an expired view: it skipped entries without a call of `on_applied`."""
+        """Handle a reload of the view, which skipped entries without a call of `on_applied`."""
 
 
 class ViewExpired(Exception):
@@ -71,8 +71,8 @@ class ViewExpired(Exception):
 
 
 class _BeforeThePut:
-    """Raise Unavailable in place of an unforeseen exception: nothing is committed, because this PUT
-    has not begun, and all earlier ones are lost."""
+    """Context manager that turns an unforeseen exception into Unavailable. Nothing is committed,
+    because the PUT of this attempt has not begun, and all earlier PUTs are lost."""
 
     def __enter__(self) -> None: ...
 
@@ -182,9 +182,9 @@ class WalView:
         Returns when the entry is durable and applied to this view. Raises Unavailable if the draft
         is not in the WAL and never will be (I6), and Corrupt if the WAL cannot be read. Raises
         CommitUnknown if the entries that would show the outcome were collected while the process
-        was suspended, or if `apply` failed. After any other exception the outcome is unknown. It
-        repeats a PUT without limit until its outcome is known: run it in a task that no client can
-        cancel.
+        was suspended, or if `apply` failed. After any other exception the outcome is unknown.
+        `commit` repeats a PUT without limit until the outcome is known, so call it in a task that
+        no client can cancel.
         """
         committed = await self.commit_next(lambda: draft)
         assert committed is not None, "the draft is never None"
@@ -236,8 +236,8 @@ class WalView:
         if not await self._entry_put.put(key, parts, entry, entry_hash):
             return None
         is_late = self._freshness.age_s(fresh) > self.view_age_max_s  # the time of the PUT included
-        # If the process was suspended before the PUT arrived, this PUT may have created a collected
-        # number again (I5). If it was suspended later, the next entry may name this one.
+        # If the process was suspended before the PUT arrived, the PUT may have created a collected
+        # number again (I5). If it was suspended later, the entry is in the chain.
         if is_late and not await self._entry_put.is_in_chain(entry.seq, entry_hash):
             raise ViewExpired
         self._freshness.advance(started)
@@ -278,8 +278,8 @@ class WalView:
         """Handle a peer's announcement that entry `seq` is in the WAL. `header` is the beginning of
         its object, or empty if the header is large.
 
-        Only for peers with access to the cluster's store. The header is used only if it belongs to
-        the next entry and names the hash of the last applied one. Else the view reads the store.
+        The peer must have access to the cluster's store. The view uses only a header that is of the
+        next entry and names the hash of the last applied entry. Else the view reads the store.
         An announcement does not make the view fresher, because later entries may exist.
         """
         if seq <= self._state.seq:
@@ -291,7 +291,7 @@ class WalView:
     @contextlib.asynccontextmanager
     async def _moving(self) -> AsyncIterator[None]:
         """Hold `_turn`; at the end apply entries that were announced meanwhile. If the state is
-        half applied and the store answers, load it again before the caller goes on."""
+        half applied and the store answers, load the state again before the caller goes on."""
         async with self._turn:
             try:
                 yield
@@ -368,7 +368,7 @@ class WalView:
 
     @property
     def view_age_s(self) -> float:
-        """Seconds since the store had no entry after this view; it may have newer entries now."""
+        """Seconds since the newest moment at which the store had no entry that this view lacks."""
         return max(self._freshness.view_age_s(), 0.0)
 
     def _is_void(self) -> bool:
@@ -406,8 +406,8 @@ class WalView:
 
     async def _follow_to_newest(self, state: ClusterState) -> Moment:
         """Apply all entries after `state`; return a moment at which there were no more. Raises
-        Corrupt at a hole; a gap before strays is no hole. An absent number does not show the end,
-        as entries may be collected. A listing does: the newest entry never is collected."""
+        Corrupt at a hole; a gap before strays is no hole. An absent number may have been collected,
+        so only a listing shows the end of the WAL: its newest entry is never collected."""
         while True:
             started = self._freshness.now()
             numbers = await self.objects.numbers_after(state.seq)
@@ -428,8 +428,8 @@ class WalView:
     async def _follow(
         self, state: ClusterState, on_entry: Callable[[Decoded], object], *, upto: float = math.inf
     ) -> Moment:
-        """Apply the entries after `state`, up to the first absent number; return a moment after
-        which that number was absent. After the first entry it reads ahead."""
+        """Apply the entries after `state`, up to the first absent number. Return a moment just
+        before the read that found it absent. After the first entry, read ahead."""
         width = 1
         while True:
             if state is self._state:

@@ -29,17 +29,17 @@ from tidelog.storage.state.cluster_state import ClusterState
 log = logging.getLogger("tidelog.wal")
 
 READ_BYTES = 64 * 1024
-"""Size of the first range that `read` gets of an entry. Except for the largest entries, this one
-GET gets the whole header."""
+"""Size of the first range that `read` gets of an entry. For all but the largest entries, this one
+GET returns the whole header."""
 STRAY_GAP = 100
 """Largest gap between two numbers in `wal/` behind which an object may be a damaged entry. Behind a
-larger gap, objects that are no entries are strays: entries are created one after the other, so no
-damaged entry is there."""
+larger gap, objects that are no entries are strays. No damaged entry can be there, because brokers
+create entries one after the other."""
 CHECKPOINT_MAGIC = b"TIDECKP1"
 FOUND_RETRY_S = 0.05
 LISTS_MAX = 5
-"""Maximum number of listings that name a missing checkpoint. Collection deletes a checkpoint only
-if there is a newer one, so the next listing should name the newer one."""
+"""After this number of listings that name a missing checkpoint, a load fails. Collection deletes a
+checkpoint only if there is a newer one, so the next listing should name the newer one."""
 
 
 class WalSettings(NamedTuple):
@@ -48,12 +48,15 @@ class WalSettings(NamedTuple):
     bounds: Bounds = DEFAULT_BOUNDS
     """Bounds of a cluster that this process creates. An existing cluster has bounds of its own."""
     checkpoint_entries: int = 1000
-    """Entries between two checkpoints; more if `checkpoint_interval_s` has not passed."""
+    """Least number of entries between two checkpoints. If `checkpoint_interval_s` has not passed,
+    there are more."""
     checkpoint_interval_s: float = 10.0
-    """Least time between two checkpoints, unless there are `checkpoint_entries_max` entries."""
+    """Least time between two checkpoints. After `checkpoint_entries_max` entries, a checkpoint is
+    due even if this time has not passed."""
     checkpoint_entries_max: int = 20_000
     retry_s: float = 0.05
-    """First pause after an unknown outcome. It doubles each time, up to two seconds."""
+    """First pause after a PUT with an unknown outcome. The pause doubles each time, up to two
+    seconds."""
 
 
 class ClusterIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,9 +104,9 @@ class WalObjects:
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> ClusterIdentity:
         """Return the store's cluster. If there is none and `is_creating` is true, create it with
-        these bounds. Raises StoreUnfit if the id of the cluster is not `cluster_id`, or if there is
-        no cluster and `is_creating` is false. Raises it also if the bounds or the objects in the
-        store are invalid.
+        these bounds. Raises StoreUnfit if the id of the cluster is not `cluster_id`, if there is no
+        cluster and `is_creating` is false, or if the bounds or the objects in the store are
+        invalid.
         """
         cluster = await self._find(cluster_id, bounds, is_creating=is_creating)
         if cluster_id is not None and cluster.cluster_id != cluster_id:
@@ -128,15 +131,15 @@ class WalObjects:
                 return await self._read_cluster()  # created since the first read
             raise StoreUnfit(
                 f"{self.store.url} has {info.key} but no {object_keys.CLUSTER}: "
-                "a damaged cluster, or a prefix that is not the root of a cluster"
+                "the cluster is damaged, or this prefix is not the root of a cluster"
             )
         if (wrong := check_bounds(bounds)) is not None:
             raise StoreUnfit(f"{self.store.url} gets no cluster: {wrong}")
         fresh = ClusterIdentity(
             levels.NEWEST, cluster_id or self.clock.new_id().hex(), self.clock.now_ms(), bounds
         )
-        # The stored object decides, not the outcome of this create: several brokers may create the
-        # cluster at once. **On a crash** after the create: an empty cluster is left.
+        # The stored object decides, not the outcome of this create, because several brokers may
+        # create the cluster at once. **On a crash** after the create, an empty cluster is left.
         while True:
             await self.store.create(object_keys.CLUSTER, [msgspec.json.encode(fresh)])
             with contextlib.suppress(NotFound):
@@ -159,7 +162,8 @@ class WalObjects:
     # -- entries
 
     async def read(self, seq: int) -> Decoded:
-        """Return the header of entry `seq` without a check of its hash link. Raises NotFound."""
+        """Return entry `seq` without its chunks. Do not check the hash of the entry before it.
+        Raises NotFound, Corrupt."""
         key = object_keys.wal(seq)
         self.counters.gets += 1
         start = await self.store.get_range(key, 0, READ_BYTES)
@@ -172,8 +176,8 @@ class WalObjects:
             return await self._read_whole(seq, damage)
 
     async def _read_whole(self, seq: int, damage: Corrupt) -> Decoded:
-        """Return what `read` does, from the copy of the header at the object's end. Raise `damage`
-        if there is no valid copy."""
+        """Return what `read` does, from the copy of the header at the object's end. If there is no
+        valid copy, raise `damage`."""
         key = object_keys.wal(seq)
         copy = entries.copy_in(await self.store.get(key))
         if copy is None:
@@ -186,9 +190,9 @@ class WalObjects:
         return decoded
 
     async def strays(self, numbers: Sequence[int]) -> list[int]:
-        """Return the strays, which are the last of these ascending WAL numbers. A stray is far
-        beyond the chain, and no process put it there as an entry. The first number is in the
-        chain."""
+        """Return the strays among these ascending WAL numbers, of which the first must be in the
+        chain. A stray is an object far beyond the chain that no process wrote as an entry. Strays
+        are always the last numbers."""
         gaps = [at for at in range(1, len(numbers)) if numbers[at] - numbers[at - 1] > STRAY_GAP]
         found: list[int] = []
         for first in reversed(gaps):
@@ -221,8 +225,9 @@ class WalObjects:
     # -- checkpoints
 
     async def newest_checkpoint(self, cluster: ClusterIdentity) -> ClusterState:
-        """Return the newest readable checkpoint, or the empty state if the WAL begins at 1. Raises
-        NewerLevel if the newest checkpoint needs a newer version of this program."""
+        """Return the state of the newest readable checkpoint. If no checkpoint is readable and the
+        WAL begins at 1, or the store has neither, return the empty state. Raises NewerLevel if the
+        newest checkpoint needs a newer version of this program."""
         looks = stale = 0
         while True:
             looks += 1
