@@ -102,7 +102,7 @@ async def plan(
     waiting = max(search.unnamed - sum(each.size for each in search.found), 0)
     search.take(garbage.of_probes(await _listed(cluster, object_keys.PROBE), search.now_ms, grace))
     kept_from = 0 if base is None else base.seq
-    if holds := await _holds(cluster):  # after the tables were read (see the top)
+    if holds := await _holds(cluster):  # after the tables were read (see the module)
         return CollectionPlan((), (), kept_from, search.now_ms, search.unnamed, holds)
     return CollectionPlan(search.found, emptied, kept_from, search.now_ms, waiting)
 
@@ -266,7 +266,8 @@ class _GarbageSearch:
             named = await table.paths()
             unnamed = list(garbage.unnamed(infos, topic.prefix, named))
             if any(self.now_ms - info.modified_ms >= self._grace.table_ms for info in unnamed):
-                # Read the removals only if needed: this reads every commit of a day or more.
+                # Read the removals only if needed, because this reads every commit of a day or
+                # more.
                 removals = await table.removed_since(self.now_ms - self._grace.unnamed_ms + 1)
             logs = await self._log(table, infos)
         except LogError as error:

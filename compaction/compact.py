@@ -8,8 +8,8 @@ continues. **On a crash** before the commit, new segments that no version names 
 collection. After the commit, the result is complete.
 
 Merges are committed in small groups, as the engine finishes them. A compaction commits a whole
-partition at once: a version of the table that lacks a tombstone must not have the records that this
-tombstone deletes.
+partition at once, because a version of the table that lacks a tombstone must not have the records
+that this tombstone deletes.
 """
 
 import asyncio

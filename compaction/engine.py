@@ -74,7 +74,7 @@ class Engine(Protocol):
 
     @property
     def partitions_max(self) -> int:
-        """Number of partitions to work on at once."""
+        """Number of partitions that a run works on at once."""
         ...
 
     @property

@@ -59,7 +59,8 @@ class Grace(NamedTuple):
 
     @property
     def unnamed_ms(self) -> int:
-        """For files that no version has named, because a commit may still name them."""
+        """Return the grace of files that no version has named. A commit may still name such a
+        file."""
         return max(self.table_ms, UNNAMED_MS_MIN)
 
 
@@ -172,9 +173,9 @@ def of_log(
     infos: Sequence[ObjectInfo], now_ms: int, retention_ms: int
 ) -> tuple[int, list[Garbage]]:
     """Return the version of the checkpoint that begins the kept part of a table's log, and the
-    commits and checkpoints before it that are garbage. Each version that was the newest one within
-    the retention can be loaded from the kept part. The caller must check that the checkpoint can be
-    read. Other files of the log stay."""
+    commits and checkpoints before it that are garbage. Each version that was the newest at some
+    time within the retention can be loaded from the kept part. The caller must check that the
+    checkpoint can be read. Other files of the log stay."""
     ages = {
         number: now_ms - info.modified_ms
         for info in infos

@@ -91,8 +91,9 @@ async def repair(
     is_dry: bool,
     way: str | None = None,
 ) -> list[Repair]:
-    """Repair the tables in doubt of these topics (all if None), or only propose it. `way` chooses
-    between restore and adopt; None takes restore if it is possible.
+    """Repair the tables in doubt of these topics (all if None). If `is_dry`, only propose the
+    repairs. `way` chooses between restore and adopt; if it is None, restore where this is possible,
+    else adopt.
 
     Raises UnknownTopic. After Unavailable, CommitUnknown or ManifestConflict, run again.
     """
@@ -132,7 +133,7 @@ async def _repair(
         table = await cluster.table(topic)
         newest = await table.newest()
     except TableInDoubt as error:  # deltalake cannot read it
-        what = "restore _delta_log from a copy of the store: no other program may commit to it"
+        what = "restore _delta_log from a copy of the store; let no other program commit to it"
         return [Repair(topic.name, error.version, why, NONE, what)]
     current = cluster.state.topic_of_id(topic.topic_id)
     if current is None:
@@ -272,7 +273,8 @@ async def _restored(
     newest: ManifestVersion,
     ahead: set[int],
 ) -> "_TableChange | str":
-    """Return the change that restores the files of the log's own commits, or why there is none."""
+    """Return the change that restores the files of the log's own commits. If there is no such
+    change, return why."""
     partitions = topic.partitions
 
     def is_foreign(commit: TableCommit) -> bool:
@@ -334,7 +336,8 @@ class _Adoption:
         self.lost: list[tuple[int, int, int]] = []
 
     async def change(self, *, is_dry: bool) -> "_TableChange | str":
-        """Return the change, or why there is none. Unless `is_dry`, upload its segments."""
+        """Return the change. If none is possible, return why. Unless `is_dry`, upload its
+        segments."""
         change = _TableChange([], [], {}, set())
         for number, partition in enumerate(self._topic.partitions):
             try:

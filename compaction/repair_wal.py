@@ -147,7 +147,7 @@ async def _damage(
     left = left[: len(left) - len(beyond)]
     if not left:
         return None
-    # If a newer checkpoint exists now, collection may have deleted the entries: look again.
+    # If a newer checkpoint exists now, collection may have deleted the entries, so look again.
     if (await objects.newest_checkpoint(cluster.wal.cluster)).seq != began_at:
         return await _damage(cluster)
     lost: dict[tuple[str, int], LostRange] = {}

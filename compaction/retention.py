@@ -1,4 +1,4 @@
-"""Retention and delete-records: move log starts; remove from the table the records below them.
+"""Retention and delete-records: move log starts, and remove the records below them from the table.
 
 First, an action in the WAL moves `log_start_offset`: from then on a reader below it gets
 OffsetOutOfRange with the valid range. Then one commit of the table removes the segments that lie
@@ -229,7 +229,7 @@ async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> No
             return  # another run was faster
         file = work.segments[at]
         rows = await _rows_from(cluster, f"{topic.prefix}/{file.path}", file.size, start)
-        if not rows:  # no segment is empty: remove this one instead
+        if not rows:  # no segment may be empty, so remove it
             await cluster.commit([MoveLogStart(topic.topic_id, number, file.end_offset)])
             await _remove(cluster, current, [number])
             return

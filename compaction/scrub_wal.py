@@ -2,8 +2,8 @@
 
 Apply the entries again, from the oldest state after which no entry is missing. Verify every entry's
 hash, header and chunks; every later checkpoint must equal the state after its entry (I4). Of an
-entry before that oldest state, readers need only the chunks, so its damaged header is no damage of
-the log. A missing entry is damage, unless two verified checkpoints are above it, because then
+entry before that oldest state, readers need only the chunks, so if its header is damaged, the log
+is not. A missing entry is damage, unless two verified checkpoints are above it, because then
 collection may have deleted it. If a checkpoint disappears during the scrub, this is no finding,
 because collection deletes checkpoints. The scrub only reads.
 """

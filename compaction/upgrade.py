@@ -101,7 +101,7 @@ async def _old(cluster: MaintenanceSession, key: str, level: int) -> str | None:
     try:
         member = msgspec.json.decode(await cluster.store.get(key), type=Member)
     except NotFound:
-        return None  # it stopped since the listing
+        return None  # the broker stopped after the listing
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return key
     return member.name if member.level < level else None

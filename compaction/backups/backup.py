@@ -1,6 +1,6 @@
 """Backup of a running cluster into another store (DESIGN 8).
 
-1. Take a hold. From the hold's entry on, collection deletes nothing. A task renews it regularly.
+1. Take a hold. From its entry on, collection deletes nothing. A task renews the hold regularly.
 2. Read the newest version of each table, then renew the hold. The entry of this renewal is M, the
    moment of the backup. The tables were read before M, so all rows of these versions come from
    entries before M. If a topic was sealed between this read and M, take the oldest later version of
@@ -207,7 +207,7 @@ class _Hold:
 
     async def refuse_others(self, what: str) -> None:
         """Raise Unavailable if another hold is in force at the WAL's end. `what` is the part of the
-        message that says what the caller does not do because of it."""
+        message that says what the caller does not do because of that hold."""
         await self._cluster.refresh()
         if any(hold.hold_id != self._id for hold in self._cluster.state.holds):
             raise Unavailable(
@@ -247,7 +247,7 @@ class _Copy:
         if earlier := await backups_in(place):
             try:
                 before = await read_manifest(place, earlier[-1])
-            except Corrupt as error:  # this run reads all objects, and compares them with the place
+            except Corrupt as error:  # then this run reads and compares all objects
                 log.error("the previous backup is damaged: %s", error)
             else:
                 self._check_cluster(before.cluster.cluster_id)
@@ -282,7 +282,7 @@ class _Copy:
 
     def _check_cluster(self, held: str) -> None:
         """Raise InvalidRequest if the place has backups of another cluster, whose id is `held`. A
-        restored cluster is another cluster: entries of both with equal numbers may differ."""
+        restored cluster is another one: its entry 9 may differ from the old cluster's entry 9."""
         own = self.cluster.wal.cluster.cluster_id
         if held != own:
             raise InvalidRequest(
@@ -337,7 +337,7 @@ class _Copy:
                 times.append(decoded.entry.time_ms)
         if applied.encode() != moment:
             raise Corrupt(
-                object_keys.wal(state.seq), "the entries do not give the state of the brokers"
+                object_keys.wal(state.seq), "leads to another state than the brokers have"
             )
         data = {key for key in named if key.startswith(object_keys.DATA)}
         await self._take_all(

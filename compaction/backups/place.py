@@ -125,8 +125,8 @@ async def read_manifest(place: ObjectStore, name: BackupName) -> BackupManifest:
 
 
 async def read_object(place: ObjectStore, wanted: BackupObject) -> bytes:
-    """Read and verify an object of a backup. Raises Corrupt, also if the object is gone;
-    Unavailable."""
+    """Read and verify an object of a backup. Raises Unavailable, and Corrupt, also if the object is
+    gone."""
     key = f"{OBJECTS}{wanted.key}"
     try:
         body = await place.get(key)
@@ -146,8 +146,8 @@ async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> boo
         try:
             if await store.get(key) != body:
                 raise InvalidRequest(
-                    f"{store.url} has another object {key}: it belongs to another history of the "
-                    "cluster, or is in use; take an empty place"
+                    f"{store.url} has another object {key}: the place belongs to another history "
+                    "of the cluster, or another run writes to it; take an empty place"
                 )
         except NotFound:
             await asyncio.sleep(pause_s)

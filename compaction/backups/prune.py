@@ -74,7 +74,7 @@ async def is_unfinished(place: ObjectStore) -> bool:
 
 async def finish(place: ObjectStore, confirm: Check) -> Pruned:
     """Complete each removal that has a manifest in `pruned/`, by steps 3 to 5 of the module's list.
-    `confirm` and errors are those of `prune`. If a manifest is damaged, no object is deleted, but
+    `confirm` and the errors are as in `prune`. If a manifest is damaged, no object is deleted, but
     step 3 may have deleted manifests."""
     markers = [info.key async for info in place.list(PRUNED)]
     sizes: dict[str, int] = {}

@@ -1,12 +1,12 @@
-"""Restore of a backup: make a new cluster in an empty store, in the old cluster's state after an
-entry.
+"""Restore of a backup: make a new cluster, in an empty store, from the old cluster's state after
+one of its entries.
 
 The restore applies the copied WAL up to that entry. The new cluster gets a checkpoint of the state,
 the entry itself, the objects that the tails name, and the tables. Each object is verified.
 
 The new cluster has an id of its own, unless an operator gives the old id. So a broker with a hot
-log (acks=1) of the old cluster keeps this file for the old cluster. If the ids were equal, the
-broker would commit the records of this file into the new cluster, and then delete the file,
+log (acks=1) of the old cluster keeps this hot log for the old cluster. If the ids were equal, the
+broker would commit the records of the hot log into the new cluster, and then delete the hot log,
 although the old cluster does not have these records.
 
 **On a crash**: an entry is written first, and `cluster.json` last. No broker starts on a store with

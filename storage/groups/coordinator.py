@@ -165,7 +165,7 @@ class Coordinator:
             return session
         member = self._log.state.members.member(group_id, member_id)
         if member is None:
-            await self._log.wal.refresh()  # another broker may have just created it (I3)
+            await self._log.wal.refresh()  # another broker may have just created the member (I3)
         led = await self.coordinate(group_id)
         group, member = self.look(group_id, member_id)
         instance = led.instances.get(member_id)
@@ -178,8 +178,8 @@ class Coordinator:
         return MemberSession(group, member, instance, led.term)
 
     def _known(self, group_id: str, member_id: str) -> MemberSession | None:
-        """Record a heartbeat, if the member is known in this term, as is usual. If not, return
-        None."""
+        """If the member is known in this term (the usual case), record its heartbeat. If not,
+        return None."""
         group, led = self._log.state.members.get(group_id), self.led.get(group_id)
         if group is None or led is None or group.term != led.term:
             return None
@@ -420,8 +420,8 @@ def _is_gone(instance: Instance, client: ClientId, now_s: float) -> bool:
 
 
 def _count_life(lives: ShortLives, group: ConsumerGroup | None, instance: Instance) -> None:
-    """Count the life of a removed member. A static member that another one replaced is not counted,
-    because the group was not rebalanced."""
+    """Count the life of a removed member. A static member that another member replaced is not
+    counted, because the group was not rebalanced."""
     client = instance.client
     if client is None or not instance.has_subscribed:
         return

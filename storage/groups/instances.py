@@ -490,6 +490,6 @@ def _unknown(session: MemberSession) -> list[TopicIdPartition]:
 
 
 async def _until_sent(instance: Instance) -> None:
-    """Wait for a response under way. If its client reads, it is soon sent or lost."""
+    """Wait for a response under way. A response whose client reads is soon sent or lost."""
     if instance.sending is not None:
         await asyncio.wait([instance.sending], timeout=ARRIVAL_S)

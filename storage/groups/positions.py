@@ -29,8 +29,8 @@ class Positions:
 
     def __init__(self) -> None:
         self.is_due = False
-        """If False, `due` is empty. To read this flag is faster than to call `due`, and thousands
-        of instances are checked each second."""
+        """If False, `due` returns nothing. To read this flag is faster than to call `due`, and
+        thousands of instances are checked each second."""
         self._held: dict[TopicIdPartition, Position] = {}
 
     def __contains__(self, where: TopicIdPartition) -> bool:

@@ -34,8 +34,8 @@ class Rebalances:
         now_s: float,
     ) -> None:
         """Compare the group with its last known state. `actions` are the actions on the group in
-        the entry that changed the group. If all members had read since the last rebalance, measure
-        the time until all members read from now on."""
+        the entry that changed the group. If all members had read since the last rebalance, begin to
+        measure the time until all members read again."""
         if generation != self._generation:
             self.counts[reason_of(self._inputs, inputs, actions)] += 1
             self._inputs, self._generation = inputs, generation

@@ -117,7 +117,7 @@ class OfflineLog:
     async def find(
         self, snapshot: LogSnapshot, times: Iterable[tuple[TopicPartition, int]]
     ) -> Found:
-        """Find in the snapshot, for each time (ms), the first offset at or after that time."""
+        """Find the first offset at or after each time (ms) in the snapshot."""
         return {(of, time): await self._find(snapshot, of, time) for of, time in times}
 
     async def resolve(
@@ -174,7 +174,7 @@ class OfflineLog:
         start: int,
         fail_on_data_loss: bool,
     ) -> PartitionSnapshot:
-        """Verify that the segments have all offsets from `start` to the sealed end. If a retention
+        """Verify that the segments have all offsets from `start` to the sealed end. If retention
         ran between the reads of the WAL and the table, move the log start of the snapshot."""
         start, end = max(start, part.log_start_offset), part.sealed_end
         if hole(index, start, end) is None:

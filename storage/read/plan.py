@@ -35,7 +35,8 @@ class PartitionSnapshot(NamedTuple):
 
 
 class TopicSnapshot(NamedTuple):
-    """One topic; `partitions[n].number == n`. `prefix` + "/" + a segment's path is its key."""
+    """One topic; `partitions[n].number == n`. `prefix` + "/" + a segment's path is the segment's
+    key."""
 
     name: str
     topic_id: str
@@ -175,7 +176,7 @@ def plan(
 def segment_slices(
     snapshot: LogSnapshot, given: OffsetRange, wanted: ReadFilter = NO_FILTER
 ) -> Iterator[SegmentRange]:
-    """Yield the sealed part of a range, one slice a segment."""
+    """Yield the sealed part of a range, one slice for each segment."""
     topic = snapshot.topics[given.topic]
     view = topic.partitions[given.partition]
     start = max(given.start, view.log_start_offset)
@@ -198,7 +199,7 @@ def segment_slices(
 def tail_slices(
     snapshot: LogSnapshot, given: OffsetRange, wanted: ReadFilter = NO_FILTER
 ) -> Iterator[TailRange]:
-    """Yield the unsealed part of a range, one slice a tail chunk."""
+    """Yield the unsealed part of a range, one slice for each tail chunk."""
     topic = snapshot.topics[given.topic]
     view = topic.partitions[given.partition]
     start = max(given.start, view.log_start_offset, view.sealed_end)
@@ -243,7 +244,8 @@ def _pack(slices: Sequence[Slice], split_bytes: int) -> Iterator[Split]:
 def limit_offsets(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], rows_max: int
 ) -> dict[TopicPartition, int]:
-    """Return end offsets for a batch of at most `rows_max` offsets from `start`; keys as in `end`.
+    """Return end offsets for a batch of at most `rows_max` offsets from `start`, with the keys of
+    `end`.
 
     The limit is shared in proportion to the remaining offsets, as in Spark's Kafka source. Rounding
     leaves a rest. A partition gets at most one offset of the rest, the partitions with the fewest

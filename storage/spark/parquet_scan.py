@@ -48,7 +48,7 @@ _PARQUET_OPTIONS = {
     "ignoreCorruptFiles": "false",
     "datetimeRebaseMode": "CORRECTED",  # Spark 2 did not write the files
     "parquet.page.verify-checksum.enabled": "true",  # Parquet's default is false
-    "__globPaths__": "false",  # a folder's name may be a[b]
+    "__globPaths__": "false",  # no globs: a folder's name may be a[b]
 }
 _LISTING_THRESHOLD = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _BLOCK_BYTES = 64 * 1024 * 1024  # has a meaning on HDFS only
@@ -190,8 +190,8 @@ def parquet_by_sizes(
 
 
 def _between(frame: DataFrame, slices: Sequence[SegmentRange]) -> DataFrame:
-    """Filter the frame to the slices' records. The first filter has the bounds over all partitions:
-    Spark compares them with Parquet's statistics and omits row groups."""
+    """Filter the frame to the slices' records. The first filter has the bounds over all partitions.
+    Spark compares these bounds with Parquet's statistics and omits row groups."""
     count = max(one.partition for one in slices) + 1
     starts, ends = [OFFSET_MAX] * count, [0] * count
     for one in slices:

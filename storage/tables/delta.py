@@ -108,7 +108,7 @@ class DeltaStore(ObjectStore, Protocol):
 
 
 def open_table(store: ObjectStore, prefix: str, name: str) -> Table:
-    """Return the manifest at `prefix`: on Delta if the store has URIs, else in memory. No IO yet.
+    """Return the manifest at `prefix`: on Delta if the store has URIs, else in memory. Does no IO.
 
     The store's attribute `tables` is the catalog of its memory manifests. All wrappers of a store
     have the same catalog. A store without this attribute gets its own catalog.

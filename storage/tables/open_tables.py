@@ -52,7 +52,7 @@ class OpenTables:
         held = self._open.get(topic.topic_id)
         if held is None:
             held = _OpenTable(open_table(self._store, topic.prefix, topic.name))
-            if self._is_known(topic.topic_id):  # `forget` has run for a deleted topic
+            if self._is_known(topic.topic_id):  # nothing would drop a deleted topic's table
                 self._open[topic.topic_id] = held
         if age_max_s < math.inf:
             now_s = asyncio.get_running_loop().time()

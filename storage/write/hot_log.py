@@ -256,8 +256,8 @@ class HotLog:
         return await asyncio.get_running_loop().run_in_executor(self._thread, discard, [kept])
 
     def committed(self, marks: Sequence[HotMark]) -> None:
-        """Delete full files without a mark above the newest of `marks`, because all their requests
-        are committed."""
+        """Delete the full files that have no mark above the newest of `marks`, because all their
+        requests are committed."""
         newest = max((mark.seq for mark in marks if mark.log_id == self.log_id), default=-1)
         self.is_marked = self.is_marked or newest >= 0
         while self._full and self._full[0].last <= newest:
@@ -311,7 +311,7 @@ def _message(rows: Rows | pa.RecordBatch) -> bytes:
 
 
 def _take_back(file: _LogFile, error: BaseException) -> NoReturn:
-    """Truncate the frames whose write failed, because a recovery must not commit requests whose
+    """Cut off the frames whose write failed, because a recovery must not commit requests whose
     callers got an error."""
     try:
         os.ftruncate(file.fd, file.size)

@@ -38,8 +38,8 @@ async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
     The remaining requests get marks of a new log. Requests that are set aside stay as they are.
 
     At level 1, return all files as they are, because version 0.1 may recover them next. Version 0.1
-    does not know claims. The marks of all requests are below a claim, so it would take these
-    requests for committed and delete the files.
+    does not know claims. The marks of all requests are below a claim, so version 0.1 would take
+    these requests for committed and delete the files.
 
     Raises LogError. **On a crash**: a claim is left, which the next recovery finds.
     """
@@ -206,8 +206,8 @@ class _Search:
 
 
 async def _backwards(objects: WalObjects, newest: int) -> AsyncIterator[Entry]:
-    """Yield the entries from `newest` backwards, at most ENTRIES_MAX. Stop at a collected entry;
-    omit damaged entries."""
+    """Yield the entries from `newest` backwards, at most ENTRIES_MAX. Stop at an entry that
+    collection deleted; omit damaged entries."""
 
     async def read(seq: int) -> Entry | None:
         try:

@@ -66,7 +66,7 @@ class Recovered(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the file has only one request, which the store refused (HotLog.keep)."""
+        """Return whether the file has only one request, which the store refused (HotLog.keep)."""
         return KEPT in self.path.name
 
 
@@ -135,7 +135,7 @@ def _lock(path: Path) -> int | None:
 
 
 def discard(files: Sequence[Recovered]) -> set[str]:
-    """Delete durably the files whose requests are all committed; release their locks.
+    """Durably delete the files whose requests are all committed, and release their locks.
 
     Returns the logs that have no file left. No recovery will need the marks of these logs again.
     """

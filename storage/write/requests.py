@@ -171,7 +171,7 @@ class AppendRequest:
         return self.size + PART_OVERHEAD_BYTES * self.pieces
 
     def partitions(self) -> Iterator[tuple[str, int]]:
-        """Iterate over the partitions of its records: topic id and number."""
+        """Iterate over the partitions of the request's records: topic id and number."""
         for part in self.parts:
             for partition, _ in part.tally:
                 yield part.topic_id, partition

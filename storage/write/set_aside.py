@@ -3,9 +3,9 @@ requests, in order.
 
 Requests of one hot log are committed in the order of their marks. If `apply` has accepted a mark,
 it skips each lower mark of that log as already committed. So all requests of the hot log wait
-behind one that the store refuses, while other requests are flushed. A group that fails is halved,
-so the refused request is soon tried alone. If this request fails again and again, it is set aside
-in a file of its own, and tried again every KEPT_RETRY_S.
+behind a request that the store refuses, while other requests are flushed. A group that fails is
+halved, so the refused request is soon tried alone. If this request fails again and again, it is set
+aside in a file of its own, and tried again every KEPT_RETRY_S.
 
 **On a crash** at any moment: each request is in a file of the hot log, with its mark.
 """
@@ -95,8 +95,8 @@ class SetAsideRequests:
     ) -> tuple[list[AppendRequest], list[AppendRequest]]:
         """Keep the requests of the hot log here, and return the others in two lists. The requests
         in the first list can be flushed now. Each request in the second list has records for a
-        partition of a request that waits here. It must wait too, so that the records of a producer
-        stay in order."""
+        partition of a request that waits here. Such a request must wait too, so that the records of
+        a producer stay in order."""
         self._waiting += [request for request in requests if request.hot is not None]
         waiting = {each for request in self._waiting for each in request.partitions()}
         others = [request for request in requests if request.hot is None]
@@ -133,7 +133,7 @@ class SetAsideRequests:
         try:
             await self._set_aside(self._hot_log, first, first.hot)
         except (LogError, OSError) as error:
-            log.error("a refused request is not set aside, retrying: %s", error)
+            log.error("a refused request cannot be set aside yet, retrying: %s", error)
             self._pause()
             return False
         self._drop(1)
