@@ -172,7 +172,7 @@ async def write_and_commit(
 ) -> list[SegmentFile] | None:
     """Write the segments of the tasks, commit them to the table in place of their inputs, and
     return them. If another run committed first, return None. `basis` are the segments from which
-    the plan was made: if the table still names all of them, the run commits even if the lock
+    the plan was made. As long as the table names all of them, the run commits, even if the lock has
     changed. The commit also contains `transactions`.
 
     Raises Corrupt, Unavailable, CommitUnknown.

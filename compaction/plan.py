@@ -161,7 +161,8 @@ def groups(
     this segment, because a group of one segment that loses no row stays as it is.
 
     The size of a group is an estimate: a segment that keeps half of its rows counts with half of
-    its size. Each group keeps at least one record, so the ranges have no hole between them.
+    its size. Segments that keep no record join the group of a neighbour, so the ranges have no hole
+    between them.
     """
     found: list[tuple[range, bool]] = []
     start, size, count = 0, 0, 0

@@ -75,7 +75,7 @@ async def retain(
 
     A topic whose table is damaged or in doubt is left as it is (`cluster.skipped`). Raises
     UnknownTopic. If a topic fails with Unavailable, CommitUnknown or ManifestConflict, raises the
-    first such error after the last topic: run again. ManifestConflict means that other runs
+    first such error after the last topic. Then run again. ManifestConflict means that other runs
     committed first in each of TRIES tries.
     """
     await cluster.refresh()

@@ -33,8 +33,8 @@ Place = tuple[str, int]
 
 
 class VerifiedWal(NamedTuple):
-    """Result of a scrub of the WAL: the state after its newest entry, None if no state can be read,
-    and the chunks that were verified with their entries."""
+    """Result of a scrub of the WAL. `state` is the state after the newest entry, or None if no
+    state can be read. `verified` are the chunks that were verified with their entries."""
 
     state: ClusterState | None
     verified: frozenset[Place]

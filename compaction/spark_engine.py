@@ -42,7 +42,7 @@ from tidelog.storage.read.split_reader import read_split
 SPARK_PARTITIONS_MAX = 8
 """Partitions at once. Executors work on one partition while the driver plans or commits another."""
 MERGES_MAX = 256
-"""Merges in one commit. If another run commits first, all of them are lost."""
+"""Merges in one commit. If another run commits first, all merges of the commit are lost."""
 PART_BYTES_MIN = 8 * 1024 * 1024
 PART_BYTES_MAX = 256 * 1024 * 1024
 """Bounds of the bytes that one task reads to find the newest records. Within these bounds, each

@@ -239,7 +239,7 @@ class _Copy:
     copied_bytes: int = 0
     objects: dict[str, BackupObject] = field(default_factory=dict)
     """The objects of this backup, by key."""
-    _known: dict[str, BackupObject] = field(default_factory=dict)  # of the previous backup
+    _known: dict[str, BackupObject] = field(default_factory=dict)  # objects of the previous backup
     _there: dict[str, int] = field(default_factory=dict)  # sizes of the objects in the place
 
     async def run(self, *, is_verified: bool) -> BackedUp:

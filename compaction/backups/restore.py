@@ -175,7 +175,7 @@ class _Restore:
         tables = {each.prefix: each for each in self._manifest.tables}
         table = tables.get(topic.prefix)
         if table is None:
-            why = f"topic {topic.name} was deleted later, and its table is not in the backup"
+            why = f"topic {topic.name} was deleted after that time, and the backup lacks its table"
             raise InvalidRequest(f"{why}: take an earlier backup")
         if table.doubt:
             found = [

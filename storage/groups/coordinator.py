@@ -3,9 +3,9 @@
 
 Each group has one coordinator, a broker, which holds soft state: each member's last heartbeat and
 its instance's positions (groups.positions). The cluster state names the coordinator and its term.
-Brokers may disagree on which brokers are live, but only one can act as coordinator, because
-`ExpireMember` carries the term, and a broker drops its soft state of an older term. Heartbeats
-never reach the WAL.
+Brokers may disagree on which brokers are live, but only one can act as coordinator. The reason is
+that `ExpireMember` carries the term, and that a broker drops its soft state of an older term.
+Heartbeats never reach the WAL.
 
 Session timeouts use the coordinator's boot clock and pause while its process is suspended, so a
 resumed broker does not expire members at once. **On a crash**: another broker takes the group

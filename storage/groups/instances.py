@@ -200,9 +200,9 @@ class Instances:
         session.instance.wake()
 
     def _begin(self, session: MemberSession, positions: Mapping[TopicIdPartition, int]) -> None:
-        """Set positions, but not of partitions that the member lost, because it would use them when
-        it gets the partitions back. Raises UnknownMember, or Unavailable if the group has moved to
-        another coordinator, which may have read the old positions."""
+        """Set positions, but not of partitions that the member lost, because the member would read
+        from these positions when it gets the partitions back. Raises UnknownMember, or Unavailable
+        if the group has moved to another coordinator, which may have read the old positions."""
         _, member, instance, _ = self.coordinator.revalidate(session)
         owned = set(member.owned)
         for where, offset in positions.items():

@@ -99,10 +99,10 @@ class OffsetCommits:
     async def commit_delivered(
         self, groups: Sequence[tuple[ConsumerGroup, CoordinatedGroup]], most: int | None = None
     ) -> None:
-        """Auto-commit delivered offsets of members of these groups, each in the name of the client
-        that created the member, because the first commit of a group decides for whose share the
-        group's offsets count. At most `most` members commit; the next call begins with the member
-        after them."""
+        """Auto-commit delivered offsets of members of these groups. Each commit is in the name of
+        the client that created the member, because the first commit of a group decides for whose
+        share the group's offsets count. At most `most` members commit; the next call begins with
+        the member after them."""
         due = [
             MemberSession(group, member, instance, led.term)
             for group, led in groups

@@ -219,8 +219,8 @@ def _times_of(chunk: TailChunk) -> tuple[int, int]:
 
 
 def _shares(whole: SegmentRange, split_bytes: int) -> Iterator[SegmentRange]:
-    # Rounded to nearest, not up: two tasks for 1.2 times `split_bytes` would cost more time than
-    # they save.
+    # Round to nearest, not up, because two tasks for 1.2 times `split_bytes` would cost more time
+    # than they save.
     shares = max(1, round(whole.cost / split_bytes))
     for share in range(shares):
         yield whole._replace(cost=whole.cost // shares, share=share, shares=shares)

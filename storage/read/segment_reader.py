@@ -37,7 +37,8 @@ Item = TypeVar("Item")
 Started = TypeVar("Started", bound="Cancellable")
 
 FETCH_BYTES = 8 * 1024 * 1024
-"""Largest request that joins neighbouring row groups. S3 gives a connection 50 to 100 MB/s."""
+"""Maximum size of a request that joins neighbouring row groups. S3 gives a connection 50 to 100
+MB/s."""
 FOOTER_CACHE_BYTES = 32 * 1024 * 1024
 """Default size of the cache of footers (I10)."""
 COLD_READS_MAX = 8

@@ -90,7 +90,7 @@ _PROPERTIES = {
 }
 
 _APPEND_ONLY = "delta.appendOnly"
-_FOLLOWED_MAX = 10  # after more new commits, drop the known transactions
+_FOLLOWED_MAX = 10  # after more new commits than this, drop the known transactions
 _RETRIES = {"max_retries": "3", "retry_timeout": "15s"}  # deltalake's defaults: 10 retries in 180 s
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -237,7 +237,8 @@ class SegmentColumns(NamedTuple):
     def newest_ms(self, now_ms: int) -> np.ndarray:
         """Return for each segment the time that decides its age. This is the time of its newest
         record, or of its commit if the record's timestamp is after `now_ms`. Such a timestamp does
-        not show the age. It would keep the segment, and all segments after it, until that time."""
+        not show the age: until the time of the timestamp, retention would keep the segment and all
+        segments after it."""
         return np.where(self.timestamp_max > now_ms, self.committed_ms, self.timestamp_max)
 
     def sorted(self) -> "SegmentColumns":

@@ -77,9 +77,9 @@ class HotLog:
     """The hot log of one process: one fdatasync for all waiting requests. Owned by one event loop.
 
     `on_durable` is called with each durable request, in the order of marks and before its `append`
-    returns. It is also called if the caller of `append` was cancelled, because the request is
-    durable, and `apply` would skip it if a request with a higher mark were committed before it.
-    `on_failed` is called with each other request, also if its caller was cancelled.
+    returns. It is also called if the caller of `append` was cancelled. The request is durable then,
+    and `apply` would skip it if a request with a higher mark were committed before it. `on_failed`
+    is called with each other request, also if its caller was cancelled.
     """
 
     def __init__(
