@@ -2,13 +2,14 @@
 
 compaction/garbage.py has the rules. A run lists the objects of a topic before it reads the topic's
 table. If the run does not know the topic, it also reads the WAL after the listing. So the run sees
-a commit that named a listed object meanwhile. At the end, the run reads the WAL to its end, because
-nothing is garbage while a hold is in force. A backup that takes its hold later also reads the
-tables and the WAL later. By then, the tables and the WAL do not name the objects of the plan. A
-hold also keeps the log of a table: tidelog's commits do not clean it up, only collection does.
+a commit that named a listed object meanwhile. At its end, the run reads the WAL once more to find
+holds, because nothing is garbage while a hold is in force. A backup that takes its hold later also
+reads the tables and the WAL later. By then, the tables and the WAL do not name the objects of the
+plan. A hold also keeps the log of a table, because tidelog cleans up this log only by collection,
+not when it commits.
 
 A run lists all of `wal/` each time. It does not start at the number up to which the last run
-deleted, because a suspended process may have created a deleted number again.
+deleted, because a suspended process may have created an entry with a deleted number again.
 
 **On a crash**: nothing needs repair, because the next run lists again. Deletes are in batches. The
 first batch that fails ends the run, and the rest stays garbage for the next run.
@@ -38,7 +39,8 @@ BATCH = 1000
 OBJECTS_MAX = 1_000_000
 """Objects in one plan (I10). Each takes about 200 bytes of memory. The next run finds the rest."""
 CHECKPOINTS_PER_GRACE = 4
-"""A run writes a checkpoint if the newest one is at least as old as the grace divided by this."""
+"""A run writes a checkpoint if the newest one is at least as old as the grace divided by this
+number."""
 
 
 class CollectionPlan(NamedTuple):
@@ -73,12 +75,14 @@ async def plan(
     topic is damaged, in doubt or not readable, the plan has no garbage of this topic, and
     `cluster.skipped` names the topic.
 
-    Writes a checkpoint if the newest is old: an entry is garbage only after a checkpoint covers it.
-    `takes_unknown` adds folders of topics of which the cluster has no record. An upload that ended
-    after its topic was deleted leaves such a folder. But if a cluster lost its WAL and was created
-    again, all its data is in such folders, so only an operator may request this.
+    Writes a checkpoint if the newest one is old, because an entry is garbage only after a
+    checkpoint covers it. `takes_unknown` adds folders of topics of which the cluster has no record.
+    An upload that ended after its topic was deleted leaves such a folder. But if a cluster lost its
+    WAL and was created again, all its data is in such folders, so only an operator may request
+    this.
     """
-    # Read the time first. A bound that is raised after the refresh concerns only newer objects.
+    # Read the time first. Then a bound that is raised after the refresh concerns only objects that
+    # are newer than this time.
     now_ms = await cluster.store_now_ms()
     await cluster.refresh()
     grace = grace.obeying(cluster.state.bounds.now)
@@ -98,7 +102,7 @@ async def plan(
     waiting = max(search.unnamed - sum(each.size for each in search.found), 0)
     search.take(garbage.of_probes(await _listed(cluster, object_keys.PROBE), search.now_ms, grace))
     kept_from = 0 if base is None else base.seq
-    if holds := await _holds(cluster):  # after the tables were read (see the top)
+    if holds := await _holds(cluster):  # after the tables were read (see the module)
         return CollectionPlan((), (), kept_from, search.now_ms, search.unnamed, holds)
     return CollectionPlan(search.found, emptied, kept_from, search.now_ms, waiting)
 
@@ -108,7 +112,8 @@ async def collect(
     planned: CollectionPlan,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Delete the objects of a plan, at any later time. Return the number of deleted objects.
+    """Delete the objects of a plan. The plan may be of any age. Return the number of deleted
+    objects.
 
     Raises Unavailable. Then the objects that `on_progress` counted are deleted, and the next run
     deletes the rest.
@@ -138,13 +143,13 @@ async def _holds(cluster: MaintenanceSession) -> list[Hold]:
 
 async def copied_base(cluster: MaintenanceSession) -> ClusterState | None:
     """Return the checkpoint after which a copy of the WAL begins, or None if the copy has the whole
-    WAL. It is the base of a collection that begins now: the collection keeps all entries after it.
-    Raises Unavailable.
+    WAL. A collection that begins now has the same base, and keeps all entries after it. Raises
+    Unavailable.
 
-    If the retention was raised, all checkpoints may be younger than the new retention, although
-    earlier collections have deleted entries. Then return the newest checkpoint that has a newer
-    one: no collection has deleted entries after it. A restored cluster has only one checkpoint, and
-    no entry before it: return this checkpoint."""
+    If the WAL retention was raised, all checkpoints may be younger than the new retention, although
+    earlier collections have deleted entries. Then return the second-newest checkpoint that
+    verifies, because no collection has deleted entries after it. A restored cluster has only one
+    checkpoint, and no entry before it. Then return this checkpoint."""
     grace = Grace().obeying(cluster.state.bounds.now)
     checkpoints = [info async for info in cluster.store.list(object_keys.CHECKPOINTS)]
     now_ms = await cluster.store_now_ms()
@@ -252,8 +257,8 @@ class _GarbageSearch:
                 self.take(garbage.of_unknown(infos, self.now_ms, self._grace), infos)
 
     async def _table(self, topic: Topic, infos: Sequence[ObjectInfo]) -> None:
-        """Take the files that neither the newest version nor a version younger than the grace
-        names. A table in doubt is not reliable, so no file of its topic is garbage."""
+        """Take as garbage the files that neither the newest version nor a version younger than the
+        grace names. A table in doubt is not reliable, so no file of its topic is garbage."""
         removals: list[Removal] = []
         logs: list[Garbage] = []
         try:
@@ -261,7 +266,8 @@ class _GarbageSearch:
             named = await table.paths()
             unnamed = list(garbage.unnamed(infos, topic.prefix, named))
             if any(self.now_ms - info.modified_ms >= self._grace.table_ms for info in unnamed):
-                # Read the removals only if needed: this reads every commit of a day or more.
+                # Read the removals only if needed, because this reads every commit of a day or
+                # more.
                 removals = await table.removed_since(self.now_ms - self._grace.unnamed_ms + 1)
             logs = await self._log(table, infos)
         except LogError as error:
@@ -274,8 +280,8 @@ class _GarbageSearch:
         self.take(logs, [ObjectInfo(each.key, each.size, each.modified_ms) for each in logs])
 
     async def _log(self, table: Table, infos: Sequence[ObjectInfo]) -> list[Garbage]:
-        """Return the garbage of a table's log. If its retention cannot be parsed, or the checkpoint
-        that replaces the garbage cannot be read, return none."""
+        """Return the garbage of a table's log. If the log's retention cannot be parsed, or the
+        checkpoint that replaces the garbage cannot be read, return no garbage."""
         base, found = garbage.of_log(infos, self.now_ms, garbage.LOG_RETENTION_MS)
         if not found:
             return []

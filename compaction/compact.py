@@ -8,8 +8,8 @@ continues. **On a crash** before the commit, new segments that no version names 
 collection. After the commit, the result is complete.
 
 Merges are committed in small groups, as the engine finishes them. A compaction commits a whole
-partition at once: no version of the table may lack a tombstone and still have the records that it
-deletes.
+partition at once, because a version of the table that lacks a tombstone must not have the records
+that this tombstone deletes.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ SKIP = "skip"
 
 
 class Compacted(NamedTuple):
-    """Result of one merge or compaction. The `_after` fields are -1 after a dry run, and if the
-    result is lost or damaged. If `is_lost`, another run committed first, and the result of that run
+    """Result of one merge or compaction. The `_after` fields are -1 after a dry run, if `is_lost`,
+    and if `is_damaged`. If `is_lost`, another run committed first, and the result of that run
     counts. If `is_damaged`, `why` names the damaged object, and the run leaves the partition as it
     is."""
 
@@ -222,8 +222,8 @@ class _Run:
 
     def _expires(self, history: Sequence[Cleaned], config: TopicConfig) -> int:
         """Return the offset below which compaction removes tombstones. Their first compaction was
-        at least `delete.retention.ms` ago. They stayed for that time, so that a reader that began
-        before this compaction finds them."""
+        at least `delete.retention.ms` ago. Until now they stayed for readers that had read the
+        deleted records before that first compaction."""
         ends = [each.end_offset for each in history if self._is_expired(each, config)]
         return max(ends, default=0)
 
@@ -245,8 +245,8 @@ class _Run:
         kept: np.ndarray,
         history: Sequence[Cleaned],
     ) -> list[Rewrite]:
-        """Plan the segments to write: segments that lose rows or are too small, and always the last
-        segment, which stores the history."""
+        """Plan the rewrites of segments that lose rows or are too small. Always rewrite the last
+        segment, because it stores the history."""
         starts = [file.base_offset for file in files]
         at = np.searchsorted(kept, [*starts, files[-1].end_offset]).tolist()
         stays = [after - before for before, after in itertools.pairwise(at)]

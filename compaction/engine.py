@@ -1,6 +1,6 @@
-"""`Engine`, the interface of the executors of rewrites; `InProcess`, the executor in this process;
-`write_and_commit`, which runs an engine and commits the segments that it wrote.
-compaction/spark_engine.py has the other executor.
+"""`Engine`, the interface of the engines that run rewrites; `InProcess`, the engine in this
+process; `write_and_commit`, which runs an engine and commits the segments that it wrote.
+compaction/spark_engine.py has the other engine.
 
 An engine reads segments and writes segments. compaction/compact.py and compaction/retention.py make
 the plans, and `write_and_commit` commits the result. So engines differ only in speed.
@@ -40,12 +40,13 @@ log = logging.getLogger("tidelog.compact")
 OnRows = Callable[[int], None]
 
 KEYS_BYTES_MAX = 256 * 1024 * 1024
-"""Memory for keys and offsets. Grouping new rows with them takes about four times as much."""
+"""Memory for keys and offsets. To group new rows with the known rows takes about four times this
+memory."""
 MORE_SHARES = 4
 """Factor by which the number of shares grows after TooManyKeys."""
 SHARES_MAX = 256
-"""From this number of shares on, memory is not bounded. If the keys of one share still do not fit,
-a client chose the keys by their murmur2."""
+"""From this number of shares on, memory is not bounded. If the keys of one share do not fit even
+then, a client chose the keys by their murmur2."""
 
 UPLOAD_AGE_MAX_S = 6 * 3600.0
 """Longest time from the start of the uploads to the commit. It is a fourth of the grace after which
@@ -68,17 +69,17 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The name on the command line."""
+        """The engine's name on the command line."""
         ...
 
     @property
     def partitions_max(self) -> int:
-        """Number of partitions to work on at once."""
+        """Number of partitions that a run works on at once."""
         ...
 
     @property
     def merges_max(self) -> int:
-        """Number of merges to write before they are committed."""
+        """Upper bound of the merges that one commit has."""
         ...
 
     async def newest(self, scan: KeyScan, on_rows: OnRows) -> np.ndarray:
@@ -92,7 +93,7 @@ class Engine(Protocol):
 
 class InProcess:
     """Engine that writes one segment after the other. Its memory is bounded by KEYS_BYTES_MAX and
-    one encoded output; it does not grow with the log or its number of keys."""
+    one encoded output; it does not grow with the log or the number of keys."""
 
     name = "in-process"
     partitions_max = 1
@@ -144,8 +145,8 @@ class Work(NamedTuple):
 
 
 async def load_work(cluster: MaintenanceSession, topic: Topic, number: int) -> Work:
-    """Load a partition from the newest version of its table. Raises TableInDoubt if offsets are in
-    no segment; Corrupt, Unavailable."""
+    """Load a partition from the newest version of its table. Raises TableInDoubt if a segment does
+    not begin where the one before it ends. Raises Corrupt, Unavailable."""
     table = await cluster.table(topic)
     lock = await table.transaction_version(maintenance_app_id(number)) or 0
     clean_end = await table.transaction_version(clean_app_id(number)) or 0
@@ -171,7 +172,7 @@ async def write_and_commit(
 ) -> list[SegmentFile] | None:
     """Write the segments of the tasks, commit them to the table in place of their inputs, and
     return them. If another run committed first, return None. `basis` are the segments from which
-    the plan was made: if the table still names all of them, the run commits even if the lock
+    the plan was made. As long as the table names all of them, the run commits, even if the lock has
     changed. The commit also contains `transactions`.
 
     Raises Corrupt, Unavailable, CommitUnknown.
@@ -211,8 +212,9 @@ async def _check_there(
     lock: int,
 ) -> None:
     """Check that the added files exist, because collection may have deleted them while the process
-    was suspended. If a file is gone, put the inputs back into the table: their grace began only at
-    the commit. `lock` is the version of the maintenance lock for this change."""
+    was suspended. If a file is gone, put the inputs back into the table. They still exist, because
+    their grace began only at the commit. `lock` is the version of the maintenance lock for this
+    change."""
     try:
         for file in added:
             await cluster.store.get_range(f"{work.topic.prefix}/{file.path}", 0, 1)

@@ -6,13 +6,13 @@ after the grace deletes it. The record is
 
 - for entries and `data/`: a checkpoint whose tails no longer name their chunks (FORMAT rule 7)
 - for the log of a table: a later checkpoint of that log (`of_log`)
-- for files of a table: the commit that removed them. If no version ever named the file, its age
-  takes the place of the record. No setting makes this age shorter than `UNNAMED_MS_MIN`
+- for files of a table: the commit that removed them. If no version ever named a file, its grace
+  begins when the file is created, and no setting makes this grace shorter than `UNNAMED_MS_MIN`
 - for all objects of a deleted topic: the topic's record in `ClusterState.deleted`
 
 `base` is the newest checkpoint that verifies, is at least as old as the grace, and has a newer one
-that verifies. Everything after the base is kept. If the tails of the base do not name an older
-object, nothing after the base names it either.
+that verifies. Everything after the base is kept. If the tails of the base do not name an object
+that is older than the base, nothing after the base names this object either.
 
 Garbage stays garbage, so any process may delete the objects of a plan at any later time.
 """
@@ -37,8 +37,8 @@ not a setting."""
 
 LOG_RETENTION_MS = 7 * 86_400_000
 """Least time for which a version can be loaded from the log of a table after a newer version
-replaced it. It is longer than any file grace, because collection reads in the log which files were
-removed."""
+replaced that version. It is longer than any file grace, because collection finds in the log which
+files were removed, and when."""
 
 
 class Grace(NamedTuple):
@@ -59,7 +59,8 @@ class Grace(NamedTuple):
 
     @property
     def unnamed_ms(self) -> int:
-        """For files that no version has named, because a commit may still name them."""
+        """Return the grace of files that no version has named. A commit may still name such a
+        file."""
         return max(self.table_ms, UNNAMED_MS_MIN)
 
 
@@ -110,9 +111,10 @@ def of_data(
     now_ms: int,
     grace: Grace,
 ) -> Iterator[Garbage]:
-    """Find flushed objects that no tail names, if the time in the name is before the base's elapsed
-    time. The base covers each entry that may be the first to name such an object (FORMAT rule 8).
-    If the PUT of such an entry is still under way, it fails, because its number is taken."""
+    """Find flushed objects that no tail names, if the time in the object's key is before the base's
+    elapsed time. The base covers each entry that may be the first to name such an object (FORMAT
+    rule 8). If the PUT of such an entry is still under way, this PUT fails, because another entry
+    has the number."""
 
     def is_over(info: ObjectInfo) -> bool:
         not_after_ms = object_keys.data_not_after_ms(info.key)
@@ -171,16 +173,16 @@ def of_log(
     infos: Sequence[ObjectInfo], now_ms: int, retention_ms: int
 ) -> tuple[int, list[Garbage]]:
     """Return the version of the checkpoint that begins the kept part of a table's log, and the
-    commits and checkpoints before it that are garbage. Each version that was the newest one within
-    the retention can be loaded from the kept part. The caller must check that the checkpoint can be
-    read. Other files of the log stay."""
+    commits and checkpoints before it that are garbage. Each version that was the newest at some
+    time within the retention can be loaded from the kept part. The caller must check that the
+    checkpoint can be read. Other files of the log stay."""
     ages = {
         number: now_ms - info.modified_ms
         for info in infos
         if (number := object_keys.log_version(info.key, "json")) is not None
     }
     young = [number for number, age_ms in ages.items() if age_ms < retention_ms]
-    # The version before the oldest young commit was the newest one when the retention began.
+    # The version before the oldest young commit was the newest version `retention_ms` ago.
     needed = min(young) - 1 if young else max(ages, default=-1)
     checkpoints = [object_keys.log_version(info.key, "checkpoint.parquet") for info in infos]
     base = max((each for each in checkpoints if each is not None and each <= needed), default=-1)

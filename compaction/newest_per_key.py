@@ -8,8 +8,8 @@ key. Then `add` groups the known and the new rows together. So all groupings tog
 about twice as many rows as the log.
 
 If the keys do not fit in memory, the caller has two ways. It divides the keys into shares, and
-reads the log once for each share. Or it calls `take_ranks` and continues: this returns the result
-so far as a table of RANKS, and empties the aggregation.
+reads the log once for each share. Or it calls `take_ranks`, which returns the result so far as a
+table of RANKS and empties the aggregation. Then the caller continues with the rest of the log.
 
 To group a million keys takes ten times as long per key as to group 20,000, which fit in the
 processor's cache. So a hash first divides the records of each block into buckets, on any number of
@@ -193,15 +193,15 @@ class Latest:
 
 def of_shares(shares: Sequence[Kept]) -> np.ndarray:
     """Return the offsets to keep of all shares, ascending. If there is none, return the offset of
-    the newest record: the segments of a partition must reach the sealed end."""
+    the newest record, because the segments of a partition must reach the sealed end."""
     kept = np.sort(np.concatenate([share.offsets for share in shares]))
     newest = max(share.newest for share in shares)
     return kept if len(kept) else np.array([newest], np.int64)
 
 
 def of_ranks(ranks: np.ndarray) -> np.ndarray:
-    """Return the same offsets as `of_shares`. `ranks` has the largest rank of each (key, alone), in
-    any order."""
+    """Return the offsets to keep, as `of_shares` does. `ranks` has the largest rank of each (key,
+    alone), in any order."""
     kept = np.sort(ranks[ranks % 2 == 0] // 2)
     return kept if len(kept) else np.array([ranks.max() // 2], np.int64)
 

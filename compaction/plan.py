@@ -20,7 +20,7 @@ MERGE_FILES_MIN = 4
 """Least number of small neighbours in a merge that does not fill a segment. With fewer neighbours,
 the same records would be rewritten again and again for little gain."""
 SMALL_PART = 2
-"""A segment below the target divided by this is small."""
+"""A segment is small if its size is at most the target divided by this number."""
 
 
 class Cut(NamedTuple):
@@ -36,7 +36,8 @@ def retention(
     """Return where retention would move the log start. If it would not move it, return None.
 
     Retention removes a segment if the segment's newest record (`SegmentColumns.newest_ms`) is older
-    than `retention.ms`, or if the segments and the tail after it still hold `retention.bytes`.
+    than `retention.ms`, or if the segments and the tail after it still hold at least
+    `retention.bytes`.
     """
     if "delete" not in config.cleanup_policy:
         return None
@@ -81,7 +82,7 @@ def merges(
     columns: SegmentColumns, partition: Partition, target_bytes: int, clean_end: int
 ) -> Iterator[range]:
     """Yield ranges of positions. The small neighbouring segments of a range become one segment. No
-    merge crosses `clean_end`, so rows are missing only below it."""
+    merge crosses `clean_end`, so only segments below it lack rows that key compaction removed."""
     bounds = [partition.log_start_offset, min(clean_end, partition.sealed_end)]
     first, clean, last = np.searchsorted(
         columns.end_offset, [*bounds, partition.sealed_end], side="right"
@@ -108,7 +109,7 @@ def _merges(columns: SegmentColumns, first: int, last: int, target_bytes: int) -
 
 def _worth(sizes: np.ndarray, start: int, end: int) -> Iterator[range]:
     """Yield the longest range [x, end) that has at least twice the size of its largest segment, if
-    any. With smaller merges, every few new records would cause a rewrite of the same records."""
+    any. Smaller merges would rewrite the same records after every few new records."""
     while end - start >= MERGE_FILES_MIN:
         largest = start + int(np.argmax(sizes[start:end]))
         if int(sizes[largest]) * 2 <= int(sizes[start:end].sum()):
@@ -160,7 +161,8 @@ def groups(
     this segment, because a group of one segment that loses no row stays as it is.
 
     The size of a group is an estimate: a segment that keeps half of its rows counts with half of
-    its size. Each group keeps at least one record, so the ranges have no hole between them.
+    its size. Segments that keep no record join the group of a neighbour, so the ranges have no hole
+    between them.
     """
     found: list[tuple[range, bool]] = []
     start, size, count = 0, 0, 0

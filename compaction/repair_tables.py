@@ -1,11 +1,13 @@
-"""Repair of tables in doubt (DESIGN 8): propose a way for each, and do it on request.
+"""Repair of tables in doubt (DESIGN 8): propose a way for each table, and repair the table on
+request.
 
 - *restore*: the table gets the files that the log's own commits made, without files of other
   programs and without seals of another WAL. No acknowledged record is lost. A restore needs the
-  objects of these files. A table in doubt keeps them, but another program's VACUUM may have deleted
-  them.
-- *adopt*: the rows that the other program left are written again as segments. Offsets without a row
-  are lost for good, and the report names them. Readers pass over them as after a key compaction.
+  objects of these files. Collection deletes no object of a table in doubt, but another program's
+  VACUUM may have deleted some.
+- *adopt*: the rows that the other program left are written again as segments. Records whose offsets
+  have no row are lost for good. The report names these offsets, and readers pass over them as after
+  a key compaction.
 
 Each way is one commit of the table under the maintenance locks of its partitions. **On a crash**
 before the commit, uploads that no version names remain for collection. After the commit, the table
@@ -53,8 +55,9 @@ NONE = "none"
 
 
 class Repair(NamedTuple):
-    """The repair of one topic: why its table is in doubt, and what the repair does, or why there is
-    none. `lost` has the partition, offset and end offset of records that no longer exist."""
+    """The repair of one topic: why its table is in doubt, and what the repair does, or why no
+    repair is possible. `lost` has the partition, offset and end offset of records that no longer
+    exist."""
 
     topic: str
     version: int
@@ -88,8 +91,9 @@ async def repair(
     is_dry: bool,
     way: str | None = None,
 ) -> list[Repair]:
-    """Repair the tables in doubt of these topics (all if None), or only propose it. `way` chooses
-    between restore and adopt; None takes restore if it is possible.
+    """Repair the tables in doubt of these topics (all if None). If `is_dry`, only propose the
+    repairs. `way` chooses between restore and adopt; if it is None, restore where this is possible,
+    else adopt.
 
     Raises UnknownTopic. After Unavailable, CommitUnknown or ManifestConflict, run again.
     """
@@ -104,8 +108,9 @@ async def repair(
 
 
 async def undo_rearrangement(cluster: MaintenanceSession, topic: Topic) -> bool:
-    """Restore a table if another program only moved rows to other files, as OPTIMIZE does, and its
-    commits say so. Return whether the table was restored. Raises the errors of `repair`."""
+    """Restore a table if another program only moved rows to other files, as OPTIMIZE does, and that
+    program's commits say so. Return whether the table was restored. Raises the errors of
+    `repair`."""
     table = await cluster.table(topic)
     newest = await table.newest()
     foreign = [each for each in await table.commits(HISTORY_MAX) if each.is_foreign]
@@ -128,7 +133,7 @@ async def _repair(
         table = await cluster.table(topic)
         newest = await table.newest()
     except TableInDoubt as error:  # deltalake cannot read it
-        what = "restore _delta_log from a copy of the store: no other program may commit to it"
+        what = "restore _delta_log from a copy of the store; let no other program commit to it"
         return [Repair(topic.name, error.version, why, NONE, what)]
     current = cluster.state.topic_of_id(topic.topic_id)
     if current is None:
@@ -160,7 +165,8 @@ async def _repair(
 
 
 async def _doubt(cluster: MaintenanceSession, topic: Topic) -> str | None:
-    """Return why the topic's table is in doubt. Find also the faults that only a seal notices."""
+    """Return why the topic's table is in doubt, or None. Find also the faults that otherwise only a
+    seal finds."""
     try:
         table = await cluster.checked_table(topic)
     except TableInDoubt as error:
@@ -198,7 +204,7 @@ async def differs(
     A sealer that crashed between its two commits leaves segments beyond the sealed end, with the
     records of the tail. A table that was copied or restored from a later moment than the WAL also
     has segments beyond the sealed end, but with other records. A seal would replace acknowledged
-    records by them.
+    records by these other records.
     """
     ranges = StoreRanges(store)
     reader = SegmentReader(ranges)
@@ -232,7 +238,7 @@ async def differs(
 async def _strange(cluster: MaintenanceSession, topic: Topic, table: Table) -> set[int]:
     """Return the partitions whose segments beyond the sealed end are not from this WAL."""
     newest = await table.newest()
-    await cluster.refresh()  # else seals of this WAL that are newer than the state are found, too
+    await cluster.refresh()  # an older state lacks the newest seals of this WAL
     current = cluster.state.topic_of_id(topic.topic_id)
     found: set[int] = set()
     if current is None:
@@ -267,7 +273,8 @@ async def _restored(
     newest: ManifestVersion,
     ahead: set[int],
 ) -> "_TableChange | str":
-    """Return the change that restores the files of the log's own commits, or why there is none."""
+    """Return the change that restores the files of the log's own commits. If there is no such
+    change, return why."""
     partitions = topic.partitions
 
     def is_foreign(commit: TableCommit) -> bool:
@@ -329,7 +336,8 @@ class _Adoption:
         self.lost: list[tuple[int, int, int]] = []
 
     async def change(self, *, is_dry: bool) -> "_TableChange | str":
-        """Return the change, or why there is none. Unless `is_dry`, upload its segments."""
+        """Return the change. If none is possible, return why. Unless `is_dry`, upload its
+        segments."""
         change = _TableChange([], [], {}, set())
         for number, partition in enumerate(self._topic.partitions):
             try:
@@ -413,8 +421,8 @@ def _end(piece: _Piece) -> int:
 
 
 def _runs(rows: pa.Table, own: Sequence[SegmentFile]) -> "Iterator[tuple[int, pa.Table]]":
-    """Split rows, which are sorted by offset, where a segment lies between them. Raises ValueError
-    if an offset occurs twice."""
+    """Split rows, which are sorted by offset, wherever a segment of `own` lies between two rows.
+    Raises ValueError if an offset occurs twice."""
     offsets = rows.column("offset").to_numpy()
     if (offsets[1:] <= offsets[:-1]).any():
         raise ValueError("an offset is in two files")
@@ -451,7 +459,8 @@ async def _pass_over(
     lost: Sequence[tuple[int, int, int]],
     newest: ManifestVersion,
 ) -> None:
-    """Move the log start of each partition without a file past the partition's lost records."""
+    """If the table has no file of a partition, move that partition's log start past its lost
+    records."""
     spans = newest.spans()
     await cluster.commit(
         [

@@ -1,16 +1,16 @@
 """Repair of the WAL: entries that cannot be read, strays, and damaged records of tails.
 
-- *drop*: no reader can apply an entry after a damaged or missing entry. A drop gives up all
-  entries from the damage on. The WAL continues after a checkpoint of the state before the damage.
-  If a backup has the objects, restore them instead: this loses nothing.
+- *drop*: no reader can apply an entry after a damaged or missing entry. A drop gives up all entries
+  from the damage on. The WAL continues after a checkpoint of the state before the damage. If a
+  backup has the objects, restore these objects instead, because this loses nothing.
 - *lost records*: a damaged chunk loses only its own records. The WAL names their offsets, and
   readers and seals pass over them.
 - *strays*: objects in `wal/` that are no entries and are far beyond the chain.
 
 A drop overwrites and deletes nothing. First it creates an empty entry at each free number, up to a
-number that is higher than all others. A suspended broker may have a state from after the damage. It
-then finds its next number taken by an entry that does not follow, and stops. Last, the drop writes
-a checkpoint at the highest number, and the WAL begins there.
+number that is higher than all others. A suspended broker may have a state from after the damage.
+This broker then finds, at its next number, an entry that does not follow its newest entry, and
+stops. Last, the drop writes a checkpoint at the highest number, and the WAL begins there.
 **On a crash** before the checkpoint, the WAL is as damaged as before. Run the command again.
 """
 
@@ -49,9 +49,9 @@ class LostRange(NamedTuple):
 
 
 class WalDamage(NamedTuple):
-    """Damage of the WAL: why the entries after `readable_to` cannot be applied. `lost` are the
-    records that these entries contain at most, as their headers say. `unread` are the numbers of
-    entries whose content is not known."""
+    """Damage of the WAL: why the entries after `readable_to` cannot be applied. `lost` is an upper
+    bound of the records that these entries contain, computed from their headers. `unread` are the
+    numbers of entries whose content is not known."""
 
     readable_to: int
     newest: int
@@ -92,7 +92,7 @@ async def drop_after(
     cluster: MaintenanceSession, number: int, settings: MembershipSettings
 ) -> WalDamage:
     """Give up all entries after `number`, the last entry that can be read. Return the damage.
-    Raises InvalidRequest if `number` is another entry, or if the WAL is not damaged. Raises
+    Raises InvalidRequest if `number` is not that last entry, or if the WAL is not damaged. Raises
     Unavailable if brokers are live by `settings`, or if an entry appears meanwhile."""
     live = await live_brokers(cluster, settings)
     if live:
@@ -124,7 +124,8 @@ async def drop_after(
 async def _damage(
     cluster: MaintenanceSession,
 ) -> tuple[WalDamage, ClusterState, frozenset[int]] | None:
-    """Return the damage, the state before it, and all numbers after that state in `wal/`."""
+    """Return the damage, the state before it, and the numbers of all entries after that state. If
+    there is no damage, return None."""
     objects = cluster.wal.objects
     state = await objects.newest_checkpoint(cluster.wal.cluster)
     began_at = state.seq
@@ -146,7 +147,7 @@ async def _damage(
     left = left[: len(left) - len(beyond)]
     if not left:
         return None
-    # If a newer checkpoint exists now, collection may have deleted the entries: look again.
+    # If a newer checkpoint exists now, collection may have deleted the entries, so look again.
     if (await objects.newest_checkpoint(cluster.wal.cluster)).seq != began_at:
         return await _damage(cluster)
     lost: dict[tuple[str, int], LostRange] = {}

@@ -1,16 +1,16 @@
-"""Retention and delete-records: move log starts; remove from the table the records below them.
+"""Retention and delete-records: move log starts, and remove the records below them from the table.
 
 First, an action in the WAL moves `log_start_offset`: from then on a reader below it gets
 OffsetOutOfRange with the valid range. Then one commit of the table removes the segments that lie
-entirely below. Retention moves a log start only to the end of a segment. `delete-records` may move
-it into a segment. Then a rewrite replaces this segment by a new one that begins at the log start,
-so that other engines do not see the deleted records either. The old objects stay for readers until
-collection deletes them (I9).
+entirely below the log start. Retention moves a log start only to the end of a segment.
+`delete-records` may move it into a segment. Then a rewrite replaces this segment by a new one that
+begins at the log start, so that other engines do not see the deleted records either. The old
+objects stay for readers until collection deletes them (I9).
 
 **On a crash** between the steps: readers of the log get the right records already. The next run
 removes the segments below the log start and rewrites the segment that the log start cuts, because
-these steps depend only on the state and the table. If two runs race, the log start becomes the
-higher of both; the table refuses one of two commits, and that run retries.
+these steps depend only on the state and the table. If two runs race, the higher of their two log
+starts counts. The table refuses the commit of one of the runs, and that run retries.
 """
 
 import logging
@@ -46,10 +46,10 @@ class Retained(NamedTuple):
     its table.
 
     `why` names the configs whose limit was passed, or the command that moved the log start.
-    `rewritten` is the size in bytes of the segment that the log start cuts; 0 if it cuts none, or
-    one that is too large for this run. `rows` does not count the rows of this segment. If the
-    segment has no record from the log start on, because key compaction removed them, the log start
-    moves on to the segment's end; `log_start_offset` does not show this.
+    `rewritten` is the size in bytes of the segment that the log start cuts; 0 if the log start cuts
+    no segment, or if that segment is too large for this run. `rows` does not count the rows of this
+    segment. If the segment has no record from the log start on, because key compaction removed
+    them, the log start moves on to the segment's end; `log_start_offset` does not show this.
     """
 
     topic: str
@@ -75,7 +75,7 @@ async def retain(
 
     A topic whose table is damaged or in doubt is left as it is (`cluster.skipped`). Raises
     UnknownTopic. If a topic fails with Unavailable, CommitUnknown or ManifestConflict, raises the
-    first such error after the last topic: run again. ManifestConflict means that other runs
+    first such error after the last topic. Then run again. ManifestConflict means that other runs
     committed first in each of TRIES tries.
     """
     await cluster.refresh()
@@ -108,9 +108,9 @@ async def delete_records(
 ) -> list[Retained]:
     """Move log starts up to these offsets, by partition; HIGH_WATERMARK deletes all records.
 
-    As Kafka's DeleteRecords: an offset at or below the log start has no effect; one above the high
-    watermark raises OffsetOutOfRange. Raises UnknownTopic, UnknownPartition, TableInDoubt, Corrupt,
-    Unavailable, CommitUnknown and ManifestConflict.
+    As in Kafka's DeleteRecords, an offset at or below the log start has no effect, and an offset
+    above the high watermark raises OffsetOutOfRange. Raises UnknownTopic, UnknownPartition,
+    TableInDoubt, Corrupt, Unavailable, CommitUnknown and ManifestConflict.
     """
     await cluster.refresh()
     topic = cluster.state.topic(name)
@@ -186,8 +186,8 @@ async def _cut(
 
 
 async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[int]) -> None:
-    """Remove from the table the segments below the log starts. The state has the new log starts:
-    `WalView.commit` returns after its entry is applied."""
+    """Remove from the table the segments below the log starts. The state has the new log starts
+    already, because `WalView.commit` returns after its entry is applied."""
     for attempt in range(1, TRIES + 1):
         current = cluster.state.topic_of_id(topic.topic_id)
         if current is None:
@@ -229,7 +229,7 @@ async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> No
             return  # another run was faster
         file = work.segments[at]
         rows = await _rows_from(cluster, f"{topic.prefix}/{file.path}", file.size, start)
-        if not rows:  # a segment has at least one record
+        if not rows:  # no segment may be empty, so remove it
             await cluster.commit([MoveLogStart(topic.topic_id, number, file.end_offset)])
             await _remove(cluster, current, [number])
             return

@@ -54,16 +54,18 @@ BLOCK_BYTES = 8 * 1024 * 1024
 DECODERS = 2
 """Blocks that are decoded at once: one thread encodes as fast as two decode."""
 BLOCKS = 6
-"""Blocks between reading and encoding: enough that no thread waits for another."""
+"""Upper bound of the blocks between reading and encoding. With this number, no thread waits for
+another."""
 
 T = TypeVar("T")
 
 
 class Rewrite(NamedTuple):
     """Work of one task. `inputs` are neighbours in offset order. `kept` are the offsets to keep,
-    ascending int64, None for all; `rows` is their number. `cleaned` are the past compactions that
-    the output's footer lists; None: those that the inputs list. `level` is that of the cluster.
-    Rows below the offset `start` are left out, and the output's name begins there."""
+    ascending int64; None keeps all. `rows` is the number of kept rows. `cleaned` are the past
+    compactions that the output's footer lists; if it is None, take them from the footer of an input
+    that lists the most. `level` is the cluster's level. Rows below the offset `start` are left out,
+    and the output's name begins there."""
 
     prefix: str
     inputs: Sequence[SegmentFile]
@@ -115,7 +117,7 @@ async def pump(
 
     def start(piece: SegmentRange) -> "asyncio.Task[FetchedGroups]":
         task = asyncio.create_task(reader.fetch(piece, is_needed))
-        task.add_done_callback(retrieve_exception)  # after an error, no caller awaits the others
+        task.add_done_callback(retrieve_exception)  # after an error, nothing awaits the rest
         return task
 
     ahead = started_ahead(wanted, start, attrgetter("cost"), items_max=AHEAD, bytes_max=AHEAD_BYTES)
@@ -155,7 +157,7 @@ class _RowLine(Generic[T]):
             await self._first()
 
     async def stop(self) -> None:
-        """Stop all threads; returns when the blocks in work are finished."""
+        """Stop all threads. Return when the threads have finished the blocks that they work on."""
         for pool in (self._decoders, self._consumer):
             pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(*self._left, return_exceptions=True)
@@ -197,8 +199,8 @@ def pieces(
 
 
 class Digest(NamedTuple):
-    """Digest to compare two copies of the same rows. It needs no keys and values: the checksums of
-    their bytes are verified already."""
+    """Digest to compare two copies of the same rows. It leaves out keys and values, because the
+    checksums of their bytes are verified already."""
 
     rows: int = 0
     offsets: int = 0

@@ -1,14 +1,15 @@
 """Scrub: verify the invariants on the stored data alone.
 
-First the WAL, then the tables and tails. A partition's table and tail must together cover
-each offset of [log_start_offset, high_watermark) once (I2, I7). Every byte must verify, and the
-manifest's statistics must be correct. An object that nothing names is a finding, but no damage.
+A scrub verifies first the WAL, then the tables and tails. A partition's table and tail must
+together cover each offset of [log_start_offset, high_watermark) once (I2, I7). Every byte must
+verify, and the manifest's statistics must be correct. An object that nothing names is a finding,
+but no damage.
 
 A scrub may run beside brokers and other maintenance. A table ahead of `sealed_end` is no finding if
-it has the records of the tail. A table ahead of the high watermark is a finding: it and the WAL are
-from different moments. If collection deletes an object meanwhile, this is no finding: no table
-names the object. If the session is for reading only, the scrub writes nothing. Else it writes one
-object, to read the store's clock.
+it has the records of the tail. A table ahead of the high watermark is a finding, because the table
+and the WAL are from different moments. If collection deletes an object during the scrub, this is no
+finding, because no table names the object. If the session is for reading only, the scrub writes
+nothing. If not, the scrub writes one object, to read the store's clock.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ from tidelog.storage.tables.manifest import (
 SEGMENTS_AT_ONCE = 4
 RUNS_AT_ONCE = 16
 FINDINGS_MAX = 10_000
-"""Upper bound of the findings of one run (I10): so many findings have one common cause."""
+"""Upper bound of the findings of one run (I10): more findings than this have a common cause."""
 
 
 @dataclass
@@ -61,7 +62,7 @@ class ScrubReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the log has no damage; garbage and foreign files do not count."""
+        """Return whether the log has no damage; garbage and foreign files do not count."""
         return not any(finding.is_damage for finding in self.findings)
 
 
@@ -121,7 +122,7 @@ class _Scrub:
         self._settled_ms = settled_ms
         self._is_quick = is_quick
         self._ahead: dict[str, Partition] = {}  # key: path of a segment beyond the sealed end
-        # StoreRanges does not map files: a damaged disk then gives an error, not a signal.
+        # StoreRanges does not map files, so a damaged disk gives an error and not a signal.
         self._ranges = StoreRanges(cluster.store, on_read=count)
         self._reader = SegmentReader(self._ranges, footer_bytes=0)
         self._segments = asyncio.Semaphore(SEGMENTS_AT_ONCE)
@@ -153,9 +154,9 @@ class _Scrub:
         listed = {info.key: info async for info in self._cluster.store.list(f"{topic.prefix}/")}
         table = await self._cluster.table(topic)
         await self._doubt(topic)
-        # The scrub read the WAL before the table, and a sealer commits to the table before the WAL:
-        # the table may be ahead. Retention commits a log start to the WAL before it removes
-        # segments from the table: take the log start from the WAL as it is now.
+        # The scrub read the WAL before the table, and a sealer commits to the table before the WAL,
+        # so the table may be ahead. Retention commits a log start to the WAL before it removes
+        # segments from the table, so take the log start from the WAL as it is now.
         current = (await self._newest_state()).topic_of_id(topic.topic_id)
         if current is None:
             return  # deleted meanwhile
@@ -182,8 +183,8 @@ class _Scrub:
             ):
                 self._find(Kind.TABLE, where, what)
             files += index
-            # The newest state is newer than the table. So segments beyond its sealed end were not
-            # rewritten, and must have the records of the tail.
+            # The newest state is newer than the table. So segments beyond that state's sealed end
+            # were not rewritten, and must have the records of the tail.
             now = current.partitions[number]
             self._ahead.update(
                 {file.path: now for file in index if file.end_offset > now.sealed_end}
@@ -204,7 +205,8 @@ class _Scrub:
         await together(*checks)
 
     async def _doubt(self, topic: Topic) -> None:
-        """Report a table in doubt. If the WAL is damaged, do not: the scrub has reported that."""
+        """Report a table in doubt. Ignore damage of the WAL, because the scrub has reported it
+        already."""
         try:
             await self._cluster.checked_table(topic)
         except TableInDoubt as error:

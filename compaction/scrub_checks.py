@@ -71,9 +71,9 @@ def ranges(
 ) -> Iterator[str]:
     """Check that the segments hold [log_start_offset, sealed_end), each offset once (I7).
     `sealed_to` is the offset up to which the table was sealed, as the table's transactions say.
-    Compaction removed rows only below `clean_end`.
-    A seal leaves out lost records, so segments that begin below `lost_end` may have fewer rows. It
-    also leaves out damaged records below the log start."""
+    Compaction removed rows only below `clean_end`. A seal leaves out lost records, so segments that
+    begin below `lost_end` may have fewer rows than offsets. A seal also leaves out damaged records
+    below the log start."""
     start, end = columns.base_offset, columns.end_offset
     if sealed_to < partition.sealed_end:
         yield f"the WAL is sealed to {partition.sealed_end}, the table only to {sealed_to}"

@@ -1,11 +1,11 @@
 """Scrub of the WAL: verify every kept entry and checkpoint, byte for byte.
 
-Apply the entries again, from the oldest state after which none is missing. Verify every entry's
-hash, header and chunks; every later checkpoint must equal the state after its entry (I4). Readers
-need only the chunks of entries before that oldest state, so a damaged header of such an entry is
-not damage. A missing entry is damage, unless two verified checkpoints are above it: then collection
-may have deleted it. If a checkpoint disappears during the scrub, this is no finding, because
-collection deletes checkpoints. The scrub only reads.
+Apply the entries again, from the oldest state after which no entry is missing. Verify every entry's
+hash, header and chunks; every later checkpoint must equal the state after its entry (I4). Of an
+entry before that oldest state, readers need only the chunks, so if its header is damaged, the log
+is not. A missing entry is damage, unless two verified checkpoints are above it, because then
+collection may have deleted it. If a checkpoint disappears during the scrub, this is no finding,
+because collection deletes checkpoints. The scrub only reads.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ Place = tuple[str, int]
 
 
 class VerifiedWal(NamedTuple):
-    """Result of a scrub of the WAL: the state after its newest entry, None if no state can be read,
-    and the chunks that were verified with their entries."""
+    """Result of a scrub of the WAL. `state` is the state after the newest entry, or None if no
+    state can be read. `verified` are the chunks that were verified with their entries."""
 
     state: ClusterState | None
     verified: frozenset[Place]
@@ -57,7 +57,7 @@ async def scrub_wal(
     damaged: list[Place] = []
     count = 0
     async for seq, body in _bodies(cluster, [seq for seq in sorted(seqs) if seq <= first]):
-        if body is not None:  # else it was collected
+        if body is not None:  # if it is None, collection deleted the entry
             count += 1
             on_bytes(len(body))
             findings += _verify_alone(seq, body, verified, damaged)
@@ -131,7 +131,8 @@ def _start(
     checkpoints: Mapping[int, ClusterState],
     newest: int,
 ) -> ClusterState | None:
-    """Return the oldest state after which no entry is missing, else the newest checkpoint."""
+    """Return the oldest state after which no entry is missing. If there is none, return the newest
+    checkpoint. If there is no checkpoint either, return None."""
     present = set(seqs)
     whole_from = newest
     while whole_from in present:
@@ -209,8 +210,8 @@ def _verify(
     findings: list[Finding],
 ) -> Decoded:
     """Verify every byte of one entry; note its verified and its damaged chunks. One damaged copy of
-    the header is a finding. Raises Corrupt if both copies are damaged, or if the entry before it is
-    not `previous`."""
+    the header is a finding. Raises Corrupt if both copies are damaged, or if they do not name
+    `previous` as the hash of the entry before."""
     key = object_keys.wal(seq)
     copy = entries.copy_in(body)
     try:

@@ -1,6 +1,6 @@
 """A session of maintenance on a cluster: the WAL, the tables and the store's clock.
 
-It commits to the WAL through `WalView.commit`, as a broker does. The plans come from
+A session commits to the WAL through `WalView.commit`, as a broker does. The plans come from
 compaction/plan.py and compaction/garbage.py. **On a crash**: a session has no state of its own, so
 the next run continues.
 """
@@ -38,8 +38,8 @@ ACTIONS_MAX = 1000
 
 _NEVER = sys.maxsize
 _NO_CHECKPOINTS = WalSettings(checkpoint_entries=_NEVER, checkpoint_entries_max=_NEVER)
-"""The view writes no checkpoint by itself; collection and `drop_after` write those that they
-need."""
+"""The view writes no checkpoint by itself; collection and `drop_after` write the checkpoints that
+they need."""
 
 
 def topics_of(state: ClusterState, names: Sequence[str] | None) -> list[Topic]:
@@ -69,7 +69,8 @@ class MaintenanceSession:
     @classmethod
     def of_broker(cls, broker: Log) -> "MaintenanceSession":
         """Return a session on the broker's view and event loop, so nothing is loaded again. The
-        session opens tables of its own. Otherwise the broker would keep all of them open."""
+        session opens tables of its own, because the broker would keep all tables open that are
+        opened through it."""
         return cls(broker.wal, is_shared=True)
 
     @classmethod
@@ -166,13 +167,13 @@ class MaintenanceSession:
         return state
 
     async def store_now_ms(self) -> int:
-        """Return the time of the store's clock, because it stamps the objects. If the session only
-        reads, return the time of this machine's clock."""
+        """Return the time of the store's clock, because this clock stamps the objects. If the
+        session only reads, return the time of this machine's clock."""
         if self._is_reading:
             return self.clock.now_ms()
         key = f"{object_keys.PROBE}{self.clock.new_id().hex()}/now"
         for pause_s in (0.05, 0.2, 1.0):
-            await self.store.create(key, [b"now"])  # for every outcome: the listing below decides
+            await self.store.create(key, [b"now"])  # the listing shows whether it was created
             async for info in self.store.list(key):
                 with contextlib.suppress(LogError):  # if this fails, collection deletes the object
                     await self.store.delete([key])

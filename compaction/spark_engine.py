@@ -1,10 +1,10 @@
-"""The Spark engine: segments are read and written by tasks on executors.
+"""The Spark engine: tasks on executors read and write the segments.
 
-The driver plans and commits. Executors read and write segments, but no table and no WAL. They run
-the same code as the in-process engine, so both engines give the same rows. To find the newest
-records, each task runs `Latest` on a part of the log, and Spark reduces the results by key. To
-write segments, each task runs one `Rewrite`. Values never pass through Spark. This code, and not
-the JVM, reads the store, so no jar is needed, and every byte is verified.
+The driver plans and commits. Executors use neither the logs of tables nor the WAL. They run the
+same code as the in-process engine, so both engines give the same rows. To find the newest records,
+each task runs `Latest` on a part of the log, and Spark reduces the results by key. To write
+segments, each task runs one `Rewrite`. Values never pass through Spark. This code, and not the JVM,
+reads the store, so no jar is needed, and every byte is verified.
 
 An executor needs this package (set PYSPARK_PYTHON) and access to the store. Memory of a task: the
 keys of its part, up to `keys_bytes_max`, or one encoded segment. Memory of the driver: about 24
@@ -42,11 +42,11 @@ from tidelog.storage.read.split_reader import read_split
 SPARK_PARTITIONS_MAX = 8
 """Partitions at once. Executors work on one partition while the driver plans or commits another."""
 MERGES_MAX = 256
-"""Merges in one commit. If another run commits first, all of them are lost."""
+"""Merges in one commit. If another run commits first, all merges of the commit are lost."""
 PART_BYTES_MIN = 8 * 1024 * 1024
 PART_BYTES_MAX = 256 * 1024 * 1024
 """Bounds of the bytes that one task reads to find the newest records. Within these bounds, each
-core gets one task. With more parts, more keys are in several parts, and a task costs tens of
+core gets one task. With more parts, more keys are in several parts, and each task costs tens of
 milliseconds."""
 
 _RANKS = "key binary, alone bigint, rank bigint"
@@ -125,7 +125,7 @@ class SparkEngine:
     def _on_executors(
         self, work: Sequence[Any], run: Callable[[Batches], Batches], schema: str
     ) -> Any:
-        """Return a DataFrame of the results of `run`. It runs on rows (number, work), and each row
+        """Return a DataFrame of the results of `run`. `run` gets rows (number, work), and each row
         is one task."""
         count = len(work)
         numbers = pa.array(range(count), pa.int32())
@@ -137,7 +137,7 @@ class SparkEngine:
 
 
 def _parts(scan: KeyScan, cores: int) -> list[list[SegmentRange]]:
-    """Divide the segments into parts of equal size."""
+    """Divide the segments into parts of about equal size."""
     size = max(sum(file.size for file in scan.files), 1)
     count = max(min(cores, size // PART_BYTES_MIN), -(-size // PART_BYTES_MAX))
     parts: list[list[SegmentRange]] = [[] for _ in range(count)]
@@ -215,7 +215,8 @@ async def _in_thread(call: Callable[[Any], Any], work: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return the line with the cause: the last exception of Python, or else the first line."""
+    """Return the last line that names a Python exception. If there is none, return the first
+    line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if _is_raised(line)]
     return (raised or lines or [type(error).__name__])[-1 if raised else 0]

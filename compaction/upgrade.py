@@ -1,8 +1,8 @@
 """Changes of a cluster as a whole: the level of its format, and its bounds. This module also finds
 the live brokers that do not know a level.
 
-The level is raised when every live broker knows the new one. storage.state.cluster_bounds says when
-a change of the bounds comes into effect.
+The level is raised only if every live broker knows the new level. storage.state.cluster_bounds says
+when a change of the bounds comes into effect.
 
 **On a crash**: the command may have made its change or not; run it again. If a broker of an older
 version starts after the check, it stops at the entry that raised the level, and says why.
@@ -50,9 +50,9 @@ async def upgrade(
     level: int = levels.NEWEST,
     settings: MembershipSettings,
 ) -> LevelChange:
-    """Raise the cluster to `level`, the newest that this version knows. If live brokers do not know
-    it, raises Unavailable with their names. `settings` are those of the brokers; they say when a
-    broker without a heartbeat counts as dead."""
+    """Raise the cluster's level to `level`, by default to the newest that this version knows. If
+    live brokers do not know this level, raise Unavailable with their names. `settings` are the
+    brokers' settings; they say when a broker without a heartbeat counts as dead."""
     await cluster.refresh()
     before = cluster.state.level
     if before >= level:
@@ -82,8 +82,9 @@ async def raise_level(wal: WalView, level: int) -> None:
 async def live_brokers(
     cluster: MaintenanceSession, settings: MembershipSettings, level: int = levels.NEWEST + 1
 ) -> list[str]:
-    """Return the names of live brokers that do not know the level; by default, of all live ones. A
-    killed broker leaves its object: only the time without a heartbeat shows that it is dead."""
+    """Return the names of live brokers that do not know the level; by default, of all live brokers.
+    A killed broker leaves its liveness object, so only the time without a heartbeat shows that the
+    broker is dead."""
     tracker = LivenessTracker(settings)
     clock, store = cluster.clock, cluster.store
     until_s = clock.boot_s() + settings.member_timeout_s
@@ -100,7 +101,7 @@ async def _old(cluster: MaintenanceSession, key: str, level: int) -> str | None:
     try:
         member = msgspec.json.decode(await cluster.store.get(key), type=Member)
     except NotFound:
-        return None  # it stopped since the listing
+        return None  # the broker stopped after the listing
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return key
     return member.name if member.level < level else None
@@ -118,8 +119,8 @@ async def bounds_of(cluster: MaintenanceSession) -> list[BoundState]:
 async def change_bounds(
     cluster: MaintenanceSession, change: SetBounds, *, is_dry: bool
 ) -> list[BoundState]:
-    """Change the bounds; return what they are then. Raises InvalidRequest if the cluster cannot
-    have them, or its level is 1."""
+    """Change the bounds, and return the new ones. Raises InvalidRequest if the cluster cannot have
+    these bounds, or if its level is 1."""
     await cluster.refresh()
     state = cluster.state
     if state.level == levels.FIRST:

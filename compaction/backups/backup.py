@@ -1,13 +1,13 @@
 """Backup of a running cluster into another store (DESIGN 8).
 
-1. Take a hold. From the hold's entry on, collection deletes nothing. A task renews the hold.
+1. Take a hold. From its entry on, collection deletes nothing. A task renews the hold regularly.
 2. Read the newest version of each table, then renew the hold. The entry of this renewal is M, the
-   moment of the backup. If a table was read before M, all its rows come from entries before M. If
-   a topic was sealed between this read and M, take the oldest later version that has all rows below
-   the sealed end at M. The sealer committed this version before the entry of its seal, and that
-   entry is before M. So all rows of this version come from entries before M too.
-3. For each table, copy its log up to that version, then its files. Collection keeps both meanwhile.
-   Copy the log first, because another engine may clean it up, and other engines obey no hold.
+   moment of the backup. The tables were read before M, so all rows of these versions come from
+   entries before M. If a topic was sealed between this read and M, take the oldest later version of
+   its table that has all rows below the sealed end at M. The sealer committed that later version
+   before the entry of its seal, and that entry is before M. So its rows come from entries before M.
+3. For each table, copy its log up to that version, then its files. Because of the hold, collection
+   keeps both. Copy the log first, because other engines, which obey no hold, may clean it up.
 4. Copy the WAL entries after the base, which is the checkpoint that `copied_base` returns. Also
    copy this checkpoint, the objects that hold its tails, and the objects in `data/` that the
    entries name.
@@ -16,9 +16,9 @@
 6. If the caller asked for it, remove old backups (backups/prune.py). Release the hold.
 
 The hold does not decide which objects are copied. It only keeps these objects until they are
-copied. If an object that the backup needs is gone nevertheless, the backup ends with an error. The
-hold also keeps the objects in the place: no other backup deletes them meanwhile. A hold may end
-early (storage/state/holds.py), but then no later renewal succeeds.
+copied. If an object that the backup needs is gone nevertheless, the backup ends with an error.
+While the hold is in force, no other backup deletes objects in the place. A hold may end early
+(storage/state/holds.py), but then no later renewal succeeds.
 
 **On a crash** before the manifest is written, there is no backup, and the hold expires. The next
 backup into the place uses the objects that were copied.
@@ -81,19 +81,19 @@ log = logging.getLogger("tidelog.backup")
 
 HOLD_MS = 900_000
 RENEWALS = 5
-"""Number of renewals in HOLD_MS. So a hold lasts until its next renewal if the store does not
-answer for up to twelve minutes."""
+"""Number of renewals in HOLD_MS. So the hold does not expire if the store does not answer for up to
+twelve minutes."""
 RELEASE_S = 30.0
 TRIES = 3
 OVERWRITTEN = "/_delta_log/_last_checkpoint"
-"""The only object of a table that engines overwrite. If it is missing, they list the log."""
+"""The only object of a table that engines overwrite. If it is missing, engines list the log."""
 
 Progress = Callable[[int], None]
 
 
 class BackedUp(NamedTuple):
     """A complete backup: its manifest, the number and bytes of objects that this run copied, and
-    the old backups that this run removed. If some are left, `prune_problem` says why."""
+    the old backups that this run removed. If old backups are left, `prune_problem` says why."""
 
     manifest: BackupManifest
     copied_objects: int
@@ -117,14 +117,14 @@ async def backup(
     on_bytes: Progress = lambda _: None,
 ) -> BackedUp:
     """Copy the cluster into the place, beside the backups that are there. If `is_verified`, read
-    the whole copy again. If `keep` is given, then remove all backups but the `keep` newest ones.
-    `bytes_per_s` bounds the average rate at which objects are read.
+    the whole copy again. If `keep` is given, remove all backups but the `keep` newest ones
+    afterwards. `bytes_per_s` bounds the average rate at which objects are read.
 
     A table that is damaged or in doubt is copied as it is, and named in the result. Raises
-    InvalidRequest if the cluster's level has no holds, if there are too many holds, if this hold
-    expired, or if the place belongs to another cluster or history. Raises StoreUnfit if the place
-    is a cluster. Raises Corrupt and Unavailable; Unavailable also if another backup may be removing
-    old backups from the place.
+    InvalidRequest if the cluster's level has no holds, if there are too many holds, if the backup's
+    hold expired, or if the place belongs to another cluster or history. Raises StoreUnfit if the
+    place is a cluster. Raises Corrupt and Unavailable; Unavailable also if another backup may be
+    removing old backups from the place.
     """
     await cluster.refresh()
     if cluster.state.level == levels.FIRST:
@@ -171,7 +171,7 @@ class _Hold:
         await self._cluster.commit([TakeHold(self._id, HOLD_MS)])
 
     async def __aexit__(self, *_: object) -> None:
-        with contextlib.suppress(LogError, TimeoutError):  # then the hold expires
+        with contextlib.suppress(LogError, TimeoutError):  # if this fails, the hold expires
             async with asyncio.timeout(RELEASE_S):
                 await self._cluster.commit([ReleaseHold(self._id)])
 
@@ -195,9 +195,9 @@ class _Hold:
             await asyncio.gather(working, renewing, return_exceptions=True)
 
     async def confirm(self) -> None:
-        """Renew the hold. When this returns, the hold was in force from its beginning to the entry
-        of this renewal, which began less than half of HOLD_MS ago. Raises InvalidRequest if the
-        hold has expired, Unavailable if each renewal takes longer."""
+        """Renew the hold. When this returns, the hold was in force without a break up to the entry
+        of the renewal, and the renewal began at most half of HOLD_MS ago. Raises InvalidRequest if
+        the hold has expired, Unavailable if each of TRIES renewals takes longer."""
         for _ in range(TRIES):
             begun_s = self._cluster.clock.boot_s()
             await self.renew()
@@ -207,7 +207,7 @@ class _Hold:
 
     async def refuse_others(self, what: str) -> None:
         """Raise Unavailable if another hold is in force at the WAL's end. `what` is the part of the
-        message that says what does not happen then."""
+        message that says what the caller does not do because of that hold."""
         await self._cluster.refresh()
         if any(hold.hold_id != self._id for hold in self._cluster.state.holds):
             raise Unavailable(
@@ -239,7 +239,7 @@ class _Copy:
     copied_bytes: int = 0
     objects: dict[str, BackupObject] = field(default_factory=dict)
     """The objects of this backup, by key."""
-    _known: dict[str, BackupObject] = field(default_factory=dict)  # of the previous backup
+    _known: dict[str, BackupObject] = field(default_factory=dict)  # objects of the previous backup
     _there: dict[str, int] = field(default_factory=dict)  # sizes of the objects in the place
 
     async def run(self, *, is_verified: bool) -> BackedUp:
@@ -247,7 +247,7 @@ class _Copy:
         if earlier := await backups_in(place):
             try:
                 before = await read_manifest(place, earlier[-1])
-            except Corrupt as error:  # this run reads all objects, and compares them with the place
+            except Corrupt as error:  # then this run reads and compares all objects
                 log.error("the previous backup is damaged: %s", error)
             else:
                 self._check_cluster(before.cluster.cluster_id)
@@ -274,15 +274,15 @@ class _Copy:
             await store_once(place, manifest.name.key, [encode(manifest)])
             await self.hold.confirm()
         except BaseException:  # also if the task is cancelled, because the hold has expired
-            # Another backup may have deleted objects of this one. No other backup has this name,
-            # because it is that of the entry M.
+            # Another backup may have deleted objects of this backup, so its manifest must not stay.
+            # The key of the manifest has the number of M, so no other backup has this key.
             await place.delete([manifest.name.key])
             raise
         return BackedUp(manifest, self.copied_objects, self.copied_bytes)
 
     def _check_cluster(self, held: str) -> None:
         """Raise InvalidRequest if the place has backups of another cluster, whose id is `held`. A
-        restored cluster is another cluster: its entries may have other numbers."""
+        restored cluster is another one: its entry 9 may differ from the old cluster's entry 9."""
         own = self.cluster.wal.cluster.cluster_id
         if held != own:
             raise InvalidRequest(
@@ -337,7 +337,7 @@ class _Copy:
                 times.append(decoded.entry.time_ms)
         if applied.encode() != moment:
             raise Corrupt(
-                object_keys.wal(state.seq), "the entries do not give the state of the brokers"
+                object_keys.wal(state.seq), "leads to another state than the brokers have"
             )
         data = {key for key in named if key.startswith(object_keys.DATA)}
         await self._take_all(
@@ -362,8 +362,8 @@ class _Copy:
     async def _table(
         self, topic: Topic, loaded: ManifestVersion | None, since_ms: int
     ) -> BackupTable:
-        """Copy the version of a table that `_version` returns. Copy also the files of the table's
-        versions since `since_ms` that still exist. A table that is damaged or in doubt is copied
+        """Copy the version of a table that `_version` returns. Copy also the files of its versions
+        since `since_ms`, if these files still exist. A table that is damaged or in doubt is copied
         as it is."""
         listed = self.cluster.store.list(f"{topic.prefix}/")
         infos = [info async for info in listed]
@@ -408,7 +408,7 @@ class _Copy:
         self, prefix: str, infos: list[ObjectInfo], version: ManifestVersion, since_ms: int
     ) -> tuple[list[ObjectInfo], int, set[str]]:
         """Call `_log_of`, and return the listing too. If a file is gone, another engine cleaned up
-        the log. It left a checkpoint that replaces the deleted files, so list the topic again."""
+        the log, and left a checkpoint for the deleted files. So list the topic again."""
         for _ in range(TRIES):
             try:
                 return infos, *await self._log_of(infos, version, since_ms)
@@ -420,8 +420,8 @@ class _Copy:
         self, infos: Sequence[ObjectInfo], version: ManifestVersion, since_ms: int
     ) -> tuple[int, set[str]]:
         """Copy the log up to the version. Return the version that was current at `since_ms`, or the
-        oldest later one that the log still has, and the paths that were removed after it. Raises
-        NotFound if a file is gone, Corrupt if the copied log does not give the version."""
+        oldest later one that the log still has, and the paths removed after the returned version.
+        Raises NotFound if a file is gone, Corrupt if the copied log does not give the version."""
         commits = {
             number: info
             for info in infos

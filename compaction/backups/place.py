@@ -2,8 +2,8 @@
 
 `objects/<key>` has the bytes of a cluster's object `key`. `backups/...` are the manifests. In
 `pruned/...` are the manifests of removed backups, until the objects of these backups are deleted. A
-manifest names each object of its backup with size and checksum. The manifest is written last, so a
-backup without its manifest does not exist. Several backups share objects (FORMAT 9).
+manifest names each object of its backup with size and checksum. The manifest is written last, so
+each backup with a manifest is complete. Several backups share objects (FORMAT 9).
 """
 
 import asyncio
@@ -28,8 +28,8 @@ MAGIC = b"TIDEBAK1"
 FORM = 1
 BATCH_OBJECTS = 16
 BATCH_BYTES = 256 * 1024 * 1024
-"""Upper bound of the size of the objects that are copied at once (I10). A larger object is copied
-alone."""
+"""Upper bound of the total size of the objects that are copied at once (I10). A larger object is
+copied alone."""
 RETRY_S = 0.1
 RETRY_MAX_S = 5.0
 
@@ -55,8 +55,8 @@ class BackupTable(msgspec.Struct, array_like=True, frozen=True):
 
 class BackupManifest(msgspec.Struct, array_like=True, frozen=True):
     """A backup of the cluster after entry `seq`, whose hash is `hash`. The copied WAL begins after
-    the checkpoint `base`, or at entry 1 if `base` is 0. `from_ms` is the time of its first entry,
-    `to_ms` the latest time of its entries."""
+    the checkpoint `base`, or at entry 1 if `base` is 0. `from_ms` is the time of the first copied
+    entry, `to_ms` the latest time of a copied entry."""
 
     form: int
     cluster: ClusterIdentity
@@ -95,7 +95,8 @@ def encode(manifest: BackupManifest) -> bytes:
 
 
 def decode(body: bytes, key: str) -> BackupManifest:
-    """Decode a manifest. Raises Corrupt; StoreUnfit if a newer version wrote it."""
+    """Decode a manifest. Raises Corrupt, and StoreUnfit if a newer version of tidelog wrote the
+    manifest."""
     payload = body[12:]
     if body[:8] != MAGIC or int.from_bytes(body[8:12], "little") != crc32c(payload):
         raise Corrupt(key, "checksum of the backup's manifest differs")
@@ -124,8 +125,8 @@ async def read_manifest(place: ObjectStore, name: BackupName) -> BackupManifest:
 
 
 async def read_object(place: ObjectStore, wanted: BackupObject) -> bytes:
-    """Read and verify an object of a backup. Raises Corrupt, also if the object is gone;
-    Unavailable."""
+    """Read and verify an object of a backup. Raises Unavailable, and Corrupt, also if the object is
+    gone."""
     key = f"{OBJECTS}{wanted.key}"
     try:
         body = await place.get(key)
@@ -138,15 +139,15 @@ async def read_object(place: ObjectStore, wanted: BackupObject) -> bytes:
 
 async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> bool:
     """Create an object. When it is durable, return whether this call created it. Raises
-    InvalidRequest if another object has the key. **On a crash**, the store has the whole object or
-    nothing."""
+    InvalidRequest if an object with other bytes has the key. **On a crash**, the store has the
+    whole object or nothing."""
     body, pause_s = b"".join(parts), RETRY_S
     while (outcome := await store.create(key, [body])) is not Created.DONE:
         try:
             if await store.get(key) != body:
                 raise InvalidRequest(
-                    f"{store.url} has another object {key}: it belongs to another history of the "
-                    "cluster, or is in use; take an empty place"
+                    f"{store.url} has another object {key}: the place belongs to another history "
+                    "of the cluster, or another run writes to it; take an empty place"
                 )
         except NotFound:
             await asyncio.sleep(pause_s)
@@ -157,8 +158,9 @@ async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> boo
 
 
 class Pace:
-    """Bounds the average rate at which a backup reads. Each object is read at full speed. The next
-    read begins when the bytes before it would have arrived at that rate. Owned by one backup."""
+    """Bounds the average rate at which a backup reads. Each object is read at full speed. A read
+    begins when all bytes of the earlier reads would have arrived at that rate. Owned by one
+    backup."""
 
     def __init__(self, clock: Clock, bytes_per_s: int | None) -> None:
         self._clock = clock
@@ -177,7 +179,8 @@ class Pace:
 
 def is_unique(key: str) -> bool:
     """Return whether the key contains a random id, so that no two objects have the same key. Other
-    keys contain only numbers, and two histories of a cluster may have the same numbers."""
+    keys contain only numbers, so different objects may have the same key in two histories of a
+    cluster."""
     path = key.partition("/partition=")
     return (
         key.startswith(object_keys.DATA)
@@ -186,7 +189,7 @@ def is_unique(key: str) -> bool:
 
 
 def batches(infos: Iterable[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
-    """Group objects that are copied at once."""
+    """Group objects into batches. The objects of a batch are copied at once."""
     held: list[ObjectInfo] = []
     size = 0
     for info in infos:

@@ -4,19 +4,20 @@
 2. Read the WAL to its end. If there is another hold, stop.
 3. Delete these manifests in `backups/`. From then on the backups do not exist.
 4. Read the manifests of all backups that are left. Delete each object that a manifest in `pruned/`
-   names and no manifest in `backups/` names. Other objects stay: an interrupted backup left them,
-   and the next one uses them.
+   names and no manifest in `backups/` names. Other objects stay, because an interrupted backup left
+   them, and the next backup may use them.
 5. Delete the manifests in `pruned/`.
 
 A backup removes old backups under its hold, after its own manifest is written. At its start, a
 backup looks for manifests in `pruned/`, which an interrupted removal left. If there are any, and
 another hold is in force, the backup ends with an error, because the other backup may still delete
 objects. If no other hold is in force, the backup first completes the removal. A backup looks into
-`pruned/` after it took its hold. A removal looks for other holds after it wrote to `pruned/`. So of
-two backups, at least one finds the other, and no backup copies while another one deletes. The
-newest manifest is never removed.
+`pruned/` after it took its hold. A removal looks for other holds after it wrote to `pruned/`. So if
+two backups run at once, at least one of them finds the other, and no backup copies while another
+one deletes. The newest manifest is never removed.
 
-**On a crash**: each backup in `backups/` has all its objects, and the next backup continues.
+**On a crash**: each backup in `backups/` has all its objects, and the next backup completes the
+removal.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,13 +35,13 @@ from tidelog.compaction.backups.place import (
 from tidelog.storage.io.object_store import ObjectStore
 
 DELETE_BATCH = 1000
-"""Keys that are deleted after one renewal of the hold: one request to S3."""
+"""Number of keys in one delete request to S3. The hold is renewed before each request."""
 
 Check: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class Pruned(NamedTuple):
-    """Removed backups, and the number and bytes of the deleted objects."""
+    """Number of removed backups, and the number and bytes of the deleted objects."""
 
     backups: int = 0
     objects: int = 0
@@ -50,9 +51,9 @@ class Pruned(NamedTuple):
 async def prune(place: ObjectStore, keep: int, confirm: Check, alone: Check) -> Pruned:
     """Remove all backups but the `keep` newest ones; the newest one always stays. Call `confirm`
     before each delete: it renews the hold, and raises if the hold is over. `alone` raises if
-    another hold is in force. Raises Corrupt if a manifest is damaged, because its objects are not
-    known: then no object is deleted. If that manifest is in `backups/`, nothing at all is changed.
-    Raises Unavailable, and InvalidRequest if the hold is over."""
+    another hold is in force. If a manifest is damaged, the objects of its backup are not known.
+    Then delete no object, and raise Corrupt. If that manifest is in `backups/`, change nothing at
+    all. Raises Unavailable, and InvalidRequest if the hold is over."""
     names = await backups_in(place)
     for name in names:
         await read_manifest(place, name)
@@ -72,8 +73,9 @@ async def is_unfinished(place: ObjectStore) -> bool:
 
 
 async def finish(place: ObjectStore, confirm: Check) -> Pruned:
-    """Complete each removal that has a manifest in `pruned/`: steps 3 to 5. `confirm` and errors
-    are those of `prune`. If a manifest is damaged, no object is deleted, but step 3 may be done."""
+    """Complete each removal that has a manifest in `pruned/`, by steps 3 to 5 of the module's list.
+    `confirm` and the errors are as in `prune`. If a manifest is damaged, no object is deleted, but
+    step 3 may have deleted manifests."""
     markers = [info.key async for info in place.list(PRUNED)]
     sizes: dict[str, int] = {}
     older = (await backups_in(place))[:-1]

@@ -1,11 +1,13 @@
-"""Restore of a backup into an empty store: a new cluster, as the old one was after some entry.
+"""Restore of a backup: make a new cluster, in an empty store, from the old cluster's state after
+one of its entries.
 
 The restore applies the copied WAL up to that entry. The new cluster gets a checkpoint of the state,
-the entry itself, the objects that its tails name, and its tables. Each object is verified.
+the entry itself, the objects that the tails name, and the tables. Each object is verified.
 
 The new cluster has an id of its own, unless an operator gives the old id. So a broker with a hot
-log (acks=1) of the old cluster keeps this file for the old cluster. Otherwise it would commit the
-records into the new cluster, and delete the file before the old cluster has them.
+log (acks=1) of the old cluster keeps this hot log for the old cluster. If the ids were equal, the
+broker would commit the records of the hot log into the new cluster, and then delete the hot log,
+although the old cluster does not have these records.
 
 **On a crash**: an entry is written first, and `cluster.json` last. No broker starts on a store with
 an entry and without `cluster.json`. Empty the store and run the command again.
@@ -71,8 +73,9 @@ async def restore(
     on_bytes: Progress = lambda _: None,
 ) -> Restored:
     """Make a cluster in the empty `target` from a backup in the place. If `at_ms` is None, restore
-    the moment of the newest backup. Otherwise use the oldest backup that has this time, and stop
-    before its first entry that is later. If `cluster_id` is None, the cluster gets a new id.
+    the moment of the newest backup. Otherwise take the oldest backup whose times include `at_ms`,
+    and stop before the first entry that is later than `at_ms`. If `cluster_id` is None, the cluster
+    gets a new id.
 
     Raises StoreUnfit if the target is not empty or the place has no backup, InvalidRequest if no
     backup has that time, Corrupt if the backup is damaged, Unavailable."""
@@ -120,7 +123,7 @@ class _Restore:
         state = await self._state(at_ms)
         time_ms, newest = state.time_ms, object_keys.wal(state.seq)
         chosen = [await self._table(topic) for topic in state.topics.values() if is_sealed(topic)]
-        # The entry is first, so that no broker mistakes a part of a restore for an empty store.
+        # Copy the entry first, so that no broker mistakes a part of a restore for an empty store.
         if not await self._copy_one(self._object(newest)):
             raise StoreUnfit(f"{self._target.url} is not empty: another restore runs there")
         await self._copy(self._object(key) for key in live_objects(state) - {newest})
@@ -165,13 +168,14 @@ class _Restore:
         return state
 
     async def _table(self, topic: Topic) -> tuple[BackupTable, list[BackupObject]]:
-        """Return a topic's table at the version to restore, and its objects. This is the newest
-        version without records beyond the sealed end. If there is none, it is the newest version
-        with such records, because a seal is committed to the table before the WAL."""
+        """Return a topic's table at the version to restore, and its objects. Take the newest
+        version without records beyond the sealed end. If all versions have such records, take the
+        newest of them. A version may have such records because a sealer commits to the table before
+        the WAL."""
         tables = {each.prefix: each for each in self._manifest.tables}
         table = tables.get(topic.prefix)
         if table is None:
-            why = f"topic {topic.name} was deleted later, and its table is not in the backup"
+            why = f"topic {topic.name} was deleted after that time, and the backup lacks its table"
             raise InvalidRequest(f"{why}: take an earlier backup")
         if table.doubt:
             found = [

@@ -1,9 +1,9 @@
 """Consumer groups on a broker. The group's state itself is in state/.
 
-coordinator     the coordinator of groups: heartbeats, expiry; Instance, its soft state of a member
+coordinator     the coordinator of groups: heartbeats, expiry; Instance, its soft state for a member
 instances       consumer instances: subscribe, read, commit
 offset_commits  many members' commits in one commit of the log
-rebalances      rebalances by reason, and the time until all members read again
+rebalances      counts of rebalances by reason, and the time until all members read again
 short_lives     refuses for a time the joins of clients whose members come and go
 portions        the types of the result of an instance's read
 positions       the read position of an instance

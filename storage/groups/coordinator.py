@@ -3,20 +3,22 @@
 
 Each group has one coordinator, a broker, which holds soft state: each member's last heartbeat and
 its instance's positions (groups.positions). The cluster state names the coordinator and its term.
-So brokers that disagree on which brokers are live cannot both act: `ExpireMember` carries the term,
-and soft state of an older term is dropped. Heartbeats never reach the WAL.
+Brokers may disagree on which brokers are live, but only one can act as coordinator. The reason is
+that `ExpireMember` carries the term, and that a broker drops its soft state of an older term.
+Heartbeats never reach the WAL.
 
-Session timeouts use the coordinator's boot clock and pause while its process is suspended: a
-resumed broker expires no member. **On a crash**: another broker takes the group (`TakeGroup`) on
-the next request, or within a tick after it sees the coordinator gone. Session timers start again.
+Session timeouts use the coordinator's boot clock and pause while its process is suspended, so a
+resumed broker does not expire members at once. **On a crash**: another broker takes the group
+(`TakeGroup`) on the next request, or within a tick after it sees the coordinator gone. Session
+timers start again.
 
 A live coordinator that was replaced learns of its successor at its next refresh of the WAL. Until
 then, both could serve a member, from different positions. Records whose offsets are committed could
 then be returned again, and enter a transaction that commits. So a coordinator returns records only
 if its view of the WAL is younger than `VIEW_AGE_MAX_S`, and its successor reads a member's position
-only after `HANDOVER_S`. (Rejected: a refresh of the WAL at each read, because it costs a GET and
-its time. Rejected: a generation for each coordinator, because a crash of a broker would reject all
-commits under way.)
+only `HANDOVER_S` after it took the group. (Rejected: a refresh of the WAL at each read, because it
+costs a GET and the time of the GET. Rejected: a new generation for each new coordinator, because
+after a crash of a broker all commits under way would be refused.)
 """
 
 import asyncio
@@ -57,7 +59,8 @@ from tidelog.storage.state.group_types import ConsumerGroup, GroupMember
 log = logging.getLogger("tidelog.groups")
 
 VIEW_AGE_MAX_S = 1.5
-"""Above the default of `poll_interval_ms`, so the check is free while the store answers."""
+"""Above the default of `poll_interval_ms`, so while the store answers, the check causes no
+refresh."""
 HANDOVER_S = 2.0
 """Exceeds VIEW_AGE_MAX_S by more than the clocks of two brokers drift apart in that time. Members
 wait for HANDOVER_S when their coordinator is replaced."""
@@ -71,13 +74,14 @@ class Coordinators(Protocol):
         """The name of this process, which no other process had before."""
 
     def of(self, group_id: str, holder: str) -> str:
-        """Return the group's broker: `holder`, which the cluster state names, while it lives."""
+        """Return the group's coordinator: `holder`, which the cluster state names, while it is
+        live."""
 
 
 class Rendezvous:
-    """The choice among several brokers: the holder while it lives, else the highest by rendezvous
-    hash. Brokers with the same view of live brokers agree. The groups of a failed broker spread
-    over all other brokers."""
+    """The choice among several brokers: the holder while it is live, else the live broker with the
+    highest rendezvous hash. Brokers with the same view of live brokers agree. The groups of a
+    failed broker spread over all other brokers."""
 
     def __init__(self, me: str, live: Callable[[], Iterable[str]]) -> None:
         self.me = me
@@ -94,9 +98,10 @@ class Rendezvous:
 class Instance:
     """A coordinator's soft state of a member. `lock` serialises reads, `finding` serialises
     searches for start positions. `sending` is done when the last response arrived or is lost. A
-    result of `waiter` makes a waiting read check again. From `alone_s` on, no other broker serves
-    the member. `damaged` are the partitions whose last read found damage. `client` is None if this
-    broker did not take the join. `is_awaited`: the member has not read since the last rebalance."""
+    result of `waiter` makes a waiting read look for records again. From `alone_s` on, no other
+    broker serves the member. `damaged` are the partitions whose last read found damage. `client` is
+    None if this broker did not take the join. `is_awaited` is True if the member has not read since
+    the last rebalance."""
 
     heard_s: float
     polled_s: float
@@ -160,7 +165,7 @@ class Coordinator:
             return session
         member = self._log.state.members.member(group_id, member_id)
         if member is None:
-            await self._log.wal.refresh()  # another broker may have just created it (I3)
+            await self._log.wal.refresh()  # another broker may have just created the member (I3)
         led = await self.coordinate(group_id)
         group, member = self.look(group_id, member_id)
         instance = led.instances.get(member_id)
@@ -173,7 +178,8 @@ class Coordinator:
         return MemberSession(group, member, instance, led.term)
 
     def _known(self, group_id: str, member_id: str) -> MemberSession | None:
-        """Record a heartbeat of a member known in this term, the usual case. Else return None."""
+        """If the member is known in this term (the usual case), record its heartbeat. If not,
+        return None."""
         group, led = self._log.state.members.get(group_id), self.led.get(group_id)
         if group is None or led is None or group.term != led.term:
             return None
@@ -200,7 +206,7 @@ class Coordinator:
 
     async def wait_for_exclusive(self, session: MemberSession) -> MemberSession:
         """Wait until no other broker serves the member. The state then has all offsets that the
-        member committed before. Raises as `revalidate`."""
+        member committed before. Raises the errors of `revalidate`."""
         left_s = session.instance.alone_s - self._log.clock.boot_s()
         if left_s > 0:
             await asyncio.sleep(left_s)
@@ -208,7 +214,7 @@ class Coordinator:
         return self.revalidate(session)
 
     async def refresh(self, session: MemberSession) -> MemberSession:
-        """Return the member, from a view that is at most VIEW_AGE_MAX_S old. Raises as
+        """Return the member, from a view that is at most VIEW_AGE_MAX_S old. Raises the errors of
         `revalidate`, and Unavailable if the store answers too slowly."""
         if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
             await self._log.wal.refresh()
@@ -222,7 +228,8 @@ class Coordinator:
 
     def admit(self, group_id: str, member_id: str, client: ClientId) -> None:
         """Accept a join. Raises MemberHeld if the client's members came and went too often. In a
-        group without other members, every join is accepted. Costs ~0.1 us for each member."""
+        group without other members, every join is accepted. Takes ~0.1 us for each member of the
+        group."""
         led, group = self.led.get(group_id), self._log.state.members.get(group_id)
         if led is None or group is None:
             return
@@ -240,7 +247,7 @@ class Coordinator:
 
     def admit_change(self, session: MemberSession, topics: Sequence[str], pattern: str) -> None:
         """Accept a subscription. If the member changes a subscription after less than LIFE_S, the
-        change counts as a short life, because it too rebalances the other members. Raises
+        change counts as a short life, because a change also rebalances the other members. Raises
         MemberHeld."""
         group, member, instance, _ = session
         client, led = instance.client, self.led.get(group.group_id)
@@ -320,7 +327,7 @@ class Coordinator:
 
     def _follow(self, group_id: str, actions: Sequence[AnyAction]) -> None:
         """Drop the state of removed members and of partitions that members lost. Wake the reads.
-        `actions` are those of the group in the entry."""
+        `actions` are the entry's actions on the group."""
         led, group = self.led[group_id], self._log.state.members.get(group_id)
         led.look_s = 0.0
         now_s = self._log.clock.boot_s()
@@ -385,7 +392,8 @@ def _another(group_id: str) -> Unavailable:
 
 
 async def all_of(duties: Sequence[Awaitable[object]]) -> None:
-    """Run all duties concurrently, so one flush serves all. A refused duty stops no other."""
+    """Run all duties concurrently, so one flush serves all. If a duty is refused, the others
+    continue."""
     for failed in await asyncio.gather(*duties, return_exceptions=True):
         if isinstance(failed, LogError) and not is_of_all(failed):
             log.info("a duty of a group is refused: %s", failed)  # normal: the state has changed
@@ -412,8 +420,8 @@ def _is_gone(instance: Instance, client: ClientId, now_s: float) -> bool:
 
 
 def _count_life(lives: ShortLives, group: ConsumerGroup | None, instance: Instance) -> None:
-    """Count the life of a removed member. A static member that another one replaced is not counted,
-    because the group was not rebalanced."""
+    """Count the life of a removed member. A static member that another member replaced is not
+    counted, because the group was not rebalanced."""
     client = instance.client
     if client is None or not instance.has_subscribed:
         return

@@ -7,8 +7,8 @@ members bounds the instances, the callers' memory budget bounds the reads.
 
 **On a coordinator crash**: the next coordinator resumes at the last `Seek`, else at the committed
 offset, else where `auto.offset.reset` says. Records returned after the last commit are returned
-again; no record is skipped. Auto-commits run every second, together for all instances up to
-AUTO_COMMITS_MAX. So with at most that many instances, a crash repeats a second of records.
+again; no record is skipped. Each second, up to AUTO_COMMITS_MAX instances are auto-committed
+together. So with at most that many instances, a crash repeats the records of one second.
 """
 
 import asyncio
@@ -56,13 +56,14 @@ LOOKS = 4
 """Number of expiry checks in a tick. A silent member must expire soon, because other members wait
 for its partitions."""
 AWAKE_FACTOR = 5
-"""If two checks are more ticks apart, the process was suspended or its loop was blocked."""
+"""If two checks are more than this many ticks apart, the process was suspended or blocked."""
 AUTO_COMMITS_MAX = 2000
-"""Most auto-commits in a tick, ~25 us each. The members left out come first in the next tick. So
-10,000 instances that read all the time commit every five seconds, which is Kafka's default."""
+"""Most auto-commits in a tick, ~25 us each. The members that a tick leaves out come first in the
+next tick. So 10,000 instances that read all the time commit every five seconds, which is Kafka's
+default."""
 ARRIVAL_S = 10.0
-"""Longest wait of a read until the last response has arrived or is lost (I10). Brokers confirm an
-arrival to each other in less time (service/peers/forwarding.py)."""
+"""Longest wait of a read until the previous response has arrived or is lost (I10). Brokers confirm
+an arrival to each other in less time (service/peers/forwarding.py)."""
 
 
 class Instances:
@@ -107,8 +108,8 @@ class Instances:
         assignor: str = "",
         host: str | None = None,
     ) -> None:
-        """Create the instance. `host` is the client's address; without it, no join is held. Raises
-        MemberExists, InvalidRequest, Throttled (also as MemberHeld)."""
+        """Create the instance. `host` is the client's address; if it is None, the join is not held.
+        Raises MemberExists, InvalidRequest, Throttled (also as MemberHeld)."""
         client = None
         if host is not None:
             client = client_of(config, instance_id, host)
@@ -119,7 +120,8 @@ class Instances:
         led.instances[member_id] = self.coordinator.new_instance(client)
 
     async def leave(self, group_id: str, member_id: str) -> None:
-        """Auto-commit what the member read, then remove it. Raises UnknownMember."""
+        """Commit what the member read, if it has auto-commit. Then remove it. Raises
+        UnknownMember."""
         session = await self.coordinator.heartbeat(group_id, member_id)
         if session.member.config.auto_commit:
             await self._acknowledge(session.instance)
@@ -132,9 +134,9 @@ class Instances:
         self, group_id: str, member_id: str, topics: Sequence[str], pattern: str = ""
     ) -> None:
         """Subscribe to these topics, or to the topics that match the pattern now and later. With
-        neither, read nothing. Return when the assignment is made and its start positions are found,
-        so a start at the end of the log means the end at this time. Raises UnknownMember,
-        AssignedOtherwise, InvalidRequest, MemberHeld."""
+        neither topics nor a pattern, the member reads nothing. Return when the assignment is made
+        and its start positions are found, so a start at the end of the log means the end at this
+        time. Raises UnknownMember, AssignedOtherwise, InvalidRequest, MemberHeld."""
         session = await self.coordinator.heartbeat(group_id, member_id)
         if pattern:
             await self._log.wal.refresh()
@@ -167,7 +169,8 @@ class Instances:
     async def seek(
         self, group_id: str, member_id: str, positions: Mapping[TopicPartition, int]
     ) -> None:
-        """Set positions, valid on any broker. Raises NotAssigned, UnknownMember."""
+        """Set positions. They are in the WAL, so the next coordinator has them too. Raises
+        NotAssigned, UnknownMember."""
         session = await self.coordinator.heartbeat(group_id, member_id)
         await self._seek(session, {await self._owned(at): to for at, to in positions.items()})
 
@@ -179,7 +182,7 @@ class Instances:
         *,
         is_beginning: bool,
     ) -> None:
-        """Seek to the log start offset, or to the end of the log."""
+        """Seek to the log start offset if `is_beginning`, else to the end of the log."""
         await self._log.wal.refresh()
         found = {}
         for where in partitions:
@@ -197,9 +200,9 @@ class Instances:
         session.instance.wake()
 
     def _begin(self, session: MemberSession, positions: Mapping[TopicIdPartition, int]) -> None:
-        """Set positions, but not of partitions that the member lost: it would use them when it gets
-        the partitions back. Raises UnknownMember, or Unavailable if the group has moved to another
-        coordinator, which may have read the positions before."""
+        """Set positions, but not of partitions that the member lost, because the member would read
+        from these positions when it gets the partitions back. Raises UnknownMember, or Unavailable
+        if the group has moved to another coordinator, which may have read the old positions."""
         _, member, instance, _ = self.coordinator.revalidate(session)
         owned = set(member.owned)
         for where, offset in positions.items():
@@ -269,11 +272,12 @@ class Instances:
         check: PortionCheck | None = None,
     ) -> AsyncIterator[Read]:
         """Yield the next records of the member's partitions within the bounds, but at least one
-        record if there is any. Waits up to `wait_s` for the first. If the context ends without an
-        error, the records are not returned again. One read of a member runs at a time; a second one
-        waits, within `wait_s`. The wait for the last response is not part of `wait_s`: the client
-        may have it before this broker knows. Raises UnknownMember, Unavailable. The error of a
-        partition (Corrupt, or from `check`) is raised only if no other partition has records."""
+        record if there is any. Waits up to `wait_s` for the first record. If the context ends
+        without an error, the records are not returned again. One read of a member runs at a time; a
+        second one waits, within `wait_s`. The wait for the previous response is not part of
+        `wait_s`, because the client may have this response before this broker knows. Raises
+        UnknownMember, Unavailable. The error of a partition (Corrupt, or from `check`) is raised
+        only if no other partition has records."""
         deadline = asyncio.get_running_loop().time() + wait_s
         session = await self.coordinator.heartbeat(group_id, member_id)
         instance = session.instance
@@ -363,9 +367,9 @@ class Instances:
     async def _take_records(
         self, session: MemberSession, bounds: ReadBounds, check: PortionCheck | None
     ) -> tuple[list[Portion], LogError | None]:
-        """Read the partitions in turn. The first partition changes after each portion. After an
-        error, continue with the next partition. Also return the first error. Damage counts as an
-        error only if all partitions are damaged."""
+        """Read the partitions in turn; each portion lets the next call begin one partition later.
+        After an error, continue with the next partition. Return the portions and the first error.
+        Damage counts as an error only if all partitions are damaged."""
         _, member, instance, _ = session
         owned, portions, (budget, records) = list(member.owned), [], bounds
         failure: LogError | None = None
@@ -416,8 +420,9 @@ class Instances:
         session: MemberSession,
         offsets: Mapping[TopicPartition, tuple[int, str]] | None = None,
     ) -> None:
-        """Commit these offsets (each of the next record) with metadata. If None, commit all records
-        returned. Raises UnknownTopic, UnknownPartition, UnknownMember, IllegalGeneration."""
+        """Commit these offsets (each of the next record to read) with metadata. If `offsets` is
+        None, commit all records that were returned. Raises UnknownTopic, UnknownPartition,
+        UnknownMember, IllegalGeneration."""
         if offsets is None:
             await self._acknowledge(session.instance)
             await self._commits.commit_due(session)
@@ -471,7 +476,8 @@ class Instances:
         return TopicIdPartition(topic.topic_id, where.partition) if topic and is_known else None
 
     async def _owned(self, where: TopicPartition) -> TopicIdPartition:
-        """Look up the topic's id. If it is not known, refresh the WAL (I3) before raising."""
+        """Look up the topic's id. If the partition is not known, refresh the WAL (I3) and look
+        again."""
         if (known := self._known(where)) is not None:
             return known
         await self._log.wal.refresh()
@@ -484,6 +490,6 @@ def _unknown(session: MemberSession) -> list[TopicIdPartition]:
 
 
 async def _until_sent(instance: Instance) -> None:
-    """Wait for a response under way. Soon it is sent or lost, unless its client does not read."""
+    """Wait for a response under way. A response whose client reads is soon sent or lost."""
     if instance.sending is not None:
         await asyncio.wait([instance.sending], timeout=ARRIVAL_S)

@@ -1,11 +1,12 @@
 """Group commit of offsets: the offset commits of many members become one commit of the log.
 
-Commits that arrive in one turn of the event loop go together. If very many members commit, all
-commits within `PAUSE_S` go together: a flush costs a broker as much CPU as ten offsets, and each
-PUT costs money. A commit of the log applies whole or is refused. So if it is refused, each member's
-commit is sent again alone: a member's mistake does not stop the others.
+Commits that arrive in one turn of the event loop go together. If many members commit, all commits
+within `PAUSE_S` go together, because a flush costs a broker as much CPU as ten offsets, and each
+PUT costs money. `apply` applies a commit of the log whole or refuses it. After a refusal, this
+module sends each member's commit again alone, so that a member's mistake does not stop the commits
+of other members.
 
-**On a crash**: a client without an answer commits again; repeating sets the same offsets.
+**On a crash**: a client without an answer commits again, which sets the same offsets.
 """
 
 import asyncio
@@ -34,11 +35,11 @@ log = logging.getLogger("tidelog.groups")
 
 PAUSE_S = 0.02
 """While commits wait for this pause, they cause at most about 50 flushes a second. If records wait
-for a flush too, one flush commits both."""
+for a flush too, one flush commits records and offsets."""
 BUSY_MEMBERS = 50
 WINDOW_S = 0.1
-"""Commits wait only if BUSY_MEMBERS different members commit in one window. With fewer members, a
-commit does not wait for other commits."""
+"""Commits wait for PAUSE_S only if BUSY_MEMBERS different members committed in the previous window.
+After fewer members, a commit does not wait for other commits."""
 TOGETHER_MAX = 5_000
 """Offsets in one commit of the log: about 0.5 MiB of an entry's header (I10)."""
 AT_ONCE = 100
@@ -68,9 +69,9 @@ class OffsetCommits:
     def commit(
         self, session: MemberSession, offsets: list[GroupOffset], principal: str | None = None
     ) -> "asyncio.Future[None]":
-        """Commit offsets of the member in the name of `principal`, or of the request's client if
-        that is None. The future is done when the log has committed or refused the offsets;
-        cancelling it does not stop the commit."""
+        """Commit offsets of the member in the name of `principal`. If `principal` is None, commit
+        in the name of the request's client. The future is done when the log has committed or
+        refused the offsets; cancelling it does not stop the commit."""
         group, member, instance, _ = session
         generation = group.generation if member.is_subscribed else NO_GENERATION
         action = CommitOffsets(group.group_id, generation, offsets, member.member_id)
@@ -80,7 +81,7 @@ class OffsetCommits:
         )
         if self._log.state.committed_offsets.check(action) is None:
             done = self._add(action, principal)
-        else:  # the log would refuse it: sent alone, it does not delay other members
+        else:  # the log would refuse it: send it alone, to delay no other member
             done = asyncio.create_task(self._log.submit(action), context=_context(principal))
 
         def look(done: "asyncio.Future[None]") -> None:
@@ -98,9 +99,10 @@ class OffsetCommits:
     async def commit_delivered(
         self, groups: Sequence[tuple[ConsumerGroup, CoordinatedGroup]], most: int | None = None
     ) -> None:
-        """Auto-commit delivered offsets of members of these groups, each in the name of the client
-        that created the member: the first commit of a group decides for whose share its offsets
-        count. At most `most` members commit; the next call begins with the member after them."""
+        """Auto-commit delivered offsets of members of these groups. Each commit is in the name of
+        the client that created the member, because the first commit of a group decides for whose
+        share the group's offsets count. At most `most` members commit; the next call begins with
+        the member after them."""
         due = [
             MemberSession(group, member, instance, led.term)
             for group, led in groups

@@ -22,16 +22,16 @@ from tidelog.storage.state.group_types import ConsumerGroup
 log = logging.getLogger("tidelog.consumers")
 
 NAMES_AT_ONCE = 500
-"""To compare so many names takes at most 7 ms with the slowest pattern that was measured."""
+"""With the slowest pattern that was measured, to compare this many names takes at most 7 ms."""
 MEMBERS_AT_ONCE = 200
 """Members with a pattern that `update` looks at before other callbacks of the event loop run."""
 DELETED_MAX = 1_000
-"""`PatternTopics` begins again when it has more names of deleted topics than there are topics, plus
-this number."""
+"""`PatternTopics` drops all names when its names of deleted topics exceed the number of topics by
+more than this."""
 
 
 class _Matches:
-    """The matching names among the first `compared` names."""
+    """The names that match one pattern, among the first `compared` names."""
 
     __slots__ = ("compared", "names")
 
@@ -41,8 +41,8 @@ class _Matches:
 
 
 class _Found(NamedTuple):
-    """The topics of a pattern and a principal, found in the first `compared` names with these
-    ACLs (`version` is that of `access`)."""
+    """The topics of a pattern and a principal, found in the first `compared` names with these ACLs
+    (`version` is the version of `access`)."""
 
     compared: int
     access: Access
@@ -56,7 +56,7 @@ class PatternTopics:
     def __init__(self, broker: Log, may_describe: TopicFilter) -> None:
         self._log = broker
         self._may_describe = may_describe
-        self._names: list[str] = []  # of all topics since it began, also of deleted ones
+        self._names: list[str] = []  # of all topics since the last drop, also of deleted ones
         self._known: set[str] = set()  # the same names
         self._matches: dict[str, _Matches] = {}
         self._found: dict[tuple[str, str], _Found] = {}
@@ -104,15 +104,15 @@ class PatternTopics:
         return topics
 
     def keep(self, used: set[tuple[str, str]]) -> None:
-        """Drop the names found for all other pairs of pattern and principal."""
+        """Keep the names found for these pairs of pattern and principal; drop all others."""
         for subject in self._found.keys() - used:
             del self._found[subject]
         for pattern in self._matches.keys() - {pattern for pattern, _ in used}:
             del self._matches[pattern]
 
     async def update(self, groups: Iterable[ConsumerGroup]) -> None:
-        """Commit the topics of all subscriptions by pattern: topics or permissions may have
-        changed."""
+        """Find the topics of all subscriptions by pattern again, because topics or permissions may
+        have changed. Commit the changed subscriptions."""
         members = [
             (group, member)
             for group in groups
@@ -132,7 +132,7 @@ class PatternTopics:
                     action = Subscribe(group.group_id, member.member_id, names, pattern)
                     with contextlib.suppress(UnknownMember):
                         await self._log.submit(action)
-            except InvalidRequest as error:  # it finds too many topics or partitions
+            except InvalidRequest as error:  # the pattern finds too many topics or partitions
                 log.warning("topics of group %s unchanged: %s", group.group_id, error)
 
     async def _matching(self, pattern: str) -> list[str]:

@@ -3,7 +3,8 @@
 The engine is RE2, not `re`. RE2's time is linear in the name's length for every pattern, but `re`
 would block the event loop at `(a+)+$`. RE2 accepts the usual topic patterns of Java's dialect. It
 rejects patterns that need backtracking (lookaround, back references). `apply` must not use this
-module: an engine's result may change with its version, so an entry contains the matching names.
+module, because another version of RE2 may give another result. So an entry contains the matching
+names.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from tidelog.storage.state.group_members import PATTERN_CHARS_MAX
 
 SHOWN_MAX = 100
 COMPILED_MAX = 1_000
-"""Maximum number of cached compiled patterns, each at most ~150 KB. To compile one of 1,000
+"""Maximum number of cached compiled patterns, each at most ~150 KB. To compile a pattern of 1,000
 characters takes 4 ms."""
 
 

@@ -20,8 +20,8 @@ class Portion(NamedTuple):
 class Read(NamedTuple):
     """Result of a read: records of partitions that the member owns in this generation.
 
-    Until the read ends, its caller may replace a portion by one with an earlier `next_offset`, so
-    that the next read begins there. `failure` is the error of a partition that could not be read.
+    Until the read ends, its caller may replace a portion by a portion with a lower `next_offset`.
+    Then the next read begins there. `failure` is the error of a partition that could not be read.
     """
 
     portions: list[Portion]

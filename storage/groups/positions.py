@@ -3,7 +3,7 @@
 Pure, in memory only, owned by the instance's coordinator (groups.coordinator). Records of a read
 count as delivered when the instance's next read arrives; until then the response may be lost. Only
 delivered offsets are committed, so delivery is at least once.
-**On a crash** of the coordinator: the next one continues at the last commit.
+**On a crash** of the coordinator: the next coordinator continues at the last commit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,8 @@ from tidelog.storage.core.model import TopicIdPartition
 class Position:
     """Offsets of one partition. `next` is the next offset to read. `delivered` is the end of the
     records that the instance certainly received. `committed` is `delivered` at the last commit. If
-    the instance itself commits a lower or higher offset, that stays until more is delivered."""
+    the instance itself commits another offset, that offset stays committed until more records are
+    delivered."""
 
     next: int
     delivered: int
@@ -28,8 +29,8 @@ class Positions:
 
     def __init__(self) -> None:
         self.is_due = False
-        """If False, `due` is empty. Reading this flag is faster than calling `due`: thousands of
-        instances are checked each second."""
+        """If False, `due` returns nothing. To read this flag is faster than to call `due`, and
+        thousands of instances are checked each second."""
         self._held: dict[TopicIdPartition, Position] = {}
 
     def __contains__(self, where: TopicIdPartition) -> bool:
@@ -44,13 +45,15 @@ class Positions:
         self._held[where] = Position(offset, offset, offset)
 
     def retain(self, owned: Iterable[TopicIdPartition]) -> None:
-        """Drop partitions that are not in `owned`: the instance may not even commit to them."""
+        """Drop partitions that are not in `owned`, because the instance must not commit their
+        offsets."""
         kept = set(owned)
         for where in [where for where in self._held if where not in kept]:
             del self._held[where]
 
     def acknowledge(self) -> None:
-        """Mark all records that were sent as delivered: the instance sent its next read."""
+        """Mark all records that were sent as delivered. Call this after the instance's next
+        request."""
         for held in self._held.values():
             if held.delivered != held.next:
                 held.delivered = held.next

@@ -33,9 +33,9 @@ class Rebalances:
         actions: Collection[AnyAction],
         now_s: float,
     ) -> None:
-        """Compare the group with its last known state. `actions` are those of the group in the
-        entry that changed it. The time until all members read begins again only if all had read
-        before."""
+        """Compare the group with its last known state. `actions` are the actions on the group in
+        the entry that changed the group. If all members had read since the last rebalance, begin to
+        measure the time until all members read again."""
         if generation != self._generation:
             self.counts[reason_of(self._inputs, inputs, actions)] += 1
             self._inputs, self._generation = inputs, generation
@@ -43,7 +43,7 @@ class Rebalances:
                 self._since_s = now_s
             self.waiting = set(subscribed)
         elif self.waiting:
-            self.waiting.intersection_update(subscribed)  # another one may have replaced a member
+            self.waiting.intersection_update(subscribed)  # another member may have replaced one
         else:
             return
         if not self.waiting:
@@ -63,8 +63,9 @@ class Rebalances:
 
 
 def reason_of(before: Inputs, after: Inputs, actions: Iterable[AnyAction]) -> str:
-    """Return why a group was rebalanced, from its inputs before and after. `actions` are those of
-    the group in the entry: a member whose subscription ended may also have left or expired."""
+    """Return why a group was rebalanced, from its inputs before and after. `actions` are the
+    entry's actions on the group. They show whether a member whose subscription ended has left or
+    expired."""
     had, has = before.subscriptions.keys(), after.subscriptions.keys()
     kinds = {type(action) for action in actions}
     if had - has:

@@ -1,19 +1,19 @@
-"""Members that come and go: the next join of such a client waits, so that the group's other members
+"""Clients whose members come and go: their next join must wait, so that the group's other members
 are not rebalanced each time.
 
 A member that joins and goes costs its group two rebalances, and a client in a crash loop would cost
-it two every second. So the coordinator counts the short lives of each client in each group. A life
-is short if less than LIFE_S passes between the join and the last request. A client with
-SHORT_LIVES_MAX of them in WINDOW_S joins at most once in PAUSE_S; its other joins are refused, with
-the time to wait. Pure: callers give the times. Soft state of the coordinator; on a crash of the
-coordinator the next one counts from zero. A member that changes its subscription within LIFE_S
-counts in the same way.
+the group two rebalances every second. So the coordinator counts the short lives of each client in
+each group. A life is short if less than LIFE_S passes between the join and the last request. A
+client with SHORT_LIVES_MAX short lives in WINDOW_S may join at most once in PAUSE_S. The
+coordinator refuses its other joins, with the time to wait. If a member changes its subscription
+within LIFE_S, this counts as a short life, too. Pure: callers give the times. The counts are soft
+state, so after a crash the next coordinator counts from zero.
 
 The numbers. Members that start together, and members that a roll-out replaces after more than a
 minute, have no short lives: no join is held, whatever their number. Five restarts are free, so a
 deployment that fails at first is not delayed. After that, 2 joins a minute cost at most 4
-generations. The pause is shorter than Kubernetes' own from the third restart on (40 s), and a job
-that joins once a minute never waits.
+generations a minute. The pause is shorter than Kubernetes' pause from the third restart on (40 s),
+and a job that joins once a minute never waits.
 """
 
 import math
@@ -42,8 +42,8 @@ class MemberHeld(Throttled):
 
 class ClientId(NamedTuple):
     """The identity of a client over the lives of its members: the `group.instance.id` if there is
-    one, else the principal, the `client.id` and the address. Not the member's name: many clients
-    create a new name at each start."""
+    one, else the principal, the `client.id` and the address. It does not have the member's name,
+    because many clients create a new name at each start."""
 
     instance_id: str
     principal: str
@@ -88,9 +88,9 @@ class HeldMember(NamedTuple):
 
 @dataclass(slots=True)
 class _Client:
-    """`ends_s` are the last requests of short lives; `silent` counts those whose members are still
-    in the group. `refused` is the member id of the last refused join. `named_s` is when a line of
-    the log named the client."""
+    """`ends_s` are the boot times of the last requests of short lives. `silent` is the number of
+    short lives whose members are still in the group. `refused` is the member id of the last refused
+    join. `named_s` is the time of the last log line that named the client."""
 
     ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=2 * SHORT_LIVES_MAX))
     silent: int = 0

@@ -40,7 +40,7 @@ class Cache(Generic[Key, Value]):
         task = self._loading.get(key)
         if task is None:
             self.misses += 1
-            # In a separate task: a cancelled reader must not fail the other readers.
+            # Load in a separate task, so that a cancelled reader does not fail the other readers.
             task = asyncio.create_task(self._load(key, load))
             task.add_done_callback(retrieve_exception)
             self._loading[key] = task

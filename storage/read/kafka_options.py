@@ -2,7 +2,8 @@
 
 Names, JSON and meanings are as in Spark's Structured Streaming + Kafka integration guide, so a
 query written for `format("kafka")` means the same here. An invalid option raises InvalidRequest
-with the option's name; an unknown topic, partition or offset raises its own error.
+with the option's name; an unknown topic, partition or offset raises UnknownTopic, UnknownPartition
+or OffsetOutOfRange.
 """
 
 import re
@@ -68,11 +69,14 @@ class Boundary(NamedTuple):
 
 
 Found = Mapping[tuple[TopicPartition, int], int | None]
-"""By (partition, time in ms): the first offset at or after that time, or None."""
+"""The first offset at or after a time, by (partition, time in ms). None if no record is that
+late."""
 
 
 class OffsetSpan(NamedTuple):
-    """Both boundaries, and the options for records that are deleted or not written yet."""
+    """Both boundaries of a read. If no record is at or after the start time,
+    `is_latest_without_match` lets the read start at the partition's end. If `fail_on_data_loss`, an
+    offset below the log start is an error."""
 
     start: Boundary
     end: Boundary = Boundary(everywhere=LATEST)
@@ -218,7 +222,8 @@ def resolve(
     """Resolve the span to offsets in the snapshot: one range per partition, which may be empty.
 
     Raises UnknownTopic, UnknownPartition, InvalidRequest. Raises OffsetOutOfRange for an offset
-    after the end. If `fail_on_data_loss`, also for an offset before the log start offset.
+    after the end. If `fail_on_data_loss`, raises OffsetOutOfRange also for an offset before the log
+    start offset.
     """
     _check_named(snapshot, partitions, span.start, "startingOffsets")
     _check_named(snapshot, partitions, span.end, "endingOffsets")

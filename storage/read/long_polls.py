@@ -8,8 +8,8 @@ WOKEN_AT_ONCE = 50
 costs up to 100 us, and other callbacks can run before the next turn."""
 
 ANY_PARTITION = -1
-"""In place of a partition's number: the read waits for records of any partition of the topic. The
-topic has one key for these reads, whatever the number of its partitions."""
+"""A read with this value as partition waits for records of any partition of the topic. The topic
+has one key for these reads, whatever the number of its partitions."""
 
 
 class LongPolls(dict[tuple[str, int], set["asyncio.Future[None]"]]):
@@ -47,7 +47,8 @@ class LongPolls(dict[tuple[str, int], set["asyncio.Future[None]"]]):
             _wake(list(waiting))
 
     def wake_reads(self, topic: str, partition: int) -> None:
-        """Wake the reads that wait for records of the partition, or of any one of its topic."""
+        """Wake the reads that wait for records of the partition, or of any partition of its
+        topic."""
         self.wake((topic, partition))
         self.wake((topic, ANY_PARTITION))
 

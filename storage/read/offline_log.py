@@ -1,11 +1,11 @@
 """The log as of one moment, for readers without a broker. Nothing is written to the store.
 
-The WAL is read to its end first, then the manifests. So a manifest may be newer than the state but
-never older. A seal is in the table before it is in the WAL (DESIGN 8), so the table has all records
-that the state calls sealed. If the table has records beyond `sealed_end`, they are still in the
-tail, and the plan reads them there (I7). Segments that retention removes between the two reads are
-absent, as in a later snapshot. Any other hole is a loss of records and raises an error; a snapshot
-never silently has fewer records.
+The WAL is read to its end first, then the manifests. So a manifest may be newer than the cluster
+state but never older. A seal is in the table before it is in the WAL (DESIGN 8), so the table has
+all records that the state calls sealed. If the table has records beyond `sealed_end`, they are
+still in the tail, and the plan reads them there (I7). Segments that retention removes between the
+two reads are absent, as in a later snapshot. Any other hole is a loss of records and raises an
+error, so a snapshot never lacks records silently.
 """
 
 import logging
@@ -89,7 +89,8 @@ class OfflineLog:
 
     def offsets(self, topics: Topics) -> LogSnapshot:
         """Return the known offsets, without a request to the store. The result has no segments and
-        no tail chunks, so it cannot be planned. Raises UnknownTopic for an unknown name."""
+        no tail chunks, so no read can be planned from it. Raises UnknownTopic for an unknown
+        name."""
         return self._copy(topics, has_tail=False)
 
     async def snapshot(
@@ -99,11 +100,12 @@ class OfflineLog:
         *,
         fail_on_data_loss: bool = True,
     ) -> LogSnapshot:
-        """Return a snapshot that can be planned. Raises UnknownTopic for an unknown name.
+        """Return a snapshot from which reads can be planned. Raises UnknownTopic for an unknown
+        name.
 
-        If `since` is at or after a partition's sealed end, omit its segments, so that a reader of
-        only the tail loads no manifest. If sealed offsets are in no segment, raise TableInDoubt;
-        without `fail_on_data_loss`, log a warning and leave these offsets out.
+        If `since` is at or after a partition's sealed end, omit this partition's segments, so that
+        a reader of only the tail loads no manifest. If sealed offsets are in no segment, raise
+        TableInDoubt; without `fail_on_data_loss`, log a warning and leave these offsets out.
         """
         snapshot = self._copy(topics, has_tail=True)
         topics_now = [
@@ -115,7 +117,7 @@ class OfflineLog:
     async def find(
         self, snapshot: LogSnapshot, times: Iterable[tuple[TopicPartition, int]]
     ) -> Found:
-        """Find in the snapshot, for each time (ms), the first offset at or after that time."""
+        """Find the first offset at or after each time (ms) in the snapshot."""
         return {(of, time): await self._find(snapshot, of, time) for of, time in times}
 
     async def resolve(
@@ -131,7 +133,7 @@ class OfflineLog:
         await self._wal.close()
 
     def _copy(self, topics: Topics, *, has_tail: bool) -> LogSnapshot:
-        # No await in this method: the state would change during it.
+        # No await in this method, because the state could change during an await.
         state = self._wal.state
         if topics is None or isinstance(topics, re.Pattern):
             names = [name for name in state.topics if topics is None or topics.fullmatch(name)]
@@ -172,7 +174,7 @@ class OfflineLog:
         start: int,
         fail_on_data_loss: bool,
     ) -> PartitionSnapshot:
-        """Verify that the segments have all offsets from `start` to the sealed end. If a retention
+        """Verify that the segments have all offsets from `start` to the sealed end. If retention
         ran between the reads of the WAL and the table, move the log start of the snapshot."""
         start, end = max(start, part.log_start_offset), part.sealed_end
         if hole(index, start, end) is None:

@@ -17,7 +17,7 @@ SPLIT_BYTES = 32 * 1024 * 1024
 """Stored bytes that one task reads. In memory, the records take two to ten times as many bytes. The
 task takes a few seconds of one core."""
 SPLIT_BYTES_MIN = 64 * 1024
-"""About a row group: smaller tasks would often have no row group to read."""
+"""About the size of a row group. Smaller tasks would often have no row group to read."""
 OPEN_BYTES = 128 * 1024
 """Bytes that a plan adds to the cost of each object, for the requests to the store. This limits a
 task to ~250 objects."""
@@ -35,7 +35,8 @@ class PartitionSnapshot(NamedTuple):
 
 
 class TopicSnapshot(NamedTuple):
-    """One topic; `partitions[n].number == n`. `prefix` + "/" + a segment's path is its key."""
+    """One topic; `partitions[n].number == n`. `prefix` + "/" + a segment's path is the segment's
+    key."""
 
     name: str
     topic_id: str
@@ -74,8 +75,9 @@ class OffsetRange(NamedTuple):
 class ReadFilter(NamedTuple):
     """A condition on records: bounds are inclusive, times are ms, None means any.
 
-    `offset_*`, `topics` and `partitions` are exact: a plan has no other records. Times are not
-    exact: a plan omits objects in which no record can match; the reader must filter the rest.
+    `offset_*`, `topics` and `partitions` are exact: a plan has only records that match them. Times
+    are not exact: a plan omits only objects in which no record can match, so the reader must filter
+    the records.
     """
 
     offset_min: int = 0
@@ -108,7 +110,7 @@ class SegmentRange(NamedTuple):
     """Records [start, end) of one segment, or a part of them: their row groups are divided into
     `shares` equal parts, and `share` is the number of the part.
 
-    A task reads the footer to find the row groups; a plan over 20,000 segments reads no footer.
+    A task reads the footer to find the row groups, so a plan over 20,000 segments reads no footer.
     `size` is the size of the object. `cost` is an estimate of the bytes that the task reads.
     """
 
@@ -158,7 +160,7 @@ def plan(
     The splits of the tail come first, because tasks may start late. Collection may delete a WAL
     object an hour after its records were sealed. It deletes a segment a day after a commit removed
     it from the table, or later. If splits would be smaller than `SPLIT_BYTES_MIN`, there are fewer
-    than `splits_min`.
+    splits than `splits_min`.
     """
     clipped = [left for given in ranges if (left := wanted.clip(given)) is not None]
     tail = [found for given in clipped for found in tail_slices(snapshot, given, wanted)]
@@ -174,7 +176,7 @@ def plan(
 def segment_slices(
     snapshot: LogSnapshot, given: OffsetRange, wanted: ReadFilter = NO_FILTER
 ) -> Iterator[SegmentRange]:
-    """Yield the sealed part of a range, one slice a segment."""
+    """Yield the sealed part of a range, one slice for each segment."""
     topic = snapshot.topics[given.topic]
     view = topic.partitions[given.partition]
     start = max(given.start, view.log_start_offset)
@@ -197,7 +199,7 @@ def segment_slices(
 def tail_slices(
     snapshot: LogSnapshot, given: OffsetRange, wanted: ReadFilter = NO_FILTER
 ) -> Iterator[TailRange]:
-    """Yield the unsealed part of a range, one slice a tail chunk."""
+    """Yield the unsealed part of a range, one slice for each tail chunk."""
     topic = snapshot.topics[given.topic]
     view = topic.partitions[given.partition]
     start = max(given.start, view.log_start_offset, view.sealed_end)
@@ -217,7 +219,8 @@ def _times_of(chunk: TailChunk) -> tuple[int, int]:
 
 
 def _shares(whole: SegmentRange, split_bytes: int) -> Iterator[SegmentRange]:
-    # Rounded to nearest, not up: two tasks for 1.2 times the bytes would cost more than they save.
+    # Round to nearest, not up, because two tasks for 1.2 times `split_bytes` would cost more time
+    # than they save.
     shares = max(1, round(whole.cost / split_bytes))
     for share in range(shares):
         yield whole._replace(cost=whole.cost // shares, share=share, shares=shares)
@@ -241,11 +244,12 @@ def _pack(slices: Sequence[Slice], split_bytes: int) -> Iterator[Split]:
 def limit_offsets(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], rows_max: int
 ) -> dict[TopicPartition, int]:
-    """Return end offsets for a batch of at most `rows_max` offsets from `start`; keys as in `end`.
+    """Return end offsets for a batch of at most `rows_max` offsets from `start`, with the keys of
+    `end`.
 
     The limit is shared in proportion to the remaining offsets, as in Spark's Kafka source. Rounding
-    leaves a rest. A partition gets at most one offset of the rest; the partitions with the fewest
-    offsets are first. Otherwise a small partition could get no offset in any batch.
+    leaves a rest. A partition gets at most one offset of the rest, the partitions with the fewest
+    offsets first. Without this, a small partition could get no offset in any batch.
     """
     left = {of: max(upto - start.get(of, 0), 0) for of, upto in end.items()}
     total = sum(left.values())

@@ -1,7 +1,7 @@
 """Row groups of immutable segments, verified. Only this module fetches footers and row groups.
 
 CRC-32Cs in the footer cover every byte that is decoded. A row group is fetched whole, because one
-request of megabytes is faster than many requests of single columns. The reader uses no manifest.
+request of megabytes is faster than many requests for single columns. The reader uses no manifest.
 If a segment is gone, the reader raises NotFound, and the caller decides what that means.
 """
 
@@ -37,8 +37,8 @@ Item = TypeVar("Item")
 Started = TypeVar("Started", bound="Cancellable")
 
 FETCH_BYTES = 8 * 1024 * 1024
-"""Bytes up to which neighbour row groups are joined into one request. S3 gives a connection 50 to
-100 MB/s."""
+"""Maximum size of a request that joins neighbouring row groups. S3 gives a connection 50 to 100
+MB/s."""
 FOOTER_CACHE_BYTES = 32 * 1024 * 1024
 """Default size of the cache of footers (I10)."""
 COLD_READS_MAX = 8
@@ -226,7 +226,7 @@ class SegmentReader:
     async def fetch(
         self, one: SegmentRange, is_needed: Callable[[RowGroup], bool] = lambda _: True
     ) -> FetchedGroups:
-        """Fetch the needed row groups of a range. The caller decodes some of their columns."""
+        """Fetch the needed row groups of a range. The caller decodes the columns that it needs."""
         footer = await self.footer(one.key, one.size)
         groups = [group for group in groups_of(one, footer) if is_needed(group)]
         body = await self._source.sparse(one.key, one.size, _ranges(groups))

@@ -1,8 +1,8 @@
 """The chosen columns of a split's records, read from segments and the tail without a broker.
 
 Every decoded byte is verified: a segment by the checksums in its footer, a tail chunk by the
-checksum in its WAL entry. If an object is gone, it was collected after the plan, and the read
-raises Unavailable.
+checksum in its WAL entry. If an object is gone, collection deleted it after the plan was made, and
+the read raises Unavailable.
 """
 
 import contextlib
@@ -95,8 +95,8 @@ def read_split(
     opened: OpenedStore, split: Split, columns: Sequence[str], wanted: ReadFilter = NO_FILTER
 ) -> Iterator[tuple[Slice, pa.RecordBatch]]:
     """Yield the records of a split in order, in batches: (slice, batch). A batch has those columns
-    of RECORD_SCHEMA that `columns` names. The store's thread fetches ahead; the caller's
-    thread decodes. Raises as SliceReader."""
+    of RECORD_SCHEMA that `columns` names. The store's thread fetches ahead; the caller's thread
+    decodes. Raises the errors of SliceReader."""
     reader = SliceReader(opened.store)
     ahead = started_ahead(
         split.slices,

@@ -1,9 +1,9 @@
 """The fast read of one topic in Spark: Spark's own Parquet reader reads the sealed records.
 
-A full scan through Python's Arrow batches takes 1.8 times as long as in the JVM alone (DESIGN
-12.4). So `spark.read.parquet` reads exactly the segments that the manifest names. The tail comes
-through `format("tidelog")`, with fixed offsets: if a broker seals it meanwhile, the source finds
-the same records in the table. Spark pushes filters and columns into Parquet by itself.
+A full scan through Python's Arrow batches takes 1.8 times as long as a scan in the JVM alone
+(DESIGN 12.4). So `spark.read.parquet` reads exactly the segments that the manifest names. The tail
+comes through `format("tidelog")`, with fixed offsets, so if a broker seals the tail meanwhile, the
+source finds the same records in the table. Spark pushes filters and columns into Parquet by itself.
 
 file:// needs no jar; s3:// is read as s3a:// and needs hadoop-aws in the version of Spark's Hadoop.
 """
@@ -44,11 +44,11 @@ _PARQUET_COLUMNS = (
 )
 _PARQUET_PARTITION = "partition int"
 _PARQUET_OPTIONS = {
-    "ignoreMissingFiles": "false",  # if the session's setting is true, records would be lost
+    "ignoreMissingFiles": "false",  # if true, a missing file would lose records silently
     "ignoreCorruptFiles": "false",
     "datetimeRebaseMode": "CORRECTED",  # Spark 2 did not write the files
     "parquet.page.verify-checksum.enabled": "true",  # Parquet's default is false
-    "__globPaths__": "false",  # a folder's name may be a[b]
+    "__globPaths__": "false",  # no globs: a folder's name may be a[b]
 }
 _LISTING_THRESHOLD = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _BLOCK_BYTES = 64 * 1024 * 1024  # has a meaning on HDFS only
@@ -60,8 +60,8 @@ def read_topic(
 ) -> DataFrame:
     """Return a DataFrame of one topic's records at this call, unordered, in the source's schema.
 
-    `options` are the options of the data source's batch read. Errors are raised by this call:
-    InvalidRequest, UnknownTopic, OffsetOutOfRange, StoreUnfit, Unavailable.
+    `options` are the options of the data source's batch read. This call raises InvalidRequest,
+    UnknownTopic, OffsetOutOfRange, StoreUnfit, Unavailable.
     """
     given = {name: _text(value) for name, value in options.items()}
     given |= {"store": store, "topic": topic}
@@ -128,8 +128,8 @@ def _parquet(
     files = [(f"{root}/{one.key}", one.size) for one in slices]
     options = {"basePath": f"{root}/{topic.prefix}", **_PARQUET_OPTIONS, **_s3a_options(request)}
     if root.startswith("file:"):
-        # For more files than the threshold, Spark starts one task per file to look it up: 600 files
-        # take 4 s, not 0.1 s.
+        # For more files than the threshold, Spark starts one task for each file to look it up. Then
+        # 600 files take 4 s, not 0.1 s.
         with _setting(spark, _LISTING_THRESHOLD, "1000000"):
             return parquet_by_listing(spark, files, options)
     try:
@@ -190,8 +190,8 @@ def parquet_by_sizes(
 
 
 def _between(frame: DataFrame, slices: Sequence[SegmentRange]) -> DataFrame:
-    """Filter the frame to the slices' records. The first filter has the bounds over all partitions:
-    Spark compares them with Parquet's statistics and omits row groups."""
+    """Filter the frame to the slices' records. The first filter has the bounds over all partitions.
+    Spark compares these bounds with Parquet's statistics and omits row groups."""
     count = max(one.partition for one in slices) + 1
     starts, ends = [OFFSET_MAX] * count, [0] * count
     for one in slices:

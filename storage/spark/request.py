@@ -55,7 +55,8 @@ _OPTIONS = (
     "filterPushdown",
 )
 _KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
-"""Options for connections to a Kafka broker. They are accepted and ignored: there is no broker."""
+"""Options for connections to a Kafka broker. They are accepted and ignored, because no broker is
+involved."""
 
 
 class ReadRequest(NamedTuple):

@@ -8,11 +8,11 @@ Limits of the API for Python data sources, as of pyspark 4.3:
 - Columns are pruned only by an explicit schema: `.schema("offset long")` reads only offsets.
 - A loaded DataFrame is planned once and keeps its snapshot. To read newer records, load again.
 - Filters are pushed only with `spark.sql.python.filterPushdown.enabled`, and a pushed filter stays
-  in the DataFrame's single plan. The next query on the same DataFrame, and even the other side of
-  a union, silently loses the records that the first query filtered out. So filters are accepted
-  only with the option `filterPushdown`. Use it only for a load that one query uses once. The
-  options for offsets, timestamps and `assign` also prune, without this problem. `read_topic`
-  pushes all filters.
+  in the DataFrame's single plan. The next query on the same DataFrame, and even the other side of a
+  union, silently loses the records that the first query filtered out. So filters are accepted only
+  with the option `filterPushdown`. Use this option only for a load that one query uses once. The
+  options for offsets, timestamps and `assign` also prune, without this problem. `read_topic` pushes
+  all filters.
 - Discovery by name needs a top-level module called `pyspark_...`, which tidelog does not have.
 """
 
@@ -116,7 +116,8 @@ class PushingReader(TidelogReader):
 
 
 def narrow(wanted: ReadFilter, condition: api.Filter) -> tuple[ReadFilter, bool]:
-    """Return `wanted` with the condition added, and whether the result has the whole condition."""
+    """Return `wanted` with the condition added, and whether the result expresses the whole
+    condition."""
     match condition:
         case api.IsNotNull(("topic" | "partition" | "offset" | "timestamp" | "timestampType",)):
             return wanted, True

@@ -93,7 +93,7 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
         return [api.InputPartition(split) for split in splits]
 
     def commit(self, end: Json) -> None:
-        """Do nothing: the reader keeps no state of read records."""
+        """Do nothing, because the reader keeps no state of read records."""
 
     def stop(self) -> None:
         if self._live is not None:
@@ -106,7 +106,7 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
         view = snapshot.partition(of)
         low, high = view.log_start_offset, view.high_watermark
         if end > high:
-            # Acknowledged records do not disappear: this is another cluster or another topic.
+            # Acknowledged records do not disappear, so this is another cluster or another topic.
             raise OffsetOutOfRange(*of, end, log_start_offset=low, high_watermark=high)
         if start < min(low, end):
             self._lost(OffsetOutOfRange(*of, start, log_start_offset=low, high_watermark=high))
@@ -146,7 +146,7 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
 
 
 def _to_json(offsets: Mapping[TopicPartition, int]) -> Json:
-    """Convert in a fixed order: Spark compares offsets as text."""
+    """Convert in a fixed order, because Spark compares offsets as text."""
     found: Json = {}
     for topic, partition in sorted(offsets):
         found.setdefault(topic, {})[str(partition)] = offsets[TopicPartition(topic, partition)]

@@ -4,13 +4,13 @@ files, and collection deletes them. After the commit, a refresh finds its files 
 
 Delta's commit is a create-if-absent of `_delta_log/<version>.json`, with the three outcomes of
 DESIGN 4. deltalake's HTTP client repeats requests, so a commit that succeeded may raise a conflict.
-After any error this module reads the table back. The paths of each commit are unique. If the table
-has them, the commit succeeded.
+After any error this module reads the table back. The paths of each commit are unique, so if the
+table has them, the commit succeeded.
 
-On S3, deltalake 1.6 needs `conditional_put=etag` (its default; `S3Store` sets it too). The
-options and environment variables `AWS_S3_LOCKING_PROVIDER` and `AWS_COPY_IF_NOT_EXISTS` must not
-be set. A commit is then one PUT with `If-None-Match: *`, safe for any number of writers without a
-lock. In a folder deltalake links a temporary file to the name without fsync, so `sync_log` calls
+On S3, deltalake 1.6 needs `conditional_put=etag` (its default; `S3Store` sets it too). The options
+and environment variables `AWS_S3_LOCKING_PROVIDER` and `AWS_COPY_IF_NOT_EXISTS` must not be set. A
+commit is then one PUT with `If-None-Match: *`, safe for any number of writers without a lock. In a
+folder deltalake links a temporary file to the commit's name without fsync, so `sync_log` calls
 fsync (I1).
 
 deltalake releases the GIL but blocks the thread that calls it. A `DeltaTable` allows one call at a
@@ -71,7 +71,7 @@ TABLE_SCHEMA = pa.schema([*RECORD_SCHEMA, pa.field("partition", pa.int32())])
 """The table's columns: the columns of a segment, and the partition from the segment's path."""
 
 CHECKPOINT_INTERVAL = 50
-"""Commits between two checkpoints: to open a table, deltalake reads at most as many commits."""
+"""Commits between two checkpoints. To open a table, deltalake reads at most this many commits."""
 _LOG_RETENTION = "delta.logRetentionDuration"
 _PROPERTIES = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
@@ -83,7 +83,7 @@ _PROPERTIES = {
 
 _APPEND_ONLY = "delta.appendOnly"
 _ASKED_MAX = 4  # for more transactions, read all of them from the log at once
-_FOLLOWED_MAX = 10  # after more new commits, drop the known transactions
+_FOLLOWED_MAX = 10  # after more new commits than this, drop the known transactions
 _RETRIES = {"max_retries": "3", "retry_timeout": "15s"}  # deltalake's defaults: 10 retries in 180 s
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -94,14 +94,14 @@ _catalogs: WeakKeyDictionary[ObjectStore, Catalog] = WeakKeyDictionary()
 
 class DeltaStore(ObjectStore, Protocol):
     """A store that other programs can read by URI. If access needs options, the store also has
-    `deltalake_options()`. It is called before each use, because credentials expire."""
+    `deltalake_options()`. This method is called before each use, because credentials expire."""
 
     def table_uri(self, key: str) -> str:
         """Return the URI that opens the Delta table at `key`."""
 
 
 def open_table(store: ObjectStore, prefix: str, name: str) -> Table:
-    """Return the manifest at `prefix`: on Delta if the store has URIs, else in memory. No IO yet.
+    """Return the manifest at `prefix`: on Delta if the store has URIs, else in memory. Does no IO.
 
     The store's attribute `tables` is the catalog of its memory manifests. All wrappers of a store
     have the same catalog. A store without this attribute gets its own catalog.
@@ -117,7 +117,7 @@ class DeltaManifest:
     """A `Table` on deltalake. Owned by one event loop; several instances may use one table.
 
     The lock `_turn` allows one call at a time on the `DeltaTable`. After the first load, `segments`
-    needs no lock. A cancelled call holds the lock until its call in a thread has ended.
+    needs no lock. A cancelled method keeps the lock until its call in a thread has ended.
     """
 
     def __init__(
@@ -364,13 +364,13 @@ class _Delta:
     def _sync(self, version: int) -> None:
         if self._directory is None or version <= self._synced:
             return
-        if os.access(self._directory, os.W_OK):  # else this is a reader, which does not commit
+        if os.access(self._directory, os.W_OK):  # without write access, this process never commits
             delta_log.sync_log(self._directory / "_delta_log", self._synced + 1, version)
         self._synced = version
 
     def create(self, options: dict[str, str]) -> Exception | None:
         """Commit version 0; return the error, if any. There are no retries, because a retry would
-        commit the schema a second time, as version 1. So would `mode="ignore"`."""
+        commit the schema a second time, as version 1. `mode="ignore"` would do the same."""
         try:
             deltalake.DeltaTable.create(
                 self._uri,
@@ -392,8 +392,8 @@ class _Delta:
         """Commit a change that fits the loaded version. The DeltaTable stays at that version."""
         assert self.table is not None
         now_ms = self._clock.now_ms()
-        # Another program may set this property. It forbids removals that change data, so the
-        # removals of retention say that they change none.
+        # Another program may set this property. It forbids removals that change data, so a change
+        # with removals says that it changes no data.
         is_append_only = self.table.metadata().configuration.get(_APPEND_ONLY) == "true"
         data_change = change.data_change and not (change.removed and is_append_only)
         self.table.create_write_transaction(

@@ -49,32 +49,32 @@ def statistics(file: SegmentFile) -> str:
 
 
 def interval_ms(text: str) -> int | None:
-    """Parse a duration of Delta's properties, such as `interval 7 days`, to ms. If it has another
-    form, return None."""
+    """Parse a duration of Delta's properties, such as `interval 7 days`, to ms. If the text has
+    another form, return None."""
     match = _INTERVAL.fullmatch(text.strip().lower())
     return None if match is None else int(match[1]) * _UNITS_MS[match[2]]
 
 
 def transactions_of(commit: bytes) -> dict[str, int]:
-    """Parse one commit's application transactions, JSON lines; raises msgspec.DecodeError."""
+    """Parse the application transactions of a commit (JSON lines). Raises msgspec.DecodeError."""
     lines = _lines_of(commit, b'"txn"')
     return {txn.app_id: txn.version for txn in (_read(_txn_line, line).txn for line in lines)}
 
 
 def removed_of(commit: bytes) -> set[str]:
-    """Parse the paths that one commit removed, JSON lines; raises msgspec.DecodeError."""
+    """Parse the paths that a commit (JSON lines) removed. Raises msgspec.DecodeError."""
     lines = _lines_of(commit, b'"remove"')
     return {unquote(_read(_remove_line, line).remove.path) for line in lines}
 
 
 def added_of(commit: bytes) -> set[str]:
-    """Parse the paths that one commit added, JSON lines; raises msgspec.DecodeError."""
+    """Parse the paths that a commit (JSON lines) added. Raises msgspec.DecodeError."""
     lines = _lines_of(commit, b'"add"')
     return {unquote(_read(_add_line, line).add.path) for line in lines}
 
 
 def commit_of(body: bytes, version: int) -> TableCommit:
-    """Parse one commit, JSON lines; raises msgspec.DecodeError."""
+    """Parse a commit (JSON lines). Raises msgspec.DecodeError."""
     added: list[SegmentFile] = []
     removed: dict[str, int] = {}
     transactions: dict[str, int] = {}

@@ -29,7 +29,8 @@ _COMMIT = re.compile(r"/(\d{20})\.json$")
 async def commits_to(
     store: ObjectStore, prefix: str, version: int, count: int
 ) -> list[TableCommit]:
-    """Return `count` commits up to a version, the newest first; fewer if older ones are deleted."""
+    """Return up to `count` commits that end with a version, the newest first. If older commits were
+    deleted, return fewer."""
     found: list[TableCommit] = []
     while version > 0 and len(found) < count:
         key = f"{prefix}/_delta_log/{version:020d}.json"
@@ -113,9 +114,10 @@ def sync_log(directory: Path, first: int, last: int) -> None:
     """Sync versions [first, last] of a log and their names, so that they survive a loss of power.
 
     Without this sync, the WAL could record a seal that the table has lost (I7). Versions of other
-    writers are synced too: a hole below this version would make the whole table unreadable. `first`
-    is 0 after a start. Then only the newest hundred versions are synced: a process has synced each
-    older version when it wrote or loaded one of the next hundred.
+    writers are synced too, because a hole below `last` would make the whole table unreadable. After
+    a start, `first` is 0. Then only the newest VERSIONS_MAX versions are synced, because each older
+    version was synced by the process that wrote or loaded one of the VERSIONS_MAX versions after
+    it.
     """
     versions = range(first or max(0, last - VERSIONS_MAX), last + 1)
     names = [f"{version:020d}.{kind}" for version in versions for kind in _LOG_FILES]

@@ -2,14 +2,14 @@
 finds the files that readers use if it is not.
 
 Other programs may commit to a table, and a copy or a restore may contain a table from another
-moment than its WAL. So each maintenance task checks a loaded version before it uses it. `doubt_of`
-compares the version's files with the state. It is pure and takes a few array operations. All tasks
-call it through `check`.
+moment than its WAL. So each maintenance task checks a loaded version before it uses that version.
+`doubt_of` compares the version's files with the state. It is pure and takes a few array operations.
+All tasks call it through `check`.
 
 Until `tidelog repair`, no seal, removal or collection changes a table in doubt. Reads continue
 where possible (`served`). If another program rewrote a file that the log put there, readers use the
 version before the rewrite, because its objects are kept. If a whole range was removed, a read of
-the range raises TableInDoubt: no reader skips the hole.
+this range raises TableInDoubt, so that no reader skips the range.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -72,8 +72,9 @@ def doubt_of(
 ) -> str | None:
     """Return why a version of a table is not what the log put there. If it is, return None.
 
-    The caller reads `sealed_ends` before it loads the version, because a seal is in the table first
-    and then in the WAL. It reads `partitions` after that, because a log start is in the WAL first.
+    The caller must read `sealed_ends` before it loads the version, because a seal is committed to
+    the table before the WAL. It must read `partitions` after it loads the version, because a log
+    start is committed to the WAL before the table.
     """
     if (fault := version.fault()) is not None:
         return fault
@@ -146,9 +147,9 @@ async def confirmed(
     is_whole: Callable[[ManifestVersion], bool],
     is_foreign: Callable[[TableCommit], bool] = lambda commit: commit.is_foreign,
 ) -> ManifestVersion | None:
-    """Return the newest version without its newest foreign commits: the log's own commits, replayed
-    on the version before the foreign ones. It omits as few foreign commits as `is_whole` permits.
-    If the table's log does not have such a version, return None."""
+    """Return the newest version as it would be without its newest foreign commits: the version
+    before these, with the log's own later commits. Omit as few foreign commits as `is_whole`
+    permits. If the table's log does not have such a version, return None."""
     commits = await history.commits(HISTORY_MAX)
     for at, commit in enumerate(commits):
         if not is_foreign(commit):
@@ -165,7 +166,7 @@ async def confirmed(
 
 async def served(history: TableHistory, newest: ManifestVersion) -> ManifestVersion:
     """Return the version that readers use instead of `newest`. If files of a partition are no
-    segments, or overlap, the partition has the files that the log itself put there."""
+    segments, or overlap, this version has the files that the log itself put into the partition."""
     if newest.is_readable():
         return newest
     own = await confirmed(history, newest, lambda version: version.fault() is None)

@@ -1,12 +1,13 @@
-"""The manifest of a topic's table: segments by offset, and transactions that lock sealers. Pure.
+"""The manifest of a topic's table: segments by offset, and transactions as locks. Pure.
 
 `Table` is the interface, `MemoryManifest` its reference implementation; storage/tables/delta.py
 implements it on Delta Lake. A commit adds files together with application transactions, which are
 the lock between sealers. The version of a partition's seal transaction is the end offset of the
-partition in the table. A commit that adds [base, end) must find `base` and sets `end` (I7). Each
-implementation checks two things: the version in the loaded table, and that no later commit has
-the same transaction. Delta checks only the second. That is not enough: if a reader refreshes the
-table while a sealer writes its files, Delta's check starts after the commit of another sealer.
+partition in the table. A commit that adds [base, end) must find the version `base`, and sets it to
+`end` (I7). Each implementation checks two things: the version in the loaded table, and that no
+later commit has the same transaction. Delta checks only the second, from the loaded version on.
+This is not enough: if a reader refreshes the table while a sealer writes its files, the check
+misses another sealer's commit before that refresh.
 
 Commits that remove files (retention, merge, compaction) use another transaction of the partition as
 their lock. Its version is a counter. Without this lock, two commits that remove one file would both
@@ -60,16 +61,17 @@ def clean_app_id(partition: int) -> str:
 
 def lost_app_id(partition: int) -> str:
     """Return the application id of lost records. Its version in a table is the end offset of the
-    newest records that were given up before they were sealed. A segment that begins below it may
-    not have all rows."""
+    newest records that were given up before they were sealed. A segment that begins below this
+    offset may not have all rows."""
     return f"lost-{partition}"
 
 
 class Table(Protocol):
     """One topic's manifest, at the version that was last loaded. Safe for concurrent tasks.
 
-    The first call loads it; `refresh` and `add` load the newest version. A topic without a seal has
-    no table, and its version is -1. Methods raise `Unavailable` if the store cannot be read.
+    The first call loads the newest version; `refresh`, `add` and `replace` load it again. A topic
+    without a seal has no table, and its version is -1. Methods raise `Unavailable` if the store
+    cannot be read.
     """
 
     @property
@@ -94,13 +96,14 @@ class Table(Protocol):
         """Commit all files and all transactions, or nothing. Returns when the commit is durable and
         loaded. Idempotent: a retry with the same files succeeds.
 
-        If a partition's seal is in `transactions`, its files must begin at the table's end, have no
-        hole and end at the given version. The version of any other transaction must grow.
+        If a partition's seal is in `transactions`, the files of this partition must begin at its
+        end in the table, have no hole and end at the given version. The version of any other
+        transaction must grow.
 
         Raises ManifestConflict if nothing was added and nothing will be: refresh and start again.
-        Raises CommitUnknown if the commit may be done or may still happen. The same is true after a
-        cancellation. The commit can no longer happen when `transaction_version` has changed after a
-        `refresh`. A retry with the same files is safe.
+        Raises CommitUnknown if the commit may be done or may still happen. After a cancellation,
+        too, it may be done or may still happen. The commit can no longer happen when
+        `transaction_version` has changed after a `refresh`. A retry with the same files is safe.
         """
 
     async def replace(
@@ -113,9 +116,9 @@ class Table(Protocol):
         reset: Mapping[str, int] = NO_RESET,
     ) -> None:
         """Commit the replacement of `removed` by `added`, or nothing. `transactions` holds each
-        partition's maintenance transaction, one above the version that the caller planned with.
-        `data_change` is False if the rows stay the same: streaming readers then skip the commit.
-        `reset` sets other transactions to any version, for a repair.
+        partition's maintenance transaction, one above the version from which the caller made its
+        plan. `data_change` is False if the rows stay the same: streaming readers then skip the
+        commit. `reset` sets other transactions to any version, for a repair.
 
         The objects of `removed` stay for active readers; `removed_since` finds the objects to keep.
         Raises the errors of `add`. Raises ManifestConflict also if one of `removed` is not in the
@@ -163,12 +166,13 @@ class TableCommit(NamedTuple):
     transactions: Mapping[str, int]
     author: str = ""
     data_change: bool = True
-    """False if its writer says that it changed no row: it only arranged rows in other files."""
+    """False if the writer of the commit says that no row changed, but rows were moved to other
+    files."""
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another program changed files. The log's own commits add only segments, and have
-        a transaction for each partition that they change."""
+        """Return whether another program changed files. The log's own commits add only segments,
+        and have a transaction for each partition that they change."""
         if any(file.base_offset < 0 for file in self.added):
             return True
         cared = {number for number in self.removed.values() if not self._has_lock(number)}
@@ -196,7 +200,8 @@ class SegmentColumns(NamedTuple):
     timestamp_min: np.ndarray
     timestamp_max: np.ndarray
     committed_ms: np.ndarray
-    """When a commit added the segment, by the wall clock of its writer; not in SegmentFile."""
+    """When a commit added the segment, by the wall clock of the commit's writer; not in
+    SegmentFile."""
 
     @classmethod
     def of(
@@ -212,8 +217,9 @@ class SegmentColumns(NamedTuple):
     @classmethod
     def of_adds(cls, adds: pa.Table) -> "SegmentColumns":
         """Convert deltalake's `get_add_actions(flatten=True)`. Offsets come from the path, because
-        statistics are only bounds. If the listed partition differs from the path's, the file is no
-        segment: Delta's log has no checksum. Raises pa.ArrowException, KeyError."""
+        statistics are only bounds. If the listed partition differs from the path's, the file counts
+        as no segment, because Delta's log, which has no checksum, may be damaged. Raises
+        pa.ArrowException, KeyError."""
         path = adds.column("path").combine_chunks()
         name = pc.extract_regex(path, _SEGMENT)
         partition = _numbers(adds.column("partition.partition"), -1)
@@ -234,7 +240,8 @@ class SegmentColumns(NamedTuple):
     def newest_ms(self, now_ms: int) -> np.ndarray:
         """Return for each segment the time that decides its age. This is the time of its newest
         record, or of its commit if the record's timestamp is after `now_ms`. Such a timestamp does
-        not show the age. It would keep the segment, and all segments after it, until that time."""
+        not show the age: until the time of the timestamp, retention would keep the segment and all
+        segments after it."""
         return np.where(self.timestamp_max > now_ms, self.committed_ms, self.timestamp_max)
 
     def sorted(self) -> "SegmentColumns":
@@ -242,8 +249,8 @@ class SegmentColumns(NamedTuple):
         return SegmentColumns(self.path.take(order), *(array[order] for array in self[1:]))
 
     def of_offsets(self, start: int, end: int) -> "SegmentColumns":
-        """Return the segments that hold offsets of [start, end). `self` is one partition,
-        sorted."""
+        """Return the segments that hold offsets of [start, end). `self` has the segments of one
+        partition, sorted."""
         first = int(np.searchsorted(self.end_offset, start, side="right"))
         last = int(np.searchsorted(self.base_offset, end, side="left"))
         return self.between(first, max(last, first))
@@ -303,7 +310,8 @@ class SegmentIndex:
         return self[len(self) - 1].end_offset if len(self) else 0
 
     def at_or_after(self, offset: int) -> SegmentFile | None:
-        """Return the segment that covers `offset`, else the next one; None after the last."""
+        """Return the segment that covers `offset`, else the next segment. After the last, return
+        None."""
         position = int(np.searchsorted(self.columns.end_offset, offset, side="right"))
         return self[position] if position < len(self) else None
 

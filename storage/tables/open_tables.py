@@ -28,8 +28,8 @@ class _OpenTable:
 
 
 class OpenTables:
-    """Owned by one event loop. `topic_of_id` returns a topic of the newest state that the broker
-    has, `refresh` reads the WAL to its end."""
+    """The open manifests of one broker, owned by one event loop. `topic_of_id` returns a topic of
+    the newest state that the broker has, `refresh` reads the WAL to its end."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class OpenTables:
         return len(self._open)
 
     async def of(self, topic: Topic, *, age_max_s: float = math.inf) -> Table:
-        """Return the topic's manifest, refreshed by this method within the last `age_max_s`. Raises
-        Unavailable."""
+        """Return the topic's manifest. If this method has not refreshed it within the last
+        `age_max_s` seconds, refresh it first. Raises Unavailable."""
         held = self._open.get(topic.topic_id)
         if held is None:
             held = _OpenTable(open_table(self._store, topic.prefix, topic.name))
-            if self._is_known(topic.topic_id):  # a deleted topic is not kept: `forget` has run
+            if self._is_known(topic.topic_id):  # nothing would drop a deleted topic's table
                 self._open[topic.topic_id] = held
         if age_max_s < math.inf:
             now_s = asyncio.get_running_loop().time()

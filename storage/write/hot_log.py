@@ -1,16 +1,17 @@
 """The local hot log: makes records with acks=1 durable before their commit.
 
 Each process appends framed, numbered requests to files `<directory>/<log id>-<generation>.hot`. The
-commit carries the number as its hot mark, and `apply` accepts each number once. So a restart may
-commit all of a file again (DESIGN 3): `apply` skips the requests that were committed before the
-crash. A process locks its files. The next process that starts in the directory adopts the logs that
-are not locked. One process adopts all files of a log. Otherwise another process could commit higher
-numbers first, and `apply` would skip the requests with lower numbers as already committed.
+commit of a request carries the request's number as hot mark, and `apply` accepts each number once.
+So a restart may commit all of a file again (DESIGN 3): `apply` skips the requests that were
+committed before the crash. A process locks its files. The next process that starts in the directory
+adopts the logs that are not locked. One process adopts all files of a log. If two processes adopted
+files of one log, one of them could commit higher numbers first, and `apply` would skip the requests
+with lower numbers as already committed.
 
 **On a crash**: a recovery ignores a torn (incomplete) last frame, because its request was never
-answered, and commits whole frames again. A file is deleted only after all of it is committed. The
-mark of a log is retired only after the deletion of its last file is durable. So the cluster state
-has the mark as long as the log has a file.
+answered, and commits the requests of whole frames again. A file is deleted only after all its
+requests are committed. The mark of a log is retired only after the deletion of its last file is
+durable. So the cluster state has the mark as long as the log has a file.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ class _LogFile:
     fd: int
     size: int
     last: int = -1
-    is_spoilt: bool = False  # bytes after `size` are undefined: nothing may be appended
+    is_spoilt: bool = False  # bytes after `size` are undefined, so nothing may be appended
 
 
 class _WaitingFrame(NamedTuple):
@@ -76,9 +77,9 @@ class HotLog:
     """The hot log of one process: one fdatasync for all waiting requests. Owned by one event loop.
 
     `on_durable` is called with each durable request, in the order of marks and before its `append`
-    returns. It is also called if the caller of `append` was cancelled: the request is durable, and
-    `apply` would skip it if a request with a higher mark were committed first. `on_failed` is
-    called with each other request, also if its caller was cancelled.
+    returns. It is also called if the caller of `append` was cancelled. The request is durable then,
+    and `apply` would skip it if a request with a higher mark were committed before it. `on_failed`
+    is called with each other request, also if its caller was cancelled.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class HotLog:
     def has_copy(self, marks: Mapping[str, int], *, is_reset: bool) -> bool:
         """Return whether a copy of this process has used numbers of this log. `marks` are marks in
         the WAL. If `is_reset`, they are all marks of a newly loaded state, and this process has not
-        applied all entries before it. Then a missing mark also shows a copy, if the state had
-        a mark of this log before: a recovery of the copy's disk has retired the log."""
+        applied all entries before that state. Then a missing mark also shows a copy, if an earlier
+        state had a mark of this log, because a recovery of the copy's disk has retired the log."""
         newest = marks.get(self.log_id)
         return is_reset and self.is_marked if newest is None else newest >= self._next
 
@@ -144,7 +145,8 @@ class HotLog:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             first = self._next
-            # Numbers are used up even if the write fails: no number is given to two requests.
+            # Numbers are used up even if the write fails, so that no two requests get the same
+            # number.
             self._next += len(batch)
             payloads = [waiting.payload for waiting in batch]
             try:
@@ -223,8 +225,8 @@ class HotLog:
     async def keep(self, request: AppendRequest, log_id: str) -> Recovered:
         """Copy the request durably to a new file. The file is a hot log with the id `log_id`, which
         has only this request, as number 0. The name of the file begins with the id of the request's
-        first log, so that one process recovers both logs. A second call with the same id makes no
-        second file. Raises OSError."""
+        first log, so that the same process recovers both logs. A second call with the same id makes
+        no second file. Raises OSError."""
         assert request.hot is not None, "only acknowledged requests are kept"
         if self._leaving is not None and self._leaving.log_id == log_id:
             return self._leaving
@@ -254,7 +256,8 @@ class HotLog:
         return await asyncio.get_running_loop().run_in_executor(self._thread, discard, [kept])
 
     def committed(self, marks: Sequence[HotMark]) -> None:
-        """Delete full files up to the newest of `marks`: all their requests are committed."""
+        """Delete the full files that have no mark above the newest of `marks`, because all their
+        requests are committed."""
         newest = max((mark.seq for mark in marks if mark.log_id == self.log_id), default=-1)
         self.is_marked = self.is_marked or newest >= 0
         while self._full and self._full[0].last <= newest:
@@ -308,7 +311,8 @@ def _message(rows: Rows | pa.RecordBatch) -> bytes:
 
 
 def _take_back(file: _LogFile, error: BaseException) -> NoReturn:
-    """Truncate frames whose fsync failed: a recovery must not commit requests that got an error."""
+    """Cut off the frames whose write failed, because a recovery must not commit requests whose
+    callers got an error."""
     try:
         os.ftruncate(file.fd, file.size)
         os.lseek(file.fd, file.size, os.SEEK_SET)

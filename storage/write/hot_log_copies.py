@@ -1,13 +1,13 @@
 """Finds the committed requests of a crashed process's hot log, also if a copy of the process ran.
 
 `apply` accepts each mark of a hot log once. A cloned machine or a restored snapshot continues the
-log with the same id. Then two requests may have the same mark, and `apply` accepts only the first.
-A restored disk also brings back requests whose marks are retired. A request gets its commit id when
-it enters the log, so the commit ids in the WAL show which requests are committed.
+log with the same id. Then two requests may have the same mark, and `apply` accepts only the first
+request. A restored disk also brings back requests whose marks are retired. A request gets its
+commit id when it enters the log, so the commit ids in the WAL show which requests are committed.
 
 A recovery reads the WAL backwards until it knows which requests are committed. Without a copy, it
 needs only the newest two entries that have commits of the log. **On a crash** at any moment the
-files are as they were; a claim may be left in the WAL.
+files are as they were; a claim (see CLAIM) may be left in the WAL.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
     """Claim the logs of these files, and return the files without the requests that are committed.
     The remaining requests get marks of a new log. Requests that are set aside stay as they are.
 
-    At level 1, return all files as they are, because version 0.1 may recover them next. It does not
-    know claims. The marks of all requests are below a claim, so it would skip these requests and
-    delete the files.
+    At level 1, return all files as they are, because version 0.1 may recover them next. Version 0.1
+    does not know claims. The marks of all requests are below a claim, so version 0.1 would take
+    these requests for committed and delete the files.
 
     Raises LogError. **On a crash**: a claim is left, which the next recovery finds.
     """
@@ -53,8 +53,8 @@ async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
 
 
 class _Taken(NamedTuple):
-    """A commit in an entry. `share` is the number, in the entry, of the forwarded draft that has
-    the commit; -1 if no forwarded draft has it."""
+    """A commit in an entry. `share` is the index, in the entry, of the forwarded draft that has the
+    commit. It is -1 if no forwarded draft has the commit."""
 
     share: int
     origin_id: str
@@ -66,12 +66,12 @@ class _Taken(NamedTuple):
 
 
 class _Search:
-    """The commits of the logs of these files, searched from the newest entry of the WAL backwards.
+    """A search for the commits of these files' logs, from the newest entry of the WAL backwards.
 
-    Usually it needs the newest two entries that have commits of a log: all marks in the newest one
-    are of the crashed process, and they are higher than all marks in the other one. If not, a copy
-    has used marks of the log. Then the search continues to the oldest entry, for at most
-    ENTRIES_MAX entries.
+    Usually it needs the newest two entries that have commits of a log. All marks in the newer entry
+    are of the crashed process, and they are higher than all marks in the older entry. If this is
+    not so, a copy has used marks of the log. Then the search continues to the oldest entry, for at
+    most ENTRIES_MAX entries.
     """
 
     def __init__(self, files: Sequence[Recovered]) -> None:
@@ -92,8 +92,9 @@ class _Search:
         self._lowest: dict[str, int] = {}
 
     def claims(self, wal: WalView) -> Draft | None:
-        """Return the commits that use up all marks of the logs, so that no copy can commit with
-        these marks later. Called when all entries before the claims are applied."""
+        """Return the claims: commits that use up all marks of the logs, so that no copy can commit
+        with these marks later. If all logs are claimed already, return None. Call this when all
+        entries before the claims are applied."""
         made: list[Commit] = []
         for log_id in sorted(self.logs):
             newest = wal.state.hot_logs.get(log_id, -1)
@@ -194,7 +195,8 @@ class _Search:
             and request.hot not in self._used_up
             and request.hot.seq >= lowest
         ]
-        # The id is the same again after a crash, and differs for a file with other requests.
+        # If this recovery crashes, the next one makes the same id. For other requests, the id
+        # differs.
         ids = b"".join(request.commit_id for request in file.requests)
         log_id = hashlib.blake2b(ids, digest_size=16).hexdigest()
         for request in left:
@@ -204,8 +206,8 @@ class _Search:
 
 
 async def _backwards(objects: WalObjects, newest: int) -> AsyncIterator[Entry]:
-    """Yield the entries from `newest` backwards, at most ENTRIES_MAX. Stop at a collected entry;
-    omit damaged entries."""
+    """Yield the entries from `newest` backwards, at most ENTRIES_MAX. Stop at an entry that
+    collection deleted; omit damaged entries."""
 
     async def read(seq: int) -> Entry | None:
         try:

@@ -66,22 +66,22 @@ class Recovered(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the file has only one request, which the store refused (HotLog.keep)."""
+        """Return whether the file has only one request, which the store refused (HotLog.keep)."""
         return KEPT in self.path.name
 
 
 def recover(directory: Path, cluster_id: str) -> list[Recovered]:
     """Lock and read the directory's logs that no running process holds, each with all its files.
 
-    Raises StoreUnfit if a log belongs to another cluster: its records must not get into this
-    cluster, and must not be dropped.
+    Raises StoreUnfit if a log belongs to another cluster, because its records must not get into
+    this cluster, and must not be dropped.
     """
     found: list[Recovered] = []
     taken: set[str] = set()  # another process holds, or has just deleted, a file of these logs
     try:
         for path in sorted(directory.glob("*.hot")):
             log_id = _first_log(path)
-            # Sorted, so that if two processes start at once, one of them gets all files of a log.
+            # The paths are sorted: if two processes start at once, one gets all files of a log.
             fd = None if log_id in taken else _lock(path)
             if fd is None:
                 taken.add(log_id)
@@ -101,8 +101,8 @@ def recover(directory: Path, cluster_id: str) -> list[Recovered]:
 
 
 def _each_once(found: Sequence[Recovered]) -> list[Recovered]:
-    """If a request is in a file of its own and also in another file, drop it from the other file. A
-    process has crashed while it set the request aside."""
+    """If a request is in a file of its own and also in another file, drop it from the other file.
+    The request is in both if a process crashed while it set the request aside."""
     kept = {each.commit_id for file in found if file.is_kept for each in file.requests}
     return [
         file
@@ -135,9 +135,9 @@ def _lock(path: Path) -> int | None:
 
 
 def discard(files: Sequence[Recovered]) -> set[str]:
-    """Delete durably the files whose requests are all committed; release their locks.
+    """Durably delete the files whose requests are all committed, and release their locks.
 
-    Returns the logs that have no file left: no recovery will need their marks again.
+    Returns the logs that have no file left. No recovery will need the marks of these logs again.
     """
     finished = set()
     for recovered in files:
@@ -171,9 +171,9 @@ def read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
     while at < len(body):
         found = _frame_at(body, at)
         if found is None:
-            # The frame is torn, so its request was never answered (some file systems leave zeros).
-            # But if whole frames follow, the frame may be damaged instead. Then its request may
-            # have been acknowledged, and the disk has lost data.
+            # If no whole frame follows, this frame is torn (some file systems leave zeros), and its
+            # request was never answered. If whole frames follow, this frame may be damaged. Then
+            # its request may have been acknowledged, and the disk has lost data.
             try:
                 further = _next_frame(body, at + 1, last)
             except StoreUnfit as error:
@@ -216,8 +216,8 @@ def _frame_at(body: bytes, at: int) -> tuple[int, bytes] | None:
 
 def _next_frame(body: bytes, start: int, last: int) -> int | None:
     """Return the position of the next whole frame. If there is none, return None. The frame's
-    number must be higher than `last`. If `last` is not 0, the missing numbers between must not be
-    more than the frames that fit into the skipped bytes. The search looks for the upper half of the
+    number must be higher than `last`. If `last` is not 0, no more numbers may be missing after
+    `last` than frames fit into the skipped bytes. The search looks for the upper half of the
     number, which is zero, because few other positions match.
 
     Raises StoreUnfit if too many bytes look like a frame: then an operator has to decide.

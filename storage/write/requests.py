@@ -38,7 +38,8 @@ PIECE_HEADER_BYTES = 300
 """Maximum number of bytes that a commit without its key and actions takes in an entry's header. A
 chunk with its append action takes at most as many, too."""
 PART_OVERHEAD_BYTES = 512
-"""Bytes of memory of each piece of a request in addition to its `size`: lists, a future."""
+"""Bytes of memory that each piece of a request takes in addition to the request's `size`: lists, a
+future."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -87,8 +88,8 @@ def check_timestamps(
     topic: str, rows: Rows | pa.RecordBatch, config: TopicConfig, now_ms: int
 ) -> None:
     """Raise InvalidTimestamp for the first record whose timestamp is too far from `now_ms`, as
-    Kafka does. If the topic has LogAppendTime, check nothing: its records get the time of their
-    entry."""
+    Kafka does. If the topic has LogAppendTime, check nothing, because its records get the time of
+    their entry."""
     if config.is_log_append_time:
         return
     low = now_ms - config.message_timestamp_before_max_ms
@@ -118,8 +119,9 @@ def check_timestamps(
 @dataclass(slots=True, eq=False)
 class AppendRequest:
     """One caller's atomic request. `size` in bytes counts against the buffer limit. The caller
-    gives the greatest of three numbers: the weight of the records (chunk.weight), the size of the
-    body, and the memory of the records. This class adds the sizes of key, actions and principal.
+    gives as `size` the greatest of three numbers: the weight of the records (chunk.weight), the
+    size of the body, and the memory of the records. This class adds the sizes of key, actions and
+    principal.
 
     Raises InvalidRequest if the actions cannot be encoded.
 
@@ -169,7 +171,7 @@ class AppendRequest:
         return self.size + PART_OVERHEAD_BYTES * self.pieces
 
     def partitions(self) -> Iterator[tuple[str, int]]:
-        """Iterate over the partitions of its records: topic id and number."""
+        """Iterate over the partitions of the request's records: topic id and number."""
         for part in self.parts:
             for partition, _ in part.tally:
                 yield part.topic_id, partition

@@ -1,10 +1,11 @@
-"""Acknowledged requests (acks=1) whose flush failed: retried apart from all others, in order.
+"""Acknowledged requests (acks=1) whose flush failed. They are retried apart from all other
+requests, in order.
 
 Requests of one hot log are committed in the order of their marks. If `apply` has accepted a mark,
 it skips each lower mark of that log as already committed. So all requests of the hot log wait
-behind one that the store refuses, while other requests are flushed. A group that fails is halved,
-so the refused request is soon tried alone. It is then set aside in a file of its own, and tried
-again every KEPT_RETRY_S.
+behind a request that the store refuses, while other requests are flushed. A group that fails is
+halved, so the refused request is soon tried alone. If this request fails again and again, it is set
+aside in a file of its own, and tried again every KEPT_RETRY_S.
 
 **On a crash** at any moment: each request is in a file of the hot log, with its mark.
 """
@@ -24,7 +25,7 @@ from tidelog.storage.write.requests import AppendRequest
 log = logging.getLogger("tidelog.writer")
 
 ALONE_FAILURES_MAX = 5
-"""A request that fails this many times alone is set aside, if the store accepts another entry.
+"""A request that fails this many times alone is set aside, if the store then accepts another entry.
 These attempts take two to ten seconds, because the pauses between them grow. If a store refuses one
 PUT in twenty, one request in three million is set aside."""
 PAUSE_S = 0.1
@@ -32,8 +33,8 @@ PAUSE_MAX_S = 2.0
 KEPT_RETRY_S = 60.0
 """Time between two attempts to commit the requests that are set aside."""
 KEPT_MAX = 100
-"""Maximum number of requests that are set aside (I10), each in a file. At this bound, acks=1 is
-acks=all."""
+"""Maximum number of requests that are set aside (I10), each in a file. At this bound, acks=1 works
+as acks=all."""
 
 
 class Flusher(Protocol):
@@ -76,8 +77,8 @@ class SetAsideRequests:
         self._new_log_id = ""
         """The id of the log in the new file of the first waiting request. It is set before the file
         is made. From then on the writer does not flush the request with its old mark, and each
-        attempt makes the same file. Otherwise the request could be committed, and a recovery would
-        find it in that file and commit it again."""
+        attempt makes the same file. Otherwise the request could be committed with its old mark, and
+        a recovery would find it in the new file and commit it again."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -94,8 +95,8 @@ class SetAsideRequests:
     ) -> tuple[list[AppendRequest], list[AppendRequest]]:
         """Keep the requests of the hot log here, and return the others in two lists. The requests
         in the first list can be flushed now. Each request in the second list has records for a
-        partition of a request that waits here. It must wait too, so that the records of a producer
-        stay in order."""
+        partition of a request that waits here. Such a request must wait too, so that the records of
+        a producer stay in order."""
         self._waiting += [request for request in requests if request.hot is not None]
         waiting = {each for request in self._waiting for each in request.partitions()}
         others = [request for request in requests if request.hot is None]
@@ -104,8 +105,9 @@ class SetAsideRequests:
         return passing, [request for request in others if request not in passed]
 
     def failed(self, requests: Sequence[AppendRequest], *, is_alone: bool) -> None:
-        """Note that a flush with these requests failed. If no request waits here yet, they wait
-        from now on. `is_alone`: the flush had only the first request."""
+        """Note that a flush with these requests failed. If no request waits here yet, these
+        requests wait from now on. `is_alone` says that the flush had only one request, the
+        first."""
         if not self._waiting:
             self._waiting = list(requests)
         self._failures = self._failures + 1 if is_alone else 0
@@ -120,7 +122,7 @@ class SetAsideRequests:
         group = self._waiting[: self._group]
         group = group[: self._flusher.fitting(group)]
         if not self._new_log_id:
-            if await self._flusher.flush(group):  # else the flusher has called `failed`
+            if await self._flusher.flush(group):  # if not, it has called `failed`
                 self._drop(len(group))
                 return True
             if self._failures < ALONE_FAILURES_MAX:
@@ -131,7 +133,7 @@ class SetAsideRequests:
         try:
             await self._set_aside(self._hot_log, first, first.hot)
         except (LogError, OSError) as error:
-            log.error("a refused request is not set aside, retrying: %s", error)
+            log.error("a refused request cannot be set aside yet, retrying: %s", error)
             self._pause()
             return False
         self._drop(1)

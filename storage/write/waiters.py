@@ -27,7 +27,8 @@ class Waiters:
     """Requests without an answer. Owned by one event loop."""
 
     def __init__(self, answer_timeout_s: float, state: Callable[[], ClusterState]) -> None:
-        """`state` returns the cluster state, which has the owner of an idempotency key."""
+        """`state` returns the cluster state, which gives the owner of a principal's idempotency
+        keys."""
         self._answer_timeout_s = answer_timeout_s
         self._state = state
         self._waiters: dict[AppendRequest, Waiter] = {}
@@ -50,7 +51,7 @@ class Waiters:
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._waiters[request] = waiter
         if request.key is not None:
-            waiter.add_done_callback(retrieve_exception)  # all its callers may be gone by then
+            waiter.add_done_callback(retrieve_exception)  # all its callers may go away
             under_way = UnderWay(request, request.key.fingerprint, waiter)
             identity = self._state().owner(request.principal), request.key.key
             if self._keyed.setdefault(identity, under_way) is under_way:
@@ -77,7 +78,7 @@ class Waiters:
         self._deadlines.append((deadline_s, waiter))
 
     def limit_all(self, last_s: float) -> None:
-        """Move all deadlines to `last_s`, unless they are before it."""
+        """Move all deadlines after `last_s` to `last_s`."""
         self._deadlines = deque((min(at_s, last_s), it) for at_s, it in self._deadlines)
 
     def pop_late(self, now_s: float) -> dict[AppendRequest, None]:
@@ -94,7 +95,8 @@ class Waiters:
         return {one: None for one, at in self._waiters.items() if at in late} if late else {}
 
     def time_out(self, request: AppendRequest, error: CommitUnknown) -> None:
-        """Answer the caller. The request stays: its commit goes on, and a retry may wait for it."""
+        """Answer the caller with the error. Keep the request, because its commit goes on, and a
+        retry may wait for its outcome."""
         if not self._waiters[request].done():
             self._waiters[request].set_exception(error)
 
