@@ -46,7 +46,8 @@ TLS_CERT_FILE = setting(
     "PEM file with the certificate of the port for clients, followed by the certificates of its chain. If it is set, the port serves only https. A broker loads a changed file without a restart",
 )
 TLS_KEY_FILE = setting(
-    "", "PEM file with the key of `tls_cert_file`, without a password; other users must not be able to read the file"
+    "",
+    "PEM file with the key of `tls_cert_file`, without a password; other users must not be able to read the file",
 )
 PEER_TLS = setting(
     False,
