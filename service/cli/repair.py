@@ -371,7 +371,7 @@ def restore(
             "--cluster-id",
             metavar="ID",
             help="id of the new cluster (default: a new id). Give the old cluster's id only if the "
-            "old cluster is gone. Brokers then commit the acks=1 records that it left on their disks",
+            "old cluster is gone. Brokers then commit the acks=1 records that it left on disks",
         ),
     ] = None,
     as_json: JsonOption = False,
