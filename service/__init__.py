@@ -1,10 +1,10 @@
 """One broker over HTTP, the console, and the command line `tidelog`.
 
-Modules and packages. Each one imports only lines above its own; import-linter checks the imports
-(pyproject.toml).
+Modules and packages. Each one imports only what stands above it in this list, which import-linter
+checks (pyproject.toml).
 
     exit_status     exit statuses of brokers and commands
-    setting_fields  a setting as a field of a dataclass: default, documentation, check
+    setting_fields  a setting as a field of a dataclass, with default, documentation and check
     secret_files    secrets in files
     trust_settings  those fields of `Settings` that concern host names, TLS, OIDC and the audit log
     settings        every setting: unit, default, reason; no other module reads the environment

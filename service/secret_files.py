@@ -11,8 +11,8 @@ import stat
 from pathlib import Path
 
 PRIVATE_UMASK = 0o077
-"""The umask of brokers and commands: files that libraries write (tables, temporary files) are
-private, too."""
+"""The umask of brokers and commands. It also makes files private that libraries write (tables,
+temporary files)."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 

@@ -249,7 +249,7 @@ class Settings:
     peer_tls_key_file: str = trust_settings.PEER_TLS_KEY_FILE
     cors_origins: str = setting(
         "",
-        "origins whose pages may use the API from a browser, separated by `;`, for example `https://app.example.com`, or `*` for every origin. If it is empty, no other origin may",
+        "origins whose pages may use the API from a browser, separated by `;`, for example `https://app.example.com`, or `*` for every origin. If it is empty, pages of other origins may not use the API",
     )
     advertised_url: str = setting(
         "",

@@ -230,7 +230,7 @@ def _refused(answer: httpx.Response) -> CommandError:
     """Return the error for a response that is not a success."""
     status = answer.status_code
     said = ""
-    with contextlib.suppress(ValueError, LookupError, TypeError):  # a proxy sends no JSON
+    with contextlib.suppress(ValueError, LookupError, TypeError):  # a proxy may send no JSON
         said = answer.json()["message"]
     if status == httpx.codes.NOT_FOUND and said in {"", NO_ROUTE}:
         return NotReachable(f"{answer.request.url}: HTTP 404: is this the URL of a broker?")

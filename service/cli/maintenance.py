@@ -488,7 +488,7 @@ def finish(done: Done, *, yes: bool, as_json: bool) -> None:
     else:
         done.show()
         if not yes:
-            show_line("dry run: nothing was changed; --yes applies it")
+            show_line("dry run: nothing was changed; --yes applies the changes")
     if done.is_failed:
         raise typer.Exit(EXIT_FAILED)
 

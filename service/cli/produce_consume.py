@@ -88,7 +88,7 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
     ] = False,
     embedded: Annotated[
         Embedded,
-        typer.Option(help="with ndjson: key and value are JSON, text or base64"),
+        typer.Option(help="with ndjson: form of keys and values (binary: base64)"),
     ] = Embedded.JSON,
     key_separator: Annotated[
         str | None,

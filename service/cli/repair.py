@@ -232,8 +232,8 @@ def bounds(
 ) -> None:
     """Show or change the bounds that all brokers and commands of a cluster obey.
 
-    A lowered retention or grace takes effect when the old retention or grace and ten minutes have
-    passed. This is elapsed time, which passes only while the log gets new entries.
+    A lowered retention or grace takes effect after the old retention or grace plus ten minutes.
+    This is elapsed time, which passes only while the log gets new entries.
 
     Example: tidelog bounds --file-grace-ms 172800000 --store s3://bucket/prefix --yes
     """

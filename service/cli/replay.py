@@ -51,7 +51,8 @@ POSITIONS = (
 )
 
 _CSV_OPTIONS = {"header": "true", "escape": '"'}
-"""A quote inside a value is doubled, as in RFC 4180. Spark's own default is a backslash."""
+"""A quote inside a value is doubled, as in RFC 4180. By default, Spark puts a backslash before the
+quote."""
 
 
 class FileFormat(StrEnum):

@@ -80,7 +80,8 @@ class TopicLayouts:
     async def _partition(self, topic: Topic, number: int) -> PartitionLayout:
         config = self._broker.state.config(topic)
         files = await self._broker.partition_files(topic, number)
-        held, live = topic.partitions[number], files.live  # no await below: a fixed state
+        # No await from here on, so all fields show the same state.
+        held, live = topic.partitions[number], files.live
         return PartitionLayout(
             partition_id=number,
             log_start_offset=held.log_start_offset,

@@ -360,9 +360,9 @@ def _views(column: Any) -> Any:
 
 
 def _check_views(column: Any) -> None:
-    """Raise InvalidBody if a view of a column, or of a child column, does not lie inside its
-    buffers. Arrow's validation skips the views of null values, but its casts read these views. A
-    negative length in such a view crashes the process.
+    """Raise InvalidBody if a view of a column, or of a child column, lies outside the buffers of
+    this column. Arrow's validation skips the views of null values, but its casts read these views.
+    A negative length in such a view crashes the process.
     """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):

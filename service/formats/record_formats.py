@@ -99,8 +99,8 @@ ON_ERROR_PARAMETER = Parameter(
 )
 RESET_PARAMETER = Parameter(
     "reset",
-    "if a follower's offset is out of range: `earliest` or `latest` sends an event `reset` and "
-    "continues there; `none` is an error",
+    "what to do if a follower's offset is out of range: with `earliest` or `latest`, send an event "
+    "`reset` and continue there; with `none`, answer an error",
     {"type": "string", "enum": list(RESETS), "default": "none"},
 )
 FORMAT_PARAMETER = Parameter(

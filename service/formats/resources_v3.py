@@ -307,7 +307,7 @@ class ResourceFactory:
         )
 
     def configs(self, topic: str, configs: dict[str, str]) -> list[TopicConfigData]:
-        """Return all configs with an effect. Of the others, return those that the topic sets."""
+        """Return all configs with an effect, and the other configs that the topic sets."""
         return [self.config(topic, name, configs) for name in configs_shown(configs)]
 
 

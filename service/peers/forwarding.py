@@ -235,7 +235,8 @@ class Forwarder:
         return response
 
     async def _confirm(self, coordinator: str, ticket: bytes) -> None:
-        with contextlib.suppress(Unreached, LogError):  # a read then returns them again
+        # Without a confirmation, a read returns the records again.
+        with contextlib.suppress(Unreached, LogError):
             await self._transport.confirm(coordinator, ticket)
 
 

@@ -213,7 +213,7 @@ class PeerListener:
     async def close(self) -> None:
         self._server.stop()
         if self._task is not None:
-            with contextlib.suppress(LogError):  # `start` has raised it
+            with contextlib.suppress(LogError):  # `start` has raised the error
                 await self._task
 
 
