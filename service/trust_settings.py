@@ -34,7 +34,9 @@ OIDC_JWKS_URL = setting(
     "",
     "URL of the issuer's public keys. If it is empty, the broker takes `jwks_uri` from `<issuer>/.well-known/openid-configuration`",
 )
-OIDC_PRINCIPAL_CLAIM = setting("sub", "claim of a token from which the broker takes the name of the principal")
+OIDC_PRINCIPAL_CLAIM = setting(
+    "sub", "claim of a token from which the broker takes the name of the principal"
+)
 OIDC_PRINCIPAL_PREFIX = setting(
     "oidc-",
     "text that precedes the name in the principal: with `oidc-`, the name `alice` gives `User:oidc-alice`. If it is empty, tokens prove the same principals as keys, so leave it empty only if users cannot choose their names at the issuer",
