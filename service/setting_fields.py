@@ -24,7 +24,8 @@ def setting(
 
 
 def check(field: "dataclasses.Field[Any]", value: Any) -> None:
-    """Raise BadSettings if the value is out of the field's range, or not one of its words."""
+    """Raise BadSettings if the value is out of the field's range. If the field has a list of words,
+    raise BadSettings for a value that is not in the list."""
     low, high, words = (field.metadata[key] for key in ("low", "high", "words"))
     if low is not None and value < low:
         raise BadSettings(f"{field.name}: {value} is below {low}")

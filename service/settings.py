@@ -1,8 +1,8 @@
 """Settings of a broker and of the command line. No other module reads the environment.
 
-Each field is a flag of `tidelog serve` (`--flush-interval-ms`), a variable (`TIDELOG_FLUSH_INTERVAL_MS`)
-and a row of SETTINGS.md. A flag overrides a variable, a variable overrides the default. An
-unknown name, a value out of range or a conflict between settings raises BadSettings with one line.
+Each field of `Settings` is a flag of `tidelog serve` (`--flush-interval-ms`), a variable
+(`TIDELOG_FLUSH_INTERVAL_MS`) and a row of SETTINGS.md. A flag overrides a variable, a variable
+overrides the default. Names, values or combinations that are not valid raise BadSettings.
 """
 
 import dataclasses
@@ -88,25 +88,25 @@ class Settings:
         1, "broker processes on this machine that share the port", low=1, high=256
     )
     peer_host: str = setting(
-        "", "address to listen on for other brokers; empty: the value of `host`"
+        "", "address to listen on for other brokers; if empty, the value of `host`"
     )
     peer_port: int = setting(
-        0, "port to listen on for other brokers; 0: any free port", low=0, high=65535
+        0, "port to listen on for other brokers; 0 for any free port", low=0, high=65535
     )
     peer_address: str = setting(
         "",
-        "URL at which other brokers reach this one; empty: built from `peer_host` and `peer_port`",
+        "URL at which other brokers reach this broker; if empty, the broker builds it from `peer_host` and `peer_port`",
     )
     broker_id: str = setting(
-        "", "name of this broker in log lines and WAL entries; empty: a random name"
+        "", "name of this broker in log lines and WAL entries; if empty, a random name"
     )
     cluster_id: str = setting(
         "",
-        "id that the cluster in the store must have; empty: any cluster, or a new one if the store has none",
+        "id that the cluster in the store must have; if empty, any id. If the store has no cluster, the broker creates one with this id, or with a random id",
     )
     hot_dir: str = setting(
         "",
-        "local folder of the hot log, which makes acks=1 durable; empty: `.hot` in the folder of the store, for S3 `~/.local/state/tidelog/<hash of the store's URL>`; none for `memory://`",
+        "local folder of the hot log, which makes acks=1 durable. If it is empty, a store in a folder has the hot log in its folder `.hot`, and a store in S3 has it in `~/.local/state/tidelog/<hash of the store's URL>`; `memory://` has none",
     )
     default_partitions: int = setting(
         1, "partitions of a new topic if the request gives no number", low=1, high=10_000
@@ -116,33 +116,33 @@ class Settings:
     )
     flush_interval_ms: int = setting(
         0,
-        "minimum time between the starts of two flushes; 0: a flush starts when the previous PUT ends; 250 costs about $52 a month on S3 Standard",
+        "minimum time between the starts of two flushes. With 0, a flush starts when the PUT of the previous flush ends. With 250, the PUTs of a broker under load cost about $52 a month on S3 Standard",
         low=0,
         high=60_000,
     )
     flush_bytes: int = setting(
         8 * MIB,
-        "if an open hot segment has this size, it is flushed before the interval ends",
+        "size at which a broker flushes an open hot segment before `flush_interval_ms` ends",
         low=1024,
         high=64 * MIB,
     )
     buffer_bytes_max: int = setting(
         256 * MIB,
-        "maximum bytes of records that wait for their commit; above it the broker answers 429",
+        "maximum bytes of records that wait for their commit; above this number the broker answers 429",
         low=1024,
     )
     request_bytes_max: int = setting(
         64 * MIB,
-        "maximum size of a request body; above it the broker answers 413",
+        "maximum size of a request body; the broker answers a larger one with 413",
         low=1024,
         high=1024 * MIB,
     )
     produce_timeout_ms: int = setting(
         30_000,
-        "if a produce request has no outcome after this time, the broker answers 503 if the request still waits for its flush (nothing is written), else 504",
+        "time after which the broker answers a produce request that has no outcome: with 503 if the request still waits for its flush (nothing is written), else with 504",
         low=100,
     )
-    fetch_bytes: int = setting(1 * MIB, "`max_bytes` of a fetch that does not set it", low=1)
+    fetch_bytes: int = setting(1 * MIB, "`max_bytes` of a fetch that sets no `max_bytes`", low=1)
     fetch_bytes_max: int = setting(64 * MIB, "maximum bytes that one fetch returns", low=1024)
     consumer_instance_timeout_ms: int = setting(
         300_000,
@@ -152,7 +152,7 @@ class Settings:
     )
     fetch_bytes_in_flight: int = setting(
         256 * MIB,
-        "maximum bytes of all fetch responses in flight; above it the broker answers 503",
+        "maximum bytes of all fetch responses in flight together; above this number the broker answers a fetch with 503",
         low=1024,
     )
     tail_cache_bytes: int = setting(
@@ -166,12 +166,12 @@ class Settings:
     seal_enabled: bool = setting(True, "whether this broker seals tails into tables")
     wal_view_age_max_ms: int = setting(
         600_000,
-        "for a cluster that this broker creates: a view of the WAL that is not refreshed for this time expires; at least 60000",
+        "for a cluster that this broker creates: time after which a view of the WAL expires if it is not refreshed; at least 60000",
         low=1,
     )
     wal_retention_ms: int = setting(
         3_600_000,
-        "for a cluster that this broker creates: minimum time that WAL entries are kept; at least 3600000 and at least 4 times `wal_view_age_max_ms`, because otherwise a suspended broker could commit from an expired view",
+        "for a cluster that this broker creates: minimum time that WAL entries are kept; at least 3600000 and at least 4 times `wal_view_age_max_ms`, because with a shorter time a suspended broker could commit from an expired view",
         low=4,
     )
     file_grace_ms: int = setting(
@@ -182,16 +182,16 @@ class Settings:
     )
     test_bounds: bool = setting(
         False,
-        "for tests: allow smaller values of `wal_view_age_max_ms`, `wal_retention_ms` and `file_grace_ms`; S3 only at an endpoint on this machine",
+        "for tests: allow smaller values of `wal_view_age_max_ms`, `wal_retention_ms` and `file_grace_ms`; with S3, only if the endpoint is on this machine",
     )
     retention_check_interval_ms: int = setting(
         300_000,
-        "mean pause between two retention rounds of this broker; each 12th round also collects garbage; 0: no rounds",
+        "mean pause between two retention rounds of this broker; each 12th round also collects garbage. With 0 there are no rounds",
         low=0,
     )
     compact_spark_bytes: int = setting(
         16 * 1024 * MIB,
-        "if the segments to compact have more bytes than this, `tidelog compact` without `--engine` uses Spark, if Spark is installed; one process compacts about 100 MB/s, so it needs three minutes for the default",
+        "if the segments to compact have more bytes than this, `tidelog compact` without `--engine` uses Spark, if Spark is installed; one process compacts about 100 MB/s, that is, the default size in three minutes",
         low=0,
     )
     compact_memory_bytes: int = setting(
@@ -204,7 +204,7 @@ class Settings:
     )
     broker_heartbeat_interval_ms: int = setting(
         5000,
-        "time between two heartbeats of a broker; each is one PUT and one LIST",
+        "time between two heartbeats of a broker; each heartbeat is one PUT and one LIST",
         low=50,
         high=60_000,
     )
@@ -216,7 +216,7 @@ class Settings:
     )
     sequencer_upload_bytes: int = setting(
         512 * 1024,
-        "if a flush has more bytes of records, the broker uploads them and forwards only the keys of the objects to the sequencer",
+        "if a flush has more bytes of records than this, the broker uploads them and forwards only the keys of the objects to the sequencer",
         low=0,
         high=16 * MIB,
     )
@@ -249,19 +249,19 @@ class Settings:
     peer_tls_key_file: str = trust_settings.PEER_TLS_KEY_FILE
     cors_origins: str = setting(
         "",
-        "origins whose pages may use the API from a browser, separated by `;`: `https://app.example.com`; `*`: every origin; empty: none",
+        "origins whose pages may use the API from a browser, separated by `;`, for example `https://app.example.com`, or `*` for every origin. If it is empty, pages of other origins may not use the API",
     )
     advertised_url: str = setting(
         "",
-        "URL at which clients reach the service, for links in answers; empty: the broker takes it from the headers of proxies, else from Host",
+        "URL at which clients reach the service, for links in answers. If it is empty, the broker takes the URL from the headers of a proxy, or, if there are none, from `Host`",
     )
     s3_endpoint: str = setting("", "URL of an S3 server other than AWS")
     s3_region: str = setting(
-        "", "region; empty: the region of the AWS configuration chain, else us-east-1"
+        "", "region; if empty, the region of the AWS configuration chain, else us-east-1"
     )
     s3_path_style: str = setting(
         "auto",
-        "whether the bucket is in the path of a URL instead of the host name; auto: true if `s3_endpoint` is set",
+        "whether the bucket is in the path of a URL instead of the host name; `auto` means `true` if `s3_endpoint` is set, else `false`",
         words="auto true false",
     )
     log_level: str = setting("info", "minimum level of log lines", words="debug info warning error")
@@ -276,8 +276,8 @@ class Settings:
 
     # Fixed limits, not settings: a test overrides them in a subclass.
     connections_max: ClassVar[int] = 10_000
-    """Maximum of open connections. For a connection above it, the server closes one that is
-    unproved. If there is none, it answers 503, except for health (service.http.admission)."""
+    """Maximum number of open connections. For a further connection, the server closes an unproved
+    one. If none is unproved, the server answers 503, except for health (service.http.admission)."""
     fetch_wait_ms_max: ClassVar[int] = 30_000
     """Maximum time of a long poll."""
     start_retry_s: ClassVar[float] = 60.0
@@ -319,7 +319,7 @@ class Settings:
         if self.request_bytes_max > self.buffer_bytes_max:
             raise BadSettings(
                 f"request_bytes_max ({self.request_bytes_max}) must not be over buffer_bytes_max "
-                f"({self.buffer_bytes_max}): the broker could not accept such a request"
+                f"({self.buffer_bytes_max}), because a larger request would never be accepted"
             )
         if self.security == "off" and (self.admin_key or self.super_users):
             raise BadSettings("admin_key and super_users need security=keys, but security is off")
@@ -422,7 +422,7 @@ def load(
 
 
 def _rename(given: dict[str, str], warn: Callable[[str], object]) -> None:
-    """Replace each old name by its new name. Raises BadSettings if both are given."""
+    """Replace each old name by its new name. Raises BadSettings if both names are given."""
     old_names = [name for name in RENAMED if name in given]
     for old in old_names:
         new = RENAMED[old]
@@ -463,8 +463,8 @@ def client_ca_file() -> str | None:
 
 
 def client_key(key_file: str | None = None) -> str | None:
-    """Return the key that the CLI sends to a broker: from `key_file`, else from TIDELOG_KEY, which has
-    the key or `@FILE`. Raises BadSettings."""
+    """Return the key that the CLI sends to a broker. It is in `key_file`, or without a `key_file` in
+    TIDELOG_KEY, whose value is the key or `@FILE`. Raises BadSettings."""
     text = os.environ.get(KEY_VARIABLE) if key_file is None else f"@{key_file}"
     key = _secret("key", text) if text else None
     if key is not None and not (key.isascii() and key.isprintable()):

@@ -1,4 +1,4 @@
-"""Settings that decide which clients a broker trusts, and what the audit log has about them."""
+"""Settings that decide which clients a broker trusts, and where it writes its audit log."""
 
 import ipaddress
 import re
@@ -15,49 +15,52 @@ _URL = re.compile(rf"{_ORIGIN.pattern}(/[A-Za-z0-9._~/-]*)?")
 
 ALLOWED_HOSTS = setting(
     "",
-    "host names under which clients reach this broker, separated by `;`: `log.example.com;*.corp.example`, or `*` for all. Always allowed: addresses, `localhost`, this machine's name, names without a dot, and names of private networks (`.internal`, `.svc`, `.cluster.local`, `.home.arpa`). If it is empty and `security` is `keys`, all names are allowed",
+    "host names under which clients reach this broker, separated by `;`: `log.example.com;*.corp.example`, or `*` for all. Always allowed: IP addresses, `localhost`, this machine's name, names without a dot, and names of private networks (`.internal`, `.svc`, `.cluster.local`, `.home.arpa`). If it is empty and `security` is `keys`, all names are allowed",
 )
 SECURITY_OFF_WITH_KEYS = setting(
     False,
-    "serve a cluster that has keys or ACLs even if `security` is `off`: each client then has all permissions",
+    "serve a cluster that has keys or ACLs even if `security` is `off`; each client then has all permissions",
 )
 AUDIT_LOG = setting(
     AUDIT_AUTO,
-    "file for denials, logins and changes, as JSON lines; `stderr` for the broker's log; `off`; `auto`: `stderr` with `security=keys`, else `off`",
+    "where the broker writes refusals, logins and changes as JSON lines: the path of a file, `stderr` (among the log lines), `off` (nowhere), or `auto`, which means `stderr` if `security` is `keys`, else `off`",
 )
 OIDC_ISSUER = setting(
     "",
-    "URL of the OIDC issuer whose tokens prove a principal, equal to `iss` in its tokens; empty: only keys prove a principal; needs `tidelog[oidc]`",
+    "URL of the OIDC issuer whose tokens prove a principal; it must equal `iss` in the tokens. If it is empty, only keys prove a principal. Needs the package `tidelog[oidc]`",
 )
 OIDC_AUDIENCE = setting("", "audience that a token must have in `aud`; required with `oidc_issuer`")
 OIDC_JWKS_URL = setting(
     "",
-    "URL of the issuer's public keys; empty: `jwks_uri` of `<issuer>/.well-known/openid-configuration`",
+    "URL of the issuer's public keys. If it is empty, the broker takes `jwks_uri` from `<issuer>/.well-known/openid-configuration`",
 )
-OIDC_PRINCIPAL_CLAIM = setting("sub", "claim of a token from which the principal's name is taken")
+OIDC_PRINCIPAL_CLAIM = setting(
+    "sub", "claim of a token from which the broker takes the name of the principal"
+)
 OIDC_PRINCIPAL_PREFIX = setting(
     "oidc-",
-    "text before the name: `User:oidc-alice`. If it is empty, tokens prove the same principals as keys: leave it empty only if users cannot choose their names at the issuer",
+    "text that precedes the name in the principal: with `oidc-`, the name `alice` gives `User:oidc-alice`. If it is empty, tokens prove the same principals as keys, so leave it empty only if users cannot choose their names at the issuer",
 )
 _PREFIX_CHARS_MAX = 64
 
 TLS_CERT_FILE = setting(
     "",
-    "PEM file with the certificate of the port for clients, and its chain after it; if it is set, this port serves only https. Brokers load changed files without a restart",
+    "PEM file with the certificate of the port for clients, followed by the certificates of its chain. If it is set, the port serves only https. A broker loads a changed file without a restart",
 )
 TLS_KEY_FILE = setting(
-    "", "PEM file with the key of `tls_cert_file`, without a password; other users may not read it"
+    "",
+    "PEM file with the key of `tls_cert_file`, without a password; other users must not be able to read the file",
 )
 PEER_TLS = setting(
     False,
-    "TLS between brokers, which verify each other's certificates with `tls_ca_file`; set it for all brokers or for none",
+    "use TLS between brokers, which verify each other's certificates with `tls_ca_file`. Set `peer_tls` for all brokers or for none",
 )
 TLS_CA_FILE = setting(
     "", "PEM file with the CAs that sign the certificates of brokers; needs `peer_tls`"
 )
 PEER_TLS_CERT_FILE = setting(
     "",
-    "PEM file with the certificate that this broker presents to other brokers, as a server and as a client; it must be valid for the host of `peer_address`; empty: `tls_cert_file`",
+    "PEM file with the certificate that this broker presents to other brokers, as a server and as a client; it must be valid for the host of `peer_address`. If it is empty, the broker presents `tls_cert_file`",
 )
 PEER_TLS_KEY_FILE = setting("", "PEM file with the key of `peer_tls_cert_file`")
 
@@ -110,11 +113,11 @@ def _why_not_oidc(settings: Any) -> str | None:
     if settings.security != "keys":
         return "oidc_issuer needs security=keys, but security is off"
     if not settings.oidc_audience:
-        return "oidc_issuer needs oidc_audience: else tokens for other services are accepted"
+        return "oidc_issuer needs oidc_audience: without it, a token for another service is valid"
     for name in ("oidc_issuer", "oidc_jwks_url"):
         url = getattr(settings, name)
         if url and not is_protected(url):
-            return f"{name}: {url!r} is not an https URL (http: only to this machine)"
+            return f"{name}: {url!r} is not an https URL (http is allowed only to this machine)"
     if not settings.oidc_principal_claim:
         return "oidc_principal_claim is empty: use sub"
     prefix = settings.oidc_principal_prefix
@@ -133,7 +136,7 @@ def _why_not_tls(settings: Any) -> str | None:
             return f"{name}_cert_file and {name}_key_file: give both or neither"
     if not settings.peer_tls:
         if settings.tls_ca_file or settings.peer_tls_cert_file:
-            return "tls_ca_file and peer_tls_cert_file are for peer_tls: set it, or remove them"
+            return "tls_ca_file and peer_tls_cert_file need peer_tls: set peer_tls, or remove both"
         return None
     if not settings.tls_ca_file:
         return "peer_tls needs tls_ca_file, with which brokers verify each other"

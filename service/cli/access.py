@@ -27,7 +27,7 @@ ACL_FIELDS = (
     "host",
 )
 FILTER_WORDS = ("resource_type", "pattern_type", "operation", "permission")
-"""Fields of a filter. A deletion of ACLs must give all four; ANY matches all values."""
+"""Fields of a filter. A request that deletes ACLs must give all four; ANY matches all values."""
 
 PrincipalArgument = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", help="User:alice or alice", show_default=False)
@@ -35,11 +35,11 @@ PrincipalArgument = Annotated[
 
 keys = Commands(no_args_is_help=True, help="Create, list, delete API keys of principals.")
 acls = Commands(no_args_is_help=True, help="Add, list, remove access control lists (ACLs).")
-quotas = Commands(no_args_is_help=True, help="Set, list, remove byte rate quotas.")
+quotas = Commands(no_args_is_help=True, help="Set, list, remove quotas of principals.")
 
 
 def principal_of(text: str) -> str:
-    """Return the principal of a name: `alice` is User:alice."""
+    """Return the principal that `text` names. `alice` names User:alice."""
     return text if ":" in text or text == DEFAULT else f"User:{text}"
 
 
@@ -60,7 +60,7 @@ def create_key(
 ) -> None:
     """Create a key and print its secret.
 
-    The secret is shown only this once; the cluster stores a digest.
+    The secret is shown only this once, because the cluster stores only its digest.
 
     Example: tidelog keys create alice --ttl-days 90 > alice.key
     """
@@ -97,7 +97,7 @@ def delete_key(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a key: brokers reject it from then on."""
+    """Delete a key. Brokers then reject the key."""
     confirm("deleting key", key_id, f"Delete key {key_id}?", yes=yes)
     path = f"{KEYS}/{quoted(key_id)}"
     request(ctx, server, "DELETE", path, missing=f"key {key_id} does not exist")
@@ -112,7 +112,7 @@ TopicOption = Annotated[
 GroupOption = Annotated[
     str | None, typer.Option("--group", "-g", help="name of a group; * for all")
 ]
-ClusterOption = Annotated[bool, typer.Option("--cluster", help="the cluster")]
+ClusterOption = Annotated[bool, typer.Option("--cluster", help="the cluster as the resource")]
 TransactionOption = Annotated[
     str | None,
     typer.Option("--transactional-id", help="stored for Kafka compatibility; not checked"),
@@ -141,7 +141,7 @@ def add_acls(  # noqa: PLR0913 - a command's options are its arguments
     transactional_id: TransactionOption = None,
     prefixed: PrefixedOption = False,
     deny: Annotated[
-        bool, typer.Option("--deny", help="deny; overrides each ACL that allows")
+        bool, typer.Option("--deny", help="deny the operations, even if another ACL allows them")
     ] = False,
     host: Annotated[str, typer.Option("--host", help="address of the client; * for any")] = "*",
     server: ServerOption = None,
@@ -185,7 +185,7 @@ def list_acls(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List ACLs, or only those that match a resource."""
+    """List all ACLs, or the ACLs that match a principal, a resource or both."""
     query = _filter(principal, _resource(topic, group, cluster, transactional_id), "MATCH")
 
     found = request(ctx, server, "GET", ACLS, params=query)

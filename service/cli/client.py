@@ -1,9 +1,10 @@
 """HTTP client of the commands: it repeats requests, and gives each failure an exit status.
 
 A request is repeated for up to `retry_s` if the broker cannot be reached or answers 429, 502, 503
-or 504. The pause before an attempt doubles from 0.1 s up to 5 s, and is multiplied by a random
-number from 0.5 to 1. It is at least `Retry-After`. A caller sets `retry_s` > 0 only for requests
-that are safe to repeat: reads, and produce requests with an Idempotency-Key.
+or 504. The pause between two attempts starts at 0.1 s and doubles up to 5 s. Each pause is
+multiplied by a random number from 0.5 to 1, and is at least `Retry-After`. A caller sets
+`retry_s` > 0 only for requests that are safe to repeat: reads, and produce requests with an
+Idempotency-Key.
 """
 
 import asyncio
@@ -36,9 +37,9 @@ Result = TypeVar("Result")
 RETRIED = frozenset({429, 502, 503, 504})
 UNREACHABLE = frozenset({502, 503, 504})
 NO_ROUTE = "HTTP 404 Not Found"
-"""The message of a broker if no route has the path."""
+"""A broker's message if none of its routes has the path of the request."""
 SECURITY_IS_OFF = "SecurityDisabledException:"
-"""The beginning of a broker's message if its security is off. It is Kafka's text, which other
+"""The beginning of a broker's message if its security is off. This is Kafka's text, which other
 clients know."""
 SERVER_CONNECT_S = 5.0
 RESPONSE_S = 60.0
@@ -133,7 +134,7 @@ class Client:
                 if answer.status_code not in RETRIED:
                     raise failure
                 retry_after_s = _retry_after_s(answer)
-            # Random pauses: after a restart of the broker, its clients retry at different times.
+            # Random, so that the clients of a broker retry at different times after its restart.
             wait_s = max(retry_after_s, pause_s * self._random.uniform(0.5, 1.0))
             if loop.time() + wait_s > deadline:
                 raise failure
@@ -142,17 +143,17 @@ class Client:
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     async def get_json(self, path: str, **request: Any) -> Any:
-        """Return the JSON of a successful response, and for a listing the items of all its pages.
-        Raises CommandError, also if the response is not JSON."""
+        """Return the JSON of a successful response. If the response is the first page of a list,
+        add the items of the other pages. Raises CommandError, also if the response is not JSON."""
         found = self.json_of(await self.get(path, **request))
         await self.add_pages(found, path, request.get("params"))
         return found
 
     async def add_pages(self, found: Any, path: str, params: Mapping[str, str] | None) -> None:
-        """If `found` is a page of a list, fetch all next pages and add their items to it."""
+        """If `found` is a page of a list, fetch all next pages and add their items to `found`."""
         page = found
         while isinstance(page, dict) and (url := (page.get("metadata") or {}).get("next")):
-            # Use only the token of the URL: the host may be one that this client cannot reach.
+            # Use only the token of the URL, because this client may not reach the URL's host.
             token = httpx.URL(url).params["page_token"]
             answer = await self.get(path, params={**(params or {}), "page_token": token})
             page = self.json_of(answer)
@@ -229,7 +230,7 @@ def _refused(answer: httpx.Response) -> CommandError:
     """Return the error for a response that is not a success."""
     status = answer.status_code
     said = ""
-    with contextlib.suppress(ValueError, LookupError, TypeError):  # a proxy sends no JSON
+    with contextlib.suppress(ValueError, LookupError, TypeError):  # a proxy may send no JSON
         said = answer.json()["message"]
     if status == httpx.codes.NOT_FOUND and said in {"", NO_ROUTE}:
         return NotReachable(f"{answer.request.url}: HTTP 404: is this the URL of a broker?")

@@ -1,7 +1,7 @@
 """The engine of a compaction: this process or Spark, chosen by size or by `--engine`.
 
-Spark is imported and started only if it does the work. With `--engine auto`, the compaction runs in
-this process if Spark is not installed or does not start.
+Spark is imported and started only if it does the compaction. With `--engine auto`, the compaction
+runs in this process if Spark is not installed or does not start.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEYS_PART = 4
 """Divisor of `compact_memory_bytes`. A pass has the known keys, the new keys and their union in
-memory. Each of the first two is one part; the union is as large as both, so it is two parts."""
+memory. The known keys may take one part, the new keys one part, and the union two parts."""
 
 
 class EngineName(StrEnum):

@@ -36,7 +36,7 @@ app = Commands(no_args_is_help=True, help="List, describe, reset, delete consume
 def list_groups(
     ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
 ) -> None:
-    """List groups with members or committed offsets."""
+    """List the groups that have members or committed offsets."""
     listed = request(ctx, server, "GET", "{cluster}/consumer-groups")["data"]
     groups = [_group(each) for each in listed]
     show_rows(groups, ("group", "state", "generation", "assignor"), as_json=as_json)
@@ -49,7 +49,7 @@ def describe_group(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the members of a group, their partitions, and clients whose joins are held."""
+    """Show the members of a group with their partitions, and the clients whose joins must wait."""
     from tidelog.service.cli.client import Client, with_client
 
     async def work(client: Client) -> dict[str, Any]:
@@ -141,7 +141,8 @@ def reset_group(
         typer.Option(
             "--to",
             metavar="POSITION",
-            help="beginning, end, an offset, @ and an ISO time, or time ago: -90s, -15m, -6h, -2d",
+            help="beginning, end, an offset, @ and an ISO time, or a time before now: -90s, -15m, "
+            "-6h, -2d",
         ),
     ],
     topic: Annotated[
@@ -160,7 +161,7 @@ def reset_group(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set committed offsets of a group without members.
+    """Set committed offsets of a group that has no members.
 
     Example: tidelog groups reset billing --topic events --to -6h --dry-run
     """
@@ -187,7 +188,7 @@ def delete_group(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a group without members and its offsets."""
+    """Delete a group that has no members, with its committed offsets."""
     confirm("deleting", group, f"Delete group {group} and its committed offsets?", yes=yes)
     path = f"{{cluster}}/consumer-groups/{quoted(group)}"
     request(ctx, server, "DELETE", path, missing=f"group {group} does not exist")

@@ -39,7 +39,8 @@ from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import PREFIX, RENAMED, Settings, load
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
-"""The base class of click's usage errors. Newer versions of typer contain a copy of click."""
+"""The base class of click's usage errors. It comes from typer, because newer versions of typer
+contain their own copy of click."""
 
 _STATUSES = "\n".join(f"  {code:>3}  {text}" for code, text in EXIT_STATUSES.items())
 EPILOG = f"\b\nExit status:\n{_STATUSES}"
@@ -76,7 +77,7 @@ Examples:
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},  # inherited by all sub-commands
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its panels have only 20 columns for the text of a setting
+    rich_markup_mode=None,  # rich's panels have only 20 columns for the text of a setting
 )
 
 

@@ -2,8 +2,8 @@
 compaction/.
 
 The commands work on the store, with or without running brokers, by hand or from cron. Commands that
-delete or rewrite are dry runs without `--yes`. Two runs at once are safe: the run that loses a race
-reports it and leaves the data as it is.
+delete or rewrite are dry runs without `--yes`. Two runs at once are safe, because the run that
+loses a race reports the loss and leaves the data as it is.
 
 **On a crash**: a command may be killed at any moment; run it again.
 """
@@ -86,7 +86,7 @@ class Done(NamedTuple):
     fields: dict[str, Any]
     show: Callable[[], None]
     is_failed: bool = False
-    """A part failed and the other parts are done, so the exit status is 1."""
+    """A part failed, but the other parts are done. The exit status is 1."""
 
 
 def retain(
@@ -95,7 +95,7 @@ def retain(
     yes: ApplyOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete records past retention.ms or retention.bytes.
+    """Delete the records that exceed retention.ms or retention.bytes.
 
     Removes whole segments, and the records that `delete-records` left in the tables.
 
@@ -121,7 +121,7 @@ def delete_records(
     """Delete the records of a topic before given offsets.
 
     Sealed records are removed immediately, other records at the first retention after their seal.
-    Older versions of the table have the removed records until collection. Backups keep them.
+    Older versions of the table keep the removed records until collection. Backups keep them, too.
 
     Example: tidelog delete-records events 0:1000 1:end --yes
     """
@@ -140,14 +140,14 @@ def compact(
     topics: TopicsArgument = None,
     store: StoreOption = None,
     force: Annotated[
-        bool, typer.Option("--force", help="compact also below min.cleanable.dirty.ratio")
+        bool, typer.Option("--force", help="compact even below min.cleanable.dirty.ratio")
     ] = False,
     engine: EngineOption = EngineName.AUTO,
     master: MasterOption = None,
     yes: ApplyOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge small segments; compact by key.
+    """Merge small segments, and compact by key.
 
     Topics with compact in cleanup.policy keep only the newest record of each key.
 
@@ -226,7 +226,7 @@ def maintain(
     yes: ApplyOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run retain, compact, collect, as a cron job does.
+    """Run retain, compact and collect, for example as a cron job.
 
     Example: tidelog maintain --store s3://bucket/prefix --yes
     """
@@ -261,7 +261,7 @@ async def _retain(cluster: "MaintenanceSession", topics: TopicNames, *, yes: boo
 
 
 def skipped_topics(cluster: "MaintenanceSession") -> dict[str, Any]:
-    """Return the topics that a step left as they are, and why. Warn about them on stderr too."""
+    """Return the topics that the steps left as they are, with the reasons. Warn about each one."""
     for name, error in cluster.skipped.items():
         warn(f"topic {name} is left as it is: {error}")
     return {"skipped": {name: str(error) for name, error in cluster.skipped.items()}}
@@ -439,7 +439,7 @@ def run_on_store(
     async def session() -> WorkResult:
         from tidelog.service.server.open_cluster import check_cluster, opened_cluster
 
-        # To open a store for writing creates folders, so check first that there is a cluster.
+        # Opening a store for writing creates folders, so check first that there is a cluster.
         await check_cluster(settings)
         async with opened_cluster(
             settings, report_damage=report_damage, is_reading=is_reading
@@ -488,7 +488,7 @@ def finish(done: Done, *, yes: bool, as_json: bool) -> None:
     else:
         done.show()
         if not yes:
-            show_line("dry run: nothing was changed; --yes applies it")
+            show_line("dry run: nothing was changed; --yes applies the changes")
     if done.is_failed:
         raise typer.Exit(EXIT_FAILED)
 

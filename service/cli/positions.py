@@ -1,4 +1,4 @@
-"""Positions and times in options of commands: text to an offset or a time."""
+"""Parse the positions and times that options of commands give as text."""
 
 import datetime as dt
 
@@ -17,7 +17,7 @@ def position(text: str) -> "str | int | dt.datetime":
 
 
 def parse_time(text: str) -> dt.datetime:
-    """Parse `@` and an ISO time, UTC if it has no zone. Raises BadUsage."""
+    """Parse `@` and an ISO time. A time without a zone is UTC. Raises BadUsage."""
     try:
         when = dt.datetime.fromisoformat(text[1:])
     except ValueError:

@@ -20,10 +20,10 @@ RetryOption = Annotated[
         "--retry-s",
         min=0,
         metavar="SECONDS",
-        help="how long to retry if the broker cannot be reached or answers 429, 502, 503, 504 "
-        "(default: 0 until the first answer, so that a wrong URL fails at once, then "
-        f"{RETRY_FOR_S:.0f}. A value of this option is used from the start. "
-        "`consume --follow` retries without end after the first answer)",
+        help="how long to retry a request if the broker cannot be reached or answers 429, 502, 503 "
+        "or 504. By default, the first request is not repeated, so that a wrong URL fails at once, "
+        f"and later requests are repeated for {RETRY_FOR_S:.0f} s. After the first answer, "
+        "`consume --follow` retries without end",
     ),
 ]
 
@@ -84,11 +84,11 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
         ),
     ] = LineFormat.TEXT,
     values: Annotated[
-        bool, typer.Option("--values", help="with ndjson: a line is a value of any JSON type")
+        bool, typer.Option("--values", help="with ndjson: a line is only a value, of any JSON type")
     ] = False,
     embedded: Annotated[
         Embedded,
-        typer.Option(help="with ndjson: key and value are JSON, text or base64"),
+        typer.Option(help="with ndjson: form of keys and values (binary: base64)"),
     ] = Embedded.JSON,
     key_separator: Annotated[
         str | None,
@@ -96,11 +96,14 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option("--partition", "-p", min=0, help="partition of records that name none"),
+        typer.Option("--partition", "-p", min=0, help="partition for records without a partition"),
     ] = None,
     acks: Annotated[
         AcksName,
-        typer.Option(help="all: in the object store; 1: on the broker's disk; 0: validated"),
+        typer.Option(
+            help="the broker answers when the records are in the object store (all), are on the "
+            "broker's disk (1), or are validated (0)"
+        ),
     ] = AcksName.ALL,
     batch_records: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="maximum records of a request")
@@ -110,10 +113,12 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
     ] = 1024 * 1024,
     in_flight: Annotated[
         int,
-        typer.Option(min=1, max=256, help="maximum requests in flight, each for other partitions"),
+        typer.Option(
+            min=1, max=256, help="maximum requests in flight; no two have the same partition"
+        ),
     ] = 4,
     linger_ms: Annotated[
-        int, typer.Option(min=0, max=60_000, help="how long a batch waits for more lines")
+        int, typer.Option(min=0, max=60_000, help="how many ms a batch waits for more lines")
     ] = 50,
     retry_s: RetryOption = None,
     server: ServerOption = None,
@@ -121,8 +126,9 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
 ) -> None:
     """Produce the lines of a file or stdin.
 
-    Retries lose and duplicate no record: each request has an Idempotency-Key. The records of a
-    partition keep the order of the input: at most one request for it is in flight.
+    Retries neither lose nor duplicate records, because each request has an Idempotency-Key. The
+    records of a partition keep the order of the input, because at most one request for the
+    partition is in flight.
 
     Example: tidelog produce events records.ndjson --format ndjson
     """
@@ -163,7 +169,9 @@ def consume(  # noqa: PLR0913 - as above
     topic: TopicArgument,
     partition: Annotated[
         list[int] | None,
-        typer.Option("--partition", "-p", min=0, metavar="N", help="default: all; repeatable"),
+        typer.Option(
+            "--partition", "-p", min=0, metavar="N", help="partition (default: all); repeatable"
+        ),
     ] = None,
     group: Annotated[
         str | None,
@@ -171,8 +179,8 @@ def consume(  # noqa: PLR0913 - as above
             "--group",
             "-g",
             metavar="GROUP",
-            help="read as a member of this consumer group: start at its committed offsets, else at "
-            "--from, and commit what is printed",
+            help="read as a member of this consumer group: start at the group's committed offsets "
+            "(or, without them, at --from), and commit the offsets of the printed records",
         ),
     ] = None,
     start: Annotated[
@@ -207,16 +215,18 @@ def consume(  # noqa: PLR0913 - as above
         ),
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="print keys, this separator, values")
+        str | None,
+        typer.Option(metavar="TEXT", help="print the key and this separator before each value"),
     ] = None,
     on_error: Annotated[
         OnErrorName,
         typer.Option(
-            help="if a record does not decode in the format: stop: end its partition before it, "
-            "print the other partitions, then fail; skip: omit it; raw: print its bytes in base64"
+            help="what to do with a record that does not decode in the format. stop: end its "
+            "partition before it, print the other partitions, then fail. skip: omit it. raw: print "
+            "its bytes in base64"
         ),
     ] = OnErrorName.STOP,
-    fetch_bytes: Annotated[int, typer.Option(min=1, help="approximate bytes of a request")] = 1024
+    fetch_bytes: Annotated[int, typer.Option(min=1, help="approximate bytes of a response")] = 1024
     * 1024,
     retry_s: RetryOption = None,
     server: ServerOption = None,
@@ -226,8 +236,8 @@ def consume(  # noqa: PLR0913 - as above
 ) -> None:
     """Print the records of a topic, one a line.
 
-    The records of a partition keep their order; partitions are mixed. A null value is printed as
-    null. With --follow the command runs until it is interrupted.
+    The records of a partition keep their order, but the output mixes partitions. A null value is
+    printed as null. With --follow the command runs until it is interrupted.
 
     Example: tidelog consume events --from @2026-01-31T12:00:00Z --max 10 --json
     """

@@ -1,4 +1,4 @@
-"""`tidelog repair`, `upgrade`, `bounds`, `backup` and `restore`: the work on a cluster as a whole.
+"""`tidelog repair`, `upgrade`, `bounds`, `backup` and `restore`: commands for a whole cluster.
 
 **On a crash**: run the command again. Before `restore` runs again, empty the new store.
 """
@@ -55,8 +55,8 @@ def repair(
         typer.Option(
             "--way",
             help="restore: put back the files of the log's own commits. adopt: keep the rows as "
-            "the other program left them, and lose the records that it removed (default: restore "
-            "if possible)",
+            "another program left them, and lose the records that this program removed (default: "
+            "restore if possible)",
         ),
     ] = None,
     drop_after: Annotated[
@@ -65,8 +65,8 @@ def repair(
             "--drop-after",
             metavar="ENTRY",
             min=0,
-            help="give up all entries after this one, because the WAL is damaged or has a hole "
-            "there. Stop all brokers first",
+            help="give up all entries after this entry, because the WAL behind it is damaged or "
+            "has a hole. Stop all brokers first",
         ),
     ] = None,
     lost: Annotated[
@@ -146,7 +146,7 @@ def _wal_done(damage: "WalDamage | None", *, is_done: bool) -> Done:
                 f"{damage.newest}, with --drop-after {damage.readable_to}"
             )
         rows: list[Row] = [each[:4] for each in damage.lost]
-        table("no record of these entries is known", LOST_COLUMNS[:4], rows)
+        table("no records of these entries are known", LOST_COLUMNS[:4], rows)
         if damage.unread:
             numbers = ", ".join(map(str, damage.unread[:UNREAD_SHOWN]))
             show_line(f"the records of these entries are not known: {numbers}")
@@ -189,8 +189,9 @@ def upgrade(
 ) -> None:
     """Raise the level of the log's format to the newest that this version knows.
 
-    The command fails while a live broker (by broker_timeout_ms) does not know the level. An upgrade
-    cannot be undone. Older versions can neither read nor write the log afterwards.
+    The command fails while a live broker does not know the level (a broker counts as live until
+    broker_timeout_ms after its last heartbeat). An upgrade cannot be undone. Older versions can
+    neither read nor write the log afterwards.
 
     Example: tidelog upgrade --store s3://bucket/prefix --yes
     """
@@ -221,8 +222,8 @@ def bounds(
         int | None,
         typer.Option(
             min=0,
-            help="time between removal of a file from its table and its deletion; must exceed the "
-            "duration of a read",
+            help="time between removal of a file from its table and deletion of the file; must "
+            "exceed the duration of a read",
         ),
     ] = None,
     store: StoreOption = None,
@@ -231,8 +232,8 @@ def bounds(
 ) -> None:
     """Show or change the bounds that all brokers and commands of a cluster obey.
 
-    A lowered retention or grace takes effect when the old retention or grace and ten minutes have
-    passed. This is elapsed time, which passes only while the log gets new entries.
+    A lowered retention or grace takes effect after the old retention or grace plus ten minutes.
+    This is elapsed time, which passes only while the log gets new entries.
 
     Example: tidelog bounds --file-grace-ms 172800000 --store s3://bucket/prefix --yes
     """
@@ -271,7 +272,7 @@ def backup(
     ],
     store: StoreOption = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="read the whole copy again before the backup is valid")
+        bool, typer.Option("--verify", help="read the whole copy before the backup becomes valid")
     ] = False,
     keep: Annotated[
         int | None,
@@ -279,7 +280,7 @@ def backup(
             "--keep",
             metavar="N",
             min=1,
-            help="after the backup, remove all but the N newest (default: remove none)",
+            help="after the backup, remove all backups but the N newest (default: remove none)",
         ),
     ] = None,
     max_bytes_per_s: Annotated[
@@ -334,7 +335,7 @@ def backup(
         }
         _warn_of(done.doubts)
         if done.prune_problem:
-            warn(f"the backup is complete, but old ones are left: {done.prune_problem}")
+            warn(f"the backup is complete, but old backups are left: {done.prune_problem}")
         count = plural(len(made.objects), "object")
         line = (
             f"backup of entry {made.seq} ({_time(made.to_ms)}): {count}, "
@@ -370,7 +371,7 @@ def restore(
             "--cluster-id",
             metavar="ID",
             help="id of the new cluster (default: a new id). Give the old cluster's id only if the "
-            "old cluster is gone. Brokers then commit its acks=1 records that are on their disks",
+            "old cluster is gone. Brokers then commit the acks=1 records that it left on disks",
         ),
     ] = None,
     as_json: JsonOption = False,

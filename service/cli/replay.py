@@ -51,7 +51,8 @@ POSITIONS = (
 )
 
 _CSV_OPTIONS = {"header": "true", "escape": '"'}
-"""A quote inside a value is doubled, as in RFC 4180. Spark's default is a backslash before it."""
+"""A quote inside a value is doubled, as in RFC 4180. By default, Spark puts a backslash before the
+quote."""
 
 
 class FileFormat(StrEnum):
@@ -67,12 +68,12 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="target folder or URL")],
     store: StoreOption = None,
     file_format: Annotated[
-        FileFormat, typer.Option("--as", help="json and csv have keys and values as text")
+        FileFormat, typer.Option("--as", help="in json and csv, keys and values are text")
     ] = FileFormat.PARQUET,
     start: Annotated[str, typer.Option("--from", metavar="POSITION", help=POSITIONS)] = "beginning",
     until: Annotated[
         str,
-        typer.Option("--until", metavar="POSITION", help="like --from, but exclusive"),
+        typer.Option("--until", metavar="POSITION", help="like --from; stop before this position"),
     ] = "end",
     master: MasterOption = None,
     overwrite: Annotated[
@@ -190,7 +191,7 @@ def spark_session(
     not start, usually because Java is missing.
 
     If stderr is no terminal, the session prints nothing. Without `master`, the session keeps the
-    master of spark-submit, which a master set here would override.
+    master of spark-submit, or, if spark-submit has not started the process, uses `local[*]`.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -230,7 +231,8 @@ def spark_session(
 @contextlib.contextmanager
 def _stderr_to(descriptor: int) -> Iterator[None]:
     """Redirect stderr inside the block. A JVM that starts in the block keeps the redirected stderr.
-    So its ten lines of start messages, and its later messages, do not reach the caller's stderr."""
+    So the JVM's ten lines of start messages, and its later messages, do not reach the caller's
+    stderr."""
     sys.stderr.flush()
     stderr = os.dup(2)
     os.dup2(descriptor, 2)

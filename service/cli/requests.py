@@ -51,11 +51,11 @@ def request(
     params: Mapping[str, str] | None = None,
     missing: str = "",
 ) -> Any:
-    """Send a request. Return the JSON of the response, or None if it has no body. For a list in
-    pages, fetch all pages and return the items of all.
+    """Send a request. Return the JSON of the response, or None if it has no body. If the JSON
+    is the first page of a list, fetch the other pages and return the items of all pages.
 
-    `{cluster}` in `path` stands for the path of the cluster. A 404 raises NotThere. If `missing` is
-    not empty, it is the message.
+    `{cluster}` in `path` stands for the path of the cluster. A 404 raises NotThere, with
+    the message `missing` or, if `missing` is empty, with the broker's message.
     """
     from tidelog.service.cli.client import Client, with_client
 

@@ -1,7 +1,8 @@
-"""Results of commands: errors of one line with an exit status, JSON, tables, progress bars. Also
-questions for a confirmation.
+"""Results of commands: errors of one line with an exit status, JSON, tables, progress bars, and
+questions that ask for a confirmation.
 
-Each run of `tidelog` loads this module, so it imports nothing slow. The first table imports rich.
+Each run of `tidelog` loads this module, so it imports nothing slow. It imports rich only to show a
+table or a progress bar.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ class NotReachable(CommandError):
 
 
 class NotThere(CommandError):
-    """The topic, partition, group or key of the command does not exist."""
+    """A topic, partition, group or key that the command names does not exist."""
 
     status = EXIT_NOT_FOUND
 
@@ -65,8 +66,8 @@ class BrokenOutput(Exception):
 
 @contextlib.contextmanager
 def command_errors(store_hint: str = "") -> Iterator[None]:
-    """Raise errors of the log as CommandErrors with the matching exit status. `store_hint` ends the
-    message about a store that cannot be used."""
+    """Raise errors of the log as CommandErrors with the matching exit status. The
+    message about a store that cannot be used ends with `store_hint`."""
     try:
         yield
     except (UnknownTopic, UnknownPartition) as error:
@@ -152,8 +153,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
-    """Ask for confirmation, unless `--yes` is given. `deed` names the action, as `deleting`. Raises
-    BadUsage if stdin is no terminal, and CommandError if the answer is no."""
+    """Ask for confirmation, unless `--yes` is given. `deed` names the action, such as `deleting`.
+    Raises BadUsage if stdin is no terminal, and CommandError if the answer is no."""
     import typer
 
     if yes:
@@ -165,7 +166,7 @@ def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
 
 
 class SlowProgress:
-    """A progress bar on stderr, shown after two seconds, if stderr is a terminal."""
+    """A progress bar on stderr. It appears after two seconds, and only if stderr is a terminal."""
 
     def __init__(self, what: str, total: int | None = None, *, is_wanted: bool = True) -> None:
         self._what = what

@@ -1,5 +1,5 @@
-"""Options of the commands that work on a store without a broker: `--store` and `--master`, and the
-settings that follow from them."""
+"""Options of the commands that work on a store without a broker (`--store` and `--master`), and the
+settings that follow from `--store`."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -36,6 +36,6 @@ def settings_of(
 
 
 def default_store_hint(settings: Settings) -> str:
-    """Return the end of a message about the store. It is empty unless the store is the default."""
+    """Return the end of a message about the store. If the store is not the default, it is empty."""
     is_default = settings.store == Settings.store
     return "; this is the default: name another with --store" if is_default else ""

@@ -51,7 +51,12 @@ def create_topic(
     name: TopicArgument,
     partitions: Annotated[
         int | None,
-        typer.Option("--partitions", "-p", min=1, help="number (default: the broker's)"),
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            help="number of partitions (default: the broker's default_partitions)",
+        ),
     ] = None,
     config: ConfigOption = None,
     server: ServerOption = None,
@@ -149,7 +154,7 @@ def alter_topic(
             "--partitions",
             "-p",
             min=1,
-            help="new, larger number; keys map to other partitions from then on",
+            help="new number, larger than the old one; a key may then map to another partition",
         ),
     ] = None,
     server: ServerOption = None,
@@ -157,7 +162,7 @@ def alter_topic(
 ) -> None:
     """Change configs of a topic, or add partitions.
 
-    Either all configs change or none.
+    Either all these configs change, or none of them.
 
     Example: tidelog topics alter events -c segment.ms=60000 -u retention.ms
     """
@@ -173,7 +178,7 @@ def alter_topic(
     async def work(client: Client) -> None:
         path = f"{await client.cluster()}/topics/{quoted(name)}"
         with missing_is(no_topic(name)):
-            # This check precedes the change of the configs, so a wrong number changes nothing.
+            # Check before the configs change, so that with a wrong number nothing changes.
             if partitions is not None:
                 _check_larger(name, (await client.get_json(path))["partitions_count"], partitions)
             if changes:
@@ -214,7 +219,7 @@ def seal(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move the tail of a topic into its table now.
+    """Move the tails of a topic into its table now.
 
     Spark, DuckDB and other readers of Delta tables see only sealed records.
     """

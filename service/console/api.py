@@ -1,6 +1,6 @@
-"""Read-only routes of the console that no dialect has. They are documented like all routes.
+"""Read-only routes with data that only the console needs. They are documented like all routes.
 
-For everything else, the console uses the routes of the dialects, as any client can.
+For everything else, the console uses the same routes as any other client.
 """
 
 from collections.abc import Awaitable
@@ -71,8 +71,8 @@ async def _sizes(log: Broker) -> _Sizes:
 
 
 class RatesNow(BaseModel):
-    """Rates per second, as averages over the last 15 to 20 s. `ack` is the time from a produce
-    request to its answer."""
+    """Rates per second, as averages over the last 15 to 20 s. The fields `ack_*` are quantiles of
+    the time from a produce request to its answer."""
 
     records_in: float
     bytes_in: float
@@ -91,7 +91,7 @@ class RatesNow(BaseModel):
 
 
 class BrokerNow(BaseModel):
-    """A live broker. `rates` is null if the broker did not answer."""
+    """A live broker. `rates` is null if that broker did not answer the request for its rates."""
 
     name: str
     number: int
@@ -114,7 +114,9 @@ class History(BaseModel):
 
     step_ms: int
     at_ms: list[int] = Field(description="the end of each step")
-    series: dict[str, list[float | None]] = Field(description="by the fields of RatesNow")
+    series: dict[str, list[float | None]] = Field(
+        description="values by the name of a field of RatesNow"
+    )
 
 
 class Overview(BaseModel):
@@ -132,11 +134,11 @@ class Overview(BaseModel):
     unsealed_bytes: int
     unsealed_since_ms: int | None
     tables_in_doubt: dict[str, str] = Field(
-        description=f"reason by topic, as this broker found it; the first {DAMAGE_SHOWN_MAX}"
+        description=f"reason for each topic, as this broker found it; at most {DAMAGE_SHOWN_MAX}"
     )
     damaged_tails: dict[str, str] = Field(
-        description="reason by TOPIC-PARTITION whose tail cannot be sealed, as this broker found "
-        f"it; the first {DAMAGE_SHOWN_MAX}"
+        description="reason for each TOPIC-PARTITION whose tail cannot be sealed, as this broker "
+        f"found it; at most {DAMAGE_SHOWN_MAX} partitions"
     )
     brokers: list[BrokerNow]
     rates: RatesNow
@@ -223,7 +225,7 @@ def _rates_of(per_second: dict[str, float], acks: list[int]) -> RatesNow:
 
 
 def _history(steps: list[Step]) -> History:
-    """Return the steps as a history. If no broker has a step, its values are None."""
+    """Return the steps as a history. The values of a step that no broker has are None."""
     series: dict[str, list[float | None]] = {name: [] for name in RatesNow.model_fields}
     by_number = {step.number: step for step in steps}
     numbers = range(steps[0].number, steps[-1].number + 1) if steps else range(0)
@@ -247,7 +249,7 @@ class TopicSummary(BaseModel):
     topic_name: str
     created_ms: int
     partitions_count: int
-    records: int = Field(description="offsets from log start to high watermark")
+    records: int = Field(description="number of offsets from log start to high watermark")
     unsealed_records: int
     unsealed_bytes: int
     unsealed_since_ms: int | None
@@ -275,7 +277,7 @@ async def list_topic_summaries(
     log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
 ) -> Listing[TopicSummary]:
     """List the topics that the caller may describe, with the sizes that are in the cluster's
-    state. The size of a topic's table is not in it."""
+    state. The state does not have the size of a topic's table."""
     now_ms = log.clock.now_ms()
 
     def summary(name: str) -> TopicSummary | None:

@@ -1,8 +1,8 @@
 """The storage layout of a topic: where each partition's records are, in which segments, and what
 merging and compaction would do. Read-only.
 
-The manifest in this broker's memory may be older than the last retention or compaction. The broker
-reloads the manifest if a newer seal exists, and otherwise at most once in 30 s.
+The manifest in this broker's memory may be older than the last retention or compaction. If a
+newer seal exists, the broker reloads the manifest. If not, it reloads it at most once in 30 s.
 """
 
 import itertools
@@ -41,8 +41,8 @@ class Compaction(BaseModel):
     dirty_ratio: float = Field(
         description="fraction of the sealed bytes at or above `clean_end_offset`"
     )
-    is_due: bool = Field(description="the ratio exceeds `min.cleanable.dirty.ratio`")
-    merges: int = Field(description="groups of small segments that a merge would join")
+    is_due: bool = Field(description="`dirty_ratio` exceeds `min.cleanable.dirty.ratio`")
+    merges: int = Field(description="number of groups of small segments that a merge would join")
 
 
 class PartitionLayout(BaseModel):
@@ -80,7 +80,8 @@ class TopicLayouts:
     async def _partition(self, topic: Topic, number: int) -> PartitionLayout:
         config = self._broker.state.config(topic)
         files = await self._broker.partition_files(topic, number)
-        held, live = topic.partitions[number], files.live  # no await from here on
+        # No await from here on, so all fields show the same state.
+        held, live = topic.partitions[number], files.live
         return PartitionLayout(
             partition_id=number,
             log_start_offset=held.log_start_offset,

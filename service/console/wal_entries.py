@@ -2,7 +2,7 @@
 newest checkpoints.
 
 Each request reads a few objects of the store. The page caches entries, because entries never
-change. It uses no part of the cluster state except the sequence number.
+change. Of the cluster state, the page uses only the sequence number.
 """
 
 from collections import Counter, OrderedDict
@@ -41,7 +41,7 @@ class Checkpoint(BaseModel):
 
 
 class WalPage:
-    """Reader of the WAL of one broker's log, with a cache of entries."""
+    """Reader of the WAL through one broker's log, with a cache of entries."""
 
     def __init__(self, broker: Broker) -> None:
         self._log = broker

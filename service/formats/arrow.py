@@ -4,7 +4,8 @@ Input may be malicious. This module checks the columns' types before Arrow reads
 accepts a type only if it can check all buffers of the type. It reads sizes from the messages'
 metadata before Arrow decompresses, and validates every batch in full. Before a cast that can make a
 column larger (dictionaries, views, columns of nulls) it counts the memory. A body becomes records,
-InvalidBody or RecordTooLarge. It never crashes the broker or exceeds its bound of memory (I10).
+InvalidBody or RecordTooLarge. It never crashes the broker, and decoding never takes more memory
+than its bound (I10).
 """
 
 import struct
@@ -39,7 +40,8 @@ from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 from tidelog.storage.core.partitioner import Column
 
 MERGE_ROWS = 1000
-"""Answers merge batches with fewer rows on average, because each batch costs a reader time."""
+"""If the batches of an answer have fewer rows than this on average, they are merged, because each
+batch costs a reader time."""
 
 _TYPES: dict[str, Any] = {
     **{field.name: field.type for field in CHUNK_SCHEMA},
@@ -63,13 +65,14 @@ class UnpackedTooLarge(RecordTooLarge):
 
 
 def decode_arrow(body: bytes, now_ms: int, *, bytes_max: int) -> Produced:
-    """Decode a stream of batches with a column `value` and optional `key`, `timestamp` (any unit,
-    or int ms), `headers`, `partition` (int). `offset` is ignored, so that clients can produce the
-    records that they fetched. Strings, dictionaries, large and view columns are accepted.
+    """Decode a stream of batches with a column `value` and the optional columns `key`, `timestamp`
+    (any unit, or int ms), `headers` and `partition` (int). `offset` is ignored, so that clients can
+    produce the records that they fetched. Strings, dictionaries, large and view columns are
+    accepted.
 
     Missing and null timestamps become `now_ms`. Raises InvalidBody, RecordTooLarge for too many
     records, or UnpackedTooLarge if decoding would need more than `bytes_max` of memory. The columns
-    of a stream without compression refer to the bytes of the body, so they keep it in memory.
+    of a stream without compression refer to the bytes of the body, so the body stays in memory.
     """
     budget = _DecodeBudget(bytes_max)
     try:
@@ -220,7 +223,7 @@ def _stamped(column: Column, now_ms: int) -> Column:
 
 
 def _headers(column: Column, budget: _DecodeBudget) -> Column:
-    """Convert lists of (key, value) of any string and binary types."""
+    """Convert lists of pairs (key, value), whose types may be any string and binary types."""
     lists: Any = column
     if pa.types.is_null(lists.type):
         return no_headers(len(column))
@@ -272,7 +275,8 @@ def _looked_up(column: Any, budget: _DecodeBudget) -> Any:
     nulls = column.indices.is_null().to_numpy(zero_copy_only=False)
     indices = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
     budget.take(int(lengths.astype(np.int64)[indices].sum()))
-    return words.take(pa.array(indices, mask=nulls))  # a null's index may be invalid: now 0
+    # The index of a null may be invalid, so it was replaced by 0.
+    return words.take(pa.array(indices, mask=nulls))
 
 
 def _partitions(read: "list[tuple[pa.RecordBatch, Column | None]]") -> "Column | None":
@@ -338,7 +342,8 @@ def _is_view(kind: pa.DataType) -> bool:
 
 
 _VIEW_INTS = 4
-"""Integers of a view: length of the value, its first four bytes, buffer number, place in it."""
+"""A view has four integers: the length of the value, its first four bytes, the number of a buffer,
+and the position of the value in that buffer."""
 _INLINE_BYTES_MAX = 12
 """A value up to this size is in the view itself, in place of the last three integers."""
 
@@ -355,9 +360,9 @@ def _views(column: Any) -> Any:
 
 
 def _check_views(column: Any) -> None:
-    """Raise InvalidBody unless each view of a column, and of its child columns, lies inside the
-    column's buffers. Arrow's validation skips the views of null values, but its casts read these
-    views. A negative length in such a view crashes the process.
+    """Raise InvalidBody if a view of a column, or of a child column, lies outside the buffers of
+    this column. Arrow's validation skips the views of null values, but its casts read these views.
+    A negative length in such a view crashes the process.
     """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):

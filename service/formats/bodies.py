@@ -1,8 +1,9 @@
 """Bodies of requests in JSON: every unknown or misspelt field is refused.
 
-If a broker ignored a misspelt field, it would do something that the sender does not want. Example:
-a commit without `offsets` commits all that was read. So there are two base classes, and each body
-derives from one: StrictBody where msgspec decodes, StrictModel where FastAPI does. Pure.
+If a broker ignored a misspelt field, it would do something that the sender does not want. For
+example, a commit with a misspelt field `offsets` would commit all records that were read. So each
+body derives from one of two base classes: StrictBody if msgspec decodes the body, StrictModel if
+FastAPI decodes it. Pure.
 """
 
 from typing import Annotated, Any, TypeVar
@@ -32,13 +33,13 @@ def _no_boolean(value: Any) -> Any:
 
 
 WholeNumber = Annotated[int, BeforeValidator(_no_boolean)]
-"""A whole number in a StrictModel. A string like "12" is accepted, too. A boolean is refused:
-pydantic takes `true` for 1."""
+"""A whole number in a StrictModel. A string like "12" is accepted, too. A boolean is refused,
+because pydantic would take `true` for 1."""
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
-    """Decode a body. Raises InvalidBody if it is empty or has another form than the decoder's type,
-    BadBody if it is no JSON."""
+    """Decode a body. Raises BadBody if the body is not JSON, and InvalidBody if it is empty or does
+    not have the decoder's type."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -50,5 +51,5 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
 
 
 def unrecognized(message: str) -> str:
-    """Return msgspec's message with the words that the proxies have for an unknown field."""
+    """Return msgspec's message with the words of Kafka's REST proxies for an unknown field."""
     return message.replace("Object contains unknown field", "Unrecognized field:")

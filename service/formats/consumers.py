@@ -1,4 +1,4 @@
-"""Bodies of v2 consumer instances: decoding of four dialects' requests, encoding of answers.
+"""Bodies of v2 consumer instances: decoding of requests in four dialects, encoding of answers.
 
 Clients may send numbers and booleans as strings (DIALECTS, v2 consumers). Pure.
 """
@@ -29,15 +29,16 @@ RESETS = {"earliest": "earliest", "latest": "latest", "smallest": "earliest", "l
 FETCH_MIN_BYTES_MAX = 10_000_000
 TIMEOUT_MS_MAX = 2**31 - 1
 SESSION_TIMEOUT_MS_MAX = 1_800_000
-"""Kafka's `group.max.session.timeout.ms`, unless the broker's own default is higher: a member that
-has failed must not keep its partitions, and count as a member, for longer."""
+"""Maximum session timeout, the same as Kafka's `group.max.session.timeout.ms`. If the broker's own
+default is higher, that default is the maximum. A member that has failed keeps its partitions, and
+counts as a member, until its session timeout has passed."""
 INVALID_CONFIG = 42204
 INVALID_CONSTRAINT = 40001
 STRIMZI = "strimzi"
 _ON_ERROR, _POLL_RECORDS = ";on_error=", ";max_poll_records="
 """Prefixes of `on.error` and `max.poll.records` in an instance's stored format, because the stored
-config has no fields for these. To a broker of an older version, the whole text is the name of an
-unknown format, so it refuses the instance's reads."""
+config has no fields for these. A broker of an older version takes the whole text for an unknown
+format, so it refuses the instance's reads."""
 
 
 class _Create(StrictBody, omit_defaults=True):
@@ -123,8 +124,9 @@ class Subscription(NamedTuple):
 
 
 class OffsetCommit(NamedTuple):
-    """Offsets to commit. `offsets` has next offsets to read with metadata. If it is None, all
-    returned records are committed. If `is_silent`, the answer is 204."""
+    """Offsets to commit. `offsets` has the next offset to read, and the metadata, of each
+    partition. If it is None, the instance commits all records that it returned. If `is_silent`, the
+    answer is 204."""
 
     offsets: dict[TopicPartition, tuple[int, str]] | None
     is_silent: bool
@@ -218,8 +220,8 @@ def _ms(name: str, value: int | None, default: int, most: int = TIMEOUT_MS_MAX) 
 
 
 def decode_subscription(body: bytes) -> Subscription | None:
-    """Decode a subscription. Return None if it has both topics and a pattern, which every dialect
-    refuses."""
+    """Decode a subscription. If it has both topics and a pattern, return None, because every
+    dialect refuses both together."""
     request = decode_body(body, _SUBSCRIPTION)
     if request.topics is not None and request.topic_pattern is not None:
         return None
@@ -237,9 +239,9 @@ def decode_partitions(body: bytes) -> list[TopicPartition]:
 
 def decode_commit(body: bytes, dialect: str) -> OffsetCommit:
     """Decode a commit of offsets. Clients of Confluent and Karapace send the last offset that was
-    read. Clients of Strimzi and Redpanda send the next offset to read. Redpanda's field is
-    `partitions`; the field of the others is `offsets`. `dialect` shows Strimzi's clients,
-    because the creation of their instances has fields that only Strimzi has."""
+    read. Clients of Strimzi and Redpanda send the next offset to read. Redpanda's clients send the
+    field `partitions`, all others send `offsets`. `dialect` tells whether the client is Strimzi's,
+    because the request that created its instance has fields that only Strimzi has."""
     request = decode_body(body if body.strip() else b"{}", _COMMIT)
     is_strimzi = dialect == STRIMZI
     if request.partitions is not None:

@@ -1,7 +1,8 @@
 """Streams of followers: event ids, and the events (`sse`) and lines (NDJSON) that are no records.
 
-The event id of a follower of one partition is the offset of the last record. That of a follower of
-a topic is a vector: the offset of the last record of each partition, as `0:12,1:-1,2:7` (-1: none).
+The event id of a follower of one partition is the offset of the last record. The event id of a
+follower of a topic is a vector with the offset of the last record of each partition, such as
+`0:12,1:-1,2:7`. There, -1 means that the partition had no record.
 """
 
 import re
@@ -16,11 +17,11 @@ from tidelog.storage.core.errors import LogError, OffsetOutOfRange
 from tidelog.storage.core.model import OFFSET_MAX
 
 KEEPALIVE = {"sse": b": keep-alive\n\n", "ndjson": b"\n"}
-"""Messages of a stream without records. Readers of NDJSON skip an empty line."""
+"""Messages that a stream sends while it has no records. Readers of NDJSON skip an empty line."""
 RETRY_MS = 500
-"""Time after which an EventSource connects again. Its default is some seconds."""
+"""Time after which an EventSource connects again. The default of browsers is some seconds."""
 START = "start"
-"""The event id before offset 0: an id cannot be negative."""
+"""The event id of a client that continues at offset 0, because an id cannot be -1."""
 PIECE_BYTES = 64 * 1024
 """Approximate size of a piece. A page with vectors is built and sent in pieces (I10)."""
 EVENT_BYTES_MIN = 80
@@ -29,14 +30,14 @@ VECTOR_PARTITIONS_MAX = 256
 """Maximum partitions in a vector, because proxies refuse a header `Last-Event-ID` of more than 8
 KiB."""
 VECTOR_CHARS_MAX = VECTOR_PARTITIONS_MAX * len(f"{VECTOR_PARTITIONS_MAX}:{OFFSET_MAX},")
-"""Bound of the text of a vector. A longer text is refused before it is parsed."""
+"""Bound of the text of a vector. `parse_vector` refuses a longer text before it parses the text."""
 _PAIR = re.compile(r"([0-9]{1,3}):(-1|[0-9]{1,19})")
 
 
 def beginning(offset: int) -> bytes:
     """Return the first event of a stream: an id without data. A client that loses the connection
-    before the first record continues at this offset. Without the id, it would continue at the
-    offset that is `latest` at that time."""
+    before the first record continues at this offset. Without the id, the client would continue
+    at the offset that is `latest` when it connects again."""
     return beginning_with(_id_before(offset))
 
 
@@ -47,7 +48,7 @@ def beginning_with(event_id: bytes) -> bytes:
 
 def reset(format_name: str, error: OffsetOutOfRange, where: str) -> tuple[int, bytes]:
     """Return the offset at which a follower continues after OffsetOutOfRange, and the event that
-    reports it. `where`: earliest or latest."""
+    reports this offset. `where` is earliest or latest."""
     offset = error.log_start_offset if where == "earliest" else error.high_watermark
     data = {"type": "reset", "requested_offset": error.offset, "offset": offset}
     return offset, notice(format_name, "reset", data, _id_before(offset))
@@ -71,14 +72,14 @@ def notice(format_name: str, kind: str, data: Any, event_id: bytes = b"") -> byt
 
 def failure(format_name: str, error: LogError, body: bytes, event_id: bytes = b"") -> bytes:
     """Return the last event, or the last line, of a stream that ends with an error. `body` is the
-    body of the error. For an Undecodable, `event_id` is that of its record, so an EventSource that
-    connects again continues after the record."""
+    body of the error. For an Undecodable, `event_id` is the id of the record that does not decode,
+    so an EventSource that connects again continues after this record."""
     body = b'{"type":"error",' + body[1:]
     if format_name != "sse":
         return body + b"\n"
     if isinstance(error, Undecodable):
         return b"id: %b\nevent: undecodable\ndata: %b\n\n" % (event_id, body)
-    # Browsers send an event `error` of their own when the connection ends.
+    # Not `error`, because a browser itself sends an event `error` when the connection ends.
     return b"event: tidelog-error\ndata: %b\n\n" % body
 
 
@@ -119,8 +120,8 @@ def parse_vector(text: str) -> dict[int, int] | None:
 def with_vectors(body: bytes, offsets: Sequence[int], partition: int) -> Iterator[bytes]:
     """Iterate over the events of a page of one partition, in pieces, with vectors as ids.
 
-    `offsets` are the next offsets before the page. In `body`, each event has one line with its id
-    and one line with its record.
+    `offsets` has the next offset of each partition before the page. In `body`, each event has one
+    line with its id and one line with its record.
     """
     pairs = _pairs(offsets)
     before = b"".join(pair + b"," for pair in pairs[:partition]) + b"%d:" % partition

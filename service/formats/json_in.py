@@ -3,10 +3,10 @@
 A body of many records becomes columns without a loop over its bytes in Python. msgspec finds each
 value, and this module joins the texts and computes the Arrow offsets. A text that msgspec accepts
 is a valid JSON value (RFC 8259: escapes, surrogate pairs, control characters), so an answer may
-contain it unchanged. msgspec does not check UTF-8, so this module does. A number stays text.
-Pure: bytes in, columns out. It raises only RecordTooLarge and the errors below. The letters name
-the proxies whose source has the same error: C (Confluent), K (Karapace), S (Strimzi). `S 400` is
-the same error with Strimzi's status.
+contain it unchanged. msgspec does not check UTF-8, so this module checks it. A number stays
+text. Pure: bytes in, columns out. The module raises only RecordTooLarge and the errors below. The
+letters name the proxies whose source has the same error: C (Confluent), K (Karapace), S (Strimzi).
+`S 400` means that Strimzi answers the same error with status 400.
 
     no body, `null`, `records` missing, null or empty          InvalidBody 422  (all)
     unknown keys in the body or a record                       InvalidBody 422  (K; S 400)
@@ -60,7 +60,8 @@ TIMESTAMP_MS_MAX = 253_402_300_799_999
 
 QUOTED_MAX = 100
 MESSAGE_MAX = 300
-"""Bounds, in characters, of a refused value and of a library's message in our error messages."""
+"""Bounds, in characters, of two texts in our error messages: a refused value (QUOTED_MAX) and a
+library's message."""
 
 
 class BadBody(InvalidRequest):
@@ -424,7 +425,7 @@ def _not_base64(message: str, body: bytes) -> str:
         headers = msgspec.json.decode(found.headers, type=list[_LooseHeader])
         return not_base64(headers[int(where[3])].value)
     except (msgspec.MsgspecError, LookupError, RecursionError):
-        return message  # the body has another error too, or the same name twice
+        return message  # the body has another error, too, or a field twice
 
 
 def not_base64(raw: Raw) -> str:

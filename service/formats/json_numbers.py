@@ -2,9 +2,10 @@
 
 `1e999999` and a number of 5,000 digits are valid JSON. orjson refuses both, and Python's json
 refuses the second. One record with such a number would stop every reader of its page.
-`check_numbers` costs 0.2 us for a small text and 0.2 ns a byte for a large one, because a search
-comes before a real parser. The search finds a number with an exponent of three or more digits, or
-200 digits in a row, because each number beyond the range has one of these. Pure.
+`check_numbers` costs 0.2 us for a small text and 0.2 ns a byte for a large text, because a real
+parser runs only if a search finds something. The search looks for a number with an exponent of
+three or more digits, and for 200 digits in a row. Each number beyond the range has one of these.
+Pure.
 """
 
 import re
@@ -22,10 +23,12 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 SMALL = 2048
 """Up to SMALL bytes, methods of `bytes` are faster than numpy."""
 DIGITS_MIN = 200
-"""A number with an exponent below 100 and fewer digits before its point fits a double."""
+"""A number with an exponent below 100 and fewer than DIGITS_MIN digits before its point fits a
+double."""
 DIGITS = b"0" * DIGITS_MIN
 DIGITS_PACKED = b"\xff" * (DIGITS_MIN // 8 - 1)
-"""With a bit for each byte, 1 for a digit, DIGITS_MIN digits contain these bytes."""
+"""If a text is packed to one bit for each byte (1 for a digit), DIGITS_MIN digits in a row contain
+these bytes."""
 MANTISSA_MAX = 24
 """The search reads about this number of bytes before an exponent. If all of them are digits, `.` or
 `-`, they count as a number."""
@@ -56,22 +59,22 @@ def check_numbers(text: bytes) -> None:
 
 
 def check_all_numbers(texts: Sequence[bytes]) -> None:
-    """Do as `check_numbers` for each text, with one search in all of them."""
+    """Check each text as `check_numbers` does, but with one search in all texts first."""
     if _may_overflow(b"\n".join(texts)):
         for text in texts:
             check_numbers(text)
 
 
 def _may_overflow(text: bytes) -> bool:
-    """Return whether the text has the digits or the exponent of such a number. A string may have
-    them, too."""
+    """Return whether the text has the digits or the exponent of a number beyond the range. A string
+    in the text may have them, too."""
     if len(text) <= SMALL:
         alike = text.translate(_ALIKE)
         if len(text) >= DIGITS_MIN and DIGITS in alike:
             return True
         return b"0e" in alike and _EXPONENT.search(text) is not None
     octets = np.frombuffer(text, np.uint8)
-    like_digits = (octets & 0xF0) == 0x30  # the digits, and `:` to `?`: faster than an exact test
+    like_digits = (octets & 0xF0) == 0x30  # also true for `:` to `?`, but a fast test
     if DIGITS_PACKED in np.packbits(like_digits).tobytes():
         return True
     exponents = (octets[1:] | 0x20) == ord("e")
@@ -86,8 +89,8 @@ def _may_overflow(text: bytes) -> bool:
 
 
 def _has_large_exponent(octets: Octets, positions: Positions) -> bool:
-    """Return whether `e` at one of these positions begins a large exponent of a number that stands
-    where JSON allows a number. Hexadecimal digits in a string do not."""
+    """Return whether `e` at one of these positions begins a large exponent of a number. The number
+    must stand where JSON allows a number, so hexadecimal digits in a string do not count."""
     are_digits = [octets[positions + distance] - ord("0") < 10 for distance in (-1, 1, 2, 3)]
     fourth = octets[np.minimum(positions + 4, len(octets) - 1)]
     is_signed = (octets[positions + 1] == ord("+")) & (fourth - ord("0") < 10)
@@ -100,7 +103,8 @@ def _has_large_exponent(octets: Octets, positions: Positions) -> bool:
 
 
 def _overflows(text: bytes) -> bool:
-    """Return whether a number overflows. If a string looks like one, a parser decides."""
+    """Return whether a number overflows. If the text seems to have such a number, a parser
+    decides."""
     if not any(isinf(float(found[1])) for found in _NUMBER.finditer(text)):
         return False
     try:

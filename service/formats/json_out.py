@@ -1,7 +1,8 @@
 """Encoding of answers: records as JSON arrays, NDJSON, server-sent events; and produce reports.
 
-Arrow joins whole columns at once: 100 to 200 ns a record, no Python object. A join takes at least
-~50 us. So records of a small batch are encoded one by one, to the same bytes. Pure.
+Arrow joins whole columns at once. This takes 100 to 200 ns a record, and makes no Python objects.
+But a join takes at least ~50 us. So records of a small batch are encoded one by one, to the same
+bytes. Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,10 +23,11 @@ from tidelog.storage.core.model import AppendedRange, TopicPartition
 from tidelog.storage.core.partitioner import RecordPartitions, tally
 
 FEW = 12
-"""Up to so many records are encoded one by one. Measured: both ways take equal time at ~20."""
+"""If a batch has at most this number of records, they are encoded one by one. Measured: both ways
+take equal time at ~20 records."""
 
 FEW_REPORTS = 64
-"""The same bound for produce reports of several partitions."""
+"""Up to this number, produce reports of several partitions are encoded one by one."""
 FEW_OFFSETS = 3000
 """Up to this number of consecutive offsets, a join without Arrow is faster: 9 us instead of 35 us
 for 1,000."""
@@ -34,8 +36,8 @@ for 1,000."""
 class _Frame(NamedTuple):
     """The text around and between records.
 
-    `is_lines`: a line break ends a record, so a record must contain none. `has_id`: the offset
-    comes first, as the event's id.
+    If `is_lines`, a line break ends a record, so a record must contain none. If `has_id`, the
+    offset comes first, as the event's id.
     """
 
     opening: str
@@ -69,11 +71,12 @@ def encode_records(
     The timestamp is in ms. `framing`: array is one JSON array; ndjson is a line for each record;
     sse is a server-sent event for each record, with the offset as its id.
 
-    Only records with headers have `headers`, their values in base64 in every format. Batches have
-    RECORD_SCHEMA. `is_json`: for each batch, whether its keys and values are known to be JSON text;
-    format json checks the other batches. If `extra` is given, there is one batch, and `extra` has a
-    text for each of its records: more fields, as `,"name":1`, or an empty text. Raises Undecodable
-    if a key or value does not decode: service.formats.pages encodes such pages.
+    Only records with headers have `headers`, with the values in base64 in every format. Batches
+    have RECORD_SCHEMA. `is_json` tells for each batch whether its keys and values are known to be
+    JSON text; format json checks the other batches. If `extra` is given, there is one batch, and
+    `extra` has a text for each of its records: more fields, such as `,"name":1`, or an empty text.
+    Raises Undecodable if a key or value does not decode; then service.formats.pages encodes the
+    page.
     """
     fixed = _fixed(_FRAMES[framing], topic, partition, fmt)
     pieces: list[bytes | memoryview] = [
@@ -90,10 +93,11 @@ def encode_records(
 def encode_placements(
     places: RecordPartitions, placements: Sequence[AppendedRange] | None, count: int
 ) -> bytes:
-    """Encode the v2 answer to a produce: partition and offset of each of `count` records, in order.
+    """Encode the v2 answer to a produce request: the partition and the offset of each of its
+    `count` records, in order.
 
-    `placements` has one range for each partition in `places`; None if the offsets are not known yet
-    (acks=1 and 0).
+    `placements` has one range for each partition in `places`. It is None if the offsets are not
+    known yet (acks=1 and 0).
     """
     bases = {placed.partition: placed.base_offset for placed in placements or ()}
     reports: tuple[bytes | memoryview, ...]
@@ -103,7 +107,7 @@ def encode_placements(
         reports = _few_reports(places, bases)
     else:
         reports = _mixed_reports(np.asarray(places), bases)
-    # Join once: each copy of a large answer makes the system allocate new pages.
+    # Join once, because each copy of a large answer makes the system allocate new pages.
     return b"".join((b'{"offsets":[', *reports, b'],"key_schema_id":null,"value_schema_id":null}'))
 
 
@@ -111,8 +115,8 @@ def encode_placements(
 
 
 class _Fixed(NamedTuple):
-    """The texts between the fields of one partition's records; `encode` encodes a column of keys
-    or values, or raises NotDecodable."""
+    """The texts between the fields of one partition's records. `encode` encodes a column of keys or
+    values. It raises NotDecodable."""
 
     where: TopicPartition
     fmt: Format
@@ -171,9 +175,10 @@ _UNICODE_BREAKS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\x
 
 
 def _without_unicode_breaks(body: bytes) -> bytes:
-    """Escape characters that Python's splitlines treats as line breaks: some clients use it.
+    """Escape characters that Python's splitlines treats as line breaks, because some clients use
+    splitlines.
 
-    In JSON these occur only inside of strings, and never after a lone backslash.
+    In JSON these characters occur only inside of strings, and never after a lone backslash.
     """
     if not body.isascii():
         for char, escape in _UNICODE_BREAKS.items():
@@ -184,7 +189,8 @@ def _without_unicode_breaks(body: bytes) -> bytes:
 def _merged(
     batches: Sequence[pa.RecordBatch], is_json: Sequence[bool]
 ) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Merge adjacent batches with equal flags: a batch costs as much as a few hundred records."""
+    """Merge adjacent batches with equal flags, because a batch costs as much as a few hundred
+    records."""
     if len(batches) == 1:
         if batches[0].num_rows:
             yield batches[0], is_json[0]
@@ -285,8 +291,9 @@ def _run_of_reports(partition: int, base: int | None, count: int) -> tuple[bytes
 def _decimals(start: int, end: int, between: bytes) -> list[bytes]:
     """Return the numbers [start, end) in decimal, separated by `between`, as pieces to join.
 
-    The numbers 5000 to 5999 have the same digits before the last three. So `between` and these
-    digits are the separator of one join of the last three digits: ~9 ns a number.
+    The numbers 5000 to 5999 have the same digits before the last three. So one join of the
+    last three digits encodes all these numbers, with `between` and the same digits as the
+    separator. A number takes ~9 ns.
     """
     pieces = []
     while start < end:

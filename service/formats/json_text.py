@@ -175,8 +175,9 @@ def quoted(column: Any) -> Any:
 def base64(column: Any) -> Any:
     """Encode values as base64 strings or null, each followed by a comma.
 
-    msgspec encodes `["...","...",null,...]` in one call. The elements' lengths are known. The
-    elements with their commas are adjacent, as Arrow requires, so they become a column uncopied.
+    msgspec encodes `["...","...",null,...]` in one call. The lengths of the values give the
+    lengths of the elements. The elements with their commas are adjacent, as Arrow requires, so they
+    become a column without a copy.
     """
     rows = len(column)
     if column.null_count == rows:
@@ -211,7 +212,8 @@ def headers(column: Any) -> list[Any]:
 
 
 def _octets(column: Any) -> bytes:
-    """Return the bytes of all values, one after the other. A slice gives only its own values."""
+    """Return the bytes of all values, one after the other. For a slice, return only its own
+    values."""
     bounds = _bounds(column)
     data = column.buffers()[2]
     return data[int(bounds[0]) : int(bounds[-1])].to_pybytes() if data else b""

@@ -3,18 +3,18 @@
 `encode_page` encodes each page in the format of the answer.
 
 A client can always read past a record that does not decode. The `on_error` of a request decides
-which records its page contains:
+which records the page contains:
 
-    stop   the records before it. The next read begins at this record and fails.
-    skip   the other records. The answer has the number of skipped records.
-    raw    all records. A key or value that does not decode is null, and its base64 has a field.
+    stop   the records before the record that does not decode. The next read begins there and fails.
+    skip   all records that decode. The answer has the number of skipped records.
+    raw    all records. A key or value that does not decode is null, and a field has its base64.
 
 In format json, a key that is text but not JSON is no error. It becomes a JSON string, and the
 record's `key_format` is `text`. Most keys of Kafka's clients are such texts.
 
 In formats avro, jsonschema and protobuf, a value decodes only with a schema registry, which tidelog
-does not have. So only null decodes. A key without the registry's framing is no error: it becomes
-base64, as Karapace returns it. Pure.
+does not have. So only null decodes. A key without the registry's framing is no error. It becomes
+base64, as in Karapace's answers. Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,8 +58,8 @@ class RecordPage(msgspec.Struct, frozen=True, gc=False):
     first_wrong: int = 0
 
     def end(self, next_offset: int) -> int:
-        """Return the offset at which the next read begins. It is `next_offset` unless the page
-        stopped."""
+        """Return the offset at which the next read begins. If the page stopped before a record,
+        it is the offset of this record, else `next_offset`."""
         return next_offset if self.stopped is None else self.stopped.offset
 
     @property
@@ -79,8 +79,8 @@ def encode_page(
     on_error: OnError = "stop",
 ) -> RecordPage:
     """Encode records as `json_out.encode_records` does. `on_error` decides about records that do
-    not decode. A page with such a record costs 1 to 2 us more for each of its records. So does
-    each page in a format with schemas."""
+    not decode. A page with such a record, or in a format with schemas, costs 1 to 2 us more for
+    each of its records."""
     records = sum(map(len, batches))
     if fmt not in SCHEMA_FORMATS or not records:
         try:
@@ -145,8 +145,8 @@ def headers_of(
 
 
 def _other_key(fmt: ReadFormat, octets: bytes) -> bytes | None:
-    """Return the JSON string of a key that does not decode in this format but is no error; else
-    None."""
+    """Return the JSON string of a key that does not decode in this format, if that is no error. If
+    it is an error, return None."""
     if fmt in SCHEMA_FORMATS:
         is_framed = octets.startswith(_FRAMING_MAGIC) and len(octets) >= _FRAMING_BYTES
         return None if is_framed else json_text.to_json(octets)  # base64
@@ -156,8 +156,8 @@ def _other_key(fmt: ReadFormat, octets: bytes) -> bytes | None:
 class _Mixed:
     """One batch of records, some of which may not decode.
 
-    `wrong` maps the number of each row that does not decode to its part (key or value) that does
-    not decode, or to `key` if both do not.
+    `wrong` has an item for each row that does not decode. It maps the number of the row to the part
+    that does not decode: `value`, or `key` if the key or both do not decode.
     """
 
     def __init__(
@@ -185,8 +185,9 @@ class _Mixed:
         self._decodable = pa.RecordBatch.from_arrays(columns, schema=self._batch.schema)
 
     def _part(self, part: Any, rows: list[int]) -> Any:
-        """Return the keys or values as a column. In `rows`, a value that does not decode becomes
-        null. Such a key becomes what `_other_key` returns, and otherwise null."""
+        """Return the keys or values as a column. `rows` are the rows to check. There, a value that
+        does not decode becomes null, and a key that does not decode becomes the result of
+        `_other_key`."""
         column = self._batch.column(part)
         if json_text.all_decode(self._fmt, column):
             return column

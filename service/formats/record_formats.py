@@ -58,8 +58,8 @@ def format_of_accept(accept: bytes) -> str:
 
 
 def embedded_format(query: dict[str, str], format_name: str) -> str:
-    """Return the format of keys and values: that of the answer, or the parameter `format` for lines
-    and events. Raises InvalidParameter."""
+    """Return the format of keys and values. For lines and events, it is the parameter `format`. For
+    a JSON array, it is the format of the answer. Raises InvalidParameter."""
     if format_name in READ_FORMATS:
         return format_name
     embedded = query.get("format", "json")
@@ -69,7 +69,7 @@ def embedded_format(query: dict[str, str], format_name: str) -> str:
 
 
 def on_error_of(query: dict[str, str]) -> OnError | None:
-    """Return the parameter `on_error`, or None if it is not given. Raises InvalidParameter."""
+    """Return the parameter `on_error`. If it is not given, return None. Raises InvalidParameter."""
     text = query.get("on_error")
     if text is None or text in ON_ERROR:
         return text
@@ -93,14 +93,14 @@ def reset_of(query: dict[str, str]) -> str:
 
 ON_ERROR_PARAMETER = Parameter(
     "on_error",
-    "for a record that does not decode: `stop` before it, `skip` it, or `raw` (base64 in a field "
-    "of its own)",
+    "what to do with a record that does not decode: `stop` before it, `skip` it, or return it "
+    "`raw` (base64 in a field of its own)",
     {"type": "string", "enum": list(ON_ERROR), "default": "stop"},
 )
 RESET_PARAMETER = Parameter(
     "reset",
-    "if a follower's offset is out of range: `earliest` or `latest` sends an event `reset` and "
-    "continues there; `none` is an error",
+    "what to do if a follower's offset is out of range: with `earliest` or `latest`, send an event "
+    "`reset` and continue there; with `none`, answer an error",
     {"type": "string", "enum": list(RESETS), "default": "none"},
 )
 FORMAT_PARAMETER = Parameter(
@@ -110,7 +110,8 @@ FORMAT_PARAMETER = Parameter(
 )
 MAX_BYTES_PARAMETER = Parameter(
     "max_bytes",
-    "maximum bytes of records: key, value, headers, and 24 for each record; at least one record",
+    "maximum bytes of the returned records: key, value, headers, and 24 for each record. The first "
+    "record is returned even if it is larger",
     {"type": "integer"},
 )
 MAX_RECORDS_PARAMETER = Parameter(
@@ -119,14 +120,15 @@ MAX_RECORDS_PARAMETER = Parameter(
     {"type": "integer", "default": RECORDS_MAX, "maximum": RECORDS_MAX},
 )
 ON_ERROR_HEADERS = (
-    "If records do not decode: `Tidelog-Skipped` (a count) and `Tidelog-First-Skipped` "
-    "(`TOPIC-PARTITION@OFFSET`) with `skip`; with `stop`, `Tidelog-Undecodable` is the record "
-    "before which the answer, or a partition, ends."
+    "If records do not decode, the answer has headers. With `skip`, `Tidelog-Skipped` is the "
+    "number of skipped records, and `Tidelog-First-Skipped` is the first of them "
+    "(`TOPIC-PARTITION@OFFSET`). With `stop`, `Tidelog-Undecodable` is the record before which the "
+    "answer, or a partition, ends."
 )
 
 
 class FetchedRecord(msgspec.Struct):
-    """One record. `key` and `value` are JSON, or strings in base64 or of text. In formats avro,
+    """One record. `key` and `value` are JSON, or strings with base64 or text. In formats avro,
     jsonschema and protobuf, `key` is base64 or null, and `value` is null.
 
     In format json, `key_format` is `text` if the key is text but not JSON. With `on_error=raw`, a

@@ -1,7 +1,7 @@
-"""Resources of the v3 dialect: their fields as in Confluent's OpenAPI, and a factory of them.
+"""Resources of the v3 dialect, with the fields of Confluent's OpenAPI, and a factory of resources.
 
 This module has clusters, brokers, topics, partitions, replicas and configs. The resources of groups
-are in service/routes/group_resources_v3.py, those of ACLs in service/routes/acls_v3.py.
+are in service/routes/group_resources_v3.py, the resources of ACLs in service/routes/acls_v3.py.
 
 The API shows the broker that answers as broker 1, the leader of every partition. Any process serves
 every request, so a client does not need to choose a broker. `replication_factor` is 1, because the
@@ -37,7 +37,7 @@ class Metadata(BaseModel):
 
 
 class ListMetadata(BaseModel):
-    """A list's URL, and that of the next page if there is one."""
+    """The URL of a list, and the URL of the next page if there is a next page."""
 
     self_url: str = Field(serialization_alias="self")
     next: str | None = None
@@ -108,7 +108,7 @@ class PartitionData(_PartitionResource):
 
 
 class PartitionOffsetsData(_PartitionResource):
-    """Offsets of a partition, only those that the request asks for."""
+    """The offsets of a partition that the request asks for."""
 
     kind: Literal["KafkaPartitionWithOffsets"] = "KafkaPartitionWithOffsets"
     earliest_offset: int | None = None
@@ -184,7 +184,7 @@ class ResourceFactory:
         self._cluster = f"{self._clusters}/{cluster_id}"
 
     def url(self, *parts: str | int) -> str:
-        """Return the URL of a path below the cluster, which consists of these parts."""
+        """Return the URL of the path below the cluster that consists of these parts."""
         return "/".join([self._cluster, *map(str, parts)])
 
     def listed(self, *parts: str | int) -> ListMetadata:
@@ -194,7 +194,7 @@ class ResourceFactory:
         return Related(related=self.url(*parts))
 
     def create(self, kind: type[R], crn: str, at: tuple[str | int, ...], **fields: Any) -> R:
-        """Create a resource at path `at`. `crn` is the part of its name after the cluster's."""
+        """Create a resource at path `at`. `crn` is the end of its name, after the cluster."""
         name = f"crn:///kafka={self.cluster_id}{crn}"
         metadata = Metadata(self_url=self.url(*at), resource_name=name)
         return kind(metadata=metadata, cluster_id=self.cluster_id, **fields)
@@ -307,7 +307,7 @@ class ResourceFactory:
         )
 
     def configs(self, topic: str, configs: dict[str, str]) -> list[TopicConfigData]:
-        """Return all configs with an effect, and those without an effect that the topic sets."""
+        """Return all configs with an effect, and the other configs that the topic sets."""
         return [self.config(topic, name, configs) for name in configs_shown(configs)]
 
 

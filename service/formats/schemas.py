@@ -1,4 +1,4 @@
-"""Errors of requests that need a schema registry: tidelog has none. Pure."""
+"""Errors of requests that need a schema registry, which tidelog does not have. Pure."""
 
 import msgspec
 
@@ -32,11 +32,11 @@ class _Schemas(msgspec.Struct):
     records: list[_Record] = msgspec.field(default_factory=list)
 
     def uses(self, part: str) -> bool:
-        """Whether a record has a `key` or `value`."""
+        """Whether a record has this part (`key` or `value`)."""
         return any(bytes(getattr(each, part)) not in (b"", b"null") for each in self.records)
 
     def has(self, part: str) -> bool:
-        """Whether there is a schema for `key` or `value`."""
+        """Whether the body has a schema for this part (`key` or `value`)."""
         schemas = (getattr(self, f"{part}_schema"), getattr(self, f"{part}_schema_id"))
         return any(bytes(each) not in (b"", b"null") for each in schemas)
 

@@ -1,7 +1,8 @@
 """Encoded pages that several readers of a partition use, so that a broker encodes each page once.
 
 A key identifies the records and their format. The records at given offsets of a topic id never
-change, but retention, compaction and repairs remove some. So a key also has the number of records.
+change, but retention, compaction and repairs remove some of them. So a key also has the number of
+records.
 """
 
 import asyncio
@@ -10,8 +11,8 @@ from typing import NamedTuple
 from tidelog.service.formats.pages import RecordPage
 
 KEPT_S = 1.0
-"""A page is kept for one to two periods of this length. If the pages reach SHARED_BYTES_MAX, it is
-dropped earlier."""
+"""A page is kept for one to two periods of this length, or for a shorter time if all pages together
+reach SHARED_BYTES_MAX."""
 SHARED_BYTES_MAX = 32 * 1024 * 1024
 
 
@@ -29,7 +30,7 @@ class PageKey(NamedTuple):
 
 
 class SharedPages:
-    """The newest pages: those of the last two seconds at most, and at most SHARED_BYTES_MAX.
+    """The pages of the last two seconds. Together, they have at most SHARED_BYTES_MAX bytes.
 
     Owned by one event loop.
     """

@@ -5,8 +5,8 @@
                           "offsets": [{"topic_name": "in", "partition_id": 0, "offset": 42,
                                        "metadata": "why"}, ...]}, ...]}
 
-tidelog's own format, with names of the v3 dialect. An invalid body gives InvalidBody (422). If a
-record is wrong, the error names its topic and its number. Pure.
+The format is tidelog's own, with the field names of the v3 dialect. An invalid body gives
+InvalidBody (422). If a record is wrong, the error names its topic and its number. Pure.
 """
 
 from collections.abc import Iterable
@@ -34,9 +34,11 @@ from tidelog.storage.state.group_members import NO_GENERATION
 
 TRANSACTION_TOPICS_MAX = 100
 RECORDS_MAX = 10_000
-"""Bound for a request (I10): each record may need its own chunk, and one entry has all chunks."""
+"""Bound for a request (I10), because each record may need its own chunk, and one entry has all
+chunks."""
 TRANSACTION_OFFSETS_MAX = 1_000
-"""Bound for a request (I10): with 4 KiB of metadata each, offsets take 4 of a header's 64 MiB."""
+"""Bound for a request (I10). With 4 KiB of metadata each, the offsets take 4 MiB of the 64 MiB that
+an entry's header may have."""
 
 Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -77,7 +79,7 @@ class TransactionRecords(NamedTuple):
 
 
 class Transaction(NamedTuple):
-    """An atomic request; each topic and each group occurs once."""
+    """An atomic request. Each topic and each group occurs once."""
 
     topics: list[TransactionRecords]
     groups: list[GroupOffsets]
@@ -96,7 +98,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 def decode_transaction(body: bytes, now_ms: int) -> Transaction:
-    """Decode the request; records without a timestamp get `now_ms`.
+    """Decode the request. Records without a timestamp get `now_ms`.
 
     Raises InvalidBody, NoSchemaRegistry or RecordTooLarge. Does not check whether topics and
     partitions exist.
@@ -178,7 +180,7 @@ def _record(topic: str, number: int, encoded: EncodedRecord, now_ms: int) -> V3R
 
 
 def _check_group(group: GroupOffsets) -> None:
-    """Check a group; give offsets without metadata an empty text. Raises InvalidBody."""
+    """Check a group. An offset without metadata gets an empty text. Raises InvalidBody."""
     _refuse(check_group_id(group.consumer_group_id))
     if not group.offsets:
         raise InvalidBody(f"consumer group {group.consumer_group_id!r} has no offsets")

@@ -32,13 +32,13 @@ OBJECT_BYTES_MAX = 16 * 1024 * 1024
 """ObjectStream refuses a larger object (I10)."""
 
 ENTRIES_MAX = 10
-"""Confluent's limit of a batch."""
+"""Confluent's limit of the entries in a batch."""
 
 HEADERS_MAX = 10_000
 """Bound of the headers of a record (I10), because even a short header takes 100 bytes."""
 
 DEPTH_MAX = 1000
-"""Bound of nested objects; the decoder's own limit is about the same."""
+"""Bound of the depth of nested objects. The decoder's own limit is about the same."""
 
 BATCH_CODE = 42208
 
@@ -110,7 +110,7 @@ _octets = msgspec.json.Decoder(bytes | None).decode
 
 
 def decode_v3_record(obj: bytes, now_ms: int) -> V3Record:
-    """Decode one object of a stream or entry of a batch; `now_ms` is the default timestamp.
+    """Decode an object of a stream, or an entry of a batch. `now_ms` is the default timestamp.
 
     Raises BadBody, InvalidBody or NoSchemaRegistry, with Confluent's message if there is one.
     """
@@ -140,7 +140,7 @@ def v3_record(record: EncodedRecord, now_ms: int) -> V3Record:
 def decode_v3_batch(body: bytes, *, entries_max: int = ENTRIES_MAX) -> list[tuple[str, bytes]]:
     """Return (id, bytes for `decode_v3_record`) of each entry of `{"entries": [...]}`.
 
-    If the whole batch is wrong, raises BadBody, RecordTooLarge, or InvalidBody with code 42208.
+    If the batch as a whole is wrong, raises BadBody, RecordTooLarge, or InvalidBody (code 42208).
     """
     check_objects(body)
     try:
@@ -244,16 +244,16 @@ class ObjectStream:
         self._bytes_max = object_bytes_max
         self._buffer = bytearray()
         self._start = 0  # of the current object
-        self._at = 0  # all bytes before it are scanned
+        self._at = 0  # the bytes before this position are scanned
         self._depth = 0
         self._in_string = False
         self._refused: InvalidRequest | None = None
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the objects that end in `piece`.
+        """Take the next bytes of the request, and return the objects that end in them.
 
-        Raises BadBody for bytes that cannot begin an object, RecordTooLarge for an object over the
-        limit. If objects precede the error, this call returns them and the next call raises.
+        Raises BadBody for bytes that cannot begin an object, and RecordTooLarge for an object over
+        the limit. If objects precede the error, this call returns them and the next call raises.
         """
         self._raise_refused()
         self._buffer += piece

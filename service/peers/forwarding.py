@@ -1,10 +1,10 @@
 """Forwarding of consumer instances' requests to the group's coordinator.
 
-Any broker accepts any request. If another broker coordinates the group, the request is forwarded
-whole and the answer is returned whole. Records that a read returned count as delivered only after
-the forwarding broker confirms that it has sent them to its client (`confirm`). Without a
-confirmation, the coordinator returns the same records again. The instance's next read waits for the
-confirmation, `CONFIRM_S` at most.
+A client sends requests for an instance to any broker. If another broker coordinates the instance's
+group, the client's broker forwards the whole request, and returns the coordinator's whole answer.
+For the coordinator, the records of a read are delivered only after the forwarding broker confirms
+that it has sent them to its client (`confirm`). Without a confirmation, the coordinator returns the
+same records again. The instance's next read waits for the confirmation, at most `CONFIRM_S`.
 
 **On a coordinator crash**: if the coordinator cannot be reached, it has not received the request,
 and this broker takes over the group. If the coordinator does not answer, the outcome is unknown,
@@ -36,7 +36,8 @@ SECRET_HEADERS = (b"authorization", b"cookie")
 
 
 class Unreached(Exception):
-    """The coordinator has certainly not received the request (for a confirmation: maybe not)."""
+    """The coordinator has certainly not received the request, or has perhaps not received the
+    confirmation."""
 
 
 class Transport(Protocol):
@@ -54,8 +55,9 @@ class Transport(Protocol):
 class _Request(msgspec.Struct, array_like=True):
     """A forwarded request. `caller` is the principal and the address that the forwarding broker
     authenticated. Both are empty if security is off on that broker. `proof` has the ids of the key
-    and of the session, and the time in ms when they end (0: never). `address` is the client's, also
-    if security is off. Version 0.1 sends no `proof` and no `address`. Secrets are not forwarded."""
+    and of the session, and the time in ms when they end (0 if they do not end). `address` is the
+    client's address, even if security is off. Version 0.1 sends neither `proof` nor `address`.
+    Brokers do not forward secrets."""
 
     method: str
     path: str
@@ -93,7 +95,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], message: bytes) -> T:
 
 
 class ForwardedCall(HttpRequest):
-    """A request whose client is connected to another broker. That broker gets the whole answer."""
+    """A request whose client is connected to another broker. `response` collects the whole answer
+    for that broker."""
 
     __slots__ = ("answered", "arrived", "caller", "is_awaited", "is_trusted", "proof", "response")
 
@@ -140,7 +143,7 @@ class ForwardedCall(HttpRequest):
 
 class Forwarded:
     """The coordinator's side of forwarding: serves requests that peers forward. `serve` must also
-    answer errors."""
+    answer a request that fails."""
 
     def __init__(self, serve: Callable[[ForwardedCall], Coroutine[Any, Any, None]]) -> None:
         self._serve = serve
@@ -149,8 +152,8 @@ class Forwarded:
 
     async def take(self, message: bytes, ticket: bytes, *, is_trusted: bool = False) -> bytes:
         """Serve a request that a peer forwarded. `ticket` is a unique id of the request. Without
-        `is_trusted`, a broker with security on refuses the request, because the sender may not be a
-        broker."""
+        `is_trusted`, a broker with security on refuses the request, because the sender is perhaps
+        no broker."""
         call = ForwardedCall(_decode(_requests, message), is_trusted=is_trusted)
         task = asyncio.create_task(self._serve(call))
         self._tasks.add(task)
@@ -182,8 +185,8 @@ class Forwarder:
         self._confirming: set[asyncio.Task[None]] = set()
 
     async def forward(self, call: HttpRequest, coordinator: str, body: bytes) -> None:
-        """Forward the call, and send its client the coordinator's answer. Raises Unreached,
-        Unavailable."""
+        """Forward the call, and send the coordinator's answer to the client of the call. Raises
+        Unreached, Unavailable."""
         server = call.scope.get("server") or ("localhost", None)
         rights = rights_of(call.scope)
         request = _Request(
@@ -212,8 +215,8 @@ class Forwarder:
 
     async def get(self, rights: CallerRights, coordinator: str, path: str) -> bytes:
         """Return the body of a coordinator's answer to a GET that only brokers send. Raises
-        Unreached. Raises Unavailable if no answer comes, or one with another status than 200 (a
-        version without the route)."""
+        Unreached. Raises Unavailable if no answer comes, or if its status is not 200 (the
+        coordinator has a version without the route)."""
         who, none = (rights.principal, rights.host), ("", None)
         request = _Request("GET", path, b"", [], "http", none, b"", who, rights.proof)
         response = await self._ask(coordinator, request)
@@ -232,7 +235,8 @@ class Forwarder:
         return response
 
     async def _confirm(self, coordinator: str, ticket: bytes) -> None:
-        with contextlib.suppress(Unreached, LogError):  # then a read returns the records again
+        # Without a confirmation, a read returns the records again.
+        with contextlib.suppress(Unreached, LogError):
             await self._transport.confirm(coordinator, ticket)
 
 

@@ -1,5 +1,5 @@
-"""The held members of groups (storage.groups.short_lives), for every broker. Only a group's
-coordinator has them, in memory."""
+"""The held members of groups (storage.groups.short_lives), as any broker can find them. A group's
+coordinator has the list in memory; the other brokers ask the coordinator."""
 
 import logging
 
@@ -30,7 +30,7 @@ class HeldMembers:
         return msgspec.json.encode(self._instances.coordinator.held(group_id))
 
     async def of(self, group_id: str, rights: CallerRights) -> list[HeldMember] | None:
-        """Return the held members of a group, or None if its coordinator does not answer."""
+        """Return the held members of a group. If its coordinator does not answer, return None."""
         coordinator = self._instances.coordinator_of(group_id)
         if self._forwarder is None or coordinator == self._instances.coordinators.me:
             return self._instances.coordinator.held(group_id)

@@ -11,9 +11,13 @@ It has six routes:
 
 A peer authenticates with a signature (service.security.signatures) and with the token in this
 broker's liveness object. A process that can read the bucket knows the token. Without security there
-is no signature: a process with the token can act as a broker. Bodies are bounded (I10). The status
-gives the outcome of a draft: 200, it is in the chain; 504 and 500, unknown; every other status,
-this broker did not and will not commit it.
+is no signature, so a process with the token can act as a broker. Bodies are bounded (I10).
+
+The status of the answer gives the outcome of a draft:
+
+- 200: the draft is in the chain;
+- 500, 504: the outcome is unknown;
+- any other status: this broker did not commit the draft, and will not.
 """
 
 import asyncio
@@ -52,15 +56,16 @@ log = logging.getLogger("tidelog.peers")
 ROUTES = frozenset({HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_CONFIRM, METRICS, VITALS})
 PEER_BODY_BYTES_MAX = 32 * 1024 * 1024
 """Bound of a request's body. A draft with uploaded chunks is only a header, of about 60 bytes a
-chunk. A peer commits a larger draft by itself."""
+chunk. A peer commits a draft above
+the bound by itself."""
 CONNECTIONS_MAX = 1000
 STRANGERS_SHARE = 8
 """At most 1 in this number of connections may be unproved."""
 BODIES_BYTES_MAX = 4 * PEER_BODY_BYTES_MAX
 KEEP_ALIVE_S = 600
 """The listener closes a connection that is idle for this time. It is longer than the pause between
-two announcements of a peer: if the listener closed a connection when the peer sends a draft, the
-outcome of the draft would be unknown."""
+two announcements of a peer. If the listener closed a connection at the moment when the peer sends a
+draft, the outcome of the draft would be unknown."""
 
 
 class _Refused(Exception):
@@ -79,15 +84,15 @@ class PeerApp:
         reports: Mapping[str, Callable[[], bytes | Awaitable[bytes]]] | None = None,
         signatures: Signatures | None = None,
     ) -> None:
-        """`reports` has the functions that answer METRICS and VITALS. With `signatures`, messages
-        must be signed."""
+        """`reports` has the functions that answer METRICS and VITALS. If `signatures` is
+        given, peers must sign their messages."""
         self._signatures = signatures
         self._api = broker.peer_api
         self._new_id = broker.clock.new_id
         self._groups = groups
         self._reports = reports or {}
         self.bodies: Budget | None = None
-        """The budget of the listener, which sets this attribute."""
+        """The budget for the bodies of requests. PeerListener sets it."""
         self._token = f"Bearer {broker.members().me.token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -195,8 +200,8 @@ class PeerListener:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, address: str) -> str:
-        """Listen. Return the address to announce to peers: `address`, or one that is found if it is
-        empty."""
+        """Listen. Return the address to announce to peers. It is `address`, or, if that is empty,
+        an address of this machine with the port."""
         self._task = asyncio.create_task(self._server.serve(), name="tidelog-peers")
         while not self._server.started:
             if self._task.done():
@@ -208,7 +213,7 @@ class PeerListener:
     async def close(self) -> None:
         self._server.stop()
         if self._task is not None:
-            with contextlib.suppress(LogError):  # `start` has raised it
+            with contextlib.suppress(LogError):  # `start` has raised the error
                 await self._task
 
 
@@ -219,7 +224,7 @@ def reachable(host: str) -> str:
     family = socket.AF_INET6 if host == "::" else socket.AF_INET
     far = "2001:db8::1" if host == "::" else "192.0.2.1"
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((far, 9))  # sends nothing: it only picks a route and so a local address
+        probe.connect((far, 9))  # sends nothing, but chooses a route and with it a local address
         found: str = probe.getsockname()[0]
         return f"[{found}]" if ":" in found else found
     return socket.gethostname()

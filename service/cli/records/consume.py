@@ -1,7 +1,7 @@
 """Print the records of partitions, each from a start offset to an end offset.
 
-Reads are stateless, so a failed request is repeated from the same offset. The broker sends NDJSON.
-The command decodes a line only to print parts of it, or to find the end of the range.
+Reads are stateless, so the command repeats a failed request from the same offset. The broker sends
+NDJSON. The command decodes a line only to print parts of it, or to find the end of the range.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ class UndecodableRecord(CommandError):
 
 
 class Line(msgspec.Struct):
-    """The printed fields of a record. With `--on-error raw`, a key or value that does not decode is
-    in the field with base64."""
+    """The printed fields of a record. With `--on-error raw`, `key_base64` or `value_base64` has a
+    key or value that does not decode."""
 
     offset: int
     key: Raw
@@ -65,7 +65,7 @@ _decode = msgspec.json.Decoder(Line).decode
 
 
 class _Range(NamedTuple):
-    """Range of offsets of one partition to print. If `end` is None, it has no end."""
+    """Range of offsets of one partition to print. If `end` is None, the range has no end."""
 
     partition: int
     start: int
@@ -103,7 +103,7 @@ class Consumer:
         self._progress = SlowProgress("consuming", is_wanted=False)
 
     async def resolve(self, number: int) -> _Range:
-        """Return the range of offsets of one partition. Deleted offsets are skipped."""
+        """Return the range of offsets of one partition. It has no offset below the log start."""
         async with self._reads:
             start, end = await self._resolve(number)
         return _Range(number, start, end)
@@ -132,7 +132,7 @@ class Consumer:
         return start, min(end, high)
 
     def warn_beyond(self, ranges: Sequence[_Range]) -> None:
-        """Warn where the partitions end, if all of them end before the start of their range. With
+        """If all partitions end before the start of their range, warn and name their ends. With
         --follow do not warn, because the broker refuses the read and names the end."""
         if ranges and len(self._ends) == len(ranges) and not self._options.follow:
             ends = [f"partition {number} at {end}" for number, end in sorted(self._ends.items())]
@@ -148,8 +148,9 @@ class Consumer:
         return found
 
     async def run(self, ranges: Sequence[_Range]) -> None:
-        """Print all ranges, but at most `count_max` records. A partition stops at a record that
-        does not decode. Then the command prints the other partitions to their end, and fails."""
+        """Print all ranges, but at most `count_max` records. If a record does not
+        decode, its partition ends before it. The command then prints the other partitions to their
+        end, and fails."""
         total = sum(max((each.end or 0) - each.start, 0) for each in ranges)
         is_wanted = not self._options.follow and not sys.stdout.isatty()
         self._progress = SlowProgress("consuming", total, is_wanted=is_wanted)

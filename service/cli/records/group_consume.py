@@ -1,9 +1,10 @@
 """`tidelog consume --group`: print the records of a topic as a member of a consumer group.
 
-The command commits exactly the printed records. So the group reads no printed record again, but it
-reads again the records that the command fetched and did not print. At the end the command deletes
-its instance, so that other members continue at once. If the reader of the pipe blocks for longer
-than the session timeout, the instance expires, and the command creates another instance.
+The command commits exactly the printed records. The group reads again the records that the command
+fetched and did not print. At the end the command deletes its instance, so that other members
+continue at once. If the reader of the pipe blocks for longer than the session timeout, the instance
+expires before the commit. Then the command creates another instance, and the group reads the last
+printed records again.
 """
 
 import asyncio
@@ -24,7 +25,8 @@ from tidelog.service.cli.requests import quoted
 from tidelog.service.cli.results import CommandError, NotThere, write_out
 
 WAIT_MS = 2000
-"""Timeout of a read without --follow; an empty response means the end of the topic."""
+"""Timeout of a read without --follow; an empty response means the end of
+this member's partitions."""
 FOLLOW_MS = 20_000
 
 
@@ -55,7 +57,7 @@ async def consume_as_member(
                 printed = await member.run(printed)
                 is_over = True
             except NotThere:
-                pass  # the instance expired; the printed records are committed
+                pass  # the instance expired; the next one continues at the committed offsets
             finally:
                 await asyncio.shield(member.leave())
         skipped.show()
@@ -95,8 +97,8 @@ class _Member:
             pass  # the instance expires
 
     async def run(self, printed: int) -> int:
-        """Print records until `count_max` or the end. Return the number printed in all, with the
-        records that were printed before."""
+        """Print records until `count_max` or the end. Return the number of all printed records,
+        which includes the `printed` records of earlier instances."""
         count_max = self._options.count_max
         while count_max is None or printed < count_max:
             records, skipped = await self._read()

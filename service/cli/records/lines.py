@@ -32,14 +32,15 @@ class BadLine(CommandError):
 
 
 class Parser(NamedTuple):
-    """Parser of lines; `record` returns None for a blank line of JSON input."""
+    """Parser of lines. `record` returns None for a blank line of JSON input."""
 
     embedded: str
     record: Callable[[bytes], Record | None]
 
 
 def text_parser(key_separator: str | None) -> Parser:
-    """Return a parser of lines with a value, or a key and a value. Any bytes are valid."""
+    """Return a parser of lines. A line is a value, or, with `key_separator`, a key and a value. All
+    bytes are valid."""
     separator = None if key_separator is None else key_separator.encode()
 
     def record(line: bytes) -> Record:
@@ -71,7 +72,7 @@ _decode_value = msgspec.json.Decoder(Raw).decode
 
 
 def json_parser(embedded: str, *, is_values: bool) -> Parser:
-    """Return a parser of lines. A line is a record as JSON; with `is_values`, any JSON value."""
+    """Return a parser of lines. A line is a record as JSON, or, with `is_values`, a JSON value."""
     return Parser(embedded, _json_value if is_values else _json_record(_KEYS[embedded]))
 
 
@@ -129,7 +130,7 @@ class Source(NamedTuple):
     size: int | None
 
     def read(self, wait_s: float) -> bytes | None:
-        """Read the available bytes: None after `wait_s` without input, empty at the end."""
+        """Read the available bytes. Return None after `wait_s` without input, `b""` at the end."""
         ready, _, _ = select.select([self.descriptor], [], [], wait_s)
         try:
             return os.read(self.descriptor, INPUT_READ_BYTES) if ready else None
@@ -149,7 +150,7 @@ def opened(file: str) -> Iterator[Source]:
         raise BadUsage(f"cannot read {file}: {why_not_read(error)}") from None
     try:
         status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):  # can be opened, but not read
+        if stat.S_ISDIR(status.st_mode):  # a folder can be opened, but not read
             raise BadUsage(f"cannot read {file}: it is a folder")
         yield Source(descriptor, status.st_size or None)
     finally:

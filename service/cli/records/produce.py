@@ -4,8 +4,8 @@ The records of a partition keep the order of the input. Each partition belongs t
 sends one request at a time and repeats it (same Idempotency-Key, same bytes) until the broker
 acknowledges it, for up to `retry_s`. The client chooses the partition: it hashes keys as the broker
 does, and spreads records without a key over the partitions in turn. If partitions are added to the
-topic during the run, this client uses the old number: a key may map to other partitions in the
-requests of other producers. No record is lost or duplicated.
+topic during the run, this client continues with the old number of partitions. Other producers may
+then send the same key to another partition. No record is lost or duplicated.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tidelog.storage.core.murmur2 import partition_of
 from tidelog.storage.io.clock import SystemClock
 
 IDLE_S = 0.2
-"""Maximum time that a read of input blocks: an interrupt waits for the read."""
+"""Maximum time that a read of input blocks, because an interrupt must wait for the read."""
 
 
 class ProduceOptions(NamedTuple):
@@ -39,7 +39,7 @@ class ProduceOptions(NamedTuple):
 
 
 class Batch:
-    """Records of one request; `size` are bytes of JSON, `input_size` bytes of input lines."""
+    """Records of one request. `size` counts bytes of JSON, `input_size` bytes of input."""
 
     __slots__ = ("input_size", "opened_s", "records", "size")
 
@@ -75,7 +75,7 @@ class ProduceSummary:
         self.retries = 0
         self.seconds = 0.0
         self.ranges: dict[int, tuple[int, int]] = {}
-        """First offset and end offset (exclusive) by partition; empty unless acks=all."""
+        """First offset and exclusive end offset by partition. It is empty unless `acks` is all."""
 
     def add(self, batch: Batch, placed: _PlacedBatch) -> None:
         self.records += len(batch.records)
@@ -217,7 +217,8 @@ class Producer:
             await self._close(number)
 
     def _next_unkeyed(self, size: int) -> int:
-        """Return the same partition for about a batch, then the next, as Kafka's producer does."""
+        """Return the same partition for about one batch of records, then the next partition, as
+        Kafka's producer does."""
         self._unkeyed_records += 1
         self._unkeyed_bytes += size
         is_full = self._unkeyed_records > self._options.batch_records
