@@ -16,9 +16,9 @@ _REASONS = {
 def bound_sockets(
     host: str, port: int, *, role: str = "", is_shared: bool = False
 ) -> list[socket.socket]:
-    """Return a socket for each address of the host, bound, not listening yet. With `is_shared`,
-    several processes may bind the port: the kernel distributes the connections (SO_REUSEPORT).
-    Raises LogError."""
+    """Return a bound socket for each address of the host. The sockets do not listen yet. With
+    `is_shared`, several processes may bind the port, and the kernel distributes the connections
+    (SO_REUSEPORT). Raises LogError."""
     bound: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=_PASSIVE)

@@ -1,4 +1,5 @@
-"""The routes of consumer instances, one declaration each. Handlers: service.routes.consumers."""
+"""The routes of consumer instances, one declaration each. The handlers are in
+service.routes.consumers."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
