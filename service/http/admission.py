@@ -2,17 +2,18 @@
 
 Pure: no IO, no clock. The listener (service.http.protocol) passes the time, and closes the
 connections that `Admission` returns. Invariants:
-A1 A request gives back exactly once what it took of a `Budget`; `used` is never negative.
-A2 A budget is exceeded only by one share that alone is larger than the budget.
+A1 A request gives each byte that it took from a `Budget` back exactly once; `used` is never
+   negative.
+A2 Only one share that alone is larger than the budget can exceed the budget.
 A3 A connection is unproved until its client has sent a whole head or, at the port for peers, the
-   cluster's token. If a bound of connections is reached, an unproved connection is closed for a
+   broker's token. If a bound of connections is reached, an unproved connection is closed for a
    new one. So unproved connections cannot keep out other clients.
 A4 No clock runs while the client waits for the broker.
 
 Connections hold at most the sum of the two budgets, and CONNECTION_BYTES for each connection
-(`Admission.bounds`). An uncompressed body that arrives in one packet is not charged: before the
-next packet is read, the body's bytes are in the write buffer of the log (`buffer_bytes_max`) or
-freed.
+(`Admission.bounds`). An uncompressed body that arrives in one packet is not charged. Before the
+next packet is read, the body's bytes are in the write buffer of the log (`buffer_bytes_max`), or
+they are freed.
 """
 
 from collections import Counter
@@ -24,7 +25,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 HEAD_BYTES_MAX = 64 * 1024
 HEAD_FIELDS_MAX = 100
 PIPELINED_MAX = 100
-"""Maximum requests of one connection that wait for the answers to earlier ones. Requests above this
+"""Maximum requests of one connection that wait for answers to earlier requests. Requests above this
 number are not served."""
 CONNECTION_BYTES = 2 * 64 * 1024
 """Maximum bytes of one connection that no budget counts: the head of a request, and the part of
@@ -60,7 +61,7 @@ class Guest(Protocol):
 
     def observed(self) -> tuple[Phase, int]:
         """Return the phase, and a number that grows with progress: requests in IDLE and HEAD, bytes
-        in BODY, STREAM and ANSWER, else 0."""
+        in BODY, STREAM and ANSWER. In the other phases, the number is 0."""
         ...
 
 

@@ -116,8 +116,8 @@ class HttpRequest:
         unpacked, is over `bytes_max`; the rest is neither read nor unpacked (I10). Raises
         Unavailable if the bodies of all requests exceed their budget. An uncompressed body that
         arrives in one piece is not charged. Raises UnsupportedEncoding and BadEncoding. Raises
-        IncompleteBody if the client disconnects: half an Arrow stream would decode as a shorter
-        stream.
+        IncompleteBody if the client disconnects, because half an Arrow stream would decode as a
+        shorter stream.
         """
         coding = b""
         if b"content-encoding" in self.headers:

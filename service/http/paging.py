@@ -98,7 +98,8 @@ async def page_of_query(
         int, Query(ge=1, description=f"items of a page, {PAGE_ITEMS_MAX} at most")
     ] = PAGE_ITEMS_MAX,
     page_token: Annotated[
-        str, Query(description="from `metadata.next` of the page before; empty: the first page")
+        str,
+        Query(description="from `metadata.next` of the previous page; if empty, the first page"),
     ] = "",
 ) -> Page:
     """Return the page that a request asks for. Raises InvalidParameter."""

@@ -135,7 +135,7 @@ class Config(uvicorn.Config):
 
 
 class _HeadRefused(Exception):
-    """The request is invalid. `Protocol._refusal` has the reason: the parser wraps this error."""
+    """An invalid request. The parser wraps this error, so `Protocol._refusal` has the reason."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -157,7 +157,7 @@ class Protocol(HttpToolsProtocol):
         self._hosts = 0
         self._is_coded = False  # has a Transfer-Encoding other than chunked
         self._served: Any = None
-        """The Exchange that the application serves: `cycle`, or an earlier one."""
+        """The Exchange that the application serves: `cycle`, or an earlier Exchange."""
         self._has_body = False  # the packet has a part of a body
         self._head_bytes = 0
         """In a head: bytes of the packets after the packet in which it began. In a body: bytes of
@@ -391,7 +391,8 @@ class Protocol(HttpToolsProtocol):
             self._end_after(last)
 
     def _end_after(self, last: Any) -> None:
-        """Close the connection when this request, and those before it, have their answers."""
+        """Close the connection when this request, and the requests before it, have their
+        answers."""
         last.keep_alive = False
         self._is_ended = True
 
@@ -414,7 +415,7 @@ class Protocol(HttpToolsProtocol):
 
     def _read_on(self, data: memoryview, offer: httptools.HttpParserUpgrade) -> None:
         """Parse the rest of a packet whose first head offers another protocol. A packet may hold
-        thousands of offers, so `data` is a memoryview: its slices copy nothing."""
+        thousands of offers, so `data` is a memoryview, whose slices copy nothing."""
         while data:
             head = self._head_without_offer()
             self.parser = httptools.HttpRequestParser(self)

@@ -9,7 +9,7 @@ _PASSIVE = socket.AI_PASSIVE
 _REASONS = {
     errno.EADDRINUSE: "another process uses the port: stop it, or give another port",
     errno.EADDRNOTAVAIL: "this machine does not have the address: give another host",
-    errno.EACCES: "this user may not use the port: give one above 1023",
+    errno.EACCES: "this user may not use the port: give a port above 1023",
 }
 
 

@@ -1,6 +1,6 @@
 """A request's URL: its path in one spelling, and this broker's URL as the client sees it.
 
-Links in responses must lead back through the proxies between client and broker, so they are built
+Links in responses must lead back through the proxies between client and broker. So they are built
 from the headers that proxies send (`Forwarded`, `X-Forwarded-*`) or, without these, from `Host`.
 Every client can send these headers, but they change only the links in the response to that client.
 Values that cannot be part of a URL are ignored.

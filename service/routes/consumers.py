@@ -1,9 +1,9 @@
 """Consumer instances, v2: the routes of all dialects (DIALECTS.md).
 
 These routes are hot, because thousands of instances read and commit all the time. An instance is in
-the cluster's state and belongs to no broker. Any broker accepts its requests and forwards them to
-the group's coordinator. Records count as read when the response is delivered. If it is not
-delivered, the next read returns its records again (storage.groups.instances).
+the cluster's state and belongs to no broker. Any broker accepts requests of the instance and
+forwards them to the group's coordinator. Records count as read when the response is delivered. If
+it is not delivered, the next read returns its records again (storage.groups.instances).
 """
 
 import asyncio

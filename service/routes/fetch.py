@@ -154,8 +154,8 @@ class Fetch:
         """Return the encoded records from `offset` on. If there is no record, wait up to `wait_s`
         for one. That wait holds no share of the budget, so idle clients do not block others.
 
-        If the budget has no room: with a `call`, whose response has not begun, raise Unavailable;
-        without a `call`, wait for room.
+        If the budget has no room and there is no `call`, wait for room. With a `call`, whose
+        response has not begun, raise Unavailable instead.
         """
         partition = self._log.state.partition(view.topic, view.partition)
         if wait_s > 0 and offset >= partition.high_watermark:

@@ -55,8 +55,8 @@ class HeldMemberData(BaseModel):
     client_id: str
     host: str = Field(description="the client's address; empty if unknown")
     short_lives: int = Field(
-        description="number of its members that, in the last five minutes, ended or changed "
-        "their subscription within a minute of their join"
+        description="members of this client that, in the last five minutes, ended or changed their "
+        "subscription within a minute of their join"
     )
     retry_after_ms: int = Field(description="time until the coordinator accepts its next join")
 

@@ -171,10 +171,10 @@ async def list_group_offsets(
 async def reset_group_offsets(
     consumer_group_id: GroupId, body: Reset, log: FreshLog, make: Resources, rights: Rights
 ) -> GroupOffsetList:
-    """Set the position of a group: to the log start, to the end, to an offset (or the nearest that
-    exists), or to the first record that is not older than a timestamp or a duration.
-    The reset changes all partitions or none. 409/40903 while the group has members that share
-    partitions."""
+    """Set the position of a group to the log start, to the end, to an offset (or the nearest that
+    exists), or to a time. A time is a timestamp, or a duration before now. It sets the position to
+    the first record that is not older. The reset changes all partitions or none. 409/40903 while
+    the group has members that share partitions."""
     refusal = check_group_id(consumer_group_id)
     if refusal is not None:
         raise refusal
@@ -350,8 +350,8 @@ async def get_lag_summary(group: PathGroup) -> LagSummaryData:
 async def list_lags(group: PathGroup, make: Resources, page: WantedPage) -> LagList:
     """The lag of a group in each partition that has a committed offset or a member that reads it.
 
-    Without a committed offset, the lag counts from the offset at which the member starts: the
-    offset of its seek or, without a seek, the offset that its `auto.offset.reset` selects."""
+    Without a committed offset, the lag counts from the offset at which the member starts. This is
+    the offset of its seek or, without a seek, the offset that its `auto.offset.reset` selects."""
     lags = await GroupLags.of(group.log, group.group_id)
     keys = lags.in_order(page.position(str, int))
     shell = LagList(metadata=make.listed("consumer-groups", group.group_id, "lags"), data=[])

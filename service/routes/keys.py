@@ -204,27 +204,34 @@ def _fields(key: Key, now_ms: int) -> dict[str, Any]:
 
 Rate = Annotated[
     WholeNumber | None,
-    Field(default=None, description="bytes a second; null: as for `<default>`, or no limit"),
+    Field(
+        default=None,
+        description="bytes a second; null: as `<default>`, or no limit if that is null",
+    ),
 ]
 
 
 RequestRate = Annotated[
     WholeNumber | None,
-    Field(default=None, description="requests a second; null: as for `<default>`, or no limit"),
+    Field(
+        default=None,
+        description="requests a second; null: as `<default>`, or no limit if that is null",
+    ),
 ]
 Percentage = Annotated[
     WholeNumber | None,
     Field(
         default=None,
-        description="CPU time of requests; 100 is the whole time of one thread; null: as for "
-        "`<default>`, or no limit",
+        description="CPU time of requests, in percent of one thread; null: as `<default>`, or no "
+        "limit if that is null",
     ),
 ]
 Share = Annotated[
     WholeNumber | None,
     Field(
         default=None,
-        description="part of the cluster's bound; null: as for `<default>`, or a quarter",
+        description="part of the cluster's bound; null: as `<default>`, or a quarter if that is "
+        "null",
     ),
 ]
 

@@ -460,8 +460,8 @@ ROUTES = (
             summary="Produce records",
             text="A record goes to the partition in its field `partition`. Without this field, the "
             "partition is the hash (murmur2) of the record's key, modulo the number of partitions. "
-            "For records without a key, the broker chooses a partition, and takes the next one "
-            "after about 16 KiB of their values.",
+            "For records without a key, the broker chooses a partition, and takes the next "
+            "partition after about 16 KiB of values of such records.",
         ),
         is_ack=True,
     ),

@@ -83,7 +83,7 @@ class ProduceV3:
                             self._report(call, topic_name, record, name, rights, len(record)),
                         )
                     )
-                    # If the client has disconnected, the sender is done: stop reading.
+                    # If the sender has failed, `_put` raises its error, and reading ends.
                     await _put(reports, report, sender)
                     number += 1
             except InvalidRequest as error:

@@ -304,7 +304,7 @@ ROUTES = (
                 400: "an invalid Idempotency-Key, or an incomplete body",
                 404: "404 another cluster, 40401 unknown topic, 40402 unknown partition",
                 408: "40801: a record with a schema, and there is no schema registry",
-                409: "40903: the generation is not the group's; nothing is written",
+                409: "40903: the group has another generation; nothing is written",
                 413: "the body, or a record, is over its limit",
                 422: "the body is not a transaction (the message says where), or the "
                 "Idempotency-Key was used for another body",

@@ -3,11 +3,11 @@
 A line has `time`, `event`, `broker`, `principal` (if it is known), `client` (the address that
 connects), `forwarded_for` (X-Forwarded-For, which a proxy or the client wrote), `request`,
 `status`, and `reason` of a refusal or `detail` of a change. An empty field is absent. Events:
-`unauthenticated`, `denied`, `wrong_host`; `login`, `logout`, `change` (with a status of 5xx, its
-outcome may be unknown); `left_out`. No line has a secret. Requests for records and requests of
-consumer instances have a line only if they are refused.
+`unauthenticated`, `denied`, `wrong_host`; `login`, `logout`, `change` (with a status of 5xx, the
+outcome of the change may be unknown); `left_out`. No line has a secret. Requests for records and
+requests of consumer instances have a line only if they are refused.
 
-Any client can cause refusals, so at most LINES_PER_S of them a second have a line. The event
+Any client can cause refusals, so at most LINES_PER_S refusals a second have a line. The event
 `left_out` has the number of refusals without a line. Changes need a permission, and are never left
 out. The file is opened for each line, so it may be renamed at any time (logrotate). **On a crash**
 after a change and before its line, the line is missing, but the change is in the WAL.

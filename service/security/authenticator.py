@@ -94,8 +94,8 @@ class Caller:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the credential has not expired, and its key (and session) exists. For a token,
-        whether the issuer still has the token's key."""
+        """Whether the credential has not expired, and its key still exists: the API key (and the
+        session) or, for a token, the issuer's key."""
         access = self._security.access
         if access.version != self._version or access is not self._access:
             self._renew(access)

@@ -56,7 +56,7 @@ class Credential(NamedTuple):
 
 
 class Unauthenticated(LogError):
-    """The request has no valid credentials; a metric counts each `kind`."""
+    """The request has no valid credentials. A metric counts these errors by `kind`."""
 
     status = 401
     code = 40101

@@ -45,8 +45,9 @@ def sign(secret: bytes, session: Session, digest: bytes) -> str:
 
 
 def ended_by_login(keys: Iterable[Key], principal: str, now_ms: int) -> list[str]:
-    """Return the ids of the sessions that a login of the principal ends: the expired sessions, and
-    the oldest sessions, so that with the new session there are at most SESSIONS_MAX."""
+    """Return the ids of the sessions that a login of the principal ends. These are the expired
+    sessions, and the oldest sessions if there would be more than SESSIONS_MAX with the new
+    session."""
     own = [key for key in keys if key.note == NOTE and key.principal == principal]
     own.sort(key=lambda key: key.created_ms)
     too_many = max(len(own) - SESSIONS_MAX + 1, 0)

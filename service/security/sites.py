@@ -16,7 +16,7 @@ the route is served:
 
 Names that only a private network can resolve are allowed, because a stranger cannot register them.
 A request without `Origin` and `Sec-Fetch-Site`, under a name that was used before, costs four
-lookups  (in service.server.router).
+lookups (in service.server.router).
 """
 
 import socket

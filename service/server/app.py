@@ -57,11 +57,10 @@ DESCRIPTION = """
 A log service like Kafka on object storage, with a REST API.
 
 The dialects of Confluent's REST proxy (v2 and v3), Karapace, Strimzi's bridge and Redpanda's proxy
-are served side by side: a client library for any of them works with this service's URL. Every error
-is `{"error_code": int, "message": str}`.
+are served side by side. A client library for any of these dialects works with this service's URL.
+Every error is `{"error_code": int, "message": str}`.
 
-With `security=keys`, every request needs a key, except requests for health and the
-console's files.
+With `security=keys`, every request needs a key, except for health and the console's files.
 """
 TAGS = {
     "records": "Produce and fetch records, v2 and v3.",

@@ -1,4 +1,4 @@
-"""Log lines on stderr: text, or one JSON event a line.
+"""Log lines on stderr: text, or one JSON event per line.
 
 A JSON event has `time` (RFC 3339, UTC, ms), `level`, `logger`, `message` and `process`. An event of
 an exception also has `exception`, the traceback as one text. An event of the audit log also has

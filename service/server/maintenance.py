@@ -100,7 +100,7 @@ async def maintain_once(
     finally:
         _note_doubts(broker, session)
         await session.close()
-        if is_collecting:  # also after a failure: one topic must not stop collection
+        if is_collecting:  # also after a failure, because one topic must not stop collection
             await _collect_apart(settings, counters)
 
 

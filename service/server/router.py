@@ -82,7 +82,7 @@ ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 ADDRESSES_MIN = 1000
 """If the maximum of connections is below this number, one address may have all of them."""
 NAMES_IN_ERRORS = {"consumer_group_id": "group_name"}
-"""The names of path parameters in Redpanda's messages, where they differ."""
+"""The names of path parameters in Redpanda's messages, where these names are not the path's."""
 
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[..., Coroutine[Any, Any, HttpResponse | None]]
@@ -145,8 +145,8 @@ class Node:
         )
         """The node for any number of other segments."""
         self.methods: dict[str, Target] = {}
-        """The routes that end here, by method. Of two with the same method, the route with more
-        words is taken."""
+        """The routes that end here, by method. Of two routes with the same method, the route with
+        more words is taken."""
         ending = [target for path, target in paths if len(path) == depth]
         for target in sorted(ending, key=lambda each: len(each.positions)):
             self.methods.setdefault(target.route.method, target)

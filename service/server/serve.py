@@ -74,7 +74,7 @@ log = logging.getLogger("tidelog")
 
 CLOSE_S = 12.0
 """Timeout of the last flush. Before this flush, uvicorn gives open requests 10 s. Both together
-take 22 s, and Kubernetes kills the process after 30 s."""
+take at most 22 s. Kubernetes kills the process after 30 s."""
 
 SWITCH_INTERVAL_S = 0.0005
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -95,7 +95,7 @@ def run(
     # A commit's thread needs the interpreter's lock again after each system call. With Python's
     # interval of 5 ms, a busy loop makes each PUT to a folder take 2 to 3 times as long.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.freeze()  # modules and routes live until the end: exclude them from collections
+    gc.freeze()  # modules and routes live until the end, so exclude them from collections
     gc.set_threshold(*GC_THRESHOLDS)
     try:
         uvloop.run(serve(settings, on_listening, worker))
@@ -414,8 +414,8 @@ def _other_bounds(settings: Settings) -> dict[str, int]:
 
 
 def _check_files(broker: Broker) -> None:
-    """Raise StoreUnfit if other users can read the cluster's secret in a folder. Warn if they can
-    enter the folder, because objects that versions before 0.2 wrote are readable."""
+    """Raise StoreUnfit if other users can read the cluster's secret in a folder. Warn if other
+    users can enter the folder, because objects that versions before 0.2 wrote are readable."""
     url = urlsplit(broker.store_url)
     if url.scheme != "file":
         return
@@ -451,8 +451,8 @@ async def _responses(serving: _Serving, path: str, members: Iterable[Member]) ->
 
 
 def hot_dir(settings: Settings, store: ObjectStore) -> Path | None:
-    """Return the folder of the hot log: the setting, else inside the store's folder or, for S3, in
-    `state_home`.
+    """Return the folder of the hot log: the setting `hot_dir`. Without the setting, the folder is
+    inside the store's folder or, for S3, in `state_home`.
 
     For a memory store without the setting, return None, because its records do not outlive the
     process.

@@ -55,8 +55,8 @@ class Traces:
         self.tracer = self._provider.get_tracer("tidelog", version)
         self._committing: Span | None = None
         """The span of the running commit; there is one commit at a time. Each PUT of the WAL that
-        begins during the commit gets this span as its parent, because the task that sends the PUT
-        may be older than the flush and have another context."""
+        begins during the commit gets this span as its parent. The current context is not used,
+        because the task that sends the PUT may be older than the flush."""
 
     def router(self) -> "type[TracedRouter]":
         """Return the class of a router with a span for each hot request."""

@@ -1,11 +1,11 @@
 """Lags of consumer groups: the records between the position of a group in a partition and the end
-of the log. The v3 routes, the console, /metrics and the lag history read them here.
+of the log. The v3 routes, the console, /metrics and the lag history read lags from this module.
 
 The position is the committed offset. If there is none and a member reads the partition, the
-position is where the member starts: at the offset of its seek or, without a seek, at the log start
-or the end, as its `auto.offset.reset` says. (From the member's first read on, a start at the end is
-in the cluster state as a seek.) A partition without a committed offset and without such a member
-has no lag.
+position is the offset at which the member starts. This is the offset of its seek or, without a
+seek, the log start or the end, as its `auto.offset.reset` says. (From the member's first read on, a
+start at the end is in the cluster state as a seek.) A partition without a committed offset and
+without such a member has no lag.
 
 Computing a lag takes ~2 us. Lags are computed in slices of time, so the lags of one result may be
 of different times.

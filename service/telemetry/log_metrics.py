@@ -159,7 +159,7 @@ def _sequencer(stats: BrokerStats) -> tuple[Series, ...]:
     own, sent = stats.sequencer, stats.announcer
     return (
         ("commits", "entries committed by this broker for itself or for peers", own.commits),
-        ("drafts", "closed hot segments of this broker, each one draft", own.drafts),
+        ("drafts", "closed hot segments of this broker, each is one draft", own.drafts),
         ("handovers", "drafts forwarded to the sequencer", own.handed_over),
         ("handovers_refused", "forwarded drafts that the sequencer refused", own.refused),
         ("handovers_unanswered", "forwarded drafts with unknown outcome", own.unanswered),
@@ -232,7 +232,7 @@ def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series
         (
             "tables_in_doubt",
             "topics whose table is damaged, was changed by another program or is ahead of the WAL, "
-            "as this broker found: nothing is sealed into it (tidelog repair)",
+            "as this broker found: nothing is sealed into such a table (tidelog repair)",
             len(broker.doubts()),
         ),
         (
@@ -243,8 +243,8 @@ def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series
         ),
         (
             "holds",
-            "backups that run, or crashed less than a quarter of an hour ago: while there is one, "
-            "nothing is collected",
+            "backups that run, or crashed less than a quarter of an hour ago: while there is such "
+            "a backup, nothing is collected",
             len(state.holds),
         ),
         ("partitions", "partitions of all topics", partitions),

@@ -5,7 +5,7 @@ own counters. service/METRICS.md lists names and meanings. Labels have values fr
 only: routes, verbs, kinds of errors, and the first topics with traffic (I10).
 
 Workers behind one port (`serve --workers`) are separate brokers. The worker that is scraped
-requests the metrics of the others, and the label `worker` of each sample names its worker.
+requests the metrics of the other workers, and the label `worker` of each sample names its worker.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ LAGS_WAIT_S = 0.3
 """How long a scrape waits for a new reading of all lags. A reading of 100,000 partitions takes
 about this time."""
 METRIC_TOPICS_MAX = 500
-"""Maximum topics with counters of their own: the first topics with traffic. All others share
+"""Maximum topics with counters of their own: the first topics with traffic. All other topics share
 counters."""
 SAMPLES_AT_ONCE = 500
-"""Samples between two turns of the event loop. A sample takes ~5 us."""
+"""Samples that one turn of the event loop renders. A sample takes ~5 us."""
 OTHER_TOPICS = "(other)"
-"""The name of the shared counters. It is not a valid topic name, so no topic has it."""
+"""The name of the shared counters. No topic has this name, because it is not valid."""
 
 
 class Traffic:
@@ -332,7 +332,7 @@ class _HttpCollector(Collector):
         yield histogram(
             "loop_held_seconds",
             "CPU time for which callbacks held the event loop, measured 100 times a second; the "
-            "target is at most 0.02",
+            "target is at most 0.02 s",
             {"": http.loop_held},
         )
         for name, doc, label, counts in (
