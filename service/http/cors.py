@@ -30,7 +30,8 @@ class Cors:
         return origin in self._origins or ANY.encode() in self._origins
 
     def origin(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """Return the origin of the page that sends the request, or nothing if it is not allowed."""
+        """Return the origin of the page that sends the request, or nothing if the origin is not
+        allowed."""
         origin = headers.get(b"origin", b"")
         return origin if origin and self.allows(origin) else b""
 

@@ -74,7 +74,7 @@ class ErrorBody(BaseModel):
     """The body of every error."""
 
     error_code: int = Field(
-        examples=[40401], description="HTTP status, mostly with two digits more"
+        examples=[40401], description="HTTP status, in most errors with two more digits"
     )
     message: str = Field(examples=["topic 'flights' does not exist"])
 

@@ -63,9 +63,9 @@ class Flow(FlowControl):
 
 
 class Exchange(RequestResponseCycle, WholeExchange):
-    """One request and its answer. `answer` and `send` return when the socket has taken all but a
-    bounded rest (CONNECTION_BYTES of service.http.admission). Until then, the caller keeps its
-    share of the budget."""
+    """One request and its answer. `answer` and `send` return when the socket has taken all bytes
+    except a bounded rest (CONNECTION_BYTES of service.http.admission). Until then, the caller keeps
+    its share of the budget."""
 
     def whole_body(self) -> bytes | None:
         if self.more_body or self.disconnected or self.response_complete:

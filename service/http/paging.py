@@ -125,7 +125,7 @@ def _key(token: str) -> Any:
 
 
 async def in_order(keys: Iterable[K], after: K | None = None) -> Iterator[K]:
-    """Return the keys after `after`, or all keys if it is None, sorted."""
+    """Return the keys after `after`, or all keys if `after` is None, sorted."""
     all_keys: list[Any] = list(keys)
     runs = []
     for first in range(0, len(all_keys), KEYS_AT_ONCE):

@@ -42,7 +42,7 @@ PLAIN_TEXT = frozenset({"HTTP_REQUEST", "WRONG_VERSION_NUMBER"})
 """OpenSSL's reasons for a first packet that is not TLS."""
 CHECKED_FIELDS = frozenset({b"host", b"expect", b"transfer-encoding"})
 HEALTH = frozenset({"/healthy", "/ready", "/startup", "/_health", "/status/ready"})
-"""Routes that are also served on connections above the bound."""
+"""Routes that are also served on connections above a bound of Admission."""
 
 
 class Server(uvicorn.Server):
@@ -435,7 +435,7 @@ class Protocol(HttpToolsProtocol):
         The parser refuses line ends in names and values, so one field cannot become two fields.
         """
         method = self.parser.get_method()
-        if method == b"CONNECT":  # whatever follows it is no body
+        if method == b"CONNECT":  # what follows a CONNECT is no body
             raise httptools.HttpParserError("CONNECT is for proxies")
         version = self.parser.get_http_version().encode()
         fields = [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]

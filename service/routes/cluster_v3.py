@@ -40,7 +40,7 @@ READ_ONLY = "configs of brokers are read-only: they are settings of each broker'
 
 
 async def live_broker(request: Request, broker_id: str) -> Member | None:
-    """Return a live peer. If the id is that of this broker, return None. Raises NoSuchResource."""
+    """Return a live peer. If it is the id of this broker, return None. Raises NoSuchResource."""
     if broker_id == str(BROKER_ID):
         return None
     for member in broker_log(request).members().peers:

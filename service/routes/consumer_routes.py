@@ -191,9 +191,9 @@ ROUTES = (
         ConsumerHandlers.commit,
         {**_NOT_FOUND, 409: "40903: another member owns the partition"},
         summary="Commit offsets",
-        text="`offsets` are the offsets of the last records read, or of the next records for a "
-        "Strimzi instance. `partitions` (Redpanda) has the offsets of the next records. An empty "
-        "body commits all returned records.",
+        text="`offsets` are the offsets of the last records read or, for an instance in Strimzi's "
+        "dialect, of the next records. `partitions` (Redpanda) has the offsets of the next "
+        "records. An empty body commits all returned records.",
         example={"offsets": [_OFFSET]},
         answers={
             200: Answer("committed", _JSON),

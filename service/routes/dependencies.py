@@ -159,7 +159,7 @@ Resources = Annotated[ResourceFactory, Depends(resource_factory)]
 
 
 async def check_cluster_id(cluster_id: str, make: Resources) -> None:
-    """Raise NoSuchResource if the id is not that of the broker's cluster."""
+    """Raise NoSuchResource if the id is not the id of the broker's cluster."""
     check_cluster(cluster_id, make.cluster_id)
 
 
@@ -220,7 +220,8 @@ def config_text(value: str | int | float | bool) -> str:
 async def decided(change: Coroutine[Any, Any, T]) -> T:
     """Wait for a change of the cluster, and return its result.
 
-    Raises CommitUnknown after DECISION_S_MAX. The commit continues, because Broker shields it.
+    Raises CommitUnknown after DECISION_S_MAX. The commit continues, because Broker shields it from
+    the timeout.
     """
     try:
         async with asyncio.timeout(DECISION_S_MAX):

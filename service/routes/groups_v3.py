@@ -171,10 +171,10 @@ async def list_group_offsets(
 async def reset_group_offsets(
     consumer_group_id: GroupId, body: Reset, log: FreshLog, make: Resources, rights: Rights
 ) -> GroupOffsetList:
-    """Set the position of a group to the log start, to the end, to an offset (or the nearest that
-    exists), or to a time. A time is a timestamp, or a duration before now. It sets the position to
-    the first record that is not older. The reset changes all partitions or none. 409/40903 while
-    the group has members that share partitions."""
+    """Set the position of a group to the log start, to the end, to an offset (or the nearest
+    existing offset), or to a time. A time is a timestamp, or a duration before now. With a time,
+    the position is the first record that is not older. The reset changes all partitions or none.
+    409/40903 while the group has members that share partitions."""
     refusal = check_group_id(consumer_group_id)
     if refusal is not None:
         raise refusal

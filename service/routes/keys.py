@@ -44,7 +44,7 @@ from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import Key
 
 WRONG_LOGIN_S = 1.0
-"""Time after which a login with an invalid key is answered."""
+"""Time that the broker waits before it refuses a login with an invalid key."""
 TTL_S_MAX = 100 * 365 * 86_400
 
 # -- the console's session
@@ -316,7 +316,7 @@ _ERRORS = {
 }
 _CHANGE_ERRORS = _ERRORS | CHANGE_ERRORS
 _DELETE_ERRORS = _CHANGE_ERRORS | {404: ERRORS[404]}
-_LOGIN_DOC = RouteDoc(_ERRORS | {401: "40101: no key has this secret, or it has expired"})
+_LOGIN_DOC = RouteDoc(_ERRORS | {401: "40101: no key has this secret, or the key has expired"})
 _LOGOUT_DOC = RouteDoc(_ERRORS, 204)
 _DOC = RouteDoc(_ERRORS)
 _CREATE_DOC = RouteDoc(_CHANGE_ERRORS, 201)

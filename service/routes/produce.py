@@ -106,7 +106,7 @@ class ProduceReport(msgspec.Struct):
 
 
 class RangeReport(msgspec.Struct):
-    """The first offset and the number of a partition's records."""
+    """The first offset and the number of the records that one partition got."""
 
     partition: int
     base_offset: int | None
@@ -403,7 +403,7 @@ _DOC = RouteDoc(
     {
         400: "not JSON, invalid base64, a wrong type; an invalid parameter or Idempotency-Key",
         404: "40401 unknown topic, 40402 unknown partition",
-        408: "40801: a body with a schema, and there is no schema registry",
+        408: "40801: a body with a schema, but there is no schema registry",
         413: "the body, or a record, is over its limit",
         415: "an unknown Content-Type",
         422: "no records; a timestamp beyond the topic's bounds; or the Idempotency-Key was used "

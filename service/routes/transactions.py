@@ -131,7 +131,7 @@ class Transactions:
     async def _plan(
         self, request: Transaction, body: bytes, name: str | None, rights: CallerRights
     ) -> _Plan:
-        """Find the topics, check the records, and return the records' partitions.
+        """Find the topics, check the records, and choose the records' partitions.
 
         With an idempotency key, the records' partitions depend only on the content and on each
         topic's number of partitions. These numbers are stored with the key, so a retry gets the
@@ -303,7 +303,7 @@ ROUTES = (
             {
                 400: "an invalid Idempotency-Key, or an incomplete body",
                 404: "404 another cluster, 40401 unknown topic, 40402 unknown partition",
-                408: "40801: a record with a schema, and there is no schema registry",
+                408: "40801: a record with a schema, but there is no schema registry",
                 409: "40903: the group has another generation; nothing is written",
                 413: "the body, or a record, is over its limit",
                 422: "the body is not a transaction (the message says where), or the "

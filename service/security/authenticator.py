@@ -359,7 +359,7 @@ class Security:
         """Return a credential that is valid only while its key and session are in the state."""
         key_id, session_id, expires_ms = proof
         if not key_id and (not principal or self._log.state.level < SIGNED_LEVEL):
-            return None  # that broker needs no keys, or has version 0.1
+            return None  # the forwarding broker needs no keys, or has version 0.1
         key = self.access.keys.get(key_id)
         is_of_principal = key is not None and key.principal == principal
         digest_of_key = key.digest if key is not None and is_of_principal else NO_DIGEST

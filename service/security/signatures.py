@@ -8,9 +8,9 @@ names a principal, a broker of the cluster authenticated this principal.
 
 Times are the store's (storage.wal.store_time), which all brokers share. Numbers of a sender may
 arrive out of order, because requests go over several connections. A receiver remembers the newest
-NUMBERS_KEPT numbers of each sender. It refuses a number that it has seen, and a number that is too
-low to be among these. It forgets a sender that sends nothing for two windows (WINDOW_MS). This is
-safe, because by then it refuses the sender's older messages because of their age.
+NUMBERS_KEPT numbers of each sender. It refuses a number that it has seen, and a number that is at
+least NUMBERS_KEPT lower than the newest. It forgets a sender that sends nothing for two windows
+(WINDOW_MS). By then, the sender's older messages are refused for their age.
 
 Version 0.1 neither signs nor verifies. Its brokers cannot share a cluster whose level is
 SIGNED_LEVEL: from that level on, brokers refuse a message without a signature.

@@ -46,8 +46,8 @@ class WrongHost(LogError):
 
     def __init__(self, host: str) -> None:
         super().__init__(
-            f"this broker does not answer under the name {host!r}: if clients shall use it, add it "
-            "to the setting allowed_hosts"
+            f"this broker does not answer under the name {host!r}: if clients should use this "
+            "name, add it to the setting allowed_hosts"
         )
 
 

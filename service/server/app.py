@@ -120,7 +120,7 @@ def build_app(
         description=DESCRIPTION,
         openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        openapi_url=None,  # the table has a route for it, with its access
+        openapi_url=None,  # the table of routes has the document's route, with its access
         docs_url=None,  # FastAPI's page loads scripts from other hosts; the console has such a page
         redoc_url=None,
         redirect_slashes=False,

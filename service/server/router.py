@@ -400,7 +400,8 @@ async def _refusal(
     segments: list[str],
 ) -> LogError | None:
     """Return the error if the caller has no access. FastAPI's routes check their permissions
-    themselves (_Check in service.server.app), so that the check is of the route that is served."""
+    themselves (_Check in service.server.app), so that the check is for the route that FastAPI
+    serves."""
     name: str | None = None
     access: Access = RouteAccess.ANY_KEY
     if target is not None:

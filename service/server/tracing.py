@@ -91,8 +91,8 @@ class Traces:
 
     @contextlib.contextmanager
     def request(self, verb: str, key: str, size: int | None) -> Iterator["_RequestSpan | None"]:
-        """Trace a request to the store that runs in a span. Polls and heartbeats run in no span, so
-        they are not traced."""
+        """Trace a request to the store if it runs in a span. Polls and heartbeats run in no span,
+        so they are not traced."""
         current: Span | None = trace.get_current_span()
         if verb == "create" and key.startswith(object_keys.WAL):
             current = self._committing

@@ -3,9 +3,9 @@ of the log. The v3 routes, the console, /metrics and the lag history read lags f
 
 The position is the committed offset. If there is none and a member reads the partition, the
 position is the offset at which the member starts. This is the offset of its seek or, without a
-seek, the log start or the end, as its `auto.offset.reset` says. (From the member's first read on, a
-start at the end is in the cluster state as a seek.) A partition without a committed offset and
-without such a member has no lag.
+seek, the log start or the end, as its `auto.offset.reset` says. (If a member starts at the end, its
+first read stores this offset in the cluster state as a seek.) A partition without a committed
+offset and without such a member has no lag.
 
 Computing a lag takes ~2 us. Lags are computed in slices of time, so the lags of one result may be
 of different times.

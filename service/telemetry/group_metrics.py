@@ -1,8 +1,8 @@
 """Metrics of consumer groups, by group.
 
 Generation, members and lag are in every broker's state, so each broker exports the same values.
-Rebalances, their duration and refused joins are soft state of a group's coordinator. So only the
-coordinator exports them, and counts from zero when it becomes the coordinator.
+Rebalances, their duration and refused joins are only in the memory of a group's coordinator. So
+only the coordinator exports them, and counts from zero when it becomes the coordinator.
 
 The first METRIC_GROUPS_MAX groups have series of their own. All other groups share the label
 OTHER_GROUPS (I10). The duration of a rebalance is a gauge by group: it shows a group whose

@@ -14,7 +14,7 @@ from tidelog.storage.core.histogram import Histogram
 
 PERIOD_S = 0.01
 HELD_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Bounds of the histogram, in seconds. The target is at most 0.02."""
+"""Bounds of the histogram, in seconds. The target is at most 0.02 s."""
 
 
 class LoopProbe:

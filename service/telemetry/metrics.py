@@ -325,7 +325,7 @@ class _HttpCollector(Collector):
         yield counter("http_requests", "requests answered", ["route", "status"], requests)
         yield histogram(
             "http_request_seconds",
-            "from first byte received to last byte sent, without waiting for new records",
+            "time from first byte received to last byte sent, without waits for new records",
             http.latencies,
             "route",
         )

@@ -1,9 +1,9 @@
 """Rates per second for the console: of this broker and its peers, now and in the last half hour.
 Also the history of the groups' lags.
 
-Every STEP_S, a task reads the counters and appends the difference to a ring buffer. So a request
-has no work for the rates, and their memory is bounded (I10). The steps of all brokers end at the
-same wall-clock times. So one broker can request the rings of the others (service.peers) and add
+Every STEP_S, a task reads the counters and appends the difference to a ring buffer. So requests do
+no work for the rates, and the memory of the rates is bounded (I10). The steps of all brokers end at
+the same wall-clock times. So one broker can request the rings of the others (service.peers) and add
 them up. The rings are in memory only: they are empty after a restart.
 """
 
@@ -184,8 +184,8 @@ class RateSampler:
         )
 
     def lag_history(self, group_id: str) -> LagHistory:
-        """Return the lag of the group's topics since this broker started, of the last STEPS steps
-        at most."""
+        """Return the lag of the group in each topic, in the steps since this broker started, but at
+        most the last STEPS steps."""
         found = {topic: past for (group, topic), past in self._lags.items() if group == group_id}
         numbers = sorted({number for past in found.values() for number, _ in past})
         topics: dict[str, list[int | None]] = {}
@@ -242,8 +242,9 @@ def _decoded(text: bytes) -> BrokerRates | None:
 
 
 def summed(brokers: Iterable[BrokerRates]) -> list[Step]:
-    """Sum the steps of all brokers. A broker without a step adds nothing to it. Omit the newest
-    step unless all brokers have it, because its partial sum would look like a drop of the rate.
+    """Sum the steps of all brokers. A broker that does not have a step adds nothing to this step.
+    Omit the newest step unless all brokers have it, because its partial sum would look like a drop
+    of the rate.
     """
     all_steps = [broker.steps for broker in brokers if broker.steps]
     newest = max((steps[-1].number for steps in all_steps), default=0)

@@ -295,7 +295,7 @@ _DOC = RouteDoc(
         404: "40401: unknown topic",
         406: "an unknown Accept",
         422: "the first record does not decode in the requested format (NDJSON)",
-        429: "the principal's quota is used up, or it has too many followers",
+        429: "the principal's quota is used up, or the principal has too many followers",
         500: "a corrupt object; the message names it",
         503: "the store does not answer, or too many fetches at once",
     },
