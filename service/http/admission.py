@@ -4,7 +4,7 @@ Pure: no IO, no clock. The listener (service.http.protocol) passes the time, and
 connections that `Admission` returns. Invariants:
 A1 A request gives each byte that it took from a `Budget` back exactly once; `used` is never
    negative.
-A2 Only one share that alone is larger than the budget can exceed the budget.
+A2 A budget is exceeded only while one share alone is larger than the budget.
 A3 A connection is unproved until its client has sent a whole head or, at the port for peers, the
    broker's token. If a bound of connections is reached, an unproved connection is closed for a
    new one. So unproved connections cannot keep out other clients.
