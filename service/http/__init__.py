@@ -1,11 +1,11 @@
-"""HTTP as all routes use it.
+"""HTTP as all routes use it. A hot route is one that the router serves without FastAPI.
 
 admission       which connections a listener keeps, how long, and the bytes that they hold: pure
 call            HttpRequest and HttpResponse, as handlers of the hot routes use them
 content_coding  gzip and zstd of bodies and answers
 cors            CORS: pages of other origins that may use the API
 errors          from an error to an HTTP response
-exchange        the same request and answer on their connection: written bytes, flow control
+exchange        one request and its answer on a connection: written bytes, flow control
 media_types     media types and their refusals; formats in JSON: json, binary, text
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
 paging          pages of a listing; work in slices, between which other callbacks run

@@ -2,16 +2,18 @@
 
 Pure: no IO, no clock. The listener (service.http.protocol) passes the time, and closes the
 connections that `Admission` returns. Invariants:
-A1 Bytes that a request takes from a `Budget` are given back exactly once; `used` is never negative.
-A2 A budget is exceeded only by one share that alone is larger than the budget.
-A3 A connection is unproved until its client has sent a whole head (at the port for peers: the
-   token). At a bound, an unproved connection is closed for a new one. So unproved connections
-   cannot keep out other clients.
+A1 A request gives each byte that it took from a `Budget` back exactly once; `used` is never
+   negative.
+A2 A budget is exceeded only while one share alone is larger than the budget.
+A3 A connection is unproved until its client has sent a whole head or, at the port for peers, the
+   broker's token. If a bound of connections is reached, an unproved connection is closed for a
+   new one. So unproved connections cannot keep out other clients.
 A4 No clock runs while the client waits for the broker.
 
 Connections hold at most the sum of the two budgets, and CONNECTION_BYTES for each connection
-(`Admission.bounds`). An uncompressed body that arrives in one packet is not charged: before the
-next packet is read, its bytes are in the write buffer of the log (`buffer_bytes_max`) or freed.
+(`Admission.bounds`). An uncompressed body that arrives in one packet is not charged. Before the
+next packet is read, the body's bytes are in the write buffer of the log (`buffer_bytes_max`), or
+they are freed.
 """
 
 from collections import Counter
@@ -23,24 +25,24 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 HEAD_BYTES_MAX = 64 * 1024
 HEAD_FIELDS_MAX = 100
 PIPELINED_MAX = 100
-"""Maximum requests of one connection that wait for the answers to earlier ones. Requests above it
-are not served."""
+"""Maximum requests of one connection that wait for answers to earlier requests. Requests above this
+number are not served."""
 CONNECTION_BYTES = 2 * 64 * 1024
 """Maximum bytes of one connection that no budget counts: the head of a request, and the part of
 answers that the socket has not taken."""
 BODY_STEP_BYTES = 64 * 1024
 """A body is charged in multiples of this size."""
 BYTES_PER_S_MIN = 512
-"""Minimum rate of a body, and of an answer, over `Limits.body_s` and `Limits.answer_s`."""
+"""Minimum mean rate of a body in `Limits.body_s`, and of an answer in `Limits.answer_s`."""
 WATCHED_MAX = 1000
-"""Maximum connections that one call of `overdue` checks. It takes about 1 ms."""
+"""Maximum connections that one call of `overdue` checks. Such a call takes about 1 ms."""
 LOG_LINES = 10
 LOG_PERIOD_S = 10.0
 
 
 class Phase(Enum):
-    """The event that a connection waits for. If its time is over, the connection is closed, and the
-    value is the reason (`Admission.ended`)."""
+    """The event that a connection waits for. If a phase takes too long, the listener closes the
+    connection, and `Admission.ended` counts it by the phase's value."""
 
     HANDSHAKE = "handshake"
     """The end of the TLS handshake."""
@@ -59,7 +61,7 @@ class Guest(Protocol):
 
     def observed(self) -> tuple[Phase, int]:
         """Return the phase, and a number that grows with progress: requests in IDLE and HEAD, bytes
-        in BODY, STREAM and ANSWER, else 0."""
+        in BODY, STREAM and ANSWER. In the other phases, the number is 0."""
         ...
 
 
@@ -74,7 +76,8 @@ class Limits(NamedTuple):
     address_max: int = 2_500
     """Maximum connections of one address."""
     spare_max: int = 64
-    """Maximum connections above the bound. They are served only the routes of health."""
+    """Maximum connections above `connections_max` or `address_max`. The broker serves them only the
+    routes of health."""
     bodies_bytes_max: int = 256 * 1024 * 1024
     answers_bytes_max: int = 256 * 1024 * 1024
     first_byte_s: float = 10.0
@@ -106,8 +109,8 @@ class Share:
         self.size = 0
 
     def set(self, size: int) -> bool:
-        """Hold `size` bytes from now on, and return True. If this is more than before and does not
-        fit into the budget (A2), change nothing and return False."""
+        """Hold `size` bytes from now on, and return True. If `size` is more than before and does
+        not fit into the budget (A2), change nothing and return False."""
         budget = self.budget
         others = budget.used - self.size
         assert others >= 0, "A1: what is given back was taken"
@@ -144,8 +147,8 @@ class Admission(Generic[G]):
     """The connections of one listener and the bytes that they hold. Owned by one event loop."""
 
     def __init__(self, limits: Limits, other_bounds: Mapping[str, int] | None = None) -> None:
-        """`other_bounds` has the maximum bytes of the parts of the process that are not counted
-        here."""
+        """`other_bounds` has the maximum bytes of the parts of the process that this object does
+        not count."""
         self.limits = limits
         self._other_bounds = other_bounds or {}
         self.bodies = Budget(limits.bodies_bytes_max)
@@ -175,8 +178,8 @@ class Admission(Generic[G]):
         return len(self._seen)
 
     def bounds(self) -> dict[str, int]:
-        """Return the maximum bytes of each part of the process's memory. Their sum, and the memory
-        that a process without records needs, bound its resident memory."""
+        """Return the maximum bytes of each part of the process's memory. Their sum, plus the memory
+        that a process without records needs, bounds the resident memory of this process."""
         limits = self.limits
         most = limits.connections_max + limits.spare_max
         return {
@@ -189,8 +192,8 @@ class Admission(Generic[G]):
     # -- connections
 
     def arrive(self, guest: G, address: str) -> G | None:
-        """Count a new connection. Return the connection that the caller must close for it, or None.
-        The returned connection is no longer counted."""
+        """Count a new connection. If the caller must close another connection for it, stop counting
+        that connection and return it. Else return None."""
         limits, seen = self.limits, _LastCheck(address)
         of_address = self._addresses.get(address)
         if of_address is None:
@@ -229,7 +232,7 @@ class Admission(Generic[G]):
             del self._addresses[self._seen[guest].address].unproved[guest]
 
     def is_spare(self, guest: G) -> bool:
-        """Whether the connection is above the bound, so that only routes of health are served."""
+        """Whether the connection is above a bound, so that only the routes of health are served."""
         return guest in self._spare
 
     def leave(self, guest: G) -> None:
@@ -250,8 +253,9 @@ class Admission(Generic[G]):
     # -- clocks
 
     def overdue(self, now_s: float) -> tuple[list[tuple[G, Phase]], bool]:
-        """Check the next WATCHED_MAX connections. Return those whose time is over, and whether this
-        ends the round over all connections. Begin a round about once a second."""
+        """Check the next WATCHED_MAX connections. Return the connections whose time is over, and
+        whether this call ends the round over all connections. The caller begins a round about once
+        a second."""
         found: list[tuple[G, Phase]] = []
         looked = 0
         for guest in islice(self._round, WATCHED_MAX):
@@ -280,8 +284,9 @@ class Admission(Generic[G]):
     # -- log lines
 
     def line(self, now_s: float) -> int | None:
-        """Decide whether a bad request is logged: at most LOG_LINES are in LOG_PERIOD_S. If not,
-        return None, else the number of bad requests that were not logged since the last line."""
+        """Decide whether to log a bad request. At most LOG_LINES are logged in LOG_PERIOD_S. Return
+        None if it must not be logged. Else return the number of bad requests that were not logged
+        since the last line."""
         self._lines = [at_s for at_s in self._lines if now_s - at_s < LOG_PERIOD_S]
         if len(self._lines) >= LOG_LINES:
             self._unlogged += 1

@@ -28,7 +28,7 @@ UNSTORED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-sto
 """Headers of each stream, and of each other answer unless the method is POST. A browser neither
 stores nor runs an answer to a POST."""
 LENGTH_DIGITS_MAX = 18
-"""Maximum digits of a Content-Length that `int` parses: for thousands of digits it raises."""
+"""Maximum digits of a Content-Length that is parsed. For thousands of digits, `int` raises."""
 
 
 class IncompleteBody(InvalidRequest):
@@ -99,7 +99,7 @@ class HttpRequest:
         """Time in a long poll or a stream. The latency of the response excludes it."""
 
     def query(self) -> dict[str, str]:
-        """Return the query's parameters; of a repeated one, the last."""
+        """Return the query's parameters. For a repeated parameter, return the last value."""
         raw: bytes = self.scope["query_string"]
         if not raw:
             return {}
@@ -112,11 +112,11 @@ class HttpRequest:
     async def body(self, bytes_max: int) -> bytes:
         """Read the whole body.
 
-        Unpack it if it has a Content-Encoding. Raises BodyTooLarge before it reads or unpacks more
-        than the bound (I10). Raises Unavailable if the bodies of all requests exceed their budget;
-        an uncompressed body that arrives in one piece is not charged. Raises UnsupportedEncoding
-        and BadEncoding.
-        Raises IncompleteBody if the client disconnects: half an Arrow stream would decode as a
+        Unpack it if it has a Content-Encoding. Raises BodyTooLarge if the body, as sent or
+        unpacked, is over `bytes_max`; the rest is neither read nor unpacked (I10). Raises
+        Unavailable if the bodies of all requests exceed their budget. An uncompressed body that
+        arrives in one piece is not charged. Raises UnsupportedEncoding and BadEncoding. Raises
+        IncompleteBody if the client disconnects, because half an Arrow stream would decode as a
         shorter stream.
         """
         coding = b""
@@ -125,7 +125,7 @@ class HttpRequest:
         body = await self._received(bytes_max)
         if not coding:
             return body
-        # A broker that forwards the request sends it unpacked.
+        # If this broker forwards the request, it sends the unpacked body.
         del self.headers[b"content-encoding"]
         kept = [each for each in self.scope["headers"] if each[0] != b"content-encoding"]
         self.scope["headers"] = kept
@@ -156,7 +156,8 @@ class HttpRequest:
             return first
         parts = [first]
         while message.get("more_body", False):
-            if not 0 < size <= received:  # else only the end of the message is missing
+            # If all declared bytes are here, only the end of the message is missing.
+            if not 0 < size <= received:
                 self._charge(max(size, received))
             message = await self._part()
             parts.append(message.get("body", b""))
@@ -179,7 +180,7 @@ class HttpRequest:
         charge_body(self.share, size)
 
     def release(self) -> None:
-        """Give back the body's share of the budget, at the end of the request."""
+        """Give the body's share back to the budget. Called at the end of the request."""
         if self.share is not None:
             self.share.set(0)
 
@@ -207,13 +208,13 @@ class HttpRequest:
         await self.send({"type": "http.response.body", "body": body})
 
     async def until_delivered(self) -> None:
-        """Return when the response is sent to the client. Does nothing here, because `answer` has
-        sent it. ForwardedCall (service.peers.forwarding) waits for `Forwarded.confirm`."""
+        """Wait until the response is sent to the client. Here, `answer` has sent it already. The
+        subclass ForwardedCall (service.peers.forwarding) waits for `Forwarded.confirm`."""
 
     async def start_stream(
         self, media_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()
     ) -> None:
-        """Begin a response of unknown length; `chunk` continues and `end` ends it."""
+        """Begin a response of unknown length. `chunk` sends a part of it, and `end` ends it."""
         self.status = 200
         start = [(b"content-type", media_type), *UNSTORED, *headers, *echo(self.headers)]
         await self.send({"type": "http.response.start", "status": 200, "headers": start})
@@ -227,7 +228,7 @@ class HttpRequest:
 
 
 def charge_body(share: Share, size: int) -> None:
-    """Charge a body of `size` bytes or more, in whole steps. Raises Unavailable."""
+    """Charge `size` bytes of a body to its share, rounded up to whole steps. Raises Unavailable."""
     if not share.set(-(-size // BODY_STEP_BYTES) * BODY_STEP_BYTES):
         budget = share.budget
         raise Unavailable(
@@ -237,7 +238,8 @@ def charge_body(share: Share, size: int) -> None:
 
 
 def received_again(body: bytes, then: Receive) -> Receive:
-    """Return a `receive` that first gives the body that was read already, then calls `then`."""
+    """Return a `receive` that first returns `body`, which was read already, and then calls
+    `then`."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> MutableMapping[str, Any]:

@@ -16,9 +16,9 @@ from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
 ACCEPTED = "gzip, zstd"
 PACKED_BYTES_MIN = 16 * 1024
-"""Minimum size of an answer that is packed. A smaller answer is few packets, packed or not."""
+"""Minimum size of an answer that is packed. A smaller answer takes few packets, packed or not."""
 GZIP_MEMBERS_MAX = 16
-"""Bound of the members of a body. Each member costs a copy of the bytes after it."""
+"""Maximum gzip members of a body. Each member costs a copy of the bytes after it."""
 _GZIP_BITS = 31
 _GZIP_LEVEL = 1
 _CODINGS = {b"gzip": b"gzip", b"x-gzip": b"gzip", b"zstd": b"zstd"}
@@ -102,8 +102,8 @@ _UNPACK = {b"gzip": _gunzip, b"zstd": _unpack_zstd}
 
 @lru_cache(maxsize=256)
 def coding_of_answer(accept_encoding: bytes, *, is_hot: bool) -> bytes:
-    """Return the coding of a large answer to a client with this Accept-Encoding. The name is empty
-    for no coding."""
+    """Return the coding of a large answer to a client with this Accept-Encoding. For no coding,
+    return an empty name."""
     qualities: dict[bytes, float] = {}
     for part in accept_encoding.lower().split(b","):
         name, _, parameter = part.partition(b";")

@@ -1,7 +1,7 @@
 """CORS: pages of other origins that may use the API, by the setting `cors_origins`.
 
-Cookies are never allowed, so a page of another origin sends its own key. The console's session does
-not help such a page, and no answer allows credentials. Pure, except `exposing`.
+No answer allows credentials such as cookies. So a page of another origin cannot use the console's
+session, and must send a key of its own. Pure, except `exposing`.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -15,12 +15,12 @@ _HEADERS = (
     b"Accept, Authorization, Content-Encoding, Content-Type, Idempotency-Key, Last-Event-ID, "
     b"X-Request-Id"
 )
-"""Allowed headers of a request. `Tidelog-Console` is left out: it proves that the page is of this
-broker's own origin."""
+"""Allowed headers of a request. `Tidelog-Console` is left out, because it proves that the page is
+of this broker's own origin."""
 
 
 class Cors:
-    """The allowed origins of one broker. A broker without allowed origins has no such object."""
+    """The allowed origins of one broker. A broker without allowed origins has no Cors object."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origin.encode("latin-1", "replace") for origin in origins)
@@ -30,7 +30,8 @@ class Cors:
         return origin in self._origins or ANY.encode() in self._origins
 
     def origin(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """Return the origin of the page that sends the request, or nothing if it is not allowed."""
+        """Return the origin of the page that sends the request, or nothing if the origin is not
+        allowed."""
         origin = headers.get(b"origin", b"")
         return origin if origin and self.allows(origin) else b""
 

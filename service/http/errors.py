@@ -1,9 +1,10 @@
 """Conversion of errors to HTTP responses, with one table of statuses and codes, and one function.
 
 Every error body of every dialect is `{"error_code": int, "message": str}` (DIALECTS.md lists the
-codes). The `status` and `code` of an error class (a dialect's own error) take precedence over the
-table. Every error becomes a response in `answered`, which counts it, and logs damage and bugs. A
-client gets no text of an unexpected exception, only a 500 with a fixed message.
+codes). If an error class has a `status` and a `code` of its own, as errors of one dialect have,
+they take precedence over the table. `answered` makes the response of every error, counts the error,
+and logs damage and bugs. A client gets no text of an unexpected exception, only a 500 with a fixed
+message.
 """
 
 import json
@@ -42,9 +43,9 @@ from tidelog.storage.core.errors import (
 log = logging.getLogger("tidelog.http")
 
 MESSAGE_CHARS_MAX = 2000
-"""Bound of a message, because messages quote requests (I10)."""
+"""Maximum characters of a message. Messages quote requests, so they need a bound (I10)."""
 VALIDATION_ERRORS_MAX = 3
-"""Bound of the errors in one body that the message names."""
+"""Maximum errors of one body that the message names."""
 INTERNAL_ERROR = (500, 50002, "internal error: the broker's log has the details")
 UNKNOWN = "outcome unknown, retry with the same Idempotency-Key"
 
@@ -73,7 +74,7 @@ class ErrorBody(BaseModel):
     """The body of every error."""
 
     error_code: int = Field(
-        examples=[40401], description="HTTP status, mostly with two digits more"
+        examples=[40401], description="HTTP status, in most errors with two more digits"
     )
     message: str = Field(examples=["topic 'flights' does not exist"])
 
@@ -107,7 +108,7 @@ class CrossSite(LogError):
 
 
 class ErrorAnswer(NamedTuple):
-    """The HTTP response for an error. `headers` are those that only this response has."""
+    """The HTTP response for an error. `headers` are the headers that only this response has."""
 
     status: int
     code: int
@@ -133,7 +134,7 @@ def answered(
 ) -> ErrorAnswer:
     """Convert any error of a request into its answer. Count the error, and log damage and bugs.
 
-    The log names the method and the path. An unexpected exception is a bug, so the log has its
+    The log line names the method and the path. An unexpected exception is a bug, so the log has its
     traceback.
     """
     counter.refused(error, scope)

@@ -1,9 +1,9 @@
 """One request and its answer on a connection.
 
 If the whole body of a request has arrived, the broker reads it, and writes the answer, without ASGI
-messages. These would cost 15 us of CPU, and one more packet, because ASGI sends the head and the
-body of an answer separately. Streams, and applications that wrap `receive` or `send`, use ASGI
-messages.
+messages. For each request, ASGI messages would cost 15 us of CPU, and one more packet, because ASGI
+sends the head and the body of an answer separately. Streams, and applications that wrap `receive`
+or `send`, use ASGI messages.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ from tidelog.service.http.errors import error_body
 from tidelog.service.http.route import media_type_of_errors
 
 JOINED_BYTES_MAX = 64 * 1024
-"""A larger body is written separately from its head, because a copy would cost more."""
+"""A larger body is written separately from its head, because the copy that joins them would cost
+more than a second write."""
 LINGER_S = 2.0
 """How long a connection stays open after an answer that is sent before the end of its request."""
 
@@ -41,7 +42,7 @@ def last_answer(status: HTTPStatus, why: str) -> bytes:
 
 
 async def busy(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application of connections above the bound."""
+    """Answer 503. This ASGI application serves connections above a bound of Admission."""
     body = error_body(50302, "too many connections: retry later")
     media_type = media_type_of_errors(scope["path"])
     busy = HttpResponse(503, body, media_type, ((b"retry-after", b"1"),))
@@ -49,7 +50,7 @@ async def busy(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Flow(FlowControl):
-    """The flow control of a connection. While requests wait for the answers to earlier ones,
+    """The flow control of a connection. While requests wait for the answers to earlier requests,
     nothing is read. Without this rule, each served request would let one more packet in (I10)."""
 
     def __init__(self, transport: asyncio.Transport, waiting: deque[Any]) -> None:
@@ -62,9 +63,9 @@ class Flow(FlowControl):
 
 
 class Exchange(RequestResponseCycle, WholeExchange):
-    """One request and its answer. `answer` and `send` return when the socket has taken all but a
-    bounded rest (CONNECTION_BYTES of service.http.admission). Until then, the caller keeps its
-    share of the budget."""
+    """One request and its answer. `answer` and `send` return when the socket has taken all bytes
+    except a bounded rest (CONNECTION_BYTES of service.http.admission). Until then, the caller keeps
+    its share of the budget."""
 
     def whole_body(self) -> bytes | None:
         if self.more_body or self.disconnected or self.response_complete:
@@ -114,8 +115,8 @@ class Exchange(RequestResponseCycle, WholeExchange):
             await self.flow.drain()
 
     def _answer_early(self, message: MutableMapping[str, Any]) -> None:
-        """Prepare a message of an answer that is sent before the whole body has arrived: the
-        connection ends after this answer."""
+        """Prepare a message of an answer that is sent before the whole body of the request has
+        arrived. The connection ends after this answer."""
         if message["type"] == "http.response.start":
             if message["status"] >= HTTPStatus.BAD_REQUEST:
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]

@@ -50,9 +50,9 @@ _SERVED = frozenset({b"", b"*/*", b"application/*", JSON, ARROW, NDJSON, EVENT_S
 def check_accept(accept: bytes) -> None:
     """Raise NotAcceptable unless a route serves one of the types in an `Accept`.
 
-    Call it for requests that change something, before they do so. It accepts the types of all
+    Called for a request that changes something, before the change. It accepts the types of all
     routes, because a client of Arrow or NDJSON may send its Accept with every request. A GET with
-    an unknown Accept is served, as RFC 9110 allows; only routes with several formats refuse it.
+    an unknown Accept is served, as RFC 9110 allows. Only GET routes with several formats refuse it.
     """
     if not is_served(accept):
         raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')[:200]}")

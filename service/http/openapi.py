@@ -1,8 +1,8 @@
 """The OpenAPI document: FastAPI's part, the hot routes, and the security schemes.
 
 FastAPI documents the routes that it serves. The router (service.server.router) serves the hot
-routes in front of FastAPI, so `completed` adds them from their declarations. It also gives every
-operation the `security` that follows from the access of its route.
+routes in front of FastAPI, so `completed` adds the hot routes from their declarations. `completed`
+also gives every operation the `security` that follows from the access of its route.
 """
 
 import re
@@ -81,8 +81,8 @@ def completed(
 
 
 def error_answer(path: str, description: str) -> dict[str, Any]:
-    """Return an error of the operation at `path`. A `model` in its place costs FastAPI ~1 ms for
-    each error of each route at the start of a broker."""
+    """Return the description of an error of the operation at `path`. If a `model` were given
+    instead, it would cost FastAPI ~1 ms for each error of each route when a broker starts."""
     return {"description": description, "content": {media_type_of_errors(path).decode(): _ERROR}}
 
 

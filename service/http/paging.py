@@ -24,9 +24,9 @@ from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 
 PAGE_ITEMS_MAX = 1_000
 SLICE_S = 0.005
-"""A slice ends with the first item after this time. An item takes at most a few ms."""
+"""A slice ends with the first item that is done after this time. An item takes at most a few ms."""
 KEYS_AT_ONCE = 2_000
-"""To sort so many keys takes ~3 ms, if they are tuples of strings."""
+"""Keys that are sorted without a pause. For 2,000 tuples of strings, this takes ~3 ms."""
 TOKEN_CHARS_MAX = 4_096
 
 Key: TypeAlias = str | int | tuple[Any, ...]
@@ -66,8 +66,8 @@ class Page(NamedTuple):
     query: tuple[tuple[str, str], ...] = ()
 
     def position(self, *kinds: type) -> tuple[Any, ...] | None:
-        """Return the parts of the key `after`, which must have these types; None for the first
-        page. Raises InvalidParameter."""
+        """Return the parts of the key `after`, or None for the first page. Raises InvalidParameter
+        if the parts do not have the types `kinds`."""
         if self.after is None:
             return None
         parts = self.after if isinstance(self.after, list) else [self.after]
@@ -76,8 +76,8 @@ class Page(NamedTuple):
         return tuple(parts)
 
     def key(self, kind: type[K]) -> K | None:
-        """Return the key `after`, which must have this type; None for the first page. Raises
-        InvalidParameter."""
+        """Return the key `after`, or None for the first page. Raises InvalidParameter if the key
+        does not have the type `kind`."""
         position = self.position(kind)
         return None if position is None else position[0]
 
@@ -89,7 +89,7 @@ class Page(NamedTuple):
 
 
 WHOLE = Page(sys.maxsize, None)
-"""For an answer with all items, if the request names the items."""
+"""The page with all items. Used if the answer does not have pages."""
 
 
 async def page_of_query(
@@ -98,7 +98,8 @@ async def page_of_query(
         int, Query(ge=1, description=f"items of a page, {PAGE_ITEMS_MAX} at most")
     ] = PAGE_ITEMS_MAX,
     page_token: Annotated[
-        str, Query(description="from `metadata.next` of the page before; empty: the first page")
+        str,
+        Query(description="from `metadata.next` of the previous page; if empty, the first page"),
     ] = "",
 ) -> Page:
     """Return the page that a request asks for. Raises InvalidParameter."""
@@ -124,7 +125,7 @@ def _key(token: str) -> Any:
 
 
 async def in_order(keys: Iterable[K], after: K | None = None) -> Iterator[K]:
-    """Return the keys after `after`, sorted."""
+    """Return the keys after `after`, or all keys if `after` is None, sorted."""
     all_keys: list[Any] = list(keys)
     runs = []
     for first in range(0, len(all_keys), KEYS_AT_ONCE):

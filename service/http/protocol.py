@@ -1,11 +1,11 @@
 """uvicorn's server and its HTTP protocol, as both listeners of a broker use them.
 
 A request that offers another protocol (`Upgrade: h2c`, which Java's HttpClient sends with each
-request) is read as one without the offer (RFC 9110, 7.8). Otherwise llhttp would end it at its
-head, uvicorn would serve it without its body, and parse the body as the next request.
+request) is read without the offer (RFC 9110, 7.8). With the offer, llhttp would end the request at
+its head, and uvicorn would serve it without its body and parse the body as the next request.
 
 service.http.admission bounds connections, their times and heads. If a request is answered before
-its whole body has arrived, its connection ends: the next bytes are of the body, not of a request.
+its whole body has arrived, its connection ends, because the next bytes belong to its body.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ PLAIN_TEXT = frozenset({"HTTP_REQUEST", "WRONG_VERSION_NUMBER"})
 """OpenSSL's reasons for a first packet that is not TLS."""
 CHECKED_FIELDS = frozenset({b"host", b"expect", b"transfer-encoding"})
 HEALTH = frozenset({"/healthy", "/ready", "/startup", "/_health", "/status/ready"})
-"""Routes that are also served on connections above the bound."""
+"""Routes that are also served on connections above a bound of Admission."""
 
 
 class Server(uvicorn.Server):
-    """A server without uvicorn's signal handlers: after the drain, these raise the signal again,
-    which ends the process. The owner of the server calls `stop`."""
+    """A server without uvicorn's signal handlers, which raise the signal again after the drain and
+    so end the process. The server's owner calls `stop`."""
 
     def __init__(
         self,
@@ -60,8 +60,7 @@ class Server(uvicorn.Server):
         admission: "Admission[Protocol] | None" = None,
         **options: Any,
     ) -> None:
-        """`role` names the port in an error, `on_listening` gets its URL. `options` are those of
-        Config."""
+        """`role` names the port in errors. `on_listening` gets its URL. `options` go to Config."""
         super().__init__(Config(app, admission, host=host, port=port, **options))
         self._role = role
         self._on_listening = on_listening
@@ -88,7 +87,7 @@ class Server(uvicorn.Server):
         self._on_listening(f"{scheme}://{host}:{port}")
 
     def _log_started_message(self, listeners: Sequence[socket.SocketType]) -> None:
-        """Omit uvicorn's line: it would name the port for peers before the port for clients."""
+        """Omit uvicorn's line, which would name the port for peers before the port for clients."""
 
 
 class Config(uvicorn.Config):
@@ -136,7 +135,7 @@ class Config(uvicorn.Config):
 
 
 class _HeadRefused(Exception):
-    """The request is invalid. The parser wraps this error: the reason is in `Protocol._refusal`."""
+    """An invalid request. The parser wraps this error, so `Protocol._refusal` has the reason."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -158,11 +157,11 @@ class Protocol(HttpToolsProtocol):
         self._hosts = 0
         self._is_coded = False  # has a Transfer-Encoding other than chunked
         self._served: Any = None
-        """The Exchange that the application serves: `cycle`, or an earlier one."""
+        """The Exchange that the application serves: `cycle`, or an earlier Exchange."""
         self._has_body = False  # the packet has a part of a body
         self._head_bytes = 0
-        """In a head: bytes of the packets after the one in which it began. In a body: bytes of the
-        packets since the last one with a part of the body: trailers, extensions of chunks."""
+        """In a head: bytes of the packets after the packet in which it began. In a body: bytes of
+        the packets after the last packet with a part of it (trailers, chunk extensions)."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -261,7 +260,7 @@ class Protocol(HttpToolsProtocol):
             raise self._refused(431, "the head of the request is too large")
 
     def _check_trailers(self, size: int) -> None:
-        """Raise _HeadRefused if too many bytes have come that are no part of the body."""
+        """Raise _HeadRefused after more than HEAD_BYTES_MAX bytes that are no part of the body."""
         self._head_bytes = 0 if self._has_body else self._head_bytes + size
         self._has_body = False
         if self._head_bytes > HEAD_BYTES_MAX:
@@ -348,7 +347,7 @@ class Protocol(HttpToolsProtocol):
         return Phase.SERVED, 0
 
     def end_late(self, phase: Phase) -> None:
-        """Close the connection: its time for this phase is over."""
+        """Close the connection, because its time for this phase is over."""
         if phase is Phase.ANSWER:
             self.transport.abort()  # what is unsent is dropped
         elif phase in (Phase.HEAD, Phase.BODY):
@@ -392,13 +391,14 @@ class Protocol(HttpToolsProtocol):
             self._end_after(last)
 
     def _end_after(self, last: Any) -> None:
-        """Close the connection when this request, and those before it, have their answers."""
+        """Close the connection when this request, and the requests before it, have their
+        answers."""
         last.keep_alive = False
         self._is_ended = True
 
     def _end(self, status: HTTPStatus, why: str) -> None:
-        """Answer with `status`, unless an answer is being sent, and close the connection. If other
-        requests wait in front of this one, close it after their answers, without this answer."""
+        """Answer with `status`, unless an answer is being sent, then close the connection. If
+        earlier requests wait for answers, send only these answers, then close it."""
         if self.pipeline:
             self.pipeline.popleft()
             self.cycle = self.pipeline[0][0] if self.pipeline else self._served
@@ -415,7 +415,7 @@ class Protocol(HttpToolsProtocol):
 
     def _read_on(self, data: memoryview, offer: httptools.HttpParserUpgrade) -> None:
         """Parse the rest of a packet whose first head offers another protocol. A packet may hold
-        thousands of offers, and slices of a memoryview copy nothing."""
+        thousands of offers, so `data` is a memoryview, whose slices copy nothing."""
         while data:
             head = self._head_without_offer()
             self.parser = httptools.HttpRequestParser(self)
@@ -435,7 +435,7 @@ class Protocol(HttpToolsProtocol):
         The parser refuses line ends in names and values, so one field cannot become two fields.
         """
         method = self.parser.get_method()
-        if method == b"CONNECT":  # whatever follows it is no body
+        if method == b"CONNECT":  # what follows a CONNECT is no body
             raise httptools.HttpParserError("CONNECT is for proxies")
         version = self.parser.get_http_version().encode()
         fields = [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]

@@ -1,7 +1,7 @@
-"""`X-Request-Id`: if a client sends a sane id (`_SANE`), the answer has it; else an error has a new
-id.
+"""The header `X-Request-Id`: the client's id in every answer, or a new id in an error's answer.
 
-Only errors get a new id, so the header costs all other requests one lookup in a dict.
+A client's id is used if it is sane (`_SANE`). Only errors get a new id, so the header costs all
+other requests one lookup in a dict.
 """
 
 import re
@@ -20,7 +20,7 @@ def sane(given: bytes) -> bytes:
 
 
 def echo(headers: Mapping[bytes, bytes]) -> tuple[tuple[bytes, bytes]] | tuple[()]:
-    """Return the headers to add to the response: the client's request id if it is valid."""
+    """Return the headers to add to the response: the client's request id if it is sane."""
     if REQUEST_ID in headers and (given := sane(headers[REQUEST_ID])):
         return ((REQUEST_ID, given),)
     return ()

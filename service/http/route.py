@@ -17,7 +17,8 @@ from tidelog.storage.core.acls import CLUSTER_NAME
 
 
 class Permission(NamedTuple):
-    """An operation on a resource. The path parameter `parameter` has the resource's name."""
+    """An operation on a resource. The path parameter `parameter` has the resource's name. If
+    `parameter` is empty, the resource is the cluster."""
 
     operation: str
     resource_type: str
@@ -46,7 +47,7 @@ class Dialect(NamedTuple):
     """Where a dialect is served, and the media type of its JSON."""
 
     mounts: tuple[str, ...]
-    """Paths of routes are below each of these; the first is the documented one."""
+    """Each route is served below each of these paths. The documentation has only the first."""
     media_type: bytes
 
 
@@ -88,7 +89,7 @@ class Body(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A response's body, of a msgspec struct of `types`, in a media type of `media_types`."""
+    """A response's body: one of the msgspec structs `types`, in one of the `media_types`."""
 
     media_types: tuple[bytes, ...]
     types: tuple[type, ...] = ()
@@ -110,14 +111,14 @@ class RouteDoc(NamedTuple):
     """
 
     errors: Mapping[int, str] = {}
-    """For each status, when the route responds with it."""
+    """For each status of an error: when the route responds with it."""
     status: int = 200
     """Status of a successful response."""
     is_hidden: bool = False
     omit: Literal["", "none", "unset"] = ""
     """Fields that FastAPI omits from a response: null fields (`none`) or unset fields (`unset`)."""
     tag: str = ""
-    """If it is empty, the route's label is the tag."""
+    """The tag in the document. If it is empty, the route's label is the tag."""
     summary: str = ""
     text: str = ""
     parameters: tuple[Parameter, ...] = ()

@@ -9,16 +9,16 @@ _PASSIVE = socket.AI_PASSIVE
 _REASONS = {
     errno.EADDRINUSE: "another process uses the port: stop it, or give another port",
     errno.EADDRNOTAVAIL: "this machine does not have the address: give another host",
-    errno.EACCES: "this user may not use the port: give one above 1023",
+    errno.EACCES: "this user may not use the port: give a port above 1023",
 }
 
 
 def bound_sockets(
     host: str, port: int, *, role: str = "", is_shared: bool = False
 ) -> list[socket.socket]:
-    """Return a socket for each address of the host, bound, not listening yet. With `is_shared`,
-    several processes may bind the port: the kernel distributes the connections (SO_REUSEPORT).
-    Raises LogError."""
+    """Return a bound socket for each address of the host. The sockets do not listen yet. With
+    `is_shared`, several processes may bind the port, and the kernel distributes the connections
+    (SO_REUSEPORT). Raises LogError."""
     bound: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=_PASSIVE)

@@ -4,7 +4,7 @@ TLS is OpenSSL on two buffers in memory, between the socket's transport and the 
 own TLS (`create_server(ssl=...)`) is not used, for two reasons. With it, a protocol gets its
 connection only after the handshake, so Admission could not bound the connections that are in a
 handshake. And asyncio's TLS encrypts a whole answer at once and hides how much of it is unsent.
-Here an answer is encrypted in steps, each when the socket has room.
+Here an answer is encrypted in steps, and each step waits until the socket has room.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 RECORD_BYTES = 16 * 1024
-"""The largest record of TLS: one read returns at most one."""
+"""Maximum bytes of a TLS record. One read returns at most one record."""
 STEP_BYTES = 128 * 1024
-"""Maximum bytes encrypted in one turn of the loop: about 0.1 ms."""
+"""Maximum bytes encrypted in one turn of the event loop. This takes about 0.1 ms."""
 UNASKED_MAX = 32
 """Maximum messages after the handshake that OpenSSL answers by itself (KeyUpdate). No client needs
-so many: Java's client sends one for each 137 GB. Without the bound, answers for a client that does
-not read would fill the memory."""
+more: Java's client sends one KeyUpdate for each 137 GB. Without the bound, answers for a client
+that does not read would fill the memory."""
 
 
 class TlsTransport:
@@ -37,7 +37,8 @@ class TlsTransport:
         context: ssl.SSLContext,
         on_paused: Callable[[bool], object],
     ) -> None:
-        """`on_paused(True)` makes the protocol above stop writing; `on_paused(False)` ends that."""
+        """`on_paused(True)` stops the writing of the protocol above. `on_paused(False)` resumes
+        it."""
         self._raw = transport
         self._loop = loop
         self._context = context
@@ -57,8 +58,8 @@ class TlsTransport:
     # -- reading
 
     def received(self, data: bytes) -> bytes:
-        """Decrypt bytes from the socket and return the plain text. Raises SSLError if they are not
-        TLS, or if the handshake fails: the caller refuses the client."""
+        """Decrypt bytes from the socket and return the plain text. Raises SSLError if the bytes are
+        not TLS, or if the handshake fails. Then the caller refuses the client."""
         if self._is_shut:
             return b""
         self._incoming.write(data)
@@ -113,7 +114,7 @@ class TlsTransport:
 
     def _encrypt(self) -> None:
         """Encrypt up to STEP_BYTES of the queue, unless the socket's buffer is full. The next turn
-        of the loop, or `resume_writing`, continues."""
+        of the loop, or `resume_writing`, continues with the rest."""
         left = STEP_BYTES
         while self._waiting and left and not self._is_raw_paused:
             data = self._waiting.popleft()
@@ -150,8 +151,8 @@ class TlsTransport:
     # -- the end
 
     def refuse(self, answer: bytes) -> None:
-        """Answer a client whose handshake failed: send `answer` in plain text, or, if it is empty,
-        the TLS alert. The caller closes the connection."""
+        """Answer a client whose handshake failed. Send `answer` in plain text or, if `answer` is
+        empty, send the TLS alert. The caller closes the connection."""
         if answer:
             _ = self._outgoing.read()
             self._raw.write(answer)

@@ -1,9 +1,9 @@
 """A request's URL: its path in one spelling, and this broker's URL as the client sees it.
 
-Links in responses must lead back through the proxies between client and broker, so they are built
-from the headers of proxies (`Forwarded`, `X-Forwarded-*`), else from `Host`. Every client can send
-these headers, but they change only the links in the response to that client. Values that cannot be
-part of a URL are ignored.
+Links in responses must lead back through the proxies between client and broker. So they are built
+from the headers that proxies send (`Forwarded`, `X-Forwarded-*`) or, without these, from `Host`.
+Every client can send these headers, but they change only the links in the response to that client.
+Values that cannot be part of a URL are ignored.
 """
 
 import re
@@ -31,7 +31,7 @@ class ClientUrl(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Return the URL to which a path of the API is appended; it does not end with a slash."""
+        """Return the URL to which a path of the API is appended. It does not end with a slash."""
         port = "" if self.port is None else f":{self.port}"
         return f"{self.proto}://{self.host}{port}{self.prefix}"
 
@@ -45,7 +45,8 @@ def clean_path(path: str) -> str:
 
 
 def client_url(scope: Scope, advertised: str = "") -> ClientUrl:
-    """Return this broker's address for the client of a request. `advertised`, if set, is used."""
+    """Return this broker's address for the client of a request. If `advertised` is set, return
+    it."""
     if advertised:
         split = urlsplit(advertised)
         return ClientUrl(split.scheme, split.hostname or "", split.port, split.path.rstrip("/"))
@@ -67,7 +68,7 @@ def origin(headers: Mapping[str, str], path: str, *, proto: str, server: str) ->
     and port) come from the connection. Names of headers are in lower case.
 
     `X-Forwarded-Path` is the client's whole path (Strimzi, Kong), but some proxies send only the
-    part before the broker's path. `X-Forwarded-Prefix` is always this part, and is used first.
+    part before the broker's path. `X-Forwarded-Prefix` is always this part, so it takes precedence.
     """
     forwarded = _forwarded(headers.get("forwarded", ""))
     for scheme in (forwarded.get("proto"), _first(headers.get("x-forwarded-proto"))):
@@ -110,8 +111,8 @@ def split_host(text: str) -> tuple[str, int | None] | None:
 
 
 def _first(header: str | None) -> str | None:
-    """Return the first element. Each proxy appends its element at the end, so the first element
-    describes the client's side."""
+    """Return the first element of a header. Each proxy appends its element at the end, so the first
+    element describes the client's side."""
     return None if header is None else header.partition(",")[0].strip()
 
 

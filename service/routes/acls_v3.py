@@ -36,7 +36,7 @@ from tidelog.storage.core.errors import InvalidRequest
 AclKey: TypeAlias = tuple[str, ...]
 """The fields of an ACL. Lists of ACLs are in the order of these tuples."""
 Upper = BeforeValidator(lambda word: word.upper() if isinstance(word, str) else word)
-"""Makes a word upper case: some clients send `topic`, others `TOPIC`."""
+"""Makes a word upper case, because some clients send `topic`, others `TOPIC`."""
 
 
 class NewAcl(StrictModel):
@@ -200,7 +200,7 @@ async def delete_acls(
     rights: Rights,
 ) -> DeletedAcls:
     """Delete the ACLs that match a filter. `resource_type`, `pattern_type`, `operation` and
-    `permission` are required, else 400. Each may be ANY."""
+    `permission` are required: without one of them, the response is 400. Each may be ANY."""
     found = await _matching(broker, wanted)
     if found:
         await decided(broker.change_access(DeleteAcls(found)))

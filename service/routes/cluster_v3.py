@@ -40,7 +40,7 @@ READ_ONLY = "configs of brokers are read-only: they are settings of each broker'
 
 
 async def live_broker(request: Request, broker_id: str) -> Member | None:
-    """Return a live peer. If the id is that of this broker, return None. Raises NoSuchResource."""
+    """Return a live peer. If it is the id of this broker, return None. Raises NoSuchResource."""
     if broker_id == str(BROKER_ID):
         return None
     for member in broker_log(request).members().peers:
@@ -63,8 +63,8 @@ async def get_cluster(make: Resources) -> ClusterData:
 
 
 async def list_brokers(request: Request, make: Resources, page: WantedPage) -> BrokerList:
-    """The live brokers. The broker that answers always has id 1: to clients, broker 1 leads all
-    partitions, and any broker serves any request."""
+    """The live brokers. The broker that answers always has id 1 in its answer. To clients, broker 1
+    leads all partitions, because any broker serves any request."""
     others = {member.number: member for member in broker_log(request).members().peers}
     numbers = await in_order({BROKER_ID, *others}, page.key(int))
     found: BrokerList = await answer_page(
@@ -109,19 +109,20 @@ async def get_cluster_config(name: str) -> None:
 
 
 async def refuse_broker_config(_: LiveBroker) -> None:
-    """Refuse the change: a broker's settings belong to its process."""
+    """Refuse the change, because a broker's settings belong to its process."""
     raise InvalidRequest(READ_ONLY)
 
 
 async def refuse_cluster_config() -> None:
-    """Refuse the change: a broker's settings belong to its process."""
+    """Refuse the change, because a broker's settings belong to its process."""
     raise InvalidRequest(READ_ONLY)
 
 
 async def list_broker_replicas(
     member: LiveBroker, log: FreshLog, make: Resources, rights: Rights, page: WantedPage
 ) -> ReplicaList:
-    """For broker 1, all partitions that the caller may describe; for others, an empty list."""
+    """For broker 1, all partitions that the caller may describe. For other brokers, an empty
+    list."""
     metadata = make.listed("brokers", _number(member), "partition-replicas")
 
     def numbers_of(topic: Topic) -> range | None:

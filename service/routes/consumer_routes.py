@@ -1,4 +1,5 @@
-"""The routes of consumer instances, one declaration each. Handlers: service.routes.consumers."""
+"""The routes of consumer instances, one declaration each. The handlers are in
+service.routes.consumers."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -109,8 +110,8 @@ ROUTES = (
         ConsumerHandlers.subscribe,
         _CHANGE_ERRORS,
         summary="Subscribe to topics, together with the group's other members",
-        text="`topics`, or `topic_pattern` (RE2, for the whole name; it also matches "
-        "topics that are created later). The instance has its assignment when the response "
+        text="`topics`, or `topic_pattern` (RE2, for the whole name; the pattern also "
+        "matches topics that are created later). The instance has its assignment when the response "
         "arrives.",
         example={"topics": ["flights"]},
         done="subscribed",
@@ -162,9 +163,9 @@ ROUTES = (
         summary="Read records",
         text="Responds as soon as there is a record. The first record is returned even if it "
         "exceeds `max_bytes`. Records count as read when the response is delivered, and the next "
-        "read commits them (`auto.commit.enable`). The header `Tidelog-Generation` is the "
-        "`generation` for a transaction. `Accept: application/vnd.apache.arrow.stream` returns "
-        "columns, for an instance of any format.",
+        "read commits them (`auto.commit.enable`). The header `Tidelog-Generation` has the "
+        "`generation` that a transaction needs. `Accept: application/vnd.apache.arrow.stream` "
+        "returns columns, for an instance of any format.",
         parameters=(
             Parameter("timeout", "ms; default: the instance's timeout", {"type": "integer"}),
             MAX_BYTES_PARAMETER,
@@ -190,9 +191,9 @@ ROUTES = (
         ConsumerHandlers.commit,
         {**_NOT_FOUND, 409: "40903: another member owns the partition"},
         summary="Commit offsets",
-        text="`offsets` are the offsets of the last records read, or of the next records for a "
-        "Strimzi instance. `partitions` (Redpanda) has the offsets of the next records. An empty "
-        "body commits all returned records.",
+        text="`offsets` are the offsets of the last records read or, for an instance in Strimzi's "
+        "dialect, of the next records. `partitions` (Redpanda) has the offsets of the next "
+        "records. An empty body commits all returned records.",
         example={"offsets": [_OFFSET]},
         answers={
             200: Answer("committed", _JSON),

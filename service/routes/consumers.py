@@ -1,9 +1,9 @@
 """Consumer instances, v2: the routes of all dialects (DIALECTS.md).
 
 These routes are hot, because thousands of instances read and commit all the time. An instance is in
-the cluster's state and belongs to no broker. Any broker accepts its requests and forwards them to
-the group's coordinator. Records count as read when the response is delivered; records of an
-undelivered response are returned again (storage.groups.instances).
+the cluster's state and belongs to no broker. Any broker accepts requests of the instance and
+forwards them to the group's coordinator. Records count as read when the response is delivered. If
+it is not delivered, the next read returns its records again (storage.groups.instances).
 """
 
 import asyncio
@@ -68,7 +68,7 @@ log = logging.getLogger("tidelog.groups")
 CONSUMER_BODY_BYTES_MAX = 4 * 1024 * 1024
 """Enough for 20,000 partitions with their offsets."""
 CLIENT_GONE = 499
-"""The status that metrics count if the client has disconnected, as in nginx; it is not sent."""
+"""The status that metrics count if the client has disconnected, as in nginx. It is not sent."""
 NO_CONTENT = HttpResponse(204, b"")
 NO_RECORDS = HttpResponse(200, b"[]")
 GENERIC = frozenset({b"", b"*/*", b"application/*", JSON_V2, b"application/json"})
@@ -146,7 +146,7 @@ class ConsumerHandlers:
         return None
 
     def _elsewhere(self, group: str) -> str | None:
-        """Return the group's coordinator if that is another broker."""
+        """Return the group's coordinator if it is another broker, else None."""
         if self._forwarder is None:
             return None
         coordinator = self._consumers.coordinator_of(group)
@@ -264,7 +264,7 @@ class ConsumerHandlers:
                 "IllegalStateError: Consumer is not subscribed to any topics or assigned any "
                 "partitions"
             )
-        if call.scope["method"] == "HEAD":  # HEAD reads nothing, else it would skip records
+        if call.scope["method"] == "HEAD":  # a read would skip the records that HEAD does not send
             return HttpResponse(200, b"", MEDIA_TYPES[fmt])
         settings = self._settings
         wait_ms = integer_or_default(query, "timeout", config.request_timeout_ms, 0)
@@ -388,7 +388,8 @@ class ConsumerHandlers:
 
 @contextlib.contextmanager
 def _unknown_is_not_assigned() -> Iterator[None]:
-    """Raise NotAssigned for a partition that does not exist: no instance can have it assigned."""
+    """Raise NotAssigned for a partition that does not exist, because no instance can have it
+    assigned."""
     try:
         yield
     except (UnknownTopic, UnknownPartition) as error:
@@ -396,7 +397,8 @@ def _unknown_is_not_assigned() -> Iterator[None]:
 
 
 async def _partitions(call: HttpRequest, operation: str) -> list[TopicPartition]:
-    """Return the partitions of the body. Raises Forbidden unless the caller may do this."""
+    """Return the partitions of the body. Raises Forbidden if the caller may not do `operation` on
+    their topics."""
     partitions = wire_consumers.decode_partitions(await call.body(CONSUMER_BODY_BYTES_MAX))
     await check_topics(rights_of(call.scope), operation, [each.topic for each in partitions])
     return partitions

@@ -1,8 +1,8 @@
 """Dependencies, parameters and errors that the handlers of FastAPI's routes share.
 
-A handler that reads the cluster's state, or decides by it, must first see what was committed before
-the request arrived: `FreshLog` is the one place that refreshes the view (I3). Handlers change the
-state through Broker alone.
+A handler that reads the cluster's state, or decides by it, must first see all commits that were
+acknowledged before the request arrived (I3). So it takes the log from `FreshLog`, which refreshes
+the view. Handlers change the state only through Broker.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ from tidelog.storage.core.errors import CommitUnknown, InvalidRequest
 from tidelog.storage.state.cluster_state import Topic
 
 DECISION_S_MAX = 30.0
-"""How long a client waits for a change of the cluster. Then the outcome is unknown to it."""
+"""Maximum time that a request waits for a change of the cluster. After this time, the client gets
+the error that the outcome is unknown."""
 SECURITY_IS_OFF = "SecurityDisabledException: No Authorizer is configured on the broker."
 
 T = TypeVar("T")
@@ -67,8 +68,8 @@ def broker_log(request: Request) -> Broker:
 
 
 async def fresh_log(request: Request) -> Broker:
-    """Return the broker's log after a refresh: its state has all that was acknowledged before the
-    request."""
+    """Refresh the view of the broker's log, and return the log. Its state then has all changes that
+    were acknowledged before the request."""
     log = broker_log(request)
     await log.refresh()
     return log
@@ -98,14 +99,14 @@ PartitionId = Annotated[str, Path(examples=["0"], description="number, from 0")]
 
 
 class Listing(BaseModel, Generic[Item]):
-    """A page of a list. Lists of the v3 dialect have the same fields and others."""
+    """A page of a list. Lists of the v3 dialect have these and other fields."""
 
     metadata: ListMetadata
     data: list[Item]
 
 
 async def empty_listing(request: Request) -> Listing[BaseModel]:
-    """Return the list of the request's path, without data, with a URL that this client can
+    """Return a list without data for the request's path. Its URL is one that this client can
     reach."""
     url = client_url(request.scope, request.scope.get(ADVERTISED, "")).url
     return Listing(metadata=ListMetadata(self_url=f"{url}{request.url.path}"), data=[])
@@ -119,9 +120,10 @@ async def keys_of_topics(
     after: tuple[str, Any] | None,
     keys_of: Callable[[Topic], Iterable[T] | None],
 ) -> Iterator[tuple[str, T | None]]:
-    """Return (topic name, key) of what topics have, for `answer_page`, from the first one after
-    `after` on. `keys_of` returns the sorted keys of a topic, or None if the caller may not see
-    them. Such a topic has one element, without a key: the page skips it, and its slices count it.
+    """Return pairs (topic name, key of an item of the topic) for `answer_page`: sorted, and only
+    the pairs after `after`. `keys_of` returns the sorted keys of a topic's items, or None if the
+    caller may not see these items. For such a topic, there is one pair with the key None. The page
+    omits this pair, but may end a slice after it.
     """
     names = await in_order(log.state.topics)
 
@@ -157,7 +159,7 @@ Resources = Annotated[ResourceFactory, Depends(resource_factory)]
 
 
 async def check_cluster_id(cluster_id: str, make: Resources) -> None:
-    """Raise NoSuchResource if the id is not that of the broker's cluster."""
+    """Raise NoSuchResource if the id is not the id of the broker's cluster."""
     check_cluster(cluster_id, make.cluster_id)
 
 
@@ -203,7 +205,7 @@ class TopicCreation(StrictModel):
 
 
 def partitions_wanted(request: Request, count: int | None) -> int:
-    """Return the number of partitions of a new topic; -1 and None mean the default."""
+    """Return the number of partitions of a new topic. For -1 and None, return the default."""
     default: int = request.app.state.default_partitions
     return default if count is None or count == -1 else count
 
@@ -216,9 +218,10 @@ def config_text(value: str | int | float | bool) -> str:
 
 
 async def decided(change: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a change of the cluster.
+    """Wait for a change of the cluster, and return its result.
 
-    Raises CommitUnknown after DECISION_S_MAX. The commit continues, because Broker shields it.
+    Raises CommitUnknown after DECISION_S_MAX. The commit continues, because Broker shields it from
+    the timeout.
     """
     try:
         async with asyncio.timeout(DECISION_S_MAX):

@@ -1,9 +1,8 @@
 """Fetch: records of the tail and of the table, in the format that the client accepts.
 
 A broker keeps no state between two fetches: the client sends the offset, and the response's headers
-have the next one. A fetch at the end of a partition may wait for records (long poll). A
-follower keeps the connection and gets records when they are committed, as server-sent events or as
-lines.
+have the next offset. A fetch at the end of a partition may wait for records (long poll). A follower
+keeps the connection and gets records when they are committed, as server-sent events or as lines.
 """
 
 import asyncio
@@ -120,7 +119,7 @@ class Fetch:
             return None
         with self.budget() as share:
             fetched, page = await self.page(view, offset, share, wait_ms / 1000, call)
-            if not rights.may(READ, TOPIC, topic):  # access may have changed in the wait
+            if not rights.may(READ, TOPIC, topic):  # access may have changed during the wait
                 await rights.check(READ, TOPIC, topic)
             if page.stopped is not None and not page.records:
                 raise page.stopped
@@ -152,11 +151,11 @@ class Fetch:
         wait_s: float = 0.0,
         call: HttpRequest | None = None,
     ) -> FetchPage:
-        """Return the encoded records from `offset` on. If there is none, wait `wait_s` for the
-        first. That wait holds no share of the budget, so idle clients do not block others.
+        """Return the encoded records from `offset` on. If there is no record, wait up to `wait_s`
+        for one. That wait holds no share of the budget, so idle clients do not block others.
 
-        If the budget has no room, wait for room; with a `call`, whose response has not begun, raise
-        Unavailable instead.
+        If the budget has no room and there is no `call`, wait for room. With a `call`, whose
+        response has not begun, raise Unavailable instead.
         """
         partition = self._log.state.partition(view.topic, view.partition)
         if wait_s > 0 and offset >= partition.high_watermark:
@@ -268,8 +267,8 @@ class Fetch:
 
     @contextlib.contextmanager
     def following(self, principal: str) -> Iterator[None]:
-        """Count a follower of the principal. Raises Throttled if it has too many. Without security,
-        only the bound of the connections applies."""
+        """Count a follower of the principal. Raises Throttled if the principal has too many.
+        Without security, only the bound of the connections applies."""
         if principal and self._followers[principal] >= STREAMS_OF_PRINCIPAL_MAX:
             raise Throttled(
                 f"{principal} has {self._followers[principal]} followers at this broker, which is "
@@ -331,9 +330,10 @@ class Fetch:
         send: Callable[[T | None], Awaitable[None]],
         failure: Callable[[LogError], bytes],
     ) -> None:
-        """Continue a started stream until the client disconnects: `send` sends `turn`, then what
-        `read` returns. While the principal's quota is used up, `send` gets None, for a keep-alive.
-        After an error, the last event is `failure(error)`: the status is sent already."""
+        """Continue a started stream until the client disconnects: `send` sends `turn`, then each
+        result of `read`. While the principal's quota is used up, `send` gets None, for a
+        keep-alive. After an error, the last event is `failure(error)`, because the status is sent
+        already."""
         if call.scope["method"] == "HEAD":
             await call.end()
             return
@@ -387,8 +387,8 @@ class Fetch:
     async def _send(
         self, call: HttpRequest, view: FetchParams, fetched: FetchResult, page: RecordPage
     ) -> None:
-        """Send a page of a stream, or a keep-alive if it is empty. If the page stops at a record
-        that does not decode, send the records before it, then raise Undecodable."""
+        """Send a page of a stream, or a keep-alive if the page is empty. If the page stops at a
+        record that does not decode, send the records before it, then raise Undecodable."""
         if page.body:
             await call.chunk(page.body)
             rights_of(call.scope).record(CONSUMER_BYTE_RATE, fetched.weight)
@@ -449,7 +449,7 @@ _DOC = RouteDoc(
         404: "40401 unknown topic, 40402 unknown partition",
         406: "an unknown Accept",
         422: "the first record does not decode in the requested format",
-        429: "the principal's quota is used up, or it has too many followers",
+        429: "the principal's quota is used up, or the principal has too many followers",
         500: "a corrupt object; the message names it. Reads of other partitions work.",
         503: "the store does not answer, or too many fetches at once",
     },

@@ -1,7 +1,7 @@
 """Resources of consumer groups in the v3 dialect: their fields, and their values from the cluster
 state.
 
-The lag of a group in a partition: service.telemetry.group_lags.
+service.telemetry.group_lags computes the lag of a group in a partition.
 """
 
 import math
@@ -55,14 +55,14 @@ class HeldMemberData(BaseModel):
     client_id: str
     host: str = Field(description="the client's address; empty if unknown")
     short_lives: int = Field(
-        description="its members in the last five minutes that ended, or changed their "
-        "subscription, within a minute of their join"
+        description="members of this client that, in the last five minutes, ended or changed their "
+        "subscription within a minute of their join"
     )
     retry_after_ms: int = Field(description="time until the coordinator accepts its next join")
 
 
 class GroupDescription(GroupData):
-    """A group with its held members, which only its coordinator knows."""
+    """A group with its held members, which only the group's coordinator knows."""
 
     held_members: list[HeldMemberData] | None = Field(
         description="null if the coordinator does not answer; not in Confluent's API"
@@ -93,7 +93,7 @@ class LagData(_GroupResource):
     topic_name: str
     partition_id: int
     current_offset: int = Field(
-        description="the committed offset; without one, where the member starts to read"
+        description="the committed offset; if there is none, the offset at which the member starts"
     )
     is_committed: bool = Field(
         description="the group has a committed offset; not in Confluent's API"
@@ -159,7 +159,7 @@ async def assigned_in_order(
 
 
 class GroupResources:
-    """Creates the resources of one group in one response."""
+    """The factory of the resources of one group, for one response."""
 
     def __init__(self, log: Broker, make: ResourceFactory, group_id: str) -> None:
         self._log = log
@@ -274,7 +274,8 @@ class GroupResources:
         )
 
     def _create(self, kind: type[G], crn: str, below: tuple[str | int, ...], **fields: Any) -> G:
-        """Create a resource of the group. Its path and its name begin with the group's."""
+        """Create a resource of the group. Its path and its name begin with the path and the name of
+        the group."""
         return self._make.create(
             kind,
             f"/consumer-group={self._group_id}{crn}",

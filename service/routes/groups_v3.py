@@ -67,7 +67,8 @@ class GroupOffsetData(BaseModel):
 
 
 class GroupOffsetList(BaseModel):
-    """Offsets of a group, sorted by topic and partition: the committed ones, or those of a reset.
+    """Offsets of a group, sorted by topic and partition: the committed offsets, or the offsets that
+    a reset sets.
 
     A partition without an offset is absent.
     """
@@ -92,7 +93,7 @@ class Reset(StrictModel):
     offset: WholeNumber | None = Field(default=None, ge=0, le=OFFSET_MAX)
     timestamp: str | None = Field(default=None, examples=["2021-02-05T19:14:42Z"])
     duration_ms: WholeNumber | None = Field(default=None, ge=0, le=TIMESTAMP_MS_MAX)
-    validate_only: bool = Field(default=False, description="respond, and change nothing")
+    validate_only: bool = Field(default=False, description="respond, but change nothing")
 
 
 class GroupContext(NamedTuple):
@@ -107,7 +108,7 @@ class GroupContext(NamedTuple):
         return self.rights.may(DESCRIBE, TOPIC, topic)
 
     def lag(self, lags: GroupLags, topic: str, number: int) -> LagData | None:
-        """Return the lag in a partition. If there is none, or the caller may not see it, return
+        """Return the lag in a partition. If there is no lag, or the caller may not see it, return
         None."""
         held = self.log.state.topics.get(topic)
         if held is None or number >= len(held.partitions) or not self.may_describe(topic):
@@ -170,10 +171,10 @@ async def list_group_offsets(
 async def reset_group_offsets(
     consumer_group_id: GroupId, body: Reset, log: FreshLog, make: Resources, rights: Rights
 ) -> GroupOffsetList:
-    """Set the position of a group: to the log start, to the end, to an offset (or the nearest that
-    exists), or to the first record that is not older than a timestamp or a duration.
-    The reset changes all partitions or none. 409/40903 while the group has members that share
-    partitions."""
+    """Set the position of a group to the log start, to the end, to an offset (or the nearest
+    existing offset), or to a time. A time is a timestamp, or a duration before now. With a time,
+    the position is the first record that is not older. The reset changes all partitions or none.
+    409/40903 while the group has members that share partitions."""
     refusal = check_group_id(consumer_group_id)
     if refusal is not None:
         raise refusal
@@ -282,7 +283,7 @@ async def get_group(request: Request, group: PathGroup) -> GroupDescription:
 
 
 async def delete_group(group: PathGroup) -> Response:
-    """Delete a group and its committed offsets. 409/40903 while it has members."""
+    """Delete a group and its committed offsets. 409/40903 while the group has members."""
     await decided(group.log.delete_group(group.group_id))
     return Response(status_code=204)
 
@@ -336,8 +337,9 @@ async def get_assignment(
 
 
 async def get_lag_summary(group: PathGroup) -> LagSummaryData:
-    """The total lag of a group, and the partition with the largest lag. 404 unless the group has a
-    committed offset, or a member that reads, in a topic that the caller may describe."""
+    """The total lag of a group, and the partition with the largest lag. Only topics that the caller
+    may describe count. 404 if the group has no committed offset in them and no member that reads
+    them."""
     lags = await GroupLags.of(group.log, group.group_id)
     found = group.make.summary(await lags.summary(group.may_describe))
     if found is None:
@@ -348,8 +350,8 @@ async def get_lag_summary(group: PathGroup) -> LagSummaryData:
 async def list_lags(group: PathGroup, make: Resources, page: WantedPage) -> LagList:
     """The lag of a group in each partition that has a committed offset or a member that reads it.
 
-    Without a committed offset, the lag counts from where the member starts: at its seek, else as
-    its `auto.offset.reset` says."""
+    Without a committed offset, the lag counts from the offset at which the member starts. This is
+    the offset of its seek or, without a seek, the offset that its `auto.offset.reset` selects."""
     lags = await GroupLags.of(group.log, group.group_id)
     keys = lags.in_order(page.position(str, int))
     shell = LagList(metadata=make.listed("consumer-groups", group.group_id, "lags"), data=[])

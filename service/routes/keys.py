@@ -1,8 +1,8 @@
 """Routes of keys and quotas, and the console's login, logout and `/me` (the caller), under
 /tidelog/v1. No other REST proxy has these routes.
 
-The secret of a key is only in the response to its creation. If security is off, every route except
-`/me` responds as a Kafka cluster without an authorizer does. The routes of ACLs do the same.
+Only the response to the creation of a key has the key's secret. If security is off, every route
+except `/me` responds as a Kafka cluster without an authorizer does. The routes of ACLs do the same.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import Key
 
 WRONG_LOGIN_S = 1.0
-"""Time after which a login with an invalid key is answered."""
+"""Time that the broker waits before it refuses a login with an invalid key."""
 TTL_S_MAX = 100 * 365 * 86_400
 
 # -- the console's session
@@ -68,8 +68,8 @@ class Me(BaseModel):
 async def log_in(
     request: Request, response: Response, body: Login, security: RequiredSecurity
 ) -> Me:
-    """Begin a session of a browser: set a cookie that the browser sends only to this site. It is
-    valid for twelve hours, or until the key expires if that is earlier."""
+    """Begin a session of a browser: set a cookie that the browser sends only to this site. The
+    session is valid for twelve hours, or until the key expires if that is earlier."""
     try:
         credential = await security.log_in(body.key)
     except Unauthenticated:
@@ -108,7 +108,8 @@ def _me(caller: Caller) -> Me:
 
 def _set_cookie(request: Request, response: Response, name: str, value: str, lives_s: int) -> None:
     """Set the cookie. Scripts cannot read it (HttpOnly), and requests from other sites do not carry
-    it (SameSite=Strict). It is Secure if the browser uses TLS, to this broker or to a balancer."""
+    it (SameSite=Strict). The cookie is Secure if the browser uses TLS, to this broker or to a
+    balancer."""
     cookie: Morsel[str] = Morsel()
     cookie.set(name, value, value)
     cookie |= {"path": "/", "httponly": True, "samesite": "Strict", "max-age": str(lives_s)}
@@ -203,27 +204,34 @@ def _fields(key: Key, now_ms: int) -> dict[str, Any]:
 
 Rate = Annotated[
     WholeNumber | None,
-    Field(default=None, description="bytes a second; null: that of `<default>`, else no limit"),
+    Field(
+        default=None,
+        description="bytes a second; null: as `<default>`, or no limit if that is null",
+    ),
 ]
 
 
 RequestRate = Annotated[
     WholeNumber | None,
-    Field(default=None, description="requests a second; null: that of `<default>`, else no limit"),
+    Field(
+        default=None,
+        description="requests a second; null: as `<default>`, or no limit if that is null",
+    ),
 ]
 Percentage = Annotated[
     WholeNumber | None,
     Field(
         default=None,
-        description="CPU time of requests, 100 is all time of one thread; null: that of "
-        "`<default>`, else no limit",
+        description="CPU time of requests, in percent of one thread; null: as `<default>`, or no "
+        "limit if that is null",
     ),
 ]
 Share = Annotated[
     WholeNumber | None,
     Field(
         default=None,
-        description="part of the cluster's bound; null: that of `<default>`, else a quarter",
+        description="part of the cluster's bound; null: as `<default>`, or a quarter if that is "
+        "null",
     ),
 ]
 
@@ -249,8 +257,8 @@ class QuotaRates(StrictModel):
 
 
 class QuotaData(QuotaRates):
-    """The quotas of a principal. Each broker applies rates and the percentage by itself. The others
-    are shares of the cluster's bounds. A quota that a principal does not have is taken from
+    """The quotas of a principal. Each broker applies rates and the percentage by itself. The other
+    quotas are shares of the cluster's bounds. A quota that a principal does not have is taken from
     `<default>`."""
 
     principal: str = Field(examples=["User:alice", DEFAULT])
@@ -274,7 +282,8 @@ async def list_quotas(
 async def set_quotas(
     principal: str, body: QuotaRates, broker: FreshLog, _: RequiredSecurity, rights: Rights
 ) -> QuotaData:
-    """Set quotas of a principal. A quota that the body omits stays; null removes a quota."""
+    """Set quotas of a principal. A quota that the body omits does not change. The value null
+    removes a quota."""
     rates: dict[str, int | None] = body.model_dump(exclude_unset=True)
     await decided(broker.change_access(SetQuotas(principal, rates)))
     note("%s set quotas of %s: %s", rights.principal, principal, rates)
@@ -307,7 +316,7 @@ _ERRORS = {
 }
 _CHANGE_ERRORS = _ERRORS | CHANGE_ERRORS
 _DELETE_ERRORS = _CHANGE_ERRORS | {404: ERRORS[404]}
-_LOGIN_DOC = RouteDoc(_ERRORS | {401: "40101: no key has this secret, or it has expired"})
+_LOGIN_DOC = RouteDoc(_ERRORS | {401: "40101: no key has this secret, or the key has expired"})
 _LOGOUT_DOC = RouteDoc(_ERRORS, 204)
 _DOC = RouteDoc(_ERRORS)
 _CREATE_DOC = RouteDoc(_CHANGE_ERRORS, 201)

@@ -67,7 +67,7 @@ for a larger body costs ~100 us."""
 DECODES_MAX = 2
 """Maximum bodies that are decoded in threads at the same time."""
 UNPACKED_FACTOR_MAX = 4
-"""Bound of an unpacked Arrow body: this many times the limit of a body (I10)."""
+"""An unpacked Arrow body may have at most this number times `request_bytes_max` (I10)."""
 ACKS = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LOCAL, "0": Acks.NONE}
 PRODUCE_FORMATS: dict[bytes, str] = {
     b"": "binary",
@@ -84,8 +84,8 @@ ACCEPTED = (
     "application/vnd.kafka.json.v2+json (keys and values as JSON), the same with .text or .binary "
     f"(base64) in place of .json, or {ARROW.decode()}"
 )
-"""The types that a refusal names. JSON's comes first, because most clients that get this refusal
-send JSON."""
+"""The types that a refusal names. JSON's type comes first, because most clients that get this
+refusal send JSON."""
 
 
 class OffsetReport(msgspec.Struct):
@@ -98,7 +98,7 @@ class OffsetReport(msgspec.Struct):
 
 
 class ProduceReport(msgspec.Struct):
-    """One entry a record, in the request's order."""
+    """One entry per record, in the request's order."""
 
     offsets: list[OffsetReport]
     key_schema_id: int | None
@@ -106,7 +106,7 @@ class ProduceReport(msgspec.Struct):
 
 
 class RangeReport(msgspec.Struct):
-    """The first offset and the number of a partition's records."""
+    """The first offset and the number of the records that one partition got."""
 
     partition: int
     base_offset: int | None
@@ -154,7 +154,7 @@ class Produce:
         produced = self._decode_small(body, format_name)
         if produced is None:
             produced = await self._decode_large(body, format_name, rights)
-            topic = await self.topic(topic_name, rights)  # may be deleted or new by now
+            topic = await self.topic(topic_name, rights)  # it may be new or deleted by now
         if produced.weight > len(body):
             rights.record(PRODUCER_BYTE_RATE, produced.weight - len(body))
         target = f"{number}/{format_name}"
@@ -182,8 +182,8 @@ class Produce:
         key: IdempotencyKey | None,
         size: int,
     ) -> list[AppendedRange] | None:
-        """Append the checked records of a body of `size` bytes. Return None if acks is not `all`:
-        their offsets are not known yet."""
+        """Append the checked records of a body of `size` bytes. If acks is not `all`, return None,
+        because the offsets are not known yet."""
         return await self._log.append(
             topic,
             [(places, produced.rows)],
@@ -244,8 +244,8 @@ class Produce:
         self, body: bytes, format_name: str, rights: CallerRights
     ) -> json_in.Produced:
         """Decode a body in a thread, while the event loop serves other requests. At most
-        DECODES_MAX at the same time, because each body may take UNPACKED_FACTOR_MAX times its limit
-        (I10)."""
+        DECODES_MAX bodies are decoded at the same time, because each body may take
+        UNPACKED_FACTOR_MAX times its limit (I10)."""
         bytes_max = self._settings.request_bytes_max * UNPACKED_FACTOR_MAX
         async with self._decoding:
             now_ms = self._log.store_time.now_ms()
@@ -258,9 +258,9 @@ class Produce:
         number: int | None,
         key: IdempotencyKey | None,
     ) -> RecordPartitions:
-        """Check the records and return their partitions. For a request with an idempotency key,
-        these depend only on its content and on the number of partitions: a retry gets the same
-        ones, on any broker."""
+        """Check the records and return their partitions. With an idempotency key, the partitions
+        depend only on the request's content and on the topic's number of partitions, so a retry
+        gets the same partitions on any broker."""
         check_records(produced, self._log.state.config(topic))
         return self.place_among(topic.name, len(topic.partitions), produced, number, key)
 
@@ -309,7 +309,8 @@ def _decoded(body: bytes, format_name: str, now_ms: int, bytes_max: int) -> json
 
 async def body_of(call: HttpRequest, rights: CallerRights, bytes_max: int) -> bytes:
     """Read and return the body. Then charge its bytes to the producer's quota, also if the body is
-    refused. Raises QuotaExceeded before it reads, so a throttled client need not send the body."""
+    refused. If the quota is used up, raises QuotaExceeded before the body is read, so a throttled
+    client need not send it."""
     rights.charge(PRODUCER_BYTE_RATE)
     body = b""
     try:
@@ -321,7 +322,7 @@ async def body_of(call: HttpRequest, rights: CallerRights, bytes_max: int) -> by
 
 def check_records(produced: json_in.Produced, config: TopicConfig) -> None:
     """Raise RecordTooLarge if a record is too large. If the topic is compacted, raise
-    InvalidRequest for the first record without a key: no record would ever replace it."""
+    InvalidRequest for the first record without a key, because no record would ever replace it."""
     rows = produced.rows
     if produced.weight > config.max_message_bytes:
         check_weights(rows, config.max_message_bytes)
@@ -356,7 +357,8 @@ def _acks(query: dict[str, str]) -> Acks:
 
 
 def client_key(call: HttpRequest) -> str | None:
-    """Return the Idempotency-Key (IETF draft: a quoted string; bare ones are accepted, too)."""
+    """Return the Idempotency-Key, or None. The IETF draft requires a quoted string, but a string
+    without quotes is accepted, too. Raises InvalidParameter."""
     header = call.headers.get(b"idempotency-key")
     if header is None:
         return None
@@ -369,7 +371,8 @@ def client_key(call: HttpRequest) -> str | None:
 
 
 def fingerprint(target: str, body: bytes) -> bytes:
-    """Return 16 bytes that identify a request: hash of its target, its format, and its body."""
+    """Return 16 bytes that identify a request: the hash of its target and its body. A v2 target has
+    the topic, the partition and the format."""
     digest = hashlib.blake2b(f"{target}/".encode(), digest_size=16)
     digest.update(body)
     return digest.digest()
@@ -400,7 +403,7 @@ _DOC = RouteDoc(
     {
         400: "not JSON, invalid base64, a wrong type; an invalid parameter or Idempotency-Key",
         404: "40401 unknown topic, 40402 unknown partition",
-        408: "40801: a body with a schema, and there is no schema registry",
+        408: "40801: a body with a schema, but there is no schema registry",
         413: "the body, or a record, is over its limit",
         415: "an unknown Content-Type",
         422: "no records; a timestamp beyond the topic's bounds; or the Idempotency-Key was used "
@@ -423,8 +426,8 @@ _DOC = RouteDoc(
     ),
     answers={
         200: Answer(
-            "One entry a record, in the request's order. `offset` is null with acks=1 and 0. The "
-            "response to an Arrow request has one range a partition.",
+            "One entry per record, in the request's order. `offset` is null with acks=1 and 0. The "
+            "response to an Arrow request has one range per partition.",
             (
                 Content(
                     (JSON_V2,),
@@ -457,8 +460,8 @@ ROUTES = (
             summary="Produce records",
             text="A record goes to the partition in its field `partition`. Without this field, the "
             "partition is the hash (murmur2) of the record's key, modulo the number of partitions. "
-            "For records without a key, the broker chooses a partition, and takes the next one "
-            "after about 16 KiB of their values.",
+            "For records without a key, the broker chooses a partition, and takes the next "
+            "partition after about 16 KiB of values of such records.",
         ),
         is_ack=True,
     ),

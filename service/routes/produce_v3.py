@@ -2,7 +2,7 @@
 
 Each record is a request of its own, and goes into the next commit. Reports have the order of the
 records. If the request has an `Idempotency-Key`, each record gets its own key from it: `<key>/<n>`
-for number n of a stream, `<key>/<id>` for an entry of a batch.
+for record n of a stream (from 0), `<key>/<id>` for an entry of a batch.
 """
 
 import asyncio
@@ -42,11 +42,12 @@ from tidelog.storage.state.cluster_state import Topic
 Report: TypeAlias = dict[str, Any]
 
 IN_FLIGHT_MAX = 1000
-"""Maximum uncommitted records of one stream. At this number, the broker stops reading (I10)."""
+"""Maximum uncommitted records of one stream. At this number, the broker stops reading the stream
+until it has sent a report (I10)."""
 
 
 class BatchReport(msgspec.Struct):
-    """A report for each entry, by its id."""
+    """The response to a batch: a report for each entry, with the entry's id."""
 
     successes: list[dict[str, Any]]
     failures: list[dict[str, Any]]
@@ -82,13 +83,13 @@ class ProduceV3:
                             self._report(call, topic_name, record, name, rights, len(record)),
                         )
                     )
-                    # If the client has disconnected, the sender is done: stop reading.
+                    # If the sender has failed, `_put` raises its error, and reading ends.
                     await _put(reports, report, sender)
                     number += 1
             except InvalidRequest as error:
                 if not number:
                     raise
-                # The rest of the body cannot be split into records: this is the last report.
+                # The rest of the body cannot be split into records, so this is the last report.
                 await _put(reports, asyncio.create_task(self._refused(call, error)), sender)
             if not number:
                 raise json_in.InvalidBody("the body is empty")
@@ -173,7 +174,8 @@ class ProduceV3:
         produced = json_in.Produced(
             decoded.rows, partitions, decoded.is_json, 1, size, has_timestamps=True
         )
-        # Find the topic for each record: it may be deleted or get more partitions meanwhile.
+        # Find the topic for each record, because it may be deleted or get more partitions
+        # meanwhile.
         topic = await self._produce.topic(topic_name, rights)
         try:
             key, places = self._placed(topic, produced, record, name)
@@ -209,7 +211,8 @@ async def _records(call: HttpRequest, bytes_max: int) -> AsyncIterator[bytes]:
     """Iterate over the JSON objects of the body as they arrive. Raises InvalidRequest at the first
     invalid object.
 
-    A body with a Content-Encoding is decompressed when it is complete; `bytes_max` bounds it."""
+    A body with a Content-Encoding is unpacked when it is complete. `bytes_max` is its maximum
+    size."""
     stream = v3_records.ObjectStream()
     more = b"content-encoding" not in call.headers
     if not more:
@@ -222,7 +225,7 @@ async def _records(call: HttpRequest, bytes_max: int) -> AsyncIterator[bytes]:
         more = message.get("more_body", False)
         for record in stream.feed(message.get("body", b"")):
             yield record
-        stream.feed(b"")  # if what follows these objects is invalid, raise it now
+        stream.feed(b"")  # raises now if the bytes after these objects are invalid
     stream.finish()
 
 
@@ -231,8 +234,8 @@ async def _put(
     report: "asyncio.Task[Report] | None",
     sender: "asyncio.Task[None]",
 ) -> None:
-    """Queue a report; None is the end. While there is room, this does not wait: then all records
-    of one piece of the body are in the same flush."""
+    """Queue a report, or None for the end of the stream. While the queue has room, this does not
+    wait, so all records of one piece of the body get into the same flush."""
     if not reports.full():
         reports.put_nowait(report)
         return

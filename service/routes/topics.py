@@ -74,7 +74,7 @@ class Brokers(BaseModel):
 
 
 class NewTopic(TopicCreation):
-    """The body of Strimzi's bridge, and `configs`."""
+    """The body of Strimzi's bridge, with `configs` added."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"topic_name": "flights", "partitions_count": 3}]},
@@ -147,8 +147,8 @@ async def get_offsets(
 
 
 async def list_brokers(request: Request) -> Brokers:
-    """The live brokers. The broker that answers always has id 1: to clients, broker 1 leads all
-    partitions, and any broker serves any request."""
+    """The live brokers. The broker that answers always has id 1 in its answer. To clients, broker 1
+    leads all partitions, because any broker serves any request."""
     others = broker_log(request).members().peers
     return Brokers(brokers=[BROKER_ID, *sorted(member.number for member in others)])
 
@@ -194,7 +194,8 @@ def _number(topic: Topic, text: str) -> int:
 
 
 def _partitions(topic: Topic) -> str:
-    """Return the partitions as JSON. A partition takes ~0.3 us; with pydantic, it takes 30 us."""
+    """Return the partitions as JSON. A partition takes ~0.3 us, but with pydantic it would take 30
+    us."""
     before, after = PartitionInfo(partition=0).model_dump_json().split("0", 1)
     return f"[{','.join(f'{before}{n}{after}' for n in range(len(topic.partitions)))}]"
 

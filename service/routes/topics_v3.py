@@ -226,7 +226,7 @@ async def get_replica(
 
 
 async def get_reassignment(partition_id: PartitionId, context: PathTopic) -> None:
-    """Always 404: partitions never move."""
+    """Always 404, because partitions never move."""
     number = partition_number(context.topic, partition_id)
     raise NoSuchResource(f"Partition {number} of {context.topic.name} is not being reassigned.")
 

@@ -5,11 +5,12 @@ No other proxy has this route. One request is one commit (I4), so a client can c
 and produce exactly once without a coordinator. Results and committed offsets are in one commit. If
 the client does not know the outcome, it repeats the request with its Idempotency-Key.
 
-The route checks as much as it can before the log gets anything (I6). Before the commit, a
-topic may be deleted or a generation become old. So `apply` checks again, and refuses the whole
-request if a check fails.
+The route checks as much as it can before the log gets anything (I6). Between these checks and the
+commit, a topic may be deleted, or a generation may become old. So `apply` checks again, and refuses
+the whole request if a check fails.
 
-**On a crash**: before the commit, nothing is written. After the commit, a retry gets the response.
+**On a crash**: before the commit, nothing is written. After the commit, a retry gets the response
+that the crash prevented.
 """
 
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 
 DECODE_INLINE_BYTES = 64 * 1024
-"""Smaller bodies are decoded on the loop; a record takes ~4 us."""
+"""Bodies of at most this size are decoded on the event loop. A record takes ~4 us."""
 
 
 class TransactionReport(msgspec.Struct):
@@ -98,8 +99,8 @@ class Transactions:
         try:
             return await self._commit(request, body, name, rights)
         except (UnknownTopic, UnknownPartition, IdempotencyMismatch):
-            # Nothing is written (I6), and the view may be old: refresh and try once more. A topic
-            # may have been created again, or have got more partitions.
+            # Nothing is written (I6), and the view may be old, so refresh it and try once more. A
+            # topic may have been created again, or have got more partitions.
             await self._log.refresh()
             return await self._commit(request, body, name, rights)
 
@@ -130,7 +131,7 @@ class Transactions:
     async def _plan(
         self, request: Transaction, body: bytes, name: str | None, rights: CallerRights
     ) -> _Plan:
-        """Find the topics, check the records, and return the records' partitions.
+        """Find the topics, check the records, and choose the records' partitions.
 
         With an idempotency key, the records' partitions depend only on the content and on each
         topic's number of partitions. These numbers are stored with the key, so a retry gets the
@@ -140,7 +141,8 @@ class Transactions:
         offsets = [self._commit_of(group) for group in request.groups]
         key = None
         if name is not None:
-            # Ids, because a request to a topic that was deleted and created again is another one.
+            # Ids, because a request to a topic that was deleted and created again is another
+            # request.
             ids = [topic.topic_id for topic in topics]
             ids += [each.topic_id for commit in offsets for each in commit.offsets]
             mark = fingerprint(f"transactions/{'/'.join(ids)}", body)
@@ -172,7 +174,8 @@ class Transactions:
 
     def _places_of_first(self, plan: _Plan, request: Transaction) -> list[RecordPartitions]:
         """Return the partitions that the first request with this key gave to the records. The
-        appended ranges are those of that request; topics may have more partitions since then."""
+        appended ranges are those of the first request, too. Topics may have got more partitions
+        since then."""
         placed = [places for _, places in plan.parts]
         if plan.key is None:
             return placed
@@ -258,8 +261,8 @@ _EXAMPLE_ANSWER = {
 _TEXT = """\
 One commit has records for up to 100 topics and offsets of consumer groups. Readers see the whole
 commit or nothing, also after a crash. Records have the fields of the v3 `records` route (types
-`JSON`, `STRING` and `BINARY`), 10,000 records at most. An offset is that of the next record to
-read. `acks` is always all.
+`JSON`, `STRING` and `BINARY`), 10,000 records at most. A committed offset is the offset of the next
+record to read. `acks` is always all.
 
 **Consume, transform, produce, exactly once** takes two requests in a loop. It needs no transaction
 coordinator, and each request may go to any broker:
@@ -300,8 +303,8 @@ ROUTES = (
             {
                 400: "an invalid Idempotency-Key, or an incomplete body",
                 404: "404 another cluster, 40401 unknown topic, 40402 unknown partition",
-                408: "40801: a record with a schema, and there is no schema registry",
-                409: "40903: the generation is not the group's; nothing is written",
+                408: "40801: a record with a schema, but there is no schema registry",
+                409: "40903: the group has another generation; nothing is written",
                 413: "the body, or a record, is over its limit",
                 422: "the body is not a transaction (the message says where), or the "
                 "Idempotency-Key was used for another body",
@@ -314,8 +317,8 @@ ROUTES = (
             body=Body(JSON, EXAMPLE),
             answers={
                 200: Answer(
-                    "All of it is committed: the position of each record, in the request's order, "
-                    "and the committed offsets of each group.",
+                    "The whole request is committed. The body has the position of each record, in "
+                    "the request's order, and the committed offsets of each group.",
                     (Content((JSON,), (TransactionReport,), _EXAMPLE_ANSWER),),
                 )
             },

@@ -3,14 +3,14 @@
 A line has `time`, `event`, `broker`, `principal` (if it is known), `client` (the address that
 connects), `forwarded_for` (X-Forwarded-For, which a proxy or the client wrote), `request`,
 `status`, and `reason` of a refusal or `detail` of a change. An empty field is absent. Events:
-`unauthenticated`, `denied`, `wrong_host`; `login`, `logout`, `change` (with a status of 5xx, its
-outcome may be unknown); `left_out`. No line has a secret. Requests for records and requests of
-consumer instances have a line only if they are refused.
+`unauthenticated`, `denied`, `wrong_host`; `login`, `logout`, `change` (with a status of 5xx, the
+outcome of the change may be unknown); `left_out`. No line has a secret. Requests for records and
+requests of consumer instances have a line only if they are refused.
 
-Any client can cause refusals, so at most LINES_PER_S of them a second have a line; `left_out` has
-the number of the others. Changes need a permission, and are never left out. The file is opened for
-each line, so it may be renamed at any time (logrotate). **On a crash** after a change and before
-its line, the line is missing, but the change is in the WAL.
+Any client can cause refusals, so at most LINES_PER_S refusals a second have a line. The event
+`left_out` has the number of refusals without a line. Changes need a permission, and are never left
+out. The file is opened for each line, so it may be renamed at any time (logrotate). **On a crash**
+after a change and before its line, the line is missing, but the change is in the WAL.
 """
 
 import asyncio
@@ -77,7 +77,8 @@ def open_audit(settings: Settings, broker: Broker, counters: HttpCounters) -> "A
 
 
 class Audit:
-    """The audit log of one broker, on its event loop. `write` may block: lines are few."""
+    """The audit log of one broker, on its event loop. `write` may block the loop, because lines are
+    few."""
 
     def __init__(
         self, broker: Broker, counters: HttpCounters, write: Callable[[Fields], None]
@@ -111,7 +112,7 @@ class Audit:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Serve a request that may change the cluster, and write what it changed."""
+        """Serve a request that may change the cluster, and write a line about the change."""
         status, details = 0, list[str]()
         _details.set(details)
 
@@ -174,7 +175,7 @@ def _append(path: str, line: bytes) -> None:
 
 
 def _text(event: Fields) -> str:
-    return json.dumps(event)  # ASCII only: a client may send lone surrogates
+    return json.dumps(event)  # ASCII only, because a client may send lone surrogates
 
 
 def _cut(text: str) -> str:

@@ -1,13 +1,13 @@
 """Authentication and authorization on one broker: keys, sessions, ACLs and quotas.
 
-Every request needs a principal, except on public routes (RouteAccess.PUBLIC). The request proves it
+Except on public routes (RouteAccess.PUBLIC), every request needs a principal. The request proves it
 by `Authorization: Basic` (user and secret of a key), by `Bearer` (the secret, or a token of the
 OIDC issuer), or by the console's cookie. Callers are cached by header and address, so authorization
-costs two lookups in dicts. A change of the cluster's state applies to the next request.
+costs two lookups in dicts. A change of the state applies to the next request.
 
 Before a broker rejects a request, it refreshes its view, because another broker may have added the
-key or the ACL (I3). It does so at most REFRESHES_PER_S times a second. So an invalid key costs a
-hash, no memory, and invalid keys cause no flood of requests to the store (I10). Secrets are
+key or the ACL (I3). It refreshes at most REFRESHES_PER_S times a second. So an invalid key costs a
+hash and no memory, and invalid keys cause no flood of requests to the store (I10). Secrets are
 compared as SHA-256 in constant time, and appear in no message, log line, trace or metric.
 """
 
@@ -53,7 +53,7 @@ NO_DIGEST = b""
 HEADER_BYTES_MAX = 1024
 TOKEN_BYTES_MAX = 8192
 CALLERS_MAX = 10_000
-"""Maximum cached callers; the next caller clears the cache. The same for quota buckets."""
+"""Maximum cached callers; the next caller clears the cache. Quota buckets have the same maximum."""
 DECISIONS_MAX = 1_000
 """Maximum cached decisions of one caller; the next decision clears them."""
 REFRESHES_PER_S = 5.0
@@ -63,7 +63,7 @@ CONSOLE_HEADER = b"tidelog-console"
 
 
 class Caller:
-    """The CallerRights of a principal at an address, for all requests with the same header."""
+    """The CallerRights of a principal at an address, for all requests with the same credentials."""
 
     __slots__ = (
         "_access",
@@ -94,8 +94,8 @@ class Caller:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the key (and its session) exists, or the issuer has the token's key, and the
-        credential has not expired."""
+        """Whether the credential has not expired, and its key still exists: the API key (and the
+        session) or, for a token, the issuer's key."""
         access = self._security.access
         if access.version != self._version or access is not self._access:
             self._renew(access)
@@ -197,8 +197,8 @@ class Caller:
 
 
 class Security:
-    """The access checks of one broker with security on. `secret` is the cluster's; `issuer` is None
-    if only keys prove a principal."""
+    """The access checks of one broker with security on. `secret` is the cluster's secret. `issuer`
+    is None if only keys prove a principal."""
 
     def __init__(
         self,
@@ -225,10 +225,10 @@ class Security:
     async def admit(
         self, scope: MutableMapping[str, Any], access: Access, name: str | None
     ) -> LogError | None:
-        """Authenticate a request and put the caller's rights into its scope; return the error if
-        the caller has no access.
+        """Authenticate a request and put the caller's rights into its scope. If the caller has no
+        access, return the error.
 
-        `name` is the resource of a Permission. If it is None, the permission is not checked here.
+        `name` is the resource of a Permission. If `name` is None, no permission is checked here.
         """
         try:
             header = None
@@ -301,11 +301,11 @@ class Security:
         return await self._of_secret(secret.encode("utf-8", "replace")[:HEADER_BYTES_MAX], BEARER)
 
     async def begin_session(self, credential: Credential) -> tuple[Credential, str]:
-        """Return the session's credential and its cookie.
+        """Begin a session. Return the session's credential and its cookie.
 
         The session is a key of its own in the cluster's state, so each broker sees its end. The
         secret of this key is dropped. Raises the errors of a commit. **On a crash** before the
-        cookie is sent, the key is of no use, and a later login of the principal deletes it.
+        cookie is sent, the key is useless, and a later login of the principal deletes it.
         """
         now_ms = self.clock.now_ms()
         keys = self.access.keys.values()
@@ -321,8 +321,8 @@ class Security:
         return credential._replace(expires_ms=until_ms, session_id=key.key_id), cookie
 
     async def end_session(self, headers: Mapping[bytes, bytes]) -> str:
-        """End the session of a request's cookie on all brokers. Return its principal, or "" if
-        there is no session. Raises CrossSite and the errors of a commit."""
+        """End the session of a request's cookie on all brokers. Return the session's principal, or
+        "" if there is no session. Raises CrossSite and the errors of a commit."""
         cookie = self._cookie(headers)
         session = None if cookie is None else session_cookie.parse(cookie)
         claimed = None if session is None else await self._of_session(session)
@@ -351,15 +351,15 @@ class Security:
             await self.refresh()
             caller = Caller(self, principal, host, self._of_proof(principal, proof))
         caller.check_valid()
-        if principal and caller.credential is None:  # version 0.1: invalid once the level rises
+        if principal and caller.credential is None:  # version 0.1: valid until the level rises
             return caller
         return self._remember(key, caller)
 
     def _of_proof(self, principal: str, proof: tuple[str, str, int]) -> Credential | None:
-        """Return a credential that is invalid unless its key and session are in the state."""
+        """Return a credential that is valid only while its key and session are in the state."""
         key_id, session_id, expires_ms = proof
         if not key_id and (not principal or self._log.state.level < SIGNED_LEVEL):
-            return None  # that broker needs no keys, or has version 0.1
+            return None  # the forwarding broker needs no keys, or has version 0.1
         key = self.access.keys.get(key_id)
         is_of_principal = key is not None and key.principal == principal
         digest_of_key = key.digest if key is not None and is_of_principal else NO_DIGEST
@@ -401,7 +401,7 @@ class Security:
 
     def trusts(self, thumbprint: bytes) -> bool:
         """Whether the issuer still has the key that signed a token. For a forwarded request, the
-        thumbprint is empty: the broker that forwards it checks the key before it answers."""
+        thumbprint is empty, because the broker that forwards it checks the key."""
         return not thumbprint or (self._issuer is not None and self._issuer.trusts(thumbprint))
 
     async def _of_secret(self, secret: bytes, challenge: str) -> Credential:
@@ -459,7 +459,7 @@ class Security:
             await self._log.refresh()
 
     def bucket(self, quota: str, principal: str) -> Bucket | None:
-        """Return the principal's token bucket. If it has no quota, return None."""
+        """Return the principal's token bucket. If the principal has no such quota, return None."""
         if not self.access.quotas:
             return None
         rate = self.access.quota(quota, principal)

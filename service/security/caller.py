@@ -1,8 +1,8 @@
 """The caller of a request, as handlers see it: permissions and quotas.
 
-service.server.router puts the caller into the request's scope before a handler runs: if security is
-off, `ALL_RIGHTS`, which allows everything; else what service.security.authenticator found. A scope
-without a caller allows nothing.
+service.server.router puts the caller into the request's scope before a handler runs. If security is
+off, the caller is `ALL_RIGHTS`, which allows everything. If security is on,
+service.security.authenticator finds the caller. A scope without a caller allows nothing.
 """
 
 import math
@@ -43,9 +43,9 @@ BEARER = 'Bearer realm="tidelog"'
 
 
 class Credential(NamedTuple):
-    """The key or token that proves a principal, or a session of the key. If `expires_ms` is 0, it
-    never expires. For a token, `digest` is the thumbprint of the issuer's key. Only the broker that
-    verified the token has the thumbprint; other brokers have NO_DIGEST."""
+    """The key or token that proves a principal, or a session of the key. If `expires_ms` is 0, the
+    credential never expires. For a token, `digest` is the thumbprint of the issuer's key. Only the
+    broker that verified the token has the thumbprint; other brokers have NO_DIGEST."""
 
     key_id: str
     principal: str
@@ -56,7 +56,7 @@ class Credential(NamedTuple):
 
 
 class Unauthenticated(LogError):
-    """The request has no valid credentials; a metric counts each `kind`."""
+    """The request has no valid credentials. A metric counts these errors by `kind`."""
 
     status = 401
     code = 40101
@@ -114,7 +114,7 @@ class CallerRights(Protocol):
         """Charge bytes or time that are already used, even if the principal is throttled."""
 
     def has_quota(self, quota: str) -> bool:
-        """Whether the principal, or the default, has a quota of this name."""
+        """Whether the principal, or `<default>`, has a quota of this name."""
 
     def throttle_s(self, quota: str) -> float:
         """Return the throttle time, or 0 if the principal is not throttled."""
@@ -205,8 +205,8 @@ def may_describe_group(rights: CallerRights, group: str) -> bool:
 
 def charge_request(rights: CallerRights, *, is_mutation: bool) -> LogError | None:
     """Charge a request to the rates of its principal. Return the error if a rate is used up. A
-    mutation changes topics, groups or access. Produce requests are not mutations: the byte rate
-    bounds them."""
+    mutation changes topics, groups or access. Produce requests are not mutations, because the byte
+    rate bounds them."""
     try:
         rights.charge(REQUEST_PERCENTAGE)  # the request's time is charged while it is served
         rights.charge(REQUEST_RATE, 1)

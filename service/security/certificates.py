@@ -1,10 +1,10 @@
 """TLS certificates from files: loaded, checked, and loaded again when the files change.
 
-The broker checks the files by a handshake in memory, with the contexts that connections get. So an
-expired certificate, or one that other brokers would refuse, ends the start with an error. (The
-broker cannot check which names and CAs its clients accept.) Changed files replace both contexts at
-once; open connections keep theirs. If changed files cannot be used, the broker logs and counts
-that, and the old certificate stays in use.
+The broker checks the files by a handshake in memory, with the TLS contexts that connections get. So
+an expired certificate, or a certificate that other brokers would refuse, ends the start with an
+error. (The broker cannot check which names and CAs its clients accept.) If the files change, the
+broker replaces both contexts together; open connections keep the old ones. If changed files cannot
+be used, the broker logs and counts the failure, and the old certificate stays in use.
 """
 
 import asyncio

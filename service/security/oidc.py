@@ -6,8 +6,8 @@ FETCH_EACH_S, so clients cannot make it send more requests to the issuer (I10). 
 wait for the issuer. If fetches fail, the broker uses the last keys until they are KEPT_S old. Then
 it refuses each token, because the issuer may have withdrawn the token's key meanwhile.
 
-PyJWT verifies signature, algorithm, issuer and audience. Its own client for JWKS is not used: it
-blocks, and follows redirects. The broker compares times with its own clock, accepts only
+PyJWT verifies signature, algorithm, issuer and audience. PyJWT's client for JWKS is not used,
+because it blocks and follows redirects. The broker compares times with its own clock, accepts only
 algorithms with public keys, and requires `exp`. No message has a part of a token.
 """
 
@@ -38,7 +38,7 @@ log = logging.getLogger("tidelog")
 REFRESH_S = 300.0
 FETCH_EACH_S = 30.0
 FETCH_S = 10.0
-"""Timeout of a fetch: one request, or two with discovery."""
+"""Timeout of a fetch, which is one request, or two requests with discovery."""
 KEPT_S = 6 * 3600.0
 SKEW_MS = 30_000
 """How far the issuer's clock may be ahead, for `nbf` only. `exp` is exact."""
@@ -51,13 +51,13 @@ ALGORITHMS: Mapping[tuple[Any, Any], tuple[str, ...]] = {
     ("EC", "P-256"): ("ES256",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
-"""By type and curve of a key. A key verifies only these algorithms, even if a token's header has
-another one."""
+"""Algorithms by type and curve of a key. A key verifies only tokens of these algorithms, even if a
+token's header names another algorithm."""
 ALLOWED = frozenset(name for names in ALGORITHMS.values() for name in names)
 THUMBPRINT = ("crv", "e", "kty", "n", "x", "y")
 """Members that identify a key (RFC 7638)."""
 NEVER = frozenset({ADMIN, EVERYBODY})
-"""Principals that no token proves, whatever the prefix."""
+"""Principals that no token proves, whatever `oidc_principal_prefix` is."""
 CHALLENGE = f'{BEARER}, error="invalid_token"'
 FAULTS = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError)
 """Errors of a fetch. OSError includes a timeout."""
@@ -141,7 +141,7 @@ class Issuer:
         return age_s <= KEPT_S and thumbprint in self._thumbprints
 
     def begin_fetch(self) -> "asyncio.Task[None] | None":
-        """Return the running fetch, or begin one. Return None if the last one began less than
+        """Return the running fetch, or begin one. Return None if the last fetch began less than
         FETCH_EACH_S ago."""
         if self._fetching is None:
             now_s = self._clock.boot_s()

@@ -6,7 +6,8 @@ and for the interpreter's lock, which requests of other principals cause. Work f
 principals together (flushes, commits, seals) is not counted.
 
 A measurement costs two reads of the thread's clock (system calls of ~0.5 us) for each wait. So only
-requests of principals with this quota are measured; for others, the check costs ~0.4 us.
+requests of principals with this quota are measured. For other principals, the check for the quota
+costs ~0.4 us.
 """
 
 import asyncio
@@ -26,7 +27,8 @@ PERCENT = 100
 
 def measured(rights: CallerRights, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
     """Return `work` as a coroutine that charges the CPU time of each of its steps. If the principal
-    does not have the quota, return `work`. If the quota is removed later, nothing is charged."""
+    does not have the quota, return `work` unchanged. If the quota is removed later, nothing is
+    charged."""
     if not rights.has_quota(REQUEST_PERCENTAGE):
         return work
 

@@ -4,7 +4,7 @@ the session, the time at which the session expires, and a signature with the clu
 Pure. A broker accepts a cookie that any broker of the cluster signed. The signature covers the
 digest of the key, so if a key is deleted, or the admin key is changed, its sessions end. The
 cluster's state stores a session as a key of its own, with the note NOTE. A logout, a later login or
-`tidelog keys delete` deletes it.
+`tidelog keys delete` deletes this key.
 """
 
 import hashlib
@@ -45,8 +45,9 @@ def sign(secret: bytes, session: Session, digest: bytes) -> str:
 
 
 def ended_by_login(keys: Iterable[Key], principal: str, now_ms: int) -> list[str]:
-    """Return the ids of the sessions that a login of the principal ends: those that have expired,
-    and the oldest ones, so that there are at most SESSIONS_MAX with the new one."""
+    """Return the ids of the sessions that a login of the principal ends. These are the expired
+    sessions, and the oldest sessions if there would be more than SESSIONS_MAX with the new
+    session."""
     own = [key for key in keys if key.note == NOTE and key.principal == principal]
     own.sort(key=lambda key: key.created_ms)
     too_many = max(len(own) - SESSIONS_MAX + 1, 0)

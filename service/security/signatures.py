@@ -2,18 +2,18 @@
 
 A message with the token of a liveness object proves only that its sender can read `brokers/`. A
 signature also proves that the sender has the cluster's secret, and that the message is unchanged,
-is for this process, and was sent lately and only once. It covers the path, the ids of receiver and
-sender, a number, the time and the whole message. So if the message names a principal, a broker of
-the cluster authenticated this principal.
+is for the process that receives it, and was sent lately and only once. The signature covers the
+path, the ids of receiver and sender, a number, the time and the whole message. So if the message
+names a principal, a broker of the cluster authenticated this principal.
 
 Times are the store's (storage.wal.store_time), which all brokers share. Numbers of a sender may
 arrive out of order, because requests go over several connections. A receiver remembers the newest
-NUMBERS_KEPT numbers of each sender. It refuses a number that it has seen, and a number that is too
-low to be among them. It forgets a sender that sends nothing for two windows (WINDOW_MS): then it
-refuses the sender's older messages because of their time.
+NUMBERS_KEPT numbers of each sender. It refuses a number that it has seen, and a number that is at
+least NUMBERS_KEPT lower than the newest. It forgets a sender that sends nothing for two windows
+(WINDOW_MS). By then, the sender's older messages are refused for their age.
 
 Version 0.1 neither signs nor verifies. Its brokers cannot share a cluster whose level is
-SIGNED_LEVEL: from that level on a message without a signature is refused.
+SIGNED_LEVEL: from that level on, brokers refuse a message without a signature.
 """
 
 import hashlib
@@ -29,7 +29,8 @@ WINDOW_MS = 60_000
 """Greatest age of a message, and greatest lead of its sender's clock."""
 NUMBERS_KEPT = 4096
 SENDERS_MAX = 10_000
-"""Senders that a broker remembers for two windows (I10). At the bound, it refuses new ones."""
+"""Senders that a broker remembers for two windows (I10). At the bound, it refuses messages of new
+senders."""
 _PARTS = 5
 _DIGITS_MAX = 18
 
@@ -52,7 +53,7 @@ class _SeenNumbers:
         self.heard_ms = now_ms
 
     def take(self, number: int, now_ms: int) -> bool:
-        """Return whether the number is new."""
+        """Return whether the number is new, and remember it."""
         if number in self.seen or number <= self.newest - NUMBERS_KEPT:
             return False
         self.heard_ms = now_ms
@@ -65,8 +66,8 @@ class _SeenNumbers:
 
 
 class Signatures:
-    """One per broker with security. Owned by one event loop. `now_ms` returns the store's time,
-    `level` the level of the cluster's format."""
+    """The signatures of one broker with security on. Owned by one event loop. `now_ms` returns the
+    store's time, `level` returns the level of the cluster's format."""
 
     def __init__(
         self, secret: bytes, me: str, now_ms: Callable[[], int], level: Callable[[], int]
@@ -86,11 +87,12 @@ class Signatures:
         return f"{VERSION}.{sent.sender}.{sent.number}.{sent.sent_ms}.{mac}"
 
     def accepts(self, header: bytes, path: str, message: bytes) -> bool:
-        """Whether this broker takes the message."""
+        """Whether this broker accepts the message. Below SIGNED_LEVEL, it accepts every message."""
         return self.is_valid(header, path, message) or self._level() < SIGNED_LEVEL
 
     def is_valid(self, header: bytes, path: str, message: bytes) -> bool:
-        """Whether a broker of this cluster signed the message for this one; true once only."""
+        """Whether a broker of this cluster signed the message for this one. True only once for each
+        message."""
         sent = _parsed(header)
         if sent is None or not hmac.compare_digest(
             self._mac(self._me, path, sent, message), sent.mac

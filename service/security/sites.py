@@ -4,19 +4,19 @@ A browser also sends requests of pages of other sites. Three kinds of requests a
 the route is served:
 
 - Requests with effects, from a page of another site or of another port of this host: 403.
-  `Sec-Fetch-Site` shows such a page. A browser omits this header for plain http under a name: then
-  `Origin` is compared with `Host`. Requests without effects need no rule, because no response
-  permits such a page to see it (CORS).
+  `Sec-Fetch-Site` shows such a page. If the broker's URL is plain http with a name, a browser
+  omits this header. Then the broker compares `Origin` with `Host`. Requests without effects need no
+  rule, because no response permits such a page to read it (CORS).
 - Requests from a page whose own name was bound to the broker's address (DNS rebinding): 421. For
-  the browser they have the same origin, but `Host` has that name, which is not the broker's. With
-  `security=keys` such a page has no key and no cookie of the broker. So each name is served then,
-  if `allowed_hosts` is empty.
+  the browser, page and broker have the same origin, but `Host` has the page's name, which is not
+  the broker's. With `security=keys`, such a page has no key and no cookie of the broker. So with
+  `security=keys` and an empty `allowed_hosts`, the broker answers under every name.
 - Requests with effects, from any page, that have a body without a Content-Type: 415. A browser
   sends them without a CORS preflight, and the broker would decode the body as JSON.
 
-Names that only a private network can resolve are allowed: a stranger cannot register them. A
-request without `Origin` and `Sec-Fetch-Site`, under a name that was used before, costs four lookups
-(in service.server.router).
+Names that only a private network can resolve are allowed, because a stranger cannot register them.
+A request without `Origin` and `Sec-Fetch-Site`, under a name that was used before, costs four
+lookups (in service.server.router).
 """
 
 import socket
@@ -32,7 +32,7 @@ from tidelog.service.trust_settings import ANY_HOST, hosts_of
 from tidelog.storage.core.errors import LogError
 
 KNOWN_MAX = 1_000
-"""Remembered values of `Host`; one more clears them (I10)."""
+"""Maximum remembered values of `Host`. The next value clears them (I10)."""
 PRIVATE_SUFFIXES = (".localhost", ".internal", ".svc", ".cluster.local", ".home.arpa")
 OWN_SITES = (b"same-origin", b"none")
 WEB_PORTS = (80, 443, None)
@@ -46,13 +46,13 @@ class WrongHost(LogError):
 
     def __init__(self, host: str) -> None:
         super().__init__(
-            f"this broker does not answer under the name {host!r}: if clients shall use it, add it "
-            "to the setting allowed_hosts"
+            f"this broker does not answer under the name {host!r}: if clients should use this "
+            "name, add it to the setting allowed_hosts"
         )
 
 
 class Sites:
-    """The policy of one broker. Owned by one event loop."""
+    """The rules of one broker for `Host` and `Origin`. Owned by one event loop."""
 
     def __init__(self, settings: Settings) -> None:
         entries = hosts_of(settings.allowed_hosts)
@@ -92,7 +92,7 @@ class Sites:
 
     def _is_own(self, scope: Scope, origin: str) -> bool:
         """Whether the page has this broker's address as the client sees it. The scheme does not
-        count: a proxy may end TLS without a header that says so."""
+        count, because a proxy may end TLS without a header that says so."""
         scheme, _, authority = origin.partition("://")
         found = split_host(authority)
         if scheme not in ("http", "https") or found is None:

@@ -6,7 +6,7 @@ principal that exceeds its quota receives 429 with Retry-After until its bucket 
 """
 
 BURST_S = 1.0
-"""Capacity of a bucket: what its rate gives in this time."""
+"""The capacity of a bucket is the amount that its rate gives in this time."""
 
 
 class Bucket:
@@ -28,5 +28,5 @@ class Bucket:
         return max(-self._level / self.rate, 0.0)
 
     def charge(self, amount: float) -> None:
-        """Subtract an amount that was let through; the level may become negative."""
+        """Subtract an amount that was let through. The level may become negative."""
         self._level -= amount

@@ -2,8 +2,8 @@
 
 serve          the composition root: opens the parts, serves, closes
 workers        several broker processes that share a port
-router         the table of routes; serves the hot ones
-app            the FastAPI application, which serves the others
+router         the table of routes; serves the hot routes
+app            the FastAPI application, which serves the other routes
 maintenance    retention, collection and checks of tables, beside serving
 open_cluster   the cluster of a store, opened for maintenance by brokers and commands
 open_files     the limit of open files, and the numbers of connections that it allows

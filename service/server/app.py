@@ -57,13 +57,13 @@ DESCRIPTION = """
 A log service like Kafka on object storage, with a REST API.
 
 The dialects of Confluent's REST proxy (v2 and v3), Karapace, Strimzi's bridge and Redpanda's proxy
-are served side by side: a client library for any of them works with this service's URL. Every error
-is `{"error_code": int, "message": str}`.
+are served side by side. A client library for any of these dialects works with this service's URL.
+Every error is `{"error_code": int, "message": str}`.
 
-With `security=keys`, every request needs a key, except those of health and the console's files.
+With `security=keys`, every request needs a key, except for health and the console's files.
 """
 TAGS = {
-    "records": "Produce and fetch: the hot routes.",
+    "records": "Produce and fetch records, v2 and v3.",
     "consumers": "Consumer instances, v2: any broker serves them.",
     "topics": "Topics, partitions and offsets, v2.",
     "cluster": "The cluster, v2.",
@@ -72,7 +72,7 @@ TAGS = {
     "v3 configs": "Configs of topics; also under `/kafka/v3`.",
     "v3 consumer groups": "Groups, their lag, and transactions; also under `/kafka/v3`.",
     "console": "Data that only the console at /ui needs: read-only.",
-    "security": "Keys, quotas, and the console's login, where `security=keys`.",
+    "security": "Keys, quotas, and the console's login, if `security=keys`.",
     "health": "For load balancers, orchestrators and Prometheus.",
 }
 """Descriptions of the parts of the API, in the order of the document."""
@@ -92,7 +92,7 @@ class Application(FastAPI):
         return found
 
     def openapi(self) -> dict[str, Any]:
-        """Return the document of the broker, made once."""
+        """Return the broker's document, which is made once."""
         if self.openapi_schema is None:
             self.openapi_schema = openapi.completed(
                 super().openapi(), (*HOT_ROUTES, *APP_ROUTES), HOT_ROUTES
@@ -111,7 +111,7 @@ def build_app(
     peers: Ask = nobody,
     security: Security | None = None,
 ) -> FastAPI:
-    """Build the application on an open log. `routes` are served beside those of APP_ROUTES."""
+    """Build the application on an open log. `routes` are served beside APP_ROUTES."""
     counters = HttpCounters() if http is None else http
     app = Application(
         title="tidelog",
@@ -120,7 +120,7 @@ def build_app(
         description=DESCRIPTION,
         openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        openapi_url=None,  # the table has a route for it, with its access
+        openapi_url=None,  # the table of routes has the document's route, with its access
         docs_url=None,  # FastAPI's page loads scripts from other hosts; the console has such a page
         redoc_url=None,
         redirect_slashes=False,
@@ -157,7 +157,7 @@ def _app_routes() -> tuple[BaseRoute, ...]:
 
 
 def _add(router: APIRouter, route: Route) -> None:
-    """Give a route to FastAPI, under each mount; the first one is documented."""
+    """Give a route to FastAPI, under each mount. Only the first mount is documented."""
     doc = route.doc
     dependencies = [Depends(_Check(route))]
     if "{cluster_id}" in route.path:
@@ -184,8 +184,8 @@ def _add(router: APIRouter, route: Route) -> None:
 
 
 class _Check:
-    """Check every request of a route: the caller has access, and a DELETE or PUT has no query
-    parameter that the route ignores. The router has checked the names in the path."""
+    """The check of every request of a route: the caller has access, and a DELETE or PUT has no
+    query parameter that the route ignores. The router has checked the names in the path."""
 
     def __init__(self, route: Route) -> None:
         self._access = route.access
@@ -284,13 +284,14 @@ class Edge:
             await call.answer(answer.response(scope["path"]))
         finally:
             call.release()
-        # FastAPI's tag is the label of the route: a histogram for each of 80 routes is too much.
+        # FastAPI's tag is the label of the route. Routes share labels, because a histogram for each
+        # of 80 routes would be too much.
         tags = getattr(scope.get("route"), "tags", None) or ["other"]
         self._counters.observe(str(tags[0]), call.status or status, time.perf_counter() - started)
 
 
 def _whole_body(call: HttpRequest) -> Receive:
-    """Return a `receive` that gives the body at once, and refuses one over the limit."""
+    """Return a `receive` that gives the whole body at once, and refuses a body over the limit."""
     body: bytes | None = None
 
     async def receive() -> Message:
@@ -328,13 +329,14 @@ async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[M
 
 
 def _ascii(query: bytes) -> bytes:
-    """Return the query with bytes above 127 escaped: starlette decodes escaped bytes as UTF-8."""
+    """Return the query with bytes above 127 escaped, because starlette decodes only escaped bytes
+    as UTF-8."""
     return query if query.isascii() else quote_from_bytes(query, safe=_ASCII).encode()
 
 
 def _typed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return headers with a Content-Type: a body without one is JSON, as in every dialect but
-    Redpanda's."""
+    """Return the headers with a Content-Type. A body without a Content-Type is JSON, as in every
+    dialect except Redpanda's."""
     if any(name == b"content-type" for name, _ in headers):
         return headers
     return [*headers, (b"content-type", b"application/json")]

@@ -1,4 +1,4 @@
-"""Log lines on stderr: text, or one JSON event a line.
+"""Log lines on stderr: text, or one JSON event per line.
 
 A JSON event has `time` (RFC 3339, UTC, ms), `level`, `logger`, `message` and `process`. An event of
 an exception also has `exception`, the traceback as one text. An event of the audit log also has
@@ -49,13 +49,14 @@ def _whole(text: str) -> str:
 
 class Bounded(logging.Filter):
     """A filter that lets LINES_MAX lines of one kind pass in WINDOW_S. A kind is a logger and a
-    message without its values. Lines with a traceback always pass. So do lines of the audit log,
-    because it has its own bound."""
+    message without its values. Lines with a traceback always pass. Lines of the audit log do, too,
+    because the audit log has its own bound."""
 
     def __init__(self) -> None:
         super().__init__()
         self._kinds: dict[tuple[str, object], list[float]] = {}
-        """For each kind: start of the window, lines in it, lines left out since one passed."""
+        """For each kind: start of the window, lines in it, and lines left out since a line
+        passed."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info or hasattr(record, "audit"):

@@ -3,10 +3,10 @@
 A broker does the same work as `tidelog retain` and `tidelog collect`, with the same guarantees: any
 number of brokers may do it at once, and may crash meanwhile. Retention uses the broker's view, so a
 round does not load the cluster again. Collection runs on its own thread, with its own view and
-connections, at the lowest priority, because a listing of 100,000 objects must not delay a fetch.
-Merging and compaction read and write existing data many times over. `tidelog compact` does both, on
-a machine with spare capacity. A broker rewrites only small segments in which `delete-records`
-deleted a part of the records, each once.
+connections, at the lowest priority, because a listing of 100,000 objects must not delay a fetch. A
+broker does not merge or compact, because both read and write existing data many times over.
+`tidelog compact` does both, on a machine with spare capacity. A broker rewrites only small segments
+in which `delete-records` deleted a part of the records, and each of them once.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ async def maintain_once(
     finally:
         _note_doubts(broker, session)
         await session.close()
-        if is_collecting:  # also if retention failed: one topic must not stop collection
+        if is_collecting:  # also after a failure, because one topic must not stop collection
             await _collect_apart(settings, counters)
 
 
@@ -137,8 +137,8 @@ async def _retain(cluster: MaintenanceSession, counters: MaintenanceCounters) ->
 
 
 async def _undo_rearrangements(cluster: MaintenanceSession) -> None:
-    """Undo an OPTIMIZE of another engine: its rows are the same, so put the segments back into the
-    table. A table that is in doubt for another reason waits for an operator."""
+    """If another engine rearranged a table (OPTIMIZE), put the old segments back into it, because
+    the rows are the same. A table that is in doubt for another reason waits for an operator."""
 
     async def undo(topic: Topic) -> None:
         error = cluster.skipped.get(topic.name)

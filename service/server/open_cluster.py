@@ -23,7 +23,7 @@ async def check_cluster(settings: Settings) -> None:
 async def opened_cluster(
     settings: Settings, *, report_damage: bool = True, is_reading: bool = False
 ) -> AsyncIterator[MaintenanceSession]:
-    """Open the cluster in the store of the settings; close both at the end of the block. If
+    """Open the cluster in the store of the settings. Close both at the end of the block. If
     `is_reading` is set, nothing is written, and the store may be read-only."""
     open_it = open_to_read if is_reading else open_store
     store = await open_it(settings.store, s3=settings.s3)

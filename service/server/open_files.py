@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 KEPT_FILES = 512
 """Descriptors for the store, the hot log, peers that this broker calls, and for connections that
-are accepted only to be closed. If the limit is below twice this number, half of it is kept."""
+are accepted only to be closed. If the limit is below twice this number, half of the limit is
+kept."""
 BACKLOG = 2048
 
 
@@ -20,7 +21,8 @@ class ConnectionLimits(NamedTuple):
 
 
 def connection_limits(files: int, clients_max: int, peers_max: int) -> ConnectionLimits:
-    """Divide `files` descriptors: KEPT_FILES are kept; of the rest, peers have up to a quarter."""
+    """Divide `files` descriptors. KEPT_FILES are kept. Peers get up to a quarter of the rest, and
+    clients get what then remains."""
     kept = min(KEPT_FILES, files // 2)
     peers = max(min(peers_max, (files - kept) // 4), 1)
     clients = max(min(clients_max, files - kept - peers), 1)
@@ -28,7 +30,7 @@ def connection_limits(files: int, clients_max: int, peers_max: int) -> Connectio
 
 
 def raised(files: int) -> int:
-    """Raise this process's limit of open files to `files`, if the system allows it; return the
+    """Raise this process's limit of open files to `files`, if the system allows it. Return the new
     limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < files:

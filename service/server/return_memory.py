@@ -15,15 +15,15 @@ log = logging.getLogger("tidelog.memory")
 
 CHECK_S = 10.0
 PEAK_BYTES_MIN = 64 * 1024 * 1024
-"""After a smaller peak nothing is returned: the kernel would map and zero the memory again for the
-next peak."""
+"""After a smaller peak nothing is returned, because the kernel would map and zero the memory again
+for the next peak."""
 IDLE_BYTES_MAX = 1024 * 1024
-"""A writer that flushes less between two checks is idle."""
+"""A writer that flushes at most this number of bytes between two checks is idle."""
 
 
 class PeakWatch:
-    """Finds the end of a writer's peak: the buffer was large and has drained, or the writer has
-    flushed much and is idle now."""
+    """The detection of the end of a writer's peak: the buffer was large and has drained, or the
+    writer has flushed much and is idle now."""
 
     def __init__(self) -> None:
         self._peak_bytes = 0
@@ -31,7 +31,8 @@ class PeakWatch:
         self._returned_at = 0  # flushed bytes at the end of the last peak
 
     def is_over(self, buffered: int, flushed: int) -> bool:
-        """Look at the bytes in the buffer and those flushed so far; call it every CHECK_S."""
+        """Return whether a peak has ended. The arguments are the bytes in the buffer now, and the
+        bytes flushed since the start. Called every CHECK_S."""
         self._peak_bytes = max(self._peak_bytes, buffered)
         is_idle = flushed - self._flushed_bytes <= IDLE_BYTES_MAX
         has_drained = self._peak_bytes >= PEAK_BYTES_MIN and buffered * 4 <= self._peak_bytes

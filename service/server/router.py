@@ -82,7 +82,7 @@ ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 ADDRESSES_MIN = 1000
 """If the maximum of connections is below this number, one address may have all of them."""
 NAMES_IN_ERRORS = {"consumer_group_id": "group_name"}
-"""The names of path parameters in Redpanda's messages, where they differ."""
+"""The names of path parameters in Redpanda's messages, where these names are not the path's."""
 
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[..., Coroutine[Any, Any, HttpResponse | None]]
@@ -108,13 +108,14 @@ class Target(NamedTuple):
 
     route: Route
     serve: Handler | None
-    """None: the FastAPI application serves it."""
+    """None if the FastAPI application serves the route."""
     positions: tuple[int, ...]
     """The positions of the path's parameters among its segments."""
     names: tuple[str, ...]
     """The names of these parameters in error messages."""
     name_at: int | None
-    """The position of the name that the route's permission is about; None: the cluster."""
+    """The position of the name of the resource that the route's permission is for. None if this
+    resource is the cluster."""
 
 
 _Paths: TypeAlias = list[tuple[list[str], Target]]
@@ -144,7 +145,8 @@ class Node:
         )
         """The node for any number of other segments."""
         self.methods: dict[str, Target] = {}
-        """The routes that end here, by method. Of two, the one with more words is taken."""
+        """The routes that end here, by method. Of two routes with the same method, the route with
+        more words is taken."""
         ending = [target for path, target in paths if len(path) == depth]
         for target in sorted(ending, key=lambda each: len(each.positions)):
             self.methods.setdefault(target.route.method, target)
@@ -172,7 +174,7 @@ class Node:
 
 
 class Router:
-    """One per process. `app` serves the routes that are not hot."""
+    """The ASGI application of one broker process. `app` serves the routes that are not hot."""
 
     def __init__(
         self,
@@ -265,8 +267,8 @@ class Router:
     def _site_refusal(
         self, call: HttpRequest, target: Target | None, *, is_allowed: bool
     ) -> LogError | None:
-        """Return the error if the request's `Host` or `Origin` is refused. `is_allowed`: pages of
-        this origin may use the API (`cors_origins`)."""
+        """Return the error if the request's `Host` or `Origin` is refused. `is_allowed` means that
+        pages of this origin may use the API (`cors_origins`)."""
         is_reading = call.scope["method"] in READING
         if is_reading and target is not None and target.route.access is RouteAccess.PUBLIC:
             return None  # health checks may use any host name
@@ -322,8 +324,8 @@ class Router:
     async def _serve_for_peer(self, call: ForwardedCall) -> None:
         """Serve a request that another broker has forwarded.
 
-        Its errors are counted and logged here, as those of every other request; the other broker
-        counts the request and its latency.
+        This broker counts and logs the errors of the request, as of every other request. The other
+        broker counts the request and its latency.
         """
         node, segments = self._forwarded_root.find(call.scope["path"])
         target = None if node is None else node.methods.get(call.scope["method"])
@@ -350,7 +352,7 @@ class Router:
         scope = call.scope
         request_id = id_of_error(call.headers.get(REQUEST_ID, b""), self._clock)
         answer = answered(error, scope, self.counters, request_id)
-        if not call.status:  # else half a response is sent
+        if not call.status:  # with a status, half a response is sent already
             call.headers[REQUEST_ID] = request_id.encode()
             await call.answer(answer.response(scope["path"]))
 
@@ -379,7 +381,8 @@ def _is_preflight(scope: Scope) -> bool:
 
 
 def _without_body(send: Send) -> Send:
-    """Return a `send` for the answer to a HEAD: its head says what the GET would answer."""
+    """Return a `send` for the answer to a HEAD request: the head of the answer to a GET, without
+    the body."""
 
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body":
@@ -397,7 +400,8 @@ async def _refusal(
     segments: list[str],
 ) -> LogError | None:
     """Return the error if the caller has no access. FastAPI's routes check their permissions
-    themselves (_Check in service.server.app), so that the check is of the route that is served."""
+    themselves (_Check in service.server.app), so that the check is for the route that FastAPI
+    serves."""
     name: str | None = None
     access: Access = RouteAccess.ANY_KEY
     if target is not None:
@@ -418,8 +422,8 @@ async def _refusal(
 
 
 def _is_health(target: Target | None) -> bool:
-    """Whether the route is served with any key, also with an invalid one. Otherwise a probe with an
-    old key would fail, and the orchestrator would end the broker."""
+    """Whether the route is served with any key, also with an invalid key. Without this rule, a
+    probe with an old key would fail, and the orchestrator would end the broker."""
     if target is None or target.route.access is not RouteAccess.PUBLIC:
         return False
     return target.route.label == "health"
@@ -428,7 +432,7 @@ def _is_health(target: Target | None) -> bool:
 def _paths(
     routes: Iterable[Route], bind: Callable[[Route], Handler | None]
 ) -> Iterator[tuple[list[str], Target]]:
-    """Iterate over the paths of routes, under every mount; `bind` returns a route's handler."""
+    """Iterate over the paths of routes, under every mount. `bind` returns a route's handler."""
     for route in routes:
         serve = bind(route)
         for path in route.paths:

@@ -73,8 +73,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog")
 
 CLOSE_S = 12.0
-"""Timeout of the last flush. uvicorn gives open requests 10 s before it: together 22 s of the 30 s
-after which Kubernetes kills the process."""
+"""Timeout of the last flush. Before this flush, uvicorn gives open requests 10 s. Both together
+take at most 22 s. Kubernetes kills the process after 30 s."""
 
 SWITCH_INTERVAL_S = 0.0005
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -87,15 +87,15 @@ requests starts several collections, which take half of a broker's CPU."""
 def run(
     settings: Settings, on_listening: Callable[[], object] = lambda: None, *, worker: int = 0
 ) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status. `worker` is the number of a process
-    that shares its port with other workers, else 0."""
+    """Serve until SIGTERM or SIGINT, then return the exit status. `worker` is the number of this
+    process if it shares its port with other workers, else 0."""
     log_to_stderr(settings.log_level.upper(), settings.log_format)
     os.umask(PRIVATE_UMASK)  # also for files that libraries make: tables, temporary files
     keep_freed()
     # A commit's thread needs the interpreter's lock again after each system call. With Python's
     # interval of 5 ms, a busy loop makes each PUT to a folder take 2 to 3 times as long.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.freeze()  # modules and routes live until the end: exclude them from collections
+    gc.freeze()  # modules and routes live until the end, so exclude them from collections
     gc.set_threshold(*GC_THRESHOLDS)
     try:
         uvloop.run(serve(settings, on_listening, worker))
@@ -117,7 +117,7 @@ def leave(status: int) -> NoReturn:
 async def serve(settings: Settings, on_listening: Callable[[], object], worker: int = 0) -> None:
     """Run one broker until it is stopped and has drained its requests. Raises LogError if it cannot
     start or continue."""
-    # Bind the port first: a start on a port in use must not create a cluster, or join one.
+    # Bind the port first, because a start on a port in use must not create or join a cluster.
     with contextlib.ExitStack() as stack:
         is_shared = settings.workers > 1
         sockets = bound_sockets(settings.host, settings.port, is_shared=is_shared)
@@ -167,7 +167,8 @@ async def _serve_store(
 
 
 class _Serving(NamedTuple):
-    """The parts of a running broker; `worker` is its number among several workers, else 0."""
+    """The parts of a running broker. `worker` is the broker's number among several workers, else
+    0."""
 
     broker: Broker
     peers: HttpPeers
@@ -187,7 +188,7 @@ def _has_peers(settings: Settings) -> bool:
 
 
 def _traces(settings: Settings, broker_id: str) -> "Traces | None":
-    """Return the traces, None if they are off. Raises LogError if a package is missing."""
+    """Return the traces, or None if they are off. Raises LogError if a package is missing."""
     if settings.traces == "none":
         return None
     try:
@@ -240,7 +241,7 @@ async def _serve_cluster(
 
 
 def _files(settings: Settings) -> ConnectionLimits:
-    """Raise the limit of open files to what all connections need, and divide it."""
+    """Raise the limit of open files to the number that all connections need, and divide it."""
     clients, peers = settings.connections_max, peer_listener.CONNECTIONS_MAX
     limit = raised(clients + peers + KEPT_FILES)
     divided = connection_limits(limit, clients, peers)
@@ -254,8 +255,8 @@ def _files(settings: Settings) -> ConnectionLimits:
 
 
 async def _close(broker: Broker) -> None:
-    """Flush and close. Raises Unavailable if the store does not answer within CLOSE_S: a supervisor
-    would kill the process soon after."""
+    """Flush and close. Raises Unavailable if the store does not answer within CLOSE_S, because a
+    supervisor would kill the process soon after."""
     try:
         async with asyncio.timeout(CLOSE_S):
             await broker.close()
@@ -272,7 +273,7 @@ async def _build_apps(
     maintenance: MaintenanceCounters,
     admission: "Admission[Any]",
 ) -> tuple[Router, PeerApp, RateSampler]:
-    """Return the ASGI applications for clients and for peers, and the rates."""
+    """Return the ASGI applications for clients and for peers, and the sampler of the rates."""
     broker, traces = serving.broker, serving.traces
     counters = HttpCounters(admission)
     counters.certificates.update(serving.tls.by_port())
@@ -413,8 +414,8 @@ def _other_bounds(settings: Settings) -> dict[str, int]:
 
 
 def _check_files(broker: Broker) -> None:
-    """Raise StoreUnfit if other users can read the cluster's secret in a folder. Warn if they can
-    enter the folder, because objects that versions before 0.2 wrote are readable."""
+    """Raise StoreUnfit if other users can read the cluster's secret in a folder. Warn if other
+    users can enter the folder, because objects that versions before 0.2 wrote are readable."""
     url = urlsplit(broker.store_url)
     if url.scheme != "file":
         return
@@ -426,8 +427,8 @@ def _check_files(broker: Broker) -> None:
 
 
 def _worker(settings: Settings, serving: _Serving) -> Worker | None:
-    """Return a Worker that asks the other workers: the brokers on this host and port. Return None
-    for a broker that is no worker."""
+    """Return a Worker that asks the other workers, which are the brokers on this host and port.
+    Return None for a broker that is no worker."""
     if not serving.worker:
         return None
 
@@ -450,9 +451,11 @@ async def _responses(serving: _Serving, path: str, members: Iterable[Member]) ->
 
 
 def hot_dir(settings: Settings, store: ObjectStore) -> Path | None:
-    """Return the folder of the hot log: inside the store's folder; for S3 in `state_home`.
+    """Return the folder of the hot log: the setting `hot_dir`. Without the setting, the folder is
+    inside the store's folder or, for S3, in `state_home`.
 
-    None for a memory store: its records do not outlive the process.
+    For a memory store without the setting, return None, because its records do not outlive the
+    process.
     """
     if settings.hot_dir:
         return _usable_folder(Path(settings.hot_dir))

@@ -55,8 +55,8 @@ class Traces:
         self.tracer = self._provider.get_tracer("tidelog", version)
         self._committing: Span | None = None
         """The span of the running commit; there is one commit at a time. Each PUT of the WAL that
-        begins during the commit gets this span as its parent, because the task that sends the PUT
-        may be older than the flush and have another context."""
+        begins during the commit gets this span as its parent. The current context is not used,
+        because the task that sends the PUT may be older than the flush."""
 
     def router(self) -> "type[TracedRouter]":
         """Return the class of a router with a span for each hot request."""
@@ -91,8 +91,8 @@ class Traces:
 
     @contextlib.contextmanager
     def request(self, verb: str, key: str, size: int | None) -> Iterator["_RequestSpan | None"]:
-        """Trace a request to the store that runs in a span. Polls and heartbeats run in no span, so
-        they are not traced."""
+        """Trace a request to the store if it runs in a span. Polls and heartbeats run in no span,
+        so they are not traced."""
         current: Span | None = trace.get_current_span()
         if verb == "create" and key.startswith(object_keys.WAL):
             current = self._committing

@@ -1,10 +1,9 @@
-"""`tidelog serve --workers N`: worker processes that share the port; each is a broker.
+"""`tidelog serve --workers N`: worker processes that share the port. Each worker is a broker.
 
 The parent serves no requests. It starts the workers and sends SIGTERM to them when it gets SIGTERM
 or SIGINT. If a worker ends, the parent starts it again: at once after the first end, and after
-growing pauses if the worker ends early again. If every worker fails before any worker has listened,
-the parent stops.
-Workers share only the store, as all brokers do.
+growing pauses if the worker ends again within LIVED_S. If every worker fails before any worker has
+listened, the parent stops. Workers share only the store, as all brokers do.
 
 **On a crash**: if the parent is killed, Linux sends SIGTERM to its workers.
 """
@@ -173,7 +172,7 @@ def supervise(settings: Settings) -> int:
 
 
 def _work(settings: Settings, number: int, is_up: Event, parent: int) -> None:
-    """Run one worker; the entry point of its process."""
+    """Run one worker. This is the entry point of its process."""
     with contextlib.suppress(OSError, AttributeError):  # only Linux has prctl
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

@@ -1,10 +1,11 @@
 """Lags of consumer groups: the records between the position of a group in a partition and the end
-of the log. The v3 routes, the console, /metrics and the lag history read them here.
+of the log. The v3 routes, the console, /metrics and the lag history read lags from this module.
 
-The position is the committed offset. In a partition without one that a member reads, it is where
-the member starts: at its seek, else as its `auto.offset.reset` says, at the log start or at the
-end. (From the member's first read on, a start at the end is in the cluster state as a seek.) A
-partition without a committed offset and without such a member has no lag.
+The position is the committed offset. If there is none and a member reads the partition, the
+position is the offset at which the member starts. This is the offset of its seek or, without a
+seek, the log start or the end, as its `auto.offset.reset` says. (If a member starts at the end, its
+first read stores this offset in the cluster state as a seek.) A partition without a committed
+offset and without such a member has no lag.
 
 Computing a lag takes ~2 us. Lags are computed in slices of time, so the lags of one result may be
 of different times.
@@ -22,15 +23,15 @@ from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.group_types import GroupMember
 
 LAGS_AT_ONCE = 1_000
-"""Lags between two looks at the time."""
+"""Lags that are computed between two checks whether the slice is over."""
 SERIES_MAX = 2_000
-"""Bound of partitions with a lag series of their own (I10)."""
+"""Maximum pairs of group and partition with a lag series of their own (I10)."""
 METRIC_GROUPS_MAX = 500
-"""Bound of groups with series of their own. Groups with members come first. All groups beyond the
-bound share the label OTHER_GROUPS."""
+"""Maximum groups with series of their own. Groups with members come first. All other groups share
+the label OTHER_GROUPS."""
 OTHER_GROUPS = "(other)"
 HISTORIES_MAX = 500
-"""Bound of the (group, topic) pairs with a lag history."""
+"""Maximum pairs of group and topic with a lag history."""
 FEW_PARTITIONS = 10_000
 REST_S = 40e-6
 """After a reading of more than FEW_PARTITIONS partitions, the next reading waits for this time
@@ -39,7 +40,7 @@ at most 5 % of the event loop's time."""
 
 
 class Lag(NamedTuple):
-    """A group's lag in a partition, and the member that reads it."""
+    """A group's lag in a partition, and the member that reads the partition."""
 
     partition: TopicPartition
     current_offset: int
@@ -54,7 +55,7 @@ class Lag(NamedTuple):
 
 class LagSummary:
     """The sum and the maximum of a group's lags. `largest` is None if the group has no lag in any
-    partition. Of equal lags, it is the first by topic and partition."""
+    partition. Of equal lags, `largest` is the first by topic and partition."""
 
     def __init__(self) -> None:
         self.partitions = 0
@@ -77,8 +78,8 @@ def any_topic(_: str) -> bool:
 
 
 def group_ids(log: Broker) -> list[str]:
-    """Return the ids of all groups with members or committed offsets, unsorted: first those with
-    members. An id takes ~0.1 us."""
+    """Return the ids of all groups with members or committed offsets, unsorted, but groups with
+    members first. This takes ~0.1 us for each id."""
     with_members = {group.group_id: None for group in log.state.members if group.members}
     return [*with_members, *(one for one in log.state.committed_offsets if one not in with_members)]
 
@@ -104,8 +105,8 @@ class GroupLags:
         return found
 
     def in_order(self, after: tuple[Any, ...] | None = None) -> Iterator[tuple[str, int]]:
-        """Iterate over (topic name, partition) of the partitions with a committed offset or a
-        reader, sorted, from the first one after `after` on."""
+        """Iterate over (topic name, partition) of the partitions that have a committed offset or
+        that a member reads, sorted, from the first pair after `after` on."""
         committed = self._log.state.committed_offsets.of_group(self._group_id)
         topics = map(self._log.state.topic_of_id, list(committed.keys() | self._read.keys()))
         named = sorted((topic.name, topic.topic_id) for topic in topics if topic is not None)
@@ -118,7 +119,7 @@ class GroupLags:
                     yield name, number
 
     def lag(self, topic: Topic, number: int) -> Lag | None:
-        """Return the lag in a partition, or None if the group has none there."""
+        """Return the lag in a partition, or None if the group has no lag there."""
         where = TopicIdPartition(topic.topic_id, number)
         partition, reader = topic.partitions[number], self._readers.get(where)
         held = self._log.state.committed_offsets.of_group(self._group_id).get(topic.topic_id, {})
@@ -139,7 +140,7 @@ class GroupLags:
     async def slices(
         self, may_describe: Callable[[str], bool] = any_topic
     ) -> AsyncIterator[list[Lag]]:
-        """Yield all lags in topics that the caller may describe, LAGS_AT_ONCE at most at a time."""
+        """Yield all lags in topics that the caller may describe, at most LAGS_AT_ONCE in a list."""
         committed, slices = self._log.state.committed_offsets, Slices()
         for topic_id in list(committed.of_group(self._group_id).keys() | self._read.keys()):
             numbers = list(self._numbers(topic_id))
@@ -160,22 +161,24 @@ class GroupLags:
         return found
 
     def _numbers(self, topic_id: str) -> Collection[int]:
-        """Return the partitions of the topic with a committed offset or a reader."""
+        """Return the partitions of the topic that have a committed offset or that a member
+        reads."""
         committed = self._log.state.committed_offsets.of_group(self._group_id).get(topic_id, {})
         read = self._read.get(topic_id, ())
         return committed.keys() | read if read else committed.keys()
 
 
 class TotalLag(NamedTuple):
-    """The lag of a group in all its partitions together, and the largest of one."""
+    """The sum of the lags of a group in all its partitions, and the largest lag in one
+    partition."""
 
     total: int
     largest: int
 
 
 class LagTotals:
-    """The lags of all groups, read for /metrics and for the lag history. The fields are those of
-    the last reading. Owned by one event loop."""
+    """The lags of all groups, read for /metrics and for the lag history. The fields have the result
+    of the last reading. Owned by one event loop."""
 
     def __init__(self, broker: Broker) -> None:
         self.partitions = 0
@@ -186,7 +189,7 @@ class LagTotals:
         """By group. The first METRIC_GROUPS_MAX groups have a key of their own; all others together
         have the key OTHER_GROUPS."""
         self.topics: dict[tuple[str, str], int] = {}
-        """By group and topic: the first HISTORIES_MAX."""
+        """By group and topic, for the first HISTORIES_MAX pairs."""
         self._log = broker
         self._lock = asyncio.Lock()
         self._rests_until_s = 0.0

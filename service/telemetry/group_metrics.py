@@ -1,12 +1,12 @@
 """Metrics of consumer groups, by group.
 
 Generation, members and lag are in every broker's state, so each broker exports the same values.
-Rebalances, their duration and refused joins are soft state of a group's coordinator. So only the
-coordinator exports them, and counts from zero when it becomes the coordinator.
+Rebalances, their duration and refused joins are only in the memory of a group's coordinator. So
+only the coordinator exports them, and counts from zero when it becomes the coordinator.
 
-The first METRIC_GROUPS_MAX groups have series of their own; OTHER_GROUPS is for all others together
-(I10). The duration of a rebalance is a gauge by group: it shows a group whose rebalance does not
-end. A histogram would have 14 series for each group.
+The first METRIC_GROUPS_MAX groups have series of their own. All other groups share the label
+OTHER_GROUPS (I10). The duration of a rebalance is a gauge by group: it shows a group whose
+rebalance does not end. A histogram would have 14 series for each group.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ REST = f"; `group` has the first {METRIC_GROUPS_MAX} groups, {OTHER_GROUPS} has 
 
 
 class GroupCollector(Collector):
-    """Collects the metrics of a broker's groups."""
+    """The collector of the metrics of a broker's groups."""
 
     def __init__(self, broker: Broker, lags: LagTotals) -> None:
         self._broker = broker
@@ -72,7 +72,7 @@ class GroupCollector(Collector):
         found_s = ((name, led.rebalances.seconds(now_s)) for name, led in groups)
         doc = (
             "time from the group's last rebalance until all members had read again, or until now "
-            f"if some have not; only its coordinator has it{REST}the longest of all others"
+            f"if some have not; only its coordinator exports it{REST}the longest of all others"
         )
         yield gauge("group_rebalance_seconds", doc, GROUP, self._by_group(found_s, max))
         refused = ((name, led.short_lives.refused) for name, led in groups)

@@ -1,8 +1,8 @@
 """Metrics of the log, read from its counters at each scrape. service/METRICS.md lists names and
-meanings; a test compares it with this code.
+meanings. A test compares that page with this code.
 
-Runs on the event loop that owns the log. The number of series is bounded (I10): topics and
-partitions beyond the bound have no series; `series_omitted` counts these partitions.
+Runs on the event loop that owns the log. The number of series is bounded (I10). Topics and
+partitions beyond the bound have no series, and `series_omitted` counts these partitions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,8 +26,8 @@ from tidelog.storage.core.histogram import Histogram
 from tidelog.storage.state.cluster_state import Topic
 
 SERIES_MAX = 2000
-"""Bound of partitions, and of topics, with series of their own. At the bound, a scrape takes ~25 ms
-of the event loop's time, in several turns."""
+"""Maximum partitions, and maximum topics, with series of their own. At this number, a scrape takes
+~25 ms of the event loop's time, in several turns."""
 
 
 Series: TypeAlias = tuple[str, str, float]
@@ -69,7 +69,7 @@ def histogram(
 
 
 class LogCollector(Collector):
-    """Collects all metrics of one broker's log."""
+    """The collector of all metrics of one broker's log."""
 
     def __init__(self, broker: Broker, version: str, lags: LagTotals) -> None:
         self._broker = broker
@@ -122,7 +122,8 @@ def _writing(stats: BrokerStats) -> Iterator[Metric]:
 
 
 def _store(stats: BrokerStats) -> Iterator[Metric]:
-    """Yield the requests to the object store and their latencies; nothing if not metered."""
+    """Yield the requests to the object store and their latencies. If the store is not metered,
+    yield nothing."""
     if stats.store is None:
         return
     counters, label = stats.store, ["verb"]
@@ -158,7 +159,7 @@ def _sequencer(stats: BrokerStats) -> tuple[Series, ...]:
     own, sent = stats.sequencer, stats.announcer
     return (
         ("commits", "entries committed by this broker for itself or for peers", own.commits),
-        ("drafts", "closed hot segments of this broker, each one draft", own.drafts),
+        ("drafts", "closed hot segments of this broker, each is one draft", own.drafts),
         ("handovers", "drafts forwarded to the sequencer", own.handed_over),
         ("handovers_refused", "forwarded drafts that the sequencer refused", own.refused),
         ("handovers_unanswered", "forwarded drafts with unknown outcome", own.unanswered),
@@ -231,7 +232,7 @@ def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series
         (
             "tables_in_doubt",
             "topics whose table is damaged, was changed by another program or is ahead of the WAL, "
-            "as this broker found: nothing is sealed into it (tidelog repair)",
+            "as this broker found: nothing is sealed into such a table (tidelog repair)",
             len(broker.doubts()),
         ),
         (
@@ -242,8 +243,8 @@ def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series
         ),
         (
             "holds",
-            "backups that run, or crashed less than a quarter of an hour ago: while there is one, "
-            "nothing is collected",
+            "backups that run, or crashed less than a quarter of an hour ago: while there is such "
+            "a backup, nothing is collected",
             len(state.holds),
         ),
         ("partitions", "partitions of all topics", partitions),

@@ -2,7 +2,7 @@
 served.
 
 A timer is due each PERIOD_S. If it runs late, callbacks have held the loop for that time, or the
-thread has waited for a CPU or a lock. So the probe adds the smaller one of two times: the delay of
+thread has waited for a CPU or a lock. So the probe records the smaller of two times: the delay of
 the timer, and the thread's CPU time since the timer ran last. A callback that begins before the
 timer is due is measured too short, by at most PERIOD_S. A measurement costs ~3 us.
 """
@@ -14,11 +14,11 @@ from tidelog.storage.core.histogram import Histogram
 
 PERIOD_S = 0.01
 HELD_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Bounds of the histogram, in seconds. The target is at most 0.02."""
+"""Bounds of the histogram, in seconds. The target is at most 0.02 s."""
 
 
 class LoopProbe:
-    """Measures the running event loop, from `start` to `stop`."""
+    """The measurement of the running event loop, from `start` to `stop`."""
 
     def __init__(self, held: Histogram) -> None:
         self._held = held

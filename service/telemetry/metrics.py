@@ -5,7 +5,7 @@ own counters. service/METRICS.md lists names and meanings. Labels have values fr
 only: routes, verbs, kinds of errors, and the first topics with traffic (I10).
 
 Workers behind one port (`serve --workers`) are separate brokers. The worker that is scraped
-requests the metrics of the others, and the label `worker` of each sample names its worker.
+requests the metrics of the other workers, and the label `worker` of each sample names its worker.
 """
 
 import asyncio
@@ -40,17 +40,18 @@ from tidelog.storage.core.histogram import SECONDS, Histogram
 from tidelog.storage.io.clock import Clock
 
 WORKER_WAIT_S = 1.0
-"""Timeout for the metrics of another worker: a worker that hangs must not delay the whole
+"""Timeout for the metrics of another worker, because a worker that hangs must not delay the
 scrape."""
 LAGS_WAIT_S = 0.3
 """How long a scrape waits for a new reading of all lags. A reading of 100,000 partitions takes
 about this time."""
 METRIC_TOPICS_MAX = 500
-"""Bound of topics with their own counters: the first topics with traffic. All others share one."""
+"""Maximum topics with counters of their own: the first topics with traffic. All other topics share
+counters."""
 SAMPLES_AT_ONCE = 500
-"""A sample takes ~5 us."""
+"""Samples that one turn of the event loop renders. A sample takes ~5 us."""
 OTHER_TOPICS = "(other)"
-"""Not a valid topic name, so it collides with none."""
+"""The name of the shared counters. No topic has this name, because it is not valid."""
 
 
 class Traffic:
@@ -67,7 +68,7 @@ class Certificate(Protocol):
 
     @property
     def ends_s(self) -> float:
-        """Unix time at which it expires."""
+        """Unix time at which the certificate expires."""
 
     @property
     def failures(self) -> int:
@@ -80,7 +81,7 @@ class HttpCounters:
 
     def __init__(self, admission: "Admission[Any] | None" = None) -> None:
         self.admission: Admission[Any] = admission or Admission(Limits())
-        """Of the listener for clients."""
+        """The Admission of the listener for clients."""
         self.requests: Counter[tuple[str, int]] = Counter()
         """By route and status class (2 to 5)."""
         self.latencies: dict[str, Histogram] = {}
@@ -97,11 +98,12 @@ class HttpCounters:
         """Records that did not decode, by `on_error`: skip (they were skipped) or raw (the answer
         has their bytes)."""
         self.on_refusal: Callable[[BaseException, MutableMapping[str, Any]], None] | None = None
-        """Gets each error that answers a request, and the request: the audit log, if it is on."""
+        """Gets each error that answers a request, and the request's scope. None if the audit log is
+        off."""
         self.audited: Counter[str] = Counter()
         """Events for the audit log, by kind."""
         self.audit_lost: Counter[str] = Counter()
-        """Events that it does not have, by reason: flood or write."""
+        """Events that the audit log does not have, by reason: flood or write."""
         self.loop_held = Histogram(HELD_S)
         """CPU time for which callbacks held the event loop, measured by LoopProbe."""
         self.certificates: dict[str, Certificate] = {}
@@ -183,7 +185,8 @@ class Worker(NamedTuple):
 
 
 class Telemetry:
-    """Renders /metrics. It has its own registry, because a process may run several brokers."""
+    """The metrics of one broker, as text for /metrics. It has its own registry, because a process
+    may run several brokers."""
 
     def __init__(
         self,
@@ -215,7 +218,7 @@ class Telemetry:
         """Return the metrics of this process. Call it on the log's event loop; other callbacks run
         after each SAMPLES_AT_ONCE samples."""
         self._http.keep_topics(self._log.state.topics)
-        with contextlib.suppress(TimeoutError):  # then it has the lags of the last reading
+        with contextlib.suppress(TimeoutError):  # then the lags are of the last reading
             async with asyncio.timeout(LAGS_WAIT_S):
                 await self.lags.refresh()
         parts = []
@@ -229,7 +232,7 @@ class Telemetry:
         return b"".join(parts)
 
     def families(self) -> list[Metric]:
-        """Return every metric, with those of several workers, for the documentation."""
+        """Return every metric, also the metrics that only workers have, for the documentation."""
         return [*self._registry.collect(), *_Answered(0, 0).collect()]
 
     async def text_of_all(self) -> bytes:
@@ -281,7 +284,7 @@ class _One(CollectorRegistry):
 
 
 class _Labelled(Collector):
-    """Adds labels to all samples of a collector."""
+    """A collector that adds labels to all samples of another collector."""
 
     def __init__(self, inner: Collector, labels: dict[str, str]) -> None:
         self._inner = inner
@@ -322,14 +325,14 @@ class _HttpCollector(Collector):
         yield counter("http_requests", "requests answered", ["route", "status"], requests)
         yield histogram(
             "http_request_seconds",
-            "from first byte received to last byte sent, without waiting for new records",
+            "time from first byte received to last byte sent, without waits for new records",
             http.latencies,
             "route",
         )
         yield histogram(
             "loop_held_seconds",
             "CPU time for which callbacks held the event loop, measured 100 times a second; the "
-            "target is at most 0.02",
+            "target is at most 0.02 s",
             {"": http.loop_held},
         )
         for name, doc, label, counts in (
@@ -428,8 +431,8 @@ class _AdmissionCollector(Collector):
         )
         most = GaugeMetricFamily(
             "tidelog_memory_max_bytes",
-            "most bytes of each part of the process's memory; their sum, plus the memory that the "
-            "process needs without any record, bounds its memory",
+            "maximum bytes of each part of the process's memory; their sum, plus the memory that "
+            "the process needs without any record, bounds its memory",
             labels=["part"],
         )
         for part, size in admission.bounds().items():
@@ -451,7 +454,7 @@ class _MaintenanceCollector(Collector):
             ),
             (
                 "care_failures",
-                "rounds that failed; the next one does their work",
+                "rounds that failed; the next round does their work",
                 counters.failures,
             ),
             ("retentions", "log starts moved by this broker", counters.retentions),

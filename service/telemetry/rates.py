@@ -1,9 +1,9 @@
 """Rates per second for the console: of this broker and its peers, now and in the last half hour.
 Also the history of the groups' lags.
 
-Every STEP_S, a task reads the counters and appends the difference to a ring buffer. So a request
-has no work for the rates, and their memory is bounded (I10). The steps of all brokers end at the
-same wall-clock times. So one broker can request the rings of the others (service.peers) and add
+Every STEP_S, a task reads the counters and appends the difference to a ring buffer. So requests do
+no work for the rates, and the memory of the rates is bounded (I10). The steps of all brokers end at
+the same wall-clock times. So one broker can request the rings of the others (service.peers) and add
 them up. The rings are in memory only: they are empty after a restart.
 """
 
@@ -78,7 +78,7 @@ class BrokerRates(msgspec.Struct):
 
 
 class LagHistory(msgspec.Struct):
-    """The lag of a group in each topic: one value a step, the last at `end_ms`."""
+    """The lag of a group in each topic: one value per step. The last value is at `end_ms`."""
 
     step_ms: int
     end_ms: int
@@ -110,8 +110,8 @@ async def nobody() -> Sequence[bytes]:
 
 
 class RateSampler:
-    """Collects the rates of one broker, and reads those of its peers through `ask`. Owned by one
-    event loop. `run` does not end by itself."""
+    """The sampler of the rates of one broker. It reads the rates of the broker's peers through
+    `ask`. Owned by one event loop. `run` does not end by itself."""
 
     def __init__(
         self,
@@ -184,8 +184,8 @@ class RateSampler:
         )
 
     def lag_history(self, group_id: str) -> LagHistory:
-        """Return the lag of the group's topics since this broker started, of the last STEPS steps
-        at most."""
+        """Return the lag of the group in each topic, in the steps since this broker started, but at
+        most the last STEPS steps."""
         found = {topic: past for (group, topic), past in self._lags.items() if group == group_id}
         numbers = sorted({number for past in found.values() for number, _ in past})
         topics: dict[str, list[int | None]] = {}
@@ -197,8 +197,8 @@ class RateSampler:
         return LagHistory(STEP_S * 1000, end_ms, topics)
 
     def _look_at_lags(self, number: int) -> None:
-        """Add the newest lags to the histories. In a cluster with very many committed offsets they
-        may be older than a step (LagTotals)."""
+        """Add the newest lags to the histories. In a cluster with very many committed offsets, the
+        newest lags may be older than a step (LagTotals)."""
         totals = self.lags.topics
         for key, total in totals.items():
             self._lags.setdefault(key, deque(maxlen=STEPS)).append((number, total))
@@ -231,8 +231,8 @@ class RateSampler:
 
 
 def _decoded(text: bytes) -> BrokerRates | None:
-    """Return None for the format of another version: the console shows such a broker without
-    rates."""
+    """Decode the rates of a broker. If they have the format of another version, return None. The
+    console shows such a broker without rates."""
     try:
         rates = msgspec.msgpack.decode(text, type=BrokerRates)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -242,8 +242,9 @@ def _decoded(text: bytes) -> BrokerRates | None:
 
 
 def summed(brokers: Iterable[BrokerRates]) -> list[Step]:
-    """Sum the steps of all brokers. A broker without a step adds nothing to it. Omit the newest
-    step unless all brokers have it: its partial sum would look like a drop of the rate.
+    """Sum the steps of all brokers. A broker that does not have a step adds nothing to this step.
+    Omit the newest step unless all brokers have it, because its partial sum would look like a drop
+    of the rate.
     """
     all_steps = [broker.steps for broker in brokers if broker.steps]
     newest = max((steps[-1].number for steps in all_steps), default=0)
@@ -263,8 +264,8 @@ def summed(brokers: Iterable[BrokerRates]) -> list[Step]:
 
 
 def quantile_s(counts: Sequence[int], part: float) -> float | None:
-    """Estimate the quantile `part` of latencies by linear interpolation within a bucket; None if
-    there are no latencies."""
+    """Estimate the quantile `part` of latencies by linear interpolation within a bucket. If there
+    are no latencies, return None."""
     total = sum(counts)
     if not total:
         return None

@@ -1,8 +1,8 @@
 """A follower of a topic: one stream with the records of all partitions, each in offset order.
 
 The event id is a vector of offsets (service.formats.events), so a broker keeps no state of a
-follower. A client that connects again, to any broker, loses no record and gets none twice.
-Partitions that are added later are read from their beginning.
+follower. A client that connects again with its last event id, to any broker, loses no record and
+gets no record twice. Partitions that are added later are read from their beginning.
 
 The partitions take turns. Each turn sends one page of one partition, so between two pages of a
 partition there is at most one page of each other partition. A follower at the end of all partitions
@@ -49,8 +49,8 @@ from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 
 PARTITIONS_MAX = events.VECTOR_PARTITIONS_MAX
-"""Maximum partitions of a topic that can be followed: each event id has an offset of each of these
-partitions."""
+"""Maximum partitions of a topic that can be followed. The number is bounded, because each event id
+has an offset of each partition."""
 FORMATS = {EVENT_STREAM: "sse", NDJSON: "ndjson", b"*/*": "ndjson", b"": "ndjson"}
 
 
@@ -103,7 +103,7 @@ class _Position:
 
     def reset(self, number: int, error: OffsetOutOfRange) -> bytes:
         """Move the partition's offset as the parameter `reset` says, and return the event `reset`.
-        If it is `none`, raise the error."""
+        If the parameter is `none`, raise the error."""
         if self._reset == "none":
             raise error
         is_first = self._reset == "earliest"
@@ -113,8 +113,8 @@ class _Position:
         return self.notice("reset", {**data, "offset": offset})
 
     def turn(self, topic: Topic) -> int | None:
-        """Return the next partition after that of the last turn that has records. If none has any,
-        return None."""
+        """Return the next partition with records to send, counted from the partition of the last
+        turn. If no partition has such records, return None."""
         count = len(self.offsets)
         for step in range(1, count + 1):
             number = (self._last + step) % count
@@ -127,7 +127,8 @@ class _Position:
         return events.notice(self.view.format_name, kind, data, events.vector(self.offsets))
 
     def beginning(self) -> bytes:
-        """Return the first event: an id without data; or the first line."""
+        """Return the beginning of the stream: for SSE, an event with an id and without data; for
+        NDJSON, the first line."""
         if self.is_sse:
             return events.beginning_with(events.vector(self.offsets))
         return self.notice(
@@ -143,8 +144,8 @@ class TopicFollower:
         self._fetch = fetcher
 
     async def follow(self, call: HttpRequest, name: str) -> None:
-        """Send records until the client disconnects. An error of the first turn decides the
-        response's status; a later one is an event."""
+        """Send records until the client disconnects. If the first turn raises an error, the
+        response has the error's status. A later error is sent as an event."""
         rights_of(call.scope).charge(CONSUMER_BYTE_RATE)
         query = call.query()
         format_name = _format(call.headers.get(b"accept", b""), query)
@@ -196,8 +197,8 @@ class TopicFollower:
         return _Turn(resets, number, fetched.next_offset, page, fetched.weight)
 
     async def _send(self, call: HttpRequest, at: _Position, turn: _Turn) -> None:
-        """Send the result of a turn. If it is empty, send a keep-alive. Raises Undecodable after
-        the records before the one that does not decode."""
+        """Send the result of a turn, or a keep-alive if the result is empty. If the page stops at a
+        record that does not decode, send the records before it, then raise Undecodable."""
         await call.chunk(turn.resets)
         page = turn.page
         if page is None:
@@ -294,7 +295,7 @@ _DOC = RouteDoc(
         404: "40401: unknown topic",
         406: "an unknown Accept",
         422: "the first record does not decode in the requested format (NDJSON)",
-        429: "the principal's quota is used up, or it has too many followers",
+        429: "the principal's quota is used up, or the principal has too many followers",
         500: "a corrupt object; the message names it",
         503: "the store does not answer, or too many fetches at once",
     },
