@@ -249,7 +249,7 @@ class Loop(asyncio.SelectorEventLoop):
         if when > self._end_s and self.time() > self._end_s:
             raise Stuck(f"it goes on after {self._end_s} s")
         # asyncio runs a timer of less than its resolution at once. Here no time would pass, and a
-        # caller that waits for the rest of a pause would wait for ever.
+        # caller that waits for the rest of a pause would never end.
         when = max(when, self.time() + 2 * self._clock_resolution)  # type: ignore[attr-defined]
         timer = super().call_at(when, callback, *args, context=context)
         timer.__class__ = _TimerHandle
