@@ -283,9 +283,10 @@ class Sealer:
             actions = work.actions[at : at + ACTIONS_MAX]
             await self.writer.append(AppendRequest((), 0, actions=actions), Acks.ALL)
         for number, base in bases.items():
-            if number in found and await self._is_tail(topic, number, base):
+            end = reached.get(number, base)
+            if number in found and await self._is_tail(topic, number, end):
                 damage[number] = found[number]
-            is_done = number not in work.ranges or reached.get(number, base) == left[number]
+            is_done = number not in work.ranges or end == left[number]
             if is_done or number in found or not limit.expired():
                 del left[number]
         rows = sum(file.rows for file in files)
