@@ -262,26 +262,14 @@ class Sealer:
             if not (isinstance(error, TimeoutError) and limit.expired()):
                 await self._uploader.remove(topic, work.uploads.files())
                 raise
-        uploaded = work.uploads.take_done()
-        files = [one.file for one in uploaded]
-        await self._uploader.remove(topic, work.uploads.files())
+        try:
+            files = await self._commit(topic, table, work)
+        except ManifestConflict as conflict:
+            self.counters.conflicts += 1
+            log.info("another sealer was faster on %s: %s", topic.name, conflict)
+            left.clear()
+            return 0
         reached = {file.partition: file.end_offset for file in files}
-        if files:
-            transactions = {seal_app_id(number): end for number, end in reached.items()}
-            for one in uploaded:
-                if one.lost_end:
-                    transactions[lost_app_id(one.file.partition)] = one.lost_end
-            try:
-                await self._add(topic, table, files, transactions, work.uploads.started)
-            except ManifestConflict as conflict:
-                self.counters.conflicts += 1
-                log.info("another sealer was faster on %s: %s", topic.name, conflict)
-                left.clear()
-                return 0
-        work.actions += [Sealed(topic.topic_id, number, end) for number, end in reached.items()]
-        for at in range(0, len(work.actions), ACTIONS_MAX):
-            actions = work.actions[at : at + ACTIONS_MAX]
-            await self.writer.append(AppendRequest((), 0, actions=actions), Acks.ALL)
         for number, base in bases.items():
             end = reached.get(number, base)
             if number in found and await self._is_tail(topic, number, end):
@@ -294,6 +282,26 @@ class Sealer:
         self.counters.rows += rows
         self.counters.bytes += sum(file.size for file in files)
         return rows
+
+    async def _commit(self, topic: Topic, table: Table, work: _Commit) -> list[SegmentFile]:
+        """Commit the uploaded segments to the table, then the actions to the WAL. Delete the uploads
+        that the commit does not name. Return the segments. Raises ManifestConflict."""
+        uploaded = work.uploads.take_done()
+        files = [one.file for one in uploaded]
+        await self._uploader.remove(topic, work.uploads.files())
+        reached = {file.partition: file.end_offset for file in files}
+        if files:
+            transactions = {seal_app_id(number): end for number, end in reached.items()}
+            for one in uploaded:
+                if one.lost_end:
+                    transactions[lost_app_id(one.file.partition)] = one.lost_end
+            await self._add(topic, table, files, transactions, work.uploads.started)
+        actions = [*work.actions]
+        actions += [Sealed(topic.topic_id, number, end) for number, end in reached.items()]
+        for at in range(0, len(actions), ACTIONS_MAX):
+            some = AppendRequest((), 0, actions=actions[at : at + ACTIONS_MAX])
+            await self.writer.append(some, Acks.ALL)
+        return files
 
     async def _plan(
         self,
