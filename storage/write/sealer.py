@@ -284,7 +284,7 @@ class Sealer:
         return rows
 
     async def _commit(self, topic: Topic, table: Table, work: _Commit) -> list[SegmentFile]:
-        """Commit the uploaded segments to the table, then the actions to the WAL. Delete the uploads
+        """Commit the uploaded segments to the table, then the actions to the WAL. Delete uploads
         that the commit does not name. Return the segments. Raises ManifestConflict."""
         uploaded = work.uploads.take_done()
         files = [one.file for one in uploaded]
