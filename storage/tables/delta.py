@@ -298,7 +298,11 @@ class DeltaManifest:
             every = await delta_log.transactions_at(self._store, self._prefix, self.version)
             if every is not None:
                 self._transactions |= {app_id: every.get(app_id) for app_id in unknown}
-        return {app_id: await self._found(app_id) for app_id in app_ids}
+        known = self._transactions
+        return {
+            app_id: known[app_id] if app_id in known else await self._found(app_id)
+            for app_id in app_ids
+        }
 
     async def _check(self, change: TableChange) -> None:
         found = await self._found_all(change.transactions)

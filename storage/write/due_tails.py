@@ -1,11 +1,11 @@
 """The tails that a broker seals now, because they are large, old, or about to leave its memory."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tidelog.storage.core import levels
 from tidelog.storage.core.model import SKEW_MS_MAX
-from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.partition import Partition
@@ -43,55 +43,40 @@ class DueTails(NamedTuple):
                 yield topic, self._of_topic(state, topic, now_ms)
 
     def _of_topic(self, state: ClusterState, topic: Topic, now_ms: int) -> list[int]:
-        tails = [each for each in enumerate(topic.partitions) if each[1].tail]
-        if not tails:
-            return []
+        # One loop without calls: a topic may have 10,000 partitions.
         config = state.config(topic)
         is_own = self.owns(topic.topic_id)
         factor = 1 if is_own else TAKEOVER_FACTOR
-        is_first_level = state.level == levels.FIRST
-        due = {
-            number
-            for number, partition in tails
-            if (
-                self._is_due(config, partition, now_ms, factor, is_first_level=is_first_level)
-                or (is_own and self._leaves_memory(topic.topic_id, number, partition))
+        bytes_max, chunks_max = factor * config.segment_bytes, factor * self.tail_chunks_max
+        before_ms = now_ms - factor * config.segment_ms
+        along_ms = now_ms - config.segment_ms / ALONG_PART
+        # A writer's clock was ahead of this one. At level 1 this is no reason: there all later
+        # entries have at least the time of that writer.
+        after_ms = now_ms + SKEW_MS_MAX if state.level > levels.FIRST else math.inf
+        found: list[int] = []
+        is_any_due = False
+        for number, partition in enumerate(topic.partitions):
+            if not (tail := partition.tail):
+                continue
+            time_ms, nbytes = tail[0].committed_ms, partition.tail_bytes
+            is_due = (
+                nbytes >= bytes_max
+                or not before_ms < time_ms <= after_ms
+                or len(tail) >= chunks_max
+                or (
+                    is_own
+                    and nbytes >= EVICTION_BYTES_MIN
+                    and self._leaves_memory(topic.topic_id, number, partition)
+                )
             )
-            # Lost records alone are sealed with the next ones.
-            and not all(chunk.is_lost for chunk in partition.tail)
-        }
-        if not due:
-            return []
-        old_ms = now_ms - config.segment_ms / ALONG_PART
-        return [
-            number
-            for number, partition in tails
-            if number in due
-            or (partition.tail[0].committed_ms <= old_ms and not partition.tail[0].is_lost)
-        ]
-
-    def _is_due(
-        self,
-        config: TopicConfig,
-        partition: Partition,
-        now_ms: int,
-        factor: int,
-        *,
-        is_first_level: bool,
-    ) -> bool:
-        age_ms = now_ms - partition.tail[0].committed_ms
-        return (
-            partition.tail_bytes >= factor * config.segment_bytes
-            or age_ms >= factor * config.segment_ms
-            # The writer's clock was ahead of this one. Not at level 1: there all later entries
-            # have at least the time of that writer.
-            or (age_ms < -SKEW_MS_MAX and not is_first_level)
-            or len(partition.tail) >= factor * self.tail_chunks_max
-        )
+            if not is_due and time_ms > along_ms:
+                continue
+            if tail[0].is_lost and all(chunk.is_lost for chunk in tail):
+                continue  # lost records are sealed with the next ones
+            is_any_due = is_any_due or is_due
+            found.append(number)
+        return found if is_any_due else []
 
     def _leaves_memory(self, topic_id: str, number: int, partition: Partition) -> bool:
-        return (
-            partition.tail_bytes >= EVICTION_BYTES_MIN
-            and self.cache.passed((topic_id, number), partition.sealed_end)
-            > self.cache.bytes_max // EVICTION_PART
-        )
+        passed = self.cache.passed((topic_id, number), partition.sealed_end)
+        return passed > self.cache.bytes_max // EVICTION_PART

@@ -162,7 +162,10 @@ class Sealer:
             current = self._tables.topic_of_id(topic_id)
             if current is None or topic_id in self._under_way:
                 continue
-            if ready := [number for number in numbers if self._is_turn(topic_id, number)]:
+            ready = numbers
+            if self._set_aside:
+                ready = [number for number in numbers if self._is_turn(topic_id, number)]
+            if ready:
                 self._under_way.add(topic_id)
                 group.create_task(self._try(current, ready))
 

@@ -44,9 +44,6 @@ from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
 
 log = logging.getLogger("tidelog.writer")
 
-ENCODE_INLINE_BYTES = 2 * 1024 * 1024
-"""Smaller segments are encoded on the event loop, in ~250 us a MiB. A thread would not be faster:
-its waits for the interpreter's lock, after each call of Arrow, take as long as the encoding."""
 GATHER_ROUNDS_MAX = 8
 """Maximum number of checks for requests that have just arrived; ~50 us each under load."""
 
@@ -438,7 +435,7 @@ class Writer:
         WAL, and CommitUnknown after any other failure."""
         try:
             segment = ClosedSegment(requests, self.clock.new_id)
-            encoded = await self._encode(segment, requests)
+            encoded = await segment.encoded(self.settings.codec)
         except TASK_ENDS:
             raise
         except BaseException as error:  # before the PUT
@@ -467,11 +464,6 @@ class Writer:
         except BaseException as error:  # the tail cache lacks the records: reads use the store
             log.critical("bug after a commit", exc_info=error)
         return segment, outcomes
-
-    async def _encode(self, segment: ClosedSegment, requests: list[AppendRequest]) -> EncodedDraft:
-        if sum(request.size for request in requests) < ENCODE_INLINE_BYTES:
-            return segment.encode(self.settings.codec)
-        return await asyncio.to_thread(segment.encode, self.settings.codec)
 
     def _failed(self, requests: Sequence[AppendRequest], error: LogError) -> None:
         """Answer callers that wait for the commit; keep acknowledged requests for further attempts.
