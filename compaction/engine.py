@@ -43,7 +43,8 @@ KEYS_BYTES_MAX = 256 * 1024 * 1024
 """Memory for keys and offsets. To group new rows with the known rows takes about four times this
 memory."""
 MORE_SHARES = 4
-"""Factor by which the number of shares grows after TooManyKeys."""
+"""Factor by which the number of shares grows after TooManyKeys. A share is a part of the keys, by
+their murmur2. For each share, `newest` reads the segments once."""
 SHARES_MAX = 256
 """From this number of shares on, memory is not bounded. If the keys of one share do not fit even
 then, a client chose the keys by their murmur2."""
@@ -92,8 +93,9 @@ class Engine(Protocol):
 
 
 class InProcess:
-    """Engine that writes one segment after the other. Its memory is bounded by KEYS_BYTES_MAX and
-    one encoded output; it does not grow with the log or the number of keys."""
+    """Engine that writes one segment after the other. Its memory is about four times
+    `keys_bytes_max`, one encoded output, and 8 bytes for the offset of each kept record and of each
+    expired tombstone."""
 
     name = "in-process"
     partitions_max = 1

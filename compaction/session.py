@@ -163,7 +163,7 @@ class MaintenanceSession:
         body = await self.store.get(key)
         state = decode_checkpoint(body, key, cluster.cluster_id, cluster.bounds)
         if state.seq != object_keys.seq_of(key):
-            raise Corrupt(key, f"is number {state.seq}")
+            raise Corrupt(key, f"has the state after entry {state.seq}")
         return state
 
     async def store_now_ms(self) -> int:

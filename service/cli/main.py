@@ -96,7 +96,7 @@ def _global_options(
             "--key-file",
             metavar="FILE",
             help="file with the key for a broker with security=keys (default: the variable "
-            "TIDELOG_KEY, a key or @FILE)",
+            "TIDELOG_KEY: its value is the key, or @ and the name of such a file)",
         ),
     ] = None,
     ca_file: Annotated[

@@ -67,7 +67,7 @@ class WalPage:
         try:
             entry = await self._log.read_entry(seq)
         except Corrupt:
-            return None  # a stray
+            return None  # a stray, or a damaged entry
         if entry is None:
             return None  # deleted by collection since the listing
         self._known[seq] = _shown(entry, info.size)

@@ -1,7 +1,8 @@
 """Composition root of a broker: from settings to a running process.
 
-The start opens the parts in the order of their dependencies: store, probe, log (with its hot log),
-peers, port. The end is the reverse: close the port, drain requests, flush the log, close the store.
+The start binds the port, then opens the parts in the order of their dependencies: store, probe, log
+(with its hot log), peers. Last, the broker listens on the port. The end is the reverse: close the
+port, drain requests, flush the log, close the store.
 
 **On a crash**: a kill at any moment loses no acknowledged record (I1). Open requests fail.
 """
@@ -476,6 +477,6 @@ def _usable_folder(path: Path) -> Path:
         raise LogError(f"hot_dir {path} cannot be used: {error}") from error
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise LogError(
-            f"hot_dir {folder} cannot be used: the broker's user has no write permission"
+            f"hot_dir {folder} cannot be used: the broker's user may not read and write it"
         )
     return folder

@@ -8,9 +8,10 @@ makes an entry has read the whole chain before this entry, and omits drafts that
 `apply` checks again (state.forwarded_drafts).
 
 **On a crash**: two brokers have a forwarded draft, the sequencer and the draft's own broker. If one
-of the two crashes, the other commits the draft, or finds it in the chain. I6: no caller gets
-"definitely not in the log" for a draft that was forwarded without an answer. The draft's own broker
-commits it again, under the same number, until one of the copies is in the chain.
+of the two crashes, the other commits the draft, or finds it in the chain. I6: if the sequencer did
+not answer, no caller gets "definitely not in the log" while the sequencer may still commit the
+draft. The draft's own broker commits it again, under the same number, until one of the copies is in
+the chain, or no later entry may have the draft (FORMAT rule 8).
 """
 
 import asyncio
@@ -201,7 +202,8 @@ class Sequencer:
 
     async def _commit_through(self, target: Member, draft: Draft) -> list[Outcome]:
         draft = await self._upload_if_large(draft)
-        # If a copy of this process used the next number, `apply` would skip this draft.
+        # A copy of this process (on a cloned machine) uses the same numbers. `apply` skips a
+        # draft whose number is already in the log.
         self.wal.copy_fence.check_fence()
         # A draft that fails uses its number, too, so two drafts never have the same number.
         self._number += 1
@@ -221,8 +223,9 @@ class Sequencer:
         upload. **On a crash**: an object is left that no entry names; collection deletes it.
 
         A suspended process or a late message does no harm. Collection deletes the upload only after
-        an entry whose elapsed time is past the upload's end. A broker that makes an entry has
-        applied all entries before this entry, so it names no upload that may be deleted.
+        an entry whose elapsed time is past `end_ms`, a time in the upload's key. A broker that
+        makes an entry has applied all entries before this entry, so it names no upload that may be
+        deleted.
         """
         if _body_bytes(draft) <= self.settings.handover_bytes_max:
             return draft

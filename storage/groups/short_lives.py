@@ -10,10 +10,10 @@ within LIFE_S, this counts as a short life, too. Pure: callers give the times. T
 state, so after a crash the next coordinator counts from zero.
 
 The numbers. Members that start together, and members that a roll-out replaces after more than a
-minute, have no short lives: no join is held, whatever their number. Five restarts are free, so a
-deployment that fails at first is not delayed. After that, 2 joins a minute cost at most 4
-generations a minute. The pause is shorter than Kubernetes' pause from the third restart on (40 s),
-and a job that joins once a minute never waits.
+minute, have no short lives: no join is held, whatever their number. The first five joins never
+wait, so a deployment that fails at first is not delayed. After that, 2 joins a minute cost at most
+4 generations a minute. The pause is shorter than Kubernetes' pause from the third restart on (40
+s), and a job that joins once a minute never waits.
 """
 
 import math
@@ -30,7 +30,8 @@ SILENT_S = 30.0
 last longer: 5 minutes by default."""
 SHORT_LIVES_MAX = 5
 WINDOW_S = 300.0
-"""Longer than SHORT_LIVES_MAX pauses, so a client that does not stop is held all the time."""
+"""Longer than SHORT_LIVES_MAX pauses. So a client that fails all the time, and joins once in each
+pause, always has at least SHORT_LIVES_MAX short lives in the window."""
 PAUSE_S = 30.0
 CLIENTS_MAX = 1_000
 """Bound of clients with short lives in a group (I10), each ~1 KiB. The oldest is forgotten."""
@@ -66,7 +67,7 @@ def client_of(config: MemberConfig, instance_id: str, host: str) -> ClientId:
 
 
 class Life(NamedTuple):
-    """The boot times of a member's join and of its last request, in seconds."""
+    """The times of a member's join and of its last request, by `Clock.boot_s`."""
 
     joined_s: float
     heard_s: float
@@ -88,8 +89,8 @@ class HeldMember(NamedTuple):
 
 @dataclass(slots=True)
 class _Client:
-    """`ends_s` are the boot times of the last requests of short lives. `silent` is the number of
-    short lives whose members are still in the group. `refused` is the member id of the last refused
+    """`ends_s` are the times of the last requests of short lives. `silent` is the number of short
+    lives whose members are still in the group. `refused` is the member id of the last refused
     join. `named_s` is the time of the last log line that named the client."""
 
     ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=2 * SHORT_LIVES_MAX))

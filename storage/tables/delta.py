@@ -294,7 +294,7 @@ class DeltaManifest:
         await self._follow(_reads)
         unknown = [app_id for app_id in app_ids if app_id not in self._transactions]
         if len(unknown) > _ASKED_MAX:
-            # The view may be older than the log, but not newer than the DeltaTable.
+            # Read them as of the view's version, because the log may have newer commits.
             every = await delta_log.transactions_at(self._store, self._prefix, self.version)
             if every is not None:
                 self._transactions |= {app_id: every.get(app_id) for app_id in unknown}
@@ -425,7 +425,8 @@ class _Delta:
         return ManifestVersion(self.version, prefix, _files_of(self.table, prefix))
 
     def files_at(self, version: int, prefix: str, options: dict[str, str]) -> SegmentColumns | None:
-        """Return the files of an older version, or None if its commits are gone."""
+        """Return the files of a version, or None if deltalake cannot open it: its commits are gone,
+        or the store does not answer."""
         try:
             table = deltalake.DeltaTable(self._uri, version=version, storage_options=options)
         except (DeltaError, OSError):

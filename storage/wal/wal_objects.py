@@ -225,9 +225,10 @@ class WalObjects:
     # -- checkpoints
 
     async def newest_checkpoint(self, cluster: ClusterIdentity) -> ClusterState:
-        """Return the state of the newest readable checkpoint. If no checkpoint is readable and the
-        WAL begins at 1, or the store has neither, return the empty state. Raises NewerLevel if the
-        newest checkpoint needs a newer version of this program."""
+        """Return the state of the newest readable checkpoint. If no checkpoint is readable, return
+        the empty state, but only if the WAL begins at entry 1, or if the store has no entries and
+        no checkpoints; else raise StoreUnfit. Raises NewerLevel if the newest checkpoint needs a
+        newer version of this program, and Unavailable."""
         looks = stale = 0
         while True:
             looks += 1
@@ -250,7 +251,8 @@ class WalObjects:
             numbers = await self.numbers_after(0)
             if numbers[:1] == [1] or not (numbers or found):
                 return empty_state(cluster)
-            # Look twice: a checkpoint and a collection may happen between the first two listings.
+            # Look twice: after the list of the checkpoints and before the list of the entries,
+            # a broker may have written the first checkpoint, and collection deleted entry 1.
             if looks > 1:
                 if not numbers:
                     raise StoreUnfit(

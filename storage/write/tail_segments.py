@@ -41,8 +41,9 @@ next call runs."""
 
 
 class EncodedSegment(NamedTuple):
-    """A segment before its upload to the path of `file`. `lost_end` is the end of the last lost
-    records below the segment's end; 0 if the sealed range has none."""
+    """A segment before its upload to the path of `file`. `lost_end` is the end offset of the last
+    lost records below the segment's end, in this segment or an earlier one of the seal. If there
+    are none, it is 0."""
 
     file: SegmentFile
     body: memoryview
@@ -155,7 +156,7 @@ def _finish(encoders: "Sequence[_Encoder]") -> "list[_Written]":
 
 
 class _Target(NamedTuple):
-    """How segments are encoded: codec, level of the format, largest weight of their records."""
+    """How segments are encoded: codec, level of the format, maximum weight of a segment."""
 
     codec: str
     level: int
@@ -242,7 +243,8 @@ class _Encoder:
                 if last < end:
                     found.append(chunk.part(last, end))
             elif base < end:
-                # Always a copy at the end: the event loop extends the last chunk of a tail.
+                # Copy a chunk that reaches the tail's end, because the event loop may extend the
+                # last chunk of a tail at any time.
                 is_whole = base == chunk.base_offset and end < self.tail.end
                 found.append(chunk if is_whole else chunk.part(base, end))
         return found
@@ -353,7 +355,8 @@ class _Encoder:
         if not is_within or segment.rows != self._rows:
             where = f"{self._topic.prefix} partition {self.number}"
             found = f"{segment.rows} records of [{segment.base_offset}, {segment.end_offset})"
-            raise Corrupt(where, f"[{self._base}, {end}) has {found}, expected are {self._rows}")
+            expected = f"{self._rows} records of [{self._base}, {end})"
+            raise Corrupt(where, f"a segment has {found} instead of {expected}")
         lost_end = max((min(lost[1], end) for lost in self._lost if lost[0] < end), default=0)
         self._written.append(_Written(self.number, self._base, end, segment, lost_end))
         self._base, self._writer = end, None
