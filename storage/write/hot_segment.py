@@ -6,7 +6,6 @@ of one producer also keep their order. `answers` finds the response to each requ
 of the commits. Pure: no event loop, no clock, no IO; `encode` may run in a thread.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -100,11 +99,10 @@ class ClosedSegment:
         self._bytes = sum([request.size for request in requests])
         self._shares = [self._lay(request) for request in requests]
 
-    async def encoded(self, codec: str) -> EncodedDraft:
-        """Return the result of `encode`, which a thread computes for a large segment."""
-        if self._bytes < ENCODE_INLINE_BYTES and len(self._columns) <= ENCODE_INLINE_CHUNKS:
-            return self.encode(codec)
-        return await asyncio.to_thread(self.encode, codec)
+    @property
+    def is_small(self) -> bool:
+        """Whether `encode` may run on the event loop."""
+        return self._bytes < ENCODE_INLINE_BYTES and len(self._columns) <= ENCODE_INLINE_CHUNKS
 
     def encode(self, codec: str) -> EncodedDraft:
         """Encode chunks and commits for the WAL. Needs CPU; changes no shared state."""

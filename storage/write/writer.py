@@ -435,7 +435,11 @@ class Writer:
         WAL, and CommitUnknown after any other failure."""
         try:
             segment = ClosedSegment(requests, self.clock.new_id)
-            encoded = await segment.encoded(self.settings.codec)
+            codec = self.settings.codec
+            if segment.is_small:
+                encoded = segment.encode(codec)
+            else:
+                encoded = await asyncio.to_thread(segment.encode, codec)
         except TASK_ENDS:
             raise
         except BaseException as error:  # before the PUT
