@@ -285,7 +285,7 @@ class Sealer:
                     except TableInDoubt:
                         raise
                     except Corrupt as error:
-                        if await self._is_tail(topic, number, bases[number]):
+                        if await self._is_tail(topic, number, base):
                             damage[number] = error
                     del left[number]
         except Exception as error:
