@@ -433,3 +433,22 @@ async def test_wrappers_that_show_its_tables_share_a_memory_store() -> None:
     assert await files_of(other) == [file(0, 0, 10)]
     apart = open_table(MemoryStore(), PREFIX, "orders")
     assert await files_of(apart) == []
+
+
+async def test_all_transactions_are_found_at_once(opened: Open) -> None:
+    """Also after a checkpoint of Delta, and those that no commit has."""
+    count, commits = 20, 60
+    table = opened()
+    for step in range(commits):
+        files = [file(number, step, step + 1, unique=f"{step:04x}") for number in range(count)]
+        await table.add(files, seal(*[step + 1] * count))
+    wanted = [*seal(*[0] * count), "seal-99", maintenance_app_id(0)]
+    want = dict.fromkeys(wanted[:count], commits) | dict.fromkeys(wanted[count:])
+    for each in (table, opened()):
+        assert await each.transaction_versions(wanted) == want
+        assert [await each.transaction_version(app_id) for app_id in wanted] == list(want.values())
+    again = opened()
+    assert await again.transaction_versions(wanted[:2]) == dict.fromkeys(wanted[:2], commits)
+    await table.add([file(0, commits, commits + 1)], seal(commits + 1))
+    await again.refresh()
+    assert (await again.transaction_versions(wanted))[seal_app_id(0)] == commits + 1
