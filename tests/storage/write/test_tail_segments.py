@@ -52,7 +52,7 @@ async def lose(log: Log, partition: int, base: int, end: int) -> None:
 async def encoded(
     log: Log, ranges: dict[int, tuple[int, int]], damage: dict[int, Corrupt] | None = None
 ) -> Sealed:
-    """What a sealer would upload."""
+    """The segments that a sealer would upload."""
     made = TailSegments(log.reader, log.clock, lambda: log.state.level)
     found: Sealed = {number: [] for number in ranges}
     async for one in made.encoded(log.state.topic("t"), ranges, {} if damage is None else damage):
