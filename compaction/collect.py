@@ -81,8 +81,8 @@ async def plan(
     WAL and was created again, all its data is in such folders, so only an operator may request
     this.
     """
-    # Read the time first. Then a bound that is raised after the refresh concerns only objects that
-    # are newer than this time.
+    # Read the time before the refresh. If a bound is raised after the refresh, this run uses the
+    # old value, but deletes only objects that were garbage by the old value before the raise.
     now_ms = await cluster.store_now_ms()
     await cluster.refresh()
     grace = grace.obeying(cluster.state.bounds.now)

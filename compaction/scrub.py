@@ -183,8 +183,9 @@ class _Scrub:
             ):
                 self._find(Kind.TABLE, where, what)
             files += index
-            # The newest state is newer than the table. So segments beyond that state's sealed end
-            # were not rewritten, and must have the records of the tail.
+            # Compaction and merge take only segments below the sealed end, and this state is newer
+            # than the table. So a segment beyond this state's sealed end is as a sealer wrote it,
+            # and must have the records of the tail.
             now = current.partitions[number]
             self._ahead.update(
                 {file.path: now for file in index if file.end_offset > now.sealed_end}

@@ -138,9 +138,10 @@ async def read_object(place: ObjectStore, wanted: BackupObject) -> bytes:
 
 
 async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> bool:
-    """Create an object. When it is durable, return whether this call created it. Raises
-    InvalidRequest if an object with other bytes has the key. **On a crash**, the store has the
-    whole object or nothing."""
+    """Create an object, and return when it is durable. Return False if the object existed already.
+    Return True if this call created the object, or if the outcome of its PUT is unknown and the
+    object has these bytes. Raises InvalidRequest if an object with other bytes has the key. **On a
+    crash**, the store has the whole object or nothing."""
     body, pause_s = b"".join(parts), RETRY_S
     while (outcome := await store.create(key, [body])) is not Created.DONE:
         try:

@@ -37,8 +37,8 @@ INVALID_CONSTRAINT = 40001
 STRIMZI = "strimzi"
 _ON_ERROR, _POLL_RECORDS = ";on_error=", ";max_poll_records="
 """Prefixes of `on.error` and `max.poll.records` in an instance's stored format, because the stored
-config has no fields for these. A broker of an older version takes the whole text for an unknown
-format, so it refuses the instance's reads."""
+config has no fields for these. For a broker of an older version, the whole text is an unknown
+format, so this broker refuses the instance's reads."""
 
 
 class _Create(StrictBody, omit_defaults=True):
@@ -240,8 +240,9 @@ def decode_partitions(body: bytes) -> list[TopicPartition]:
 def decode_commit(body: bytes, dialect: str) -> OffsetCommit:
     """Decode a commit of offsets. Clients of Confluent and Karapace send the last offset that was
     read. Clients of Strimzi and Redpanda send the next offset to read. Redpanda's clients send the
-    field `partitions`, all others send `offsets`. `dialect` tells whether the client is Strimzi's,
-    because the request that created its instance has fields that only Strimzi has."""
+    field `partitions`, all others send `offsets`. `dialect` is STRIMZI if a client of Strimzi
+    created the instance. `decode_creation` recognises such a client by fields that only Strimzi
+    has."""
     request = decode_body(body if body.strip() else b"{}", _COMMIT)
     is_strimzi = dialect == STRIMZI
     if request.partitions is not None:

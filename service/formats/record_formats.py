@@ -99,8 +99,9 @@ ON_ERROR_PARAMETER = Parameter(
 )
 RESET_PARAMETER = Parameter(
     "reset",
-    "what to do if a follower's offset is out of range: with `earliest` or `latest`, send an event "
-    "`reset` and continue there; with `none`, answer an error",
+    "what to do if the offset of a stream (events, or lines with `follow`) is out of range: with "
+    "`earliest` or `latest`, send an event `reset` and continue there; with `none`, answer with an "
+    "error",
     {"type": "string", "enum": list(RESETS), "default": "none"},
 )
 FORMAT_PARAMETER = Parameter(
@@ -122,8 +123,8 @@ MAX_RECORDS_PARAMETER = Parameter(
 ON_ERROR_HEADERS = (
     "If records do not decode, the answer has headers. With `skip`, `Tidelog-Skipped` is the "
     "number of skipped records, and `Tidelog-First-Skipped` is the first of them "
-    "(`TOPIC-PARTITION@OFFSET`). With `stop`, `Tidelog-Undecodable` is the record before which the "
-    "answer, or a partition, ends."
+    "(`TOPIC-PARTITION@OFFSET`). With `stop`, `Tidelog-Undecodable` is a record that does not "
+    "decode. The answer has the records of its partition before it, and no later ones."
 )
 
 

@@ -2,8 +2,8 @@
 
 Pure: no IO, no clock. The listener (service.http.protocol) passes the time, and closes the
 connections that `Admission` returns. Invariants:
-A1 A request gives each byte that it took from a `Budget` back exactly once; `used` is never
-   negative.
+A1 A request takes bytes from a `Budget`, and gives each of these bytes back exactly once. `used` is
+   never negative.
 A2 A budget is exceeded only while one share alone is larger than the budget.
 A3 A connection is unproved until its client has sent a whole head or, at the port for peers, the
    broker's token. If a bound of connections is reached, an unproved connection is closed for a

@@ -230,8 +230,8 @@ Share = Annotated[
     WholeNumber | None,
     Field(
         default=None,
-        description="part of the cluster's bound; null: as `<default>`, or a quarter if that is "
-        "null",
+        description="maximum number (bytes for `offset_metadata_bytes`) that the principal may "
+        "have; null: as `<default>`, or a quarter of the cluster's bound if that is null",
     ),
 ]
 

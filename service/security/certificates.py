@@ -194,7 +194,7 @@ def _read_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise LogError(f"{names}: the key does not fit the certificate") from None
         raise LogError(
-            f"{names}: not PEM files of a certificate and its key without a password "
+            f"{names}: not PEM files of a certificate and its key, or the key has a password "
             f"({error.reason or error})"
         ) from None
 

@@ -6,7 +6,7 @@ only the coordinator exports them, and counts from zero when it becomes the coor
 
 The first METRIC_GROUPS_MAX groups have series of their own. All other groups share the label
 OTHER_GROUPS (I10). The duration of a rebalance is a gauge by group: it shows a group whose
-rebalance does not end. A histogram would have 14 series for each group.
+rebalance does not end. A histogram would have 15 series for each group.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -27,7 +27,7 @@ from tidelog.storage.state.cluster_state import Topic
 
 SERIES_MAX = 2000
 """Maximum partitions, and maximum topics, with series of their own. At this number, a scrape takes
-~25 ms of the event loop's time, in several turns."""
+~25 ms of the event loop's time. The scrape pauses several times, so that other callbacks run."""
 
 
 Series: TypeAlias = tuple[str, str, float]
@@ -275,7 +275,7 @@ def _caches(stats: BrokerStats) -> Iterator[Metric]:
     bounds = [([name], cache.bytes_max) for name, cache in caches.items()]
     yield gauge("cache_bytes", "bytes in the cache", label, sizes)
     yield gauge("cache_bytes_max", "bound of the cached bytes", label, bounds)
-    # Misses of the tail are reads of the other caches.
+    # Leave out the tail cache: a read that misses it is a lookup in another cache.
     read = {name: cache for name, cache in caches.items() if name != "tail"}
     hits = [([name], cache.hits) for name, cache in read.items()]
     misses = [([name], cache.misses) for name, cache in read.items()]

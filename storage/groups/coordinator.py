@@ -13,12 +13,12 @@ resumed broker does not expire members at once. **On a crash**: another broker t
 timers start again.
 
 A live coordinator that was replaced learns of its successor at its next refresh of the WAL. Until
-then, both could serve a member, from different positions. Records whose offsets are committed could
-then be returned again, and enter a transaction that commits. So a coordinator returns records only
-if its view of the WAL is younger than `VIEW_AGE_MAX_S`, and its successor reads a member's position
-only `HANDOVER_S` after it took the group. (Rejected: a refresh of the WAL at each read, because it
-costs a GET and the time of the GET. Rejected: a new generation for each new coordinator, because
-after a crash of a broker all commits under way would be refused.)
+then, both could serve a member, from different positions. A client could then get records again
+whose offsets are committed, and commit the results of these records in a second transaction. So a
+coordinator returns records only if its view of the WAL is younger than `VIEW_AGE_MAX_S`, and its
+successor reads a member's position only `HANDOVER_S` after it took the group. (Rejected: a refresh
+of the WAL at each read, because it costs a GET and the time of the GET. Rejected: a new generation
+for each new coordinator, because after a crash of a broker all commits under way would be refused.)
 """
 
 import asyncio

@@ -43,7 +43,8 @@ _STALE_NS = 3600 * 10**9
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600  # a user that reads secret.json can act as a broker
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_QUIETLY = contextlib.suppress(OSError)  # for a close after a sync, or a removal (swept later)
+# For a close after a sync, and for the removal of a temporary file: a later start repeats it.
+_QUIETLY = contextlib.suppress(OSError)
 _UNNAMED = getattr(os, "O_TMPFILE", 0)  # only Linux has it
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}  # no object has the key
 _sync_data = getattr(os, "fdatasync", os.fsync)

@@ -22,8 +22,8 @@ PIECE_OVERHEAD = 512
 """Memory of an Arrow batch in addition to its data. `bytes` includes it, which bounds the number of
 tiny pieces."""
 OLD_ELEMENTS_MAX = 64
-"""Elements of dropped pieces that the heap of first pieces may have, beside one for each
-partition."""
+"""If the heap of first pieces has more than this number and two elements for each partition, it is
+built again, with one element for each partition."""
 
 
 class CachedBatch(NamedTuple):
@@ -115,8 +115,9 @@ class TailCache:
         return pieces[max(at, 0) :]
 
     def passed(self, key: tuple[str, int], offset: int) -> int:
-        """Return how many bytes were added to the cache since it has had `offset`, or the first
-        offset after it. At `bytes_max` the cache evicts the record. Return 0 if it has none."""
+        """Return how many bytes were added to the cache since the record at `offset` was added. If
+        this record is not cached, take the first cached record after it; if there is none, return
+        0. When this number reaches about `bytes_max`, the cache evicts the record."""
         pieces = self.read_from(key, offset)
         return self._added - pieces[0].born if pieces else 0
 
@@ -175,8 +176,8 @@ class TailCache:
 
 def _may_merge(left: CachedBatch, right: CachedBatch) -> bool:
     # A merge copies the records of `left` into a piece of at least 1.5 times as many rows. So the
-    # number of copies of a record grows only with the logarithm of MERGE_ROWS_MAX. `right` is the
-    # newest piece: in a merge it may grow by less than this factor.
+    # number of copies of a record grows only with the logarithm of MERGE_ROWS_MAX. This factor does
+    # not hold for `right`, the newest piece, which may be larger than `left`.
     return (
         left.batch.num_rows <= 2 * right.batch.num_rows
         and left.batch.num_rows + right.batch.num_rows <= MERGE_ROWS_MAX

@@ -464,7 +464,7 @@ class ClusterState:
             raise Corrupt(key, f"checkpoint does not decode: {error}") from error
         is_first = snapshot.level == levels.FIRST
         if any((part is None) != is_first for part in (snapshot.elapsed, snapshot.bounds)):
-            raise Corrupt(key, "elapsed time and bounds are of each checkpoint from level 2 on")
+            raise Corrupt(key, "lacks elapsed time or bounds, or has one of them at level 1")
         if is_first and snapshot.holds:
             raise Corrupt(key, "a checkpoint has holds only from level 2 on")
         owners = snapshot.owners

@@ -29,8 +29,8 @@ _COMMIT = re.compile(r"/(\d{20})\.json$")
 async def commits_to(
     store: ObjectStore, prefix: str, version: int, count: int
 ) -> list[TableCommit]:
-    """Return up to `count` commits that end with a version, the newest first. If older commits were
-    deleted, return fewer."""
+    """Return the commit of `version` and the commits before it, the newest first: `count` commits
+    at most, without version 0. If older commits were deleted, return fewer."""
     found: list[TableCommit] = []
     while version > 0 and len(found) < count:
         key = f"{prefix}/_delta_log/{version:020d}.json"

@@ -1,10 +1,11 @@
 """Tails as Parquet segments, which a sealer uploads.
 
 A seal encodes the tails of several partitions. The records that are in the tail cache are taken
-from there; the chunks before and after them are read from the store in windows (tail_windows). All
-work for single chunks and records is done in a thread of the lowest priority, on runs of thousands
-of records. Memory is bounded (I10): one seal at a time has the chunks of one window, and for each
-of its partitions one run, one row group and one segment.
+from there; the chunks before and after them are read from the store in windows (tail_windows). The
+event loop only looks up the tails and fetches the windows. A thread of the lowest priority decodes
+the chunks and encodes the segments, in runs of thousands of records. Memory is bounded (I10): one
+seal at a time has the chunks of one window, and for each of its partitions one run, one row group
+and one segment.
 """
 
 import asyncio

@@ -148,9 +148,9 @@ class Consumer:
         return found
 
     async def run(self, ranges: Sequence[_Range]) -> None:
-        """Print all ranges, but at most `count_max` records. If a record does not
-        decode, its partition ends before it. The command then prints the other partitions to their
-        end, and fails."""
+        """Print all ranges, but at most `count_max` records. If a record does not decode, its
+        partition ends before it. The command then prints the other partitions to their end, and
+        fails."""
         total = sum(max((each.end or 0) - each.start, 0) for each in ranges)
         is_wanted = not self._options.follow and not sys.stdout.isatty()
         self._progress = SlowProgress("consuming", total, is_wanted=is_wanted)

@@ -25,8 +25,8 @@ from tidelog.service.cli.requests import quoted
 from tidelog.service.cli.results import CommandError, NotThere, write_out
 
 WAIT_MS = 2000
-"""Timeout of a read without --follow; an empty response means the end of
-this member's partitions."""
+"""Timeout of a read without --follow; an empty response means the end of this member's
+partitions."""
 FOLLOW_MS = 20_000
 
 

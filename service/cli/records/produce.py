@@ -2,10 +2,12 @@
 
 The records of a partition keep the order of the input. Each partition belongs to one lane. A lane
 sends one request at a time and repeats it (same Idempotency-Key, same bytes) until the broker
-acknowledges it, for up to `retry_s`. The client chooses the partition: it hashes keys as the broker
-does, and spreads records without a key over the partitions in turn. If partitions are added to the
-topic during the run, this client continues with the old number of partitions. Other producers may
-then send the same key to another partition. No record is lost or duplicated.
+acknowledges it, for up to `retry_s`. For records without a key, the client chooses the partitions
+in turn. For records with a key, the broker chooses the partition by the hash of the key. The client
+computes the same hash, to find the lane. If partitions are added to the topic during the run, this
+client continues with the old number of partitions. A key then stays in its lane, so the records of
+one key keep their order in each partition. But one partition may then have the records of several
+lanes, in another order than the input. No record is lost or duplicated.
 """
 
 import asyncio
