@@ -319,17 +319,14 @@ def _few_reports(places: Iterable[int], bases: dict[int, int]) -> tuple[bytes]:
     return (",".join(reports).encode(),)
 
 
-def _mixed_reports(places: npt.NDArray[np.int64], bases: dict[int, int]) -> tuple[memoryview]:
-    counts = tally(places, len(places))
-    begins: Any = pa.array([f'{{"partition":{partition},"offset":' for partition, _ in counts])
-    index = np.searchsorted([partition for partition, _ in counts], places)
-    offsets: Any = pa.scalar("null")
-    if bases:
-        runs = [np.arange(bases[which], bases[which] + rows) for which, rows in counts]
-        numbers = np.empty(len(places), dtype=np.int64)
-        numbers[np.argsort(index, kind="stable")] = np.concatenate(runs)
-        offsets = pa.array(numbers).cast(pa.string())
-    reports = pc.binary_join_element_wise(
-        begins.take(pa.array(index)), offsets, _REPORT_END + ",", ""
-    )
-    return (_content(reports)[:-1],)
+def _mixed_reports(places: npt.NDArray[np.int64], bases: dict[int, int]) -> tuple[bytes]:
+    """A partition's offsets are consecutive, so `_decimals` encodes them at once. Then each record
+    takes the next text of its partition, in calls without Python code: ~80 ns a record."""
+    following: dict[int, Iterator[bytes]] = {}
+    for partition, rows in tally(places, len(places)):
+        begin, end = b'{"partition":%d,"offset":' % partition, f"{_REPORT_END},|".encode()
+        numbers = [(b"null" + end + begin) * (rows - 1), b"null"]
+        if (base := bases.get(partition)) is not None:
+            numbers = _decimals(base, base + rows, end + begin)
+        following[partition] = iter(b"".join((begin, *numbers, end)).split(b"|"))
+    return (b"".join(map(next, map(following.__getitem__, places.tolist())))[:-1],)
