@@ -84,8 +84,16 @@ lint-deploy: $(VENV)/.has-all  ## Check deploy/ and terraform/ with promtool, ku
 	$(BIN)/python -m deploy.lint $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.has-all  ## Run the benchmarks; ARGS are their arguments
+bench: $(VENV)/.has-all  ## Run the benchmarks, in 20 minutes; ARGS are --quick, --only, --json
 	$(BIN)/python -m tests.bench $(ARGS)
+
+.PHONY: limits
+limits: $(VENV)/.has-all  ## Measure a broker up to its limits; ARGS are --quick, --only, --json
+	$(BIN)/python -m tests.bench.limits $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.has-all  ## Download Apache Kafka by Maven, and measure it beside tidelog
+	$(BIN)/python -m tests.bench.peers $(ARGS)
 
 .PHONY: docs
 docs: $(VENV)/.has-all  ## Write the generated pages: API reference, settings, command line, metrics

@@ -1,26 +1,28 @@
-"""`make bench`: every number of deploy/BENCHMARKS.md, in one run, with its target beside it.
+"""`make bench`: the rates of deploy/BENCHMARKS.md, in one run, with targets where there are some.
 
-    python -m tests.bench [--quick]
-                          [--only produce,fetch,latency,brokers,groups,replay,failover,care]
-                          [--json FILE]
+    python -m tests.bench [--quick] [--json FILE]
+                          [--only sustained,sealing,partitions,produce,fetch,latency,...]
 
-Durable from end to end: brokers are real processes on a folder store that fsyncs, acks=all. Read
-the ratios and the medians: absolute numbers are this machine's, whatever else it is doing.
+Brokers are real processes, acks=all; unless a part says otherwise, on a folder store that fsyncs.
+Read the ratios and the medians: absolute numbers are this machine's, whatever else it is doing.
+`python -m tests.bench.publish FILE` writes the tables of the JSON file into the page.
 """
 
 import argparse
-import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from tests.bench import brokers, failover, fetch, groups, latency, maintenance, produce, replay
-from tests.bench.report import Row
+from tests.bench import brokers, failover, groups, publish, replay
+from tests.bench.maintenance import merging
+from tests.bench.rates import fetch, latency, partitions, produce, sealing, sustained
+from tests.bench.report import Table, table
 
 PARTS = {
+    "sustained": sustained,
+    "sealing": sealing,
+    "partitions": partitions,
     "produce": produce,
     "fetch": fetch,
     "latency": latency,
@@ -28,36 +30,36 @@ PARTS = {
     "brokers": brokers,
     "replay": replay,
     "failover": failover,
-    "care": maintenance,
+    "care": merging,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="a tenth of the time, for a first look"
+        "--quick", action="store_true", help="less time for each part, for a first look"
     )
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
-    parser.add_argument("--json", type=Path, help="write the rows there, too")
+    parser.add_argument("--json", type=Path, help="write the tables there, too")
     arguments = parser.parse_args()
-    rows: list[Row] = []
+    names = arguments.only.split(",")
+    if unknown := set(names) - set(PARTS):
+        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
+    began_s = time.monotonic()
     # One folder for all, removed at the end: for minutes after many files were deleted ext4 looks
     # past each of their inodes before it gives a new one, and a PUT costs twice as much.
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder:
-        for name in arguments.only.split(","):
-            rows += PARTS[name].measure(Path(folder) / name, is_quick=arguments.quick)
-            _show(name, rows)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([row._asdict() for row in rows], indent=1))
+        for name in names:
+            part_s = time.monotonic()
+            made = PARTS[name].measure(Path(folder) / name, is_quick=arguments.quick)
+            found = made if isinstance(made, Table) else table(made)
+            if arguments.quick and "NOT" not in found.how:
+                found = found._replace(how=f"A FIRST LOOK (--quick) {found.how}".rstrip())
+            found.show(f"{name}, {time.monotonic() - part_s:.0f} s")
+            if arguments.json:
+                publish.add(arguments.json, name, found)
+    print(f"{', '.join(names)}: {(time.monotonic() - began_s) / 60:.1f} minutes")
     return 0
-
-
-def _show(part: str, rows: list[Row]) -> None:
-    table = Table("what", "seen", "target", "reached", "p50 ms", "p99 ms", "note", title=part)
-    for row in rows:
-        if row.part == part:
-            table.add_row(*row.cells())
-    Console(width=150 if not sys.stdout.isatty() else None).print(table)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,21 @@
 
 import base64
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
 from deploy.demo.broker_process import BrokerProcess
 from deploy.local.cluster import Store
 
 ADMIN_KEY = "an-administrators-key-of-many-characters"
+SHM_BYTES_MIN = 8 << 30
+"""Of /dev/shm and of free memory: 120 s of the largest load write 5 GB."""
 ACL = {
     "resource_type": "TOPIC",
     "pattern_type": "PREFIXED",
@@ -42,8 +46,10 @@ class Broker(BrokerProcess):
         super().__exit__(*error)  # type: ignore[arg-type]
         self._folder.cleanup()
 
-    def create_topic(self, name: str, partitions: int) -> None:
-        body = {"topic_name": name, "partitions_count": partitions}
+    def create_topic(self, name: str, partitions: int, **configs: object) -> None:
+        """The names of the configs have `_` for `.`."""
+        texts = {key.replace("_", "."): str(value) for key, value in configs.items()}
+        body = {"topic_name": name, "partitions_count": partitions, "configs": texts}
         url = f"{self.base_url}/admin/topics"
         httpx.post(url, json=body, headers=self.headers).raise_for_status()
 
@@ -66,6 +72,19 @@ def metric(broker: BrokerProcess, name: str) -> float:
         if line.startswith(f"{name} "):
             return float(line.split()[1])
     raise RuntimeError(f"the broker has no {name}")
+
+
+@contextmanager
+def store_folder(folder: Path) -> Iterator[tuple[Path, str]]:
+    """An empty folder of memory (/dev/shm) if it has SHM_BYTES_MIN, else `folder`; and its name for
+    a report. It is removed at the end."""
+    in_memory = Path("/dev/shm")
+    free = shutil.disk_usage(in_memory).free if in_memory.is_dir() else 0
+    is_memory = min(free, psutil.virtual_memory().available) >= SHM_BYTES_MIN
+    place = in_memory if is_memory else folder
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="tidelog-bench-", dir=place) as name:
+        yield Path(name), "/dev/shm" if is_memory else "a folder of the disk"
 
 
 @contextmanager

@@ -24,10 +24,10 @@ from deploy.demo.broker_process import BrokerProcess
 from deploy.local.balancer import balancer, installed_balancer
 from deploy.local.cluster import Store, brokers, s3_store
 from tests.bench.broker import environment, metric
-from tests.bench.latency import bare_put
+from tests.bench.rates.latency import bare_put
 from tests.bench.report import Row
 
-ROUNDS = 3
+ROUNDS = 2
 PARTITIONS = 3
 BEFORE_S = 2.0
 AFTER_S = 5.0

@@ -9,12 +9,11 @@ import asyncio
 import json
 from pathlib import Path
 
-import psutil
-
 from tests.bench import rebalance
 from tests.bench.bare import bare_server
 from tests.bench.broker import Broker, metric
 from tests.bench.load import Answered, Caller, Measured, paced, request
+from tests.bench.processes import cpu_s
 from tests.bench.report import Row
 
 GROUPS = 1000
@@ -36,15 +35,15 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
 def _commits(folder: Path, *, is_quick: bool) -> list[Row]:
     seconds = 3.0 if is_quick else 15.0
     with bare_server() as (port, pid):
-        commits = [_commit("g0", member) for member in range(MEMBERS)]
+        commits = [commit("g0", member) for member in range(MEMBERS)]
         bare, floor = _loaded(port, pid, commits, seconds)
     with Broker(f"file://{folder}") as broker:
         broker.create_topic("bench", MEMBERS)
         members = [(f"g{g}", m) for m in range(MEMBERS) for g in range(GROUPS)]
-        _all(broker, [_create(group, member) for group, member in members])
-        _all(broker, [_subscribe(group, member) for group, member in members], status=204)
-        owned = asyncio.run(_owned(broker.port, members))
-        commits = [_commit(*member, owned[member]) for member in members]
+        _all(broker, [create(group, member) for group, member in members])
+        _all(broker, [subscribe(group, member) for group, member in members], status=204)
+        places = asyncio.run(owned(broker.port, members))
+        commits = [commit(*member, places[member]) for member in members]
         flushes = metric(broker, "tidelog_flushes_total")
         measured, share = _loaded(broker.port, broker.pid, commits, seconds)
         flushes = metric(broker, "tidelog_flushes_total") - flushes
@@ -77,8 +76,7 @@ def _commits(folder: Path, *, is_quick: bool) -> list[Row]:
 def _loaded(port: int, pid: int, requests: list[bytes], seconds: float) -> tuple[Measured, float]:
     """The load for so long, and the share of a core that it takes the process: by its seconds for
     each request, so that a stall makes it no smaller."""
-    process = psutil.Process(pid)
-    before = _cpu_s(process)
+    before = cpu_s(pid)
     load = paced(
         "127.0.0.1",
         port,
@@ -88,27 +86,28 @@ def _loaded(port: int, pid: int, requests: list[bytes], seconds: float) -> tuple
         per_second=COMMITS_PER_S,
     )
     measured = asyncio.run(load)
-    return measured, (_cpu_s(process) - before) / measured.requests * COMMITS_PER_S
+    return measured, (cpu_s(pid) - before) / measured.requests * COMMITS_PER_S
 
 
-def _create(group: str, member: int) -> bytes:
+def create(group: str, member: int) -> bytes:
+    """Create member `member` of a group."""
     body = json.dumps({"name": f"m{member}", "format": "json"}).encode()
     return request("POST", f"/consumers/{group}", body=body, headers=HEADERS)
 
 
-def _subscribe(group: str, member: int) -> bytes:
+def subscribe(group: str, member: int) -> bytes:
     path = f"/consumers/{group}/instances/m{member}/subscription"
     return request("POST", path, body=b'{"topics": ["bench"]}', headers=HEADERS)
 
 
-def _commit(group: str, member: int, partition: int = 0) -> bytes:
+def commit(group: str, member: int, partition: int = 0) -> bytes:
     offset = {"topic": "bench", "partition": partition, "offset": 7}
     path = f"/consumers/{group}/instances/m{member}/offsets"
     body = json.dumps({"offsets": [offset]}).encode()
     return request("POST", path, body=body, headers=HEADERS)
 
 
-async def _owned(port: int, members: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
+async def owned(port: int, members: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """The one partition that each member has."""
     asked = [
         request("GET", f"/consumers/{group}/instances/m{member}/assignments", headers=HEADERS)
@@ -141,8 +140,3 @@ async def _each(port: int, requests: list[bytes], status: int) -> list[Answered]
         for _ in range(CONNECTIONS):
             group.create_task(work())
     return [answers[number] for number in range(len(requests))]
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system

@@ -1,17 +1,23 @@
 """Spark replay beside `spark.read.parquet` on the very same files: full scans, in one session."""
 
+import os
 import shutil
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.bench.broker import Broker
-from tests.bench.fetch import fill, seal
+from tests.bench.rates.fetch import fill, seal
 from tests.bench.report import Row
-from tests.bench.spark import session
 
-RUNS = 5
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUNS = 3
 RECORDS = 4_000_000
 TARGET = 1.15
 
@@ -26,6 +32,25 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
         fill(broker, records)
         seal(broker)
     return _compare(url, str(folder), records)
+
+
+@contextmanager
+def session() -> Iterator["SparkSession"]:
+    """local[2], quiet; ends with the block."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "2g")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def _compare(url: str, root: str, records: int) -> list[Row]:

@@ -1,7 +1,15 @@
-"""The report of a benchmark."""
+"""The report of a benchmark: rows with a target, and tables, which a part of the run prints and
+writes as JSON."""
 
-import statistics
-from typing import NamedTuple
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table as Printed
 
 
 class Row(NamedTuple):
@@ -20,24 +28,53 @@ class Row(NamedTuple):
     def cells(self) -> tuple[str, ...]:
         """As text for the table."""
         reached = ""
-        if self.target is not None:
+        if self.target is not None and self.seen:
             share = self.target / self.seen if self.is_smaller_better else self.seen / self.target
             reached = f"{100 * share:.0f} %"
+        both = "" if self.p50_ms is None else f"{number(self.p50_ms)} / {number(self.p99_ms or 0)}"
         return (
             self.what,
-            f"{_number(self.seen)} {self.unit}",
-            "" if self.target is None else f"{_number(self.target)} {self.unit}",
+            f"{number(self.seen)} {self.unit}".strip(),
+            "" if self.target is None else f"{number(self.target)} {self.unit}",
             reached,
-            "" if self.p50_ms is None else f"{self.p50_ms:.2f}",
-            "" if self.p99_ms is None else f"{self.p99_ms:.2f}",
+            both,
             self.note,
         )
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+class Table(NamedTuple):
+    """One part of the report as text. `how` says what was run, and where."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    how: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return self._asdict()
+
+    def show(self, title: str) -> None:
+        printed = Printed(*self.columns, title=title, caption=self.how or None)
+        for row in self.rows:
+            printed.add_row(*row)
+        Console(width=170 if not sys.stdout.isatty() else None).print(printed)
 
 
-def median(values: list[float]) -> float:
-    """The median, under the name that the table's readers know."""
-    return statistics.median(values)
+COLUMNS = ("what", "seen", "target", "reached", "p50 / p99 ms", "note")
+
+
+def table(rows: Sequence[Row]) -> Table:
+    return Table(COLUMNS, [row.cells() for row in rows])
+
+
+def number(value: float) -> str:
+    """Three digits of a small number; a large one whole, with commas."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def machine() -> str:
+    """The machine, the interpreter and the day of this run."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, "
+        f"Python {platform.python_version()}, {datetime.now(UTC):%Y-%m-%d}"
+    )

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.bench import maintenance_log
+from tests.bench.maintenance import made_log
 from tests.bench.report import Row
 
-RUNS = 3
+RUNS = 2
 MERGED = 2_000
 MERGED_ROWS = 20_000
 VALUES_APART = 20
@@ -39,7 +39,7 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     rows += _retain(folder / "retain", SEGMENTS_RETAINED // scale)
     if shutil.which("java") is None:
         return [*rows, Row("care", "Spark: skipped", 0, "", note="Java 17 is needed for Spark")]
-    from tests.bench.maintenance_spark import measure as on_spark
+    from tests.bench.maintenance.on_spark import measure as on_spark
 
     return rows + on_spark(folder, RECORDS // scale, KEYS // scale)
 
@@ -50,7 +50,7 @@ def updates(records: int, keys: int) -> Iterator[pa.RecordBatch]:
     for first in range(0, records, SEGMENT_ROWS):
         count = min(SEGMENT_ROWS, records - first)
         drawn = draws.integers(0, keys, count)
-        yield maintenance_log.records(first, count, drawn, maintenance_log.values(count, first))
+        yield made_log.records(first, count, drawn, made_log.values(count, first))
 
 
 def compacting() -> dict[str, str]:
@@ -67,12 +67,12 @@ def linked(folder: Path, name: str) -> Path:
 
 def _merge(folder: Path, count: int) -> list[Row]:
     def segments() -> Iterator[pa.RecordBatch]:
-        some = [maintenance_log.values(MERGED_ROWS, seed, 80) for seed in range(VALUES_APART)]
+        some = [made_log.values(MERGED_ROWS, seed, 80) for seed in range(VALUES_APART)]
         for number in range(count):
             value = some[number % VALUES_APART]
-            yield maintenance_log.records(number * MERGED_ROWS, MERGED_ROWS, None, value)
+            yield made_log.records(number * MERGED_ROWS, MERGED_ROWS, None, value)
 
-    maintenance_log.make(folder, {}, segments())
+    made_log.make(folder, {}, segments())
     size = sum(path.stat().st_size for path in folder.glob("topics/*/partition=0/*"))
     taken = _ways(folder, ("bare pyarrow", "ours"), count * MERGED_ROWS)
     ratio = _ratio(taken, "bare pyarrow", "ours")
@@ -83,14 +83,14 @@ def _merge(folder: Path, count: int) -> list[Row]:
 
 
 def _compact(folder: Path, records: int, keys: int) -> list[Row]:
-    maintenance_log.make(folder, compacting(), updates(records, keys))
+    made_log.make(folder, compacting(), updates(records, keys))
     taken = _ways(folder, ("ours", *OTHERS), None)
     shutil.rmtree(folder)
     fastest = min(OTHERS, key=lambda way: statistics.median(x["seconds"] for x in taken[way]))
     found = {way: statistics.median(x["seconds"] for x in runs) for way, runs in taken.items()}
     note = ", ".join(f"{way} {seconds:.2f} s" for way, seconds in found.items())
     peak = max(each["peak_bytes"] for each in taken["ours"])
-    maintenance_log.make(folder, compacting(), updates(records * 2, keys))
+    made_log.make(folder, compacting(), updates(records * 2, keys))
     twice = _way(folder, "ours", None)["peak_bytes"]
     shutil.rmtree(folder)
     what = f"key compaction of {records:,} records, {keys:,} keys"
@@ -115,7 +115,7 @@ def _retain(folder: Path, count: int) -> list[Row]:
     from tidelog.storage.io.clock import SystemClock
     from tidelog.storage.io.folder import FolderStore
 
-    maintenance_log.make_named(folder, {"retention.ms": "1"}, count, 1_000)
+    made_log.make_named(folder, {"retention.ms": "1"}, count, 1_000)
 
     async def plan() -> float:
         store = FolderStore(folder)
@@ -145,7 +145,7 @@ def _ways(folder: Path, ways: tuple[str, ...], rows: int | None) -> dict[str, li
 
 def _way(folder: Path, way: str, rows: int | None) -> Any:
     own, out = linked(folder, "run"), folder.with_name("out.parquet")
-    command = [sys.executable, "-m", "tests.bench.maintenance_ways", way, str(own), str(out)]
+    command = [sys.executable, "-m", "tests.bench.maintenance.ways", way, str(own), str(out)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ)
     found = json.loads(done.stdout)
     assert rows in {None, found["rows"]}, found

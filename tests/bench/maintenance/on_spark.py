@@ -14,28 +14,28 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.bench import maintenance_log
+from tests.bench.maintenance import made_log
+from tests.bench.replay import session
 from tests.bench.report import Row
-from tests.bench.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RUNS = 3
+RUNS = 2
 TARGET = 1.3
 
 
 def measure(folder: Path, records: int, keys: int) -> list[Row]:
-    from tests.bench.maintenance import compacting, updates
+    from tests.bench.maintenance.merging import compacting, updates
 
     log = folder / "spark"
-    maintenance_log.make(log, compacting(), updates(records, keys))
+    made_log.make(log, compacting(), updates(records, keys))
     with session() as spark:
         return _compare(spark, log, folder / "out", records)
 
 
 def _compare(spark: "SparkSession", log: Path, out: Path, records: int) -> list[Row]:
-    from tests.bench.maintenance import linked
+    from tests.bench.maintenance.merging import linked
 
     ways: dict[str, Callable[[Path], int]] = {
         "ours": lambda own: _ours(spark, own),

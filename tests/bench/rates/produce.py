@@ -45,7 +45,7 @@ BODIES = {
 
 
 def measure(folder: Path, *, is_quick: bool) -> list[Row]:
-    seconds = 1.0 if is_quick else 4.0
+    seconds = 1.0 if is_quick else 2.0
     rows = []
     for number, case in enumerate(CASES):
         with Broker(f"file://{folder}/{number}", is_keyed=case.is_keyed) as broker:

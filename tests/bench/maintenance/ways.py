@@ -1,7 +1,7 @@
 """Other people's ways to the newest record of each key, and the bare way to merge, on the same
 files. Each reads the segments as plain Parquet and writes one plain Parquet file in offset order.
 
-    python -m tests.bench.care_ways WAY FOLDER OUT
+    python -m tests.bench.maintenance.ways WAY FOLDER OUT
 
 as a process of its own, so that its peak memory is its own. Ours are ways, too: `merge` and
 `compact` are what `tidelog compact --yes` does, up to the commit to the table.

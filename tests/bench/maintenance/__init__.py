@@ -1,0 +1,1 @@
+"""Merging, key compaction and retention, beside what others do with the same files."""

@@ -1,0 +1,225 @@
+"""Apache Kafka on the same machine, beside tidelog: `make bench-peers`. It downloads Kafka's jars.
+
+    python -m tests.bench.peers [--quick] [--json FILE] [--folder FOLDER]
+
+Maven fetches Kafka into FOLDER (by default one that is removed at the end). One node is broker and
+controller (KRaft), with its default settings but for replication. Kafka's own ProducerPerformance
+sends to it, in Kafka's protocol; wrk, or tests/bench/load.py, sends JSON over REST to tidelog. Both
+write the same number of records of the same size with acks=all to six partitions on the same kind
+of store. CPU is that of the server process alone, after a warm-up. Kafka does not fsync before an
+ack, and makes no tables for analytics.
+"""
+
+import argparse
+import base64
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.bench import bodies, publish
+from tests.bench.broker import Broker, store_folder
+from tests.bench.load import has_wrk, sustained
+from tests.bench.processes import Watch, resident_bytes
+from tests.bench.report import Table, number
+from tests.support.ports import free_port
+
+VERSION = "4.1.0"
+RECORDS = 5_000_000
+WARM_UP_S = 5.0
+PARTITIONS = 6
+RECORD_BYTES = bodies.VALUE_BYTES + 12
+CASES = (("json", 1, 64), ("json", 100, 16), ("json", 1000, 8), ("arrow", 1000, 8))
+"""Format, records a request and connections of the loads of tidelog."""
+RECORDS_ONE = 300_000
+"""Fewer, where each record is a request."""
+START_S = 60.0
+MIB = 2**20
+COLUMNS = ("server", "load", "records/s", "server CPU s a million records", "RSS")
+POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+<modelVersion>4.0.0</modelVersion>
+<groupId>tidelog</groupId><artifactId>peers</artifactId><version>1</version>
+<packaging>pom</packaging>
+<dependencies>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
+<version>{VERSION}</version></dependency>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId>
+<version>{VERSION}</version></dependency>
+</dependencies></project>
+"""
+PROPERTIES = """process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={data}
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+"""
+PROXY = (
+    "REST proxy before Kafka",
+    "skipped: PyPI has no Karapace, and Maven Central no Kafka Bridge of Strimzi and no REST proxy "
+    "of Confluent",
+)
+_SENT = re.compile(r"^(\d+) records sent, ([\d.]+) records/sec", re.MULTILINE)
+
+
+def table(folder: Path, jars: Path | None, records: int, *, warm_up_s: float = WARM_UP_S) -> Table:
+    """Without `jars`, a row says that Kafka was skipped."""
+    rows: list[list[str]] = []
+    where = ""
+    if jars is None:
+        rows.append(["Apache Kafka", "skipped: Maven and Java are needed", "", "", ""])
+    else:
+        with store_folder(folder) as (store, place):
+            rows += kafka(store, jars, records)
+            where = place
+    rows.append([*PROXY, "", "", ""])
+    for case in CASES:
+        with store_folder(folder) as (store, place):
+            rows.append(tidelog(store, *case, records, warm_up_s))
+            where = place
+    return Table(COLUMNS, rows, f"{number(records)} records of {RECORD_BYTES} bytes, on {where}")
+
+
+def jars_of(folder: Path) -> Path | None:
+    """Fetch Kafka and what it needs into `folder`, unless it is there. None without Maven or
+    Java."""
+    jars = folder / f"kafka-{VERSION}"
+    if shutil.which("mvn") is None or shutil.which("java") is None:
+        return None
+    if not jars.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "pom.xml").write_text(POM)
+        made = folder / "made"
+        fetch = ["mvn", "-B", "-q", "dependency:copy-dependencies", f"-DoutputDirectory={made}"]
+        subprocess.run(fetch, cwd=folder, check=True)
+        made.rename(jars)
+    return jars
+
+
+def kafka(store: Path, jars: Path, records: int) -> list[list[str]]:
+    """A row for each of two batch sizes of the producer: the default, and larger ones."""
+    rows = []
+    with _kafka(store, jars) as (port, pid):
+        for name, properties in (
+            ("default producer, 16 KiB batches", ()),
+            ("batches of 128 KiB, linger.ms=20", ("batch.size=131072", "linger.ms=20")),
+        ):
+            _produced(jars, port, max(records // 5, 1000), properties)
+            with Watch(pid) as watch:
+                rate = _produced(jars, port, records, properties)
+            rows.append(_cells(f"Apache Kafka {VERSION}", name, rate, watch, records, pid))
+    return rows
+
+
+def tidelog(
+    store: Path, kind: str, size: int, connections: int, records: int, warm_up_s: float
+) -> list[str]:
+    made = bodies.pool(kind, size)
+    with Broker(f"file://{store}") as broker:
+        broker.create_topic("bench", PARTITIONS)
+        warm = sustained(
+            broker.port, "/topics/bench", made, connections=connections, seconds=warm_up_s
+        )
+        wanted = min(records, RECORDS_ONE) if size == 1 else records
+        seconds = max(wanted / (warm.per_second * size), 1.0)
+        with Watch(broker.pid) as watch:
+            found = sustained(
+                broker.port, "/topics/bench", made, connections=connections, seconds=seconds
+            )
+        rate, sent = found.per_second * size, found.requests * size
+        name = f"REST, {kind}, {number(size)} a request"
+        return _cells("tidelog", name, rate, watch, sent, broker.pid)
+
+
+def _cells(server: str, load: str, rate: float, watch: Watch, records: int, pid: int) -> list[str]:
+    cpu_s = watch.cpu.total_s / records * 1e6
+    return [server, load, number(rate), number(cpu_s), f"{resident_bytes(pid) / MIB:,.0f} MiB"]
+
+
+@contextlib.contextmanager
+def _kafka(store: Path, jars: Path) -> Iterator[tuple[int, int]]:
+    """A node with the topic; its port and process id."""
+    port, controller = free_port(), free_port()
+    properties = store / "server.properties"
+    values = {"port": port, "controller": controller, "data": store / "data"}
+    properties.write_text(PROPERTIES.format(**values))
+    _java(jars, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(properties))
+    command = _command(jars, "kafka.Kafka", str(properties))
+    with (store / "kafka.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=store)
+    try:
+        deadline_s = time.monotonic() + START_S
+        topic = ["--create", "--topic", "bench", "--partitions", str(PARTITIONS)]
+        while not _is_done(jars, "--bootstrap-server", f"127.0.0.1:{port}", *topic):
+            said = (store / "kafka.log").read_text()[-2000:]
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline_s, said
+            time.sleep(1)
+        yield port, process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _cluster_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def _produced(jars: Path, port: int, records: int, properties: Sequence[str]) -> float:
+    """Records a second of Kafka's own load generator, one producer."""
+    to = [f"bootstrap.servers=127.0.0.1:{port}", "acks=all", *properties]
+    count = ["--num-records", str(records), "--record-size", str(RECORD_BYTES)]
+    said = _java(
+        jars,
+        "org.apache.kafka.tools.ProducerPerformance",
+        *("--topic", "bench", "--throughput", "-1", *count, "--producer-props", *to),
+    )
+    sent = [found for found in _SENT.findall(said) if int(found[0]) == records]
+    return float(sent[-1][1])
+
+
+def _is_done(jars: Path, *arguments: str) -> bool:
+    command = _command(jars, "org.apache.kafka.tools.TopicCommand", *arguments)
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _java(jars: Path, *arguments: str) -> str:
+    done = subprocess.run(_command(jars, *arguments), check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def _command(jars: Path, *arguments: str) -> list[str]:
+    return ["java", "-Xms1g", "-Xmx1g", "-cp", f"{jars}/*", *arguments]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.peers", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the records")
+    parser.add_argument("--json", type=Path, help="write the table there, too")
+    parser.add_argument("--folder", type=Path, help="where the jars stay for the next run")
+    arguments = parser.parse_args()
+    records = RECORDS // 10 if arguments.quick else RECORDS
+    with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder:
+        jars = jars_of(arguments.folder or Path(folder) / "jars")
+        tool = "wrk" if has_wrk() else "tests/bench/load.py"
+        made = table(Path(folder), jars, records)
+    made = made._replace(how=f"{made.how}; REST by {tool}, Kafka by ProducerPerformance")
+    made.show("peers")
+    if arguments.json:
+        publish.add(arguments.json, "peers", made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Rates and latencies of one broker: produce, fetch, acks, sustained load, sealing, partitions."""

@@ -1,0 +1,131 @@
+"""The cost of sealing alone: CPU time a record, by the number of records a request, in process.
+
+    python -m tests.bench.rates.sealing RECORDS_A_REQUEST RECORDS memory|store
+
+Records are appended to a broker that does not seal by itself, on a store in memory files where that
+is possible; then one call seals the topic. `store`: the tail cache was emptied before, so that the
+sealer reads all chunks from the store. A process of its own for each measurement.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.bench import bodies
+from tests.bench.broker import store_folder
+from tests.bench.report import Table, number
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.log import LogSettings
+
+PARTITIONS = 6
+RECORDS = {1: 60_000, 10: 200_000, 100: 600_000, 1000: 1_000_000}
+"""Appended, by the number of records a request."""
+CONNECTIONS = {1: 64, 10: 32, 100: 16, 1000: 8}
+"""As many clients append at once."""
+TAIL_CACHE_BYTES = 2 << 30
+WHERE = {"memory": "in memory", "store": "from the store"}
+COLUMNS = (
+    "sealing, records a request",
+    "tail",
+    "CPU a record, us",
+    "of it event loop",
+    "bytes a record in Parquet",
+)
+
+
+class Sealed(NamedTuple):
+    """CPU us a record of one seal of the whole process, and of its event loop; bytes a record."""
+
+    records: int
+    cpu_us: float
+    loop_us: float
+    parquet_bytes: float
+
+
+def measure(folder: Path, *, is_quick: bool) -> Table:
+    return table(
+        folder, {size: count // 10 if is_quick else count for size, count in RECORDS.items()}
+    )
+
+
+def table(folder: Path, counts: dict[int, int]) -> Table:
+    rows, taken = [], []
+    with store_folder(folder) as (store, place):
+        for where, tail in WHERE.items():
+            for size, count in counts.items():
+                found = _alone(store / f"{where}-{size}", size, count, where)
+                taken.append((found.cpu_us, f"{number(size)} {tail}"))
+                rows.append(
+                    [
+                        number(size),
+                        tail,
+                        number(found.cpu_us),
+                        number(found.loop_us),
+                        number(found.parquet_bytes),
+                    ]
+                )
+    worst, best = max(taken), min(taken)
+    ratio = f"worst to best: {worst[0] / best[0]:.1f} x ({worst[1]} to {best[1]})"
+    return Table(COLUMNS, rows, f"{ratio}; store on {place}")
+
+
+def _alone(store: Path, size: int, count: int, where: str) -> Sealed:
+    command = [sys.executable, "-m", "tests.bench.rates.sealing", str(size), str(count), where]
+    done = subprocess.run([*command, str(store)], check=True, stdout=subprocess.PIPE, text=True)
+    return Sealed(*json.loads(done.stdout))
+
+
+async def sealed(store: Path, size: int, count: int, where: str) -> Sealed:
+    settings = LogSettings(is_sealing=False, tail_cache_bytes=TAIL_CACHE_BYTES)
+    clock = SystemClock()
+    log = await Broker.open(FolderStore(store), settings, clock=clock, name="bench")
+    await log.create_topic("bench", PARTITIONS, {"segment.bytes": str(1 << 28)})
+    await _appended(log, size, count)
+    if where == "store":
+        log.tail.clear()
+    cpu_s, loop_s = time.process_time(), time.thread_time()
+    records = await log.seal("bench")
+    cpu_s, loop_s = time.process_time() - cpu_s, time.thread_time() - loop_s
+    assert records == count, (records, count)
+    await log.close()
+    return Sealed(records, cpu_s / records * 1e6, loop_s / records * 1e6, _parquet(store) / records)
+
+
+def _parquet(store: Path) -> int:
+    return sum(path.stat().st_size for path in store.rglob("*.parquet"))
+
+
+async def _appended(log: Broker, size: int, count: int) -> None:
+    topic = log.state.topic("bench")
+    numbers = iter(range(0, count, size))
+
+    async def append() -> None:
+        for first in numbers:
+            made = bodies.events(first, size)
+            keys, values = (list(column) for column in zip(*made, strict=True))
+            now_ms = log.clock.now_ms()
+            rows = Rows([now_ms] * size, keys, values)
+            at = np.arange(first, first + size) % PARTITIONS
+            place = int(first % PARTITIONS) if size == 1 else at
+            weight = size * (bodies.VALUE_BYTES + 30)
+            _ = await log.append(topic, [(place, rows)], size=weight, is_json=True)
+
+    await asyncio.gather(*(append() for _ in range(CONNECTIONS.get(size, 16))))
+
+
+def main() -> None:
+    size, count, where, store = sys.argv[1:]
+    print(json.dumps(asyncio.run(sealed(Path(store), int(size), int(count), where))))
+
+
+if __name__ == "__main__":
+    main()
