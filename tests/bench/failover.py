@@ -30,7 +30,7 @@ from tests.bench.report import Row
 ROUNDS = 2
 PARTITIONS = 3
 BEFORE_S = 2.0
-AFTER_S = 5.0
+AFTER_S = 4.0
 SLACK_MS = 100.0
 PAUSE_S = 0.01
 """Of each client after an ack: two cores that have no time for anything are another number."""

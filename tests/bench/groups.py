@@ -33,7 +33,7 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
 
 
 def _commits(folder: Path, *, is_quick: bool) -> list[Row]:
-    seconds = 3.0 if is_quick else 15.0
+    seconds = 3.0 if is_quick else 10.0
     with bare_server() as (port, pid):
         commits = [commit("g0", member) for member in range(MEMBERS)]
         bare, floor = _loaded(port, pid, commits, seconds)

@@ -72,7 +72,7 @@ def partitions(folder: Path, sizes: Sizes) -> list[list[str]]:
                 break
             resident = resident_bytes(broker.pid)
             stall_s, load = _stalled(broker, "/topics/bench", sizes.load_s)
-            checkpoint = max(path.stat().st_size for path in store.glob("checkpoints/*"))
+            checkpoint = max(_checkpoint_sizes(store), default=0)
             start_s = _restarted(broker)
             seen = (
                 f"start {start_s:.1f} s, stall {1000 * stall_s:.0f} ms, "
@@ -96,7 +96,7 @@ def groups(folder: Path, sizes: Sizes) -> list[list[str]]:
         resident = resident_bytes(broker.pid)
         commits = asyncio.run(_commits(broker.port, min(joined, COMMITTING), sizes))
         with Watch(broker.pid) as watch:
-            load = asyncio.run(_paced(broker.port, commits, 5.0, 1_000.0))
+            load = asyncio.run(_paced(broker.port, commits, min(sizes.load_s, 5.0), 1_000.0))
         stall_s, _ = _stalled(broker, "/topics/bench", sizes.load_s)
         start_s = _restarted(broker)
     seen = (
@@ -219,6 +219,10 @@ def _filled(broker: Broker, made: int, count: int) -> str:
     records = [{"value": number, "partition": number} for number in range(count)]
     answer = _ask(broker, f"/topics/{name}", {"records": records}, JSON)
     return "" if answer[0] == 200 else _message(answer)
+
+
+def _checkpoint_sizes(store: Path) -> list[int]:
+    return [path.stat().st_size for path in store.glob("checkpoints/*")]
 
 
 def _failed(start_s: float, stall_s: float, p99_ms: float) -> str:

@@ -25,8 +25,9 @@ from pathlib import Path
 
 from tests.bench import bodies, publish
 from tests.bench.broker import Broker, store_folder
-from tests.bench.load import has_wrk, sustained
+from tests.bench.load import Measured, has_wrk, sustained
 from tests.bench.processes import Watch, resident_bytes
+from tests.bench.rates.sustained import CASES, Case
 from tests.bench.report import Table, number
 from tests.support.ports import free_port
 
@@ -35,8 +36,6 @@ RECORDS = 5_000_000
 WARM_UP_S = 5.0
 PARTITIONS = 6
 RECORD_BYTES = bodies.VALUE_BYTES + 12
-CASES = (("json", 1, 64), ("json", 100, 16), ("json", 1000, 8), ("arrow", 1000, 8))
-"""Format, records a request and connections of the loads of tidelog."""
 RECORDS_ONE = 300_000
 """Fewer, where each record is a request."""
 START_S = 60.0
@@ -73,7 +72,15 @@ PROXY = (
 _SENT = re.compile(r"^(\d+) records sent, ([\d.]+) records/sec", re.MULTILINE)
 
 
-def table(folder: Path, jars: Path | None, records: int, *, warm_up_s: float = WARM_UP_S) -> Table:
+def table(
+    folder: Path,
+    jars: Path | None,
+    records: int,
+    cases: Sequence[Case] = CASES,
+    *,
+    warm_up_s: float = WARM_UP_S,
+    distinct: int = bodies.EVENTS,
+) -> Table:
     """Without `jars`, a row says that Kafka was skipped."""
     rows: list[list[str]] = []
     where = ""
@@ -84,9 +91,10 @@ def table(folder: Path, jars: Path | None, records: int, *, warm_up_s: float = W
             rows += kafka(store, jars, records)
             where = place
     rows.append([*PROXY, "", "", ""])
-    for case in CASES:
+    for case in cases:
+        pool = bodies.pool(case.kind, case.records, distinct)
         with store_folder(folder) as (store, place):
-            rows.append(tidelog(store, *case, records, warm_up_s))
+            rows.append(tidelog(store, case, pool, records, warm_up_s))
             where = place
     return Table(COLUMNS, rows, f"{number(records)} records of {RECORD_BYTES} bytes, on {where}")
 
@@ -123,22 +131,20 @@ def kafka(store: Path, jars: Path, records: int) -> list[list[str]]:
 
 
 def tidelog(
-    store: Path, kind: str, size: int, connections: int, records: int, warm_up_s: float
+    store: Path, case: Case, pool: bodies.Pool, records: int, warm_up_s: float
 ) -> list[str]:
-    made = bodies.pool(kind, size)
+    def load(seconds: float) -> Measured:
+        path, clients = "/topics/bench", case.connections
+        return sustained(broker.port, path, pool, connections=clients, seconds=seconds)
+
     with Broker(f"file://{store}") as broker:
         broker.create_topic("bench", PARTITIONS)
-        warm = sustained(
-            broker.port, "/topics/bench", made, connections=connections, seconds=warm_up_s
-        )
-        wanted = min(records, RECORDS_ONE) if size == 1 else records
-        seconds = max(wanted / (warm.per_second * size), 1.0)
+        warm = load(warm_up_s)
+        wanted = min(records, RECORDS_ONE) if case.records == 1 else records
         with Watch(broker.pid) as watch:
-            found = sustained(
-                broker.port, "/topics/bench", made, connections=connections, seconds=seconds
-            )
-        rate, sent = found.per_second * size, found.requests * size
-        name = f"REST, {kind}, {number(size)} a request"
+            found = load(wanted / (warm.per_second * case.records))
+        rate, sent = found.per_second * case.records, found.requests * case.records
+        name = f"REST, {case.kind}, {number(case.records)} a request"
         return _cells("tidelog", name, rate, watch, sent, broker.pid)
 
 

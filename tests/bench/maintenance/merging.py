@@ -21,7 +21,7 @@ from tests.bench.report import Row
 
 RUNS = 2
 MERGED = 2_000
-MERGED_ROWS = 20_000
+MERGED_ROWS = 10_000
 VALUES_APART = 20
 RECORDS = 10_000_000
 KEYS = 1_000_000

@@ -21,7 +21,8 @@ from tests.bench.report import Row
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RUNS = 2
+RUNS = 1
+"""After one that warms the JVM."""
 TARGET = 1.3
 
 

@@ -23,7 +23,7 @@ PAGE_BYTES = 114_000
 
 
 def measure(folder: Path, *, is_quick: bool) -> list[Row]:
-    seconds = 1.0 if is_quick else 3.0
+    seconds = 1.0 if is_quick else 2.0
     cold_records = COLD_RECORDS // 5 if is_quick else COLD_RECORDS
     rows = []
     url = f"file://{folder}"

@@ -42,13 +42,13 @@ _NO_KEY = b'"key":null' + b" " * 10
 class Times(NamedTuple):
     """Seconds of one row's loads."""
 
-    closed_s: float = 5.0
-    paced_s: float = 4.0
+    closed_s: float = 3.0
+    paced_s: float = 2.0
     distinct: int = 200_000
 
 
 def measure(folder: Path, *, is_quick: bool) -> Table:
-    return table(folder, Times(2.0, 2.0) if is_quick else Times())
+    return table(folder, Times(1.0, 1.0) if is_quick else Times())
 
 
 def table(folder: Path, times: Times, counts: Iterable[int] = COUNTS) -> Table:

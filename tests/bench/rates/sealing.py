@@ -33,13 +33,7 @@ CONNECTIONS = {1: 64, 10: 32, 100: 16, 1000: 8}
 """As many clients append at once."""
 TAIL_CACHE_BYTES = 2 << 30
 WHERE = {"memory": "in memory", "store": "from the store"}
-COLUMNS = (
-    "sealing, records a request",
-    "tail",
-    "CPU a record, us",
-    "of it event loop",
-    "bytes a record in Parquet",
-)
+COLUMNS = ("what", "CPU a record, us", "of it event loop", "bytes a record in Parquet")
 
 
 class Sealed(NamedTuple):
@@ -58,24 +52,21 @@ def measure(folder: Path, *, is_quick: bool) -> Table:
 
 
 def table(folder: Path, counts: dict[int, int]) -> Table:
-    rows, taken = [], []
+    rows, ratios = [], []
     with store_folder(folder) as (store, place):
         for where, tail in WHERE.items():
-            for size, count in counts.items():
-                found = _alone(store / f"{where}-{size}", size, count, where)
-                taken.append((found.cpu_us, f"{number(size)} {tail}"))
-                rows.append(
-                    [
-                        number(size),
-                        tail,
-                        number(found.cpu_us),
-                        number(found.loop_us),
-                        number(found.parquet_bytes),
-                    ]
-                )
-    worst, best = max(taken), min(taken)
-    ratio = f"worst to best: {worst[0] / best[0]:.1f} x ({worst[1]} to {best[1]})"
-    return Table(COLUMNS, rows, f"{ratio}; store on {place}")
+            taken = {
+                size: _alone(store / f"{where}-{size}", size, count, where)
+                for size, count in counts.items()
+            }
+            for size, one in taken.items():
+                numbers = [one.cpu_us, one.loop_us, one.parquet_bytes]
+                what = f"sealing, {number(size)} a request, {tail}"
+                rows.append([what, *(number(each) for each in numbers)])
+            costs = [one.cpu_us for one in taken.values()]
+            ratios.append(f"{max(costs) / min(costs):.1f} x {tail}")
+    how = f"The worst size to the best one: {', '.join(ratios)}; store on {place}"
+    return Table(COLUMNS, rows, how)
 
 
 def _alone(store: Path, size: int, count: int, where: str) -> Sealed:

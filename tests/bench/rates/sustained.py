@@ -65,8 +65,8 @@ class Times(NamedTuple):
 
     sustained_s: float = SUSTAINED_S
     warm_up_s: float = 2.0
-    bare_s: float = 6.0
-    paced_s: float = 10.0
+    bare_s: float = 4.0
+    paced_s: float = 8.0
     distinct: int = bodies.EVENTS
 
 
@@ -113,7 +113,10 @@ def _row(store: Path, case: Case, times: Times) -> list[str]:
             )
         )
     cpu_us = watch.cpu.total_s / top.requests * 1e6
-    parts = [f"{100 * part_s / watch.cpu.total_s:.0f} %" for part_s in watch.cpu]
+    parts = [
+        f"{number(part_s / top.requests * 1e6)} us, {100 * part_s / watch.cpu.total_s:.0f} %"
+        for part_s in watch.cpu
+    ]
     then, now = watch.resident_at(RESIDENT_FROM), watch.resident_at(1.0)
     return [
         f"{case.kind}, {number(case.records)} a request, {case.connections} connections",
