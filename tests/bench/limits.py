@@ -100,8 +100,8 @@ def groups(folder: Path, sizes: Sizes) -> list[list[str]]:
         stall_s, _ = _stalled(broker, "/topics/bench", sizes.load_s)
         start_s = _restarted(broker)
     seen = (
-        f"{joined / took_s:,.0f} joins/s, {(resident - before) / max(joined, 1) / 1024:.1f} KiB of "
-        f"RSS a member, 1,000 commits/s: p99 {number(load.p99_ms)} ms, "
+        f"{(resident - before) / max(joined, 1) / 1024:.1f} KiB of RSS a member, "
+        f"{joined / took_s:,.0f} joins/s, 1,000 commits/s: p99 {number(load.p99_ms)} ms, "
         f"{100 * watch.cpu.total_s / load.seconds:.0f} % of a core; "
         f"stall {1000 * stall_s:.0f} ms, start {start_s:.1f} s"
     )

@@ -66,26 +66,25 @@ transaction.state.log.min.isr=1
 """
 PROXY = (
     "REST proxy before Kafka",
-    "skipped: PyPI has no Karapace, and Maven Central no Kafka Bridge of Strimzi and no REST proxy "
-    "of Confluent",
+    "not measured: pip finds no karapace, and Maven no io.strimzi:kafka-bridge",
 )
 _SENT = re.compile(r"^(\d+) records sent, ([\d.]+) records/sec", re.MULTILINE)
 
 
 def table(
     folder: Path,
-    jars: Path | None,
+    jars: Path | str,
     records: int,
     cases: Sequence[Case] = CASES,
     *,
     warm_up_s: float = WARM_UP_S,
     distinct: int = bodies.EVENTS,
 ) -> Table:
-    """Without `jars`, a row says that Kafka was skipped."""
+    """If `jars` is the reason why there are none, a row says it."""
     rows: list[list[str]] = []
     where = ""
-    if jars is None:
-        rows.append(["Apache Kafka", "skipped: Maven and Java are needed", "", "", ""])
+    if isinstance(jars, str):
+        rows.append(["Apache Kafka", f"skipped: {jars}", "", "", ""])
     else:
         with store_folder(folder) as (store, place):
             rows += kafka(store, jars, records)
@@ -99,18 +98,21 @@ def table(
     return Table(COLUMNS, rows, f"{number(records)} records of {RECORD_BYTES} bytes, on {where}")
 
 
-def jars_of(folder: Path) -> Path | None:
-    """Fetch Kafka and what it needs into `folder`, unless it is there. None without Maven or
-    Java."""
+def jars_of(folder: Path) -> Path | str:
+    """Fetch Kafka and what it needs into `folder`, unless it is there. Returns why not, if Maven or
+    Java is missing, or if Maven fails."""
     jars = folder / f"kafka-{VERSION}"
     if shutil.which("mvn") is None or shutil.which("java") is None:
-        return None
+        return "Maven and Java are needed"
     if not jars.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "pom.xml").write_text(POM)
         made = folder / "made"
         fetch = ["mvn", "-B", "-q", "dependency:copy-dependencies", f"-DoutputDirectory={made}"]
-        subprocess.run(fetch, cwd=folder, check=True)
+        done = subprocess.run(fetch, cwd=folder, check=False, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.stderr.write(done.stdout)
+            return "Maven did not fetch it"
         made.rename(jars)
     return jars
 
@@ -213,11 +215,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.peers", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the records")
     parser.add_argument("--json", type=Path, help="write the table there, too")
-    parser.add_argument("--folder", type=Path, help="where the jars stay for the next run")
+    parser.add_argument("--folder", type=Path, help="keeps the jars for the next run")
     arguments = parser.parse_args()
     records = RECORDS // 10 if arguments.quick else RECORDS
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder:
-        jars = jars_of(arguments.folder or Path(folder) / "jars")
+        jars = jars_of((arguments.folder or Path(folder) / "jars").resolve())
         tool = "wrk" if has_wrk() else "tests/bench/load.py"
         made = table(Path(folder), jars, records)
     made = made._replace(how=f"{made.how}; REST by {tool}, Kafka by ProducerPerformance")
