@@ -139,13 +139,19 @@ class Sealer:
         """Seal the partitions that are due. Does not return. Topics are sealed side by side, and no
         topic waits for another. A partition whose seal fails, for whatever reason, waits for some
         rounds; the others are sealed."""
-        async with asyncio.TaskGroup() as group:
+        tasks: set[asyncio.Task[None]] = set()
+        try:
             while True:
                 await asyncio.sleep(self.settings.check_interval_s)
                 with surviving(log, "looking for tails to seal"):
-                    await self._begin_due(state_of(), group)
+                    await self._begin_due(state_of(), tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
-    async def _begin_due(self, state: ClusterState, group: asyncio.TaskGroup) -> None:
+    async def _begin_due(self, state: ClusterState, tasks: set[asyncio.Task[None]]) -> None:
         due: dict[str, list[int]] = {}
         seen = 0
         for topic, numbers in self._due.of(state):
@@ -167,7 +173,9 @@ class Sealer:
                 ready = [number for number in numbers if self._is_turn(topic_id, number)]
             if ready:
                 self._under_way.add(topic_id)
-                group.create_task(self._try(current, ready))
+                task = asyncio.create_task(self._try(current, ready))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
 
     def _is_turn(self, topic_id: str, number: int) -> bool:
         failures, rounds = self._set_aside.get((topic_id, number), (0, 0))

@@ -9,8 +9,9 @@ and one segment.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core import object_keys, topic_configs
 from tidelog.storage.core.errors import Corrupt, DamagedRecords
 from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.tasks import lower_priority
 from tidelog.storage.read.reader import Reader
@@ -33,6 +35,9 @@ T = TypeVar("T")
 TOGETHER_BYTES_MAX = 128 * 1024 * 1024
 """Stored bytes of the tails that are encoded together, in one pass over their objects. One larger
 tail is encoded alone."""
+LATE_FACTOR = 2
+"""A tail of this many times `segment.bytes` or `segment.ms` is encoded at normal priority. This
+costs producers a third of their throughput, until the broker has sealed what it has taken."""
 ENCODERS_A_SLICE = 500
 """Partitions whose tails are looked up at once, in ~5 us each, before the event loop runs other
 work."""
@@ -59,11 +64,14 @@ class TailSegments:
         self._reader = reader
         self._clock = clock
         self._level = level
-        self._threads = ThreadPoolExecutor(1, "tidelog-seal", initializer=lower_priority)
+        self._idle = ThreadPoolExecutor(1, "tidelog-seal", initializer=lower_priority)
+        # For tails that are overdue. A thread cannot raise its priority again.
+        self._hurried = ThreadPoolExecutor(1, "tidelog-seal-now")
         self._turn = asyncio.Lock()
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._idle, self._hurried):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def encoded(
         self, topic: Topic, ranges: Mapping[int, tuple[int, int]], damage: dict[int, Corrupt]
@@ -87,30 +95,34 @@ class TailSegments:
                     encoders.append(_Encoder(topic, number, tail, log_start, target))
                     if not len(encoders) % ENCODERS_A_SLICE:
                         await asyncio.sleep(0)
-                async for part in self._parts(encoders):
+                late_ms = _late_ms(topic, numbers, config)
+                async for part in self._parts(encoders, late_ms):
                     for one in part:
                         yield self._named(one)
             for encoder in encoders:
                 if encoder.error is not None:
                     damage[encoder.number] = encoder.error
 
-    async def _parts(self, encoders: "list[_Encoder]") -> "AsyncGenerator[list[_Written]]":
+    async def _parts(
+        self, encoders: "list[_Encoder]", late_ms: float
+    ) -> "AsyncGenerator[list[_Written]]":
+        async def run(work: Callable[..., T], *arguments: object) -> T:
+            threads = self._hurried if self._clock.now_ms() >= late_ms else self._idle
+            return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
+
         if any(encoder.tail.stored for encoder in encoders):
             by_number = {encoder.number: encoder for encoder in encoders}
-            for window in await self._run(_plan, encoders):
+            for window in await run(_plan, encoders):
                 fetched = await fetch(self._reader.store, window)
-                yield await self._run(_take, by_number, fetched)
+                yield await run(_take, by_number, fetched)
         job: list[_Encoder] = []
         size = 0
         for encoder in encoders:
             job.append(encoder)
             size += sum(piece.nbytes for piece in encoder.tail.cached)
             if size >= JOB_BYTES or encoder is encoders[-1]:
-                yield await self._run(_finish, job)
+                yield await run(_finish, job)
                 job, size = [], 0
-
-    async def _run(self, work: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def _tail(self, topic: Topic, number: int, base: int, end: int) -> "_Tail":
         cached = self._reader.tail.read_from((topic.topic_id, number), base)
@@ -138,6 +150,18 @@ def _together(topic: Topic, ranges: Iterable[int]) -> list[list[int]]:
         groups[-1].append(number)
         size += nbytes
     return groups
+
+
+def _late_ms(topic: Topic, numbers: Iterable[int], config: TopicConfig) -> float:
+    """Return the time from which on these tails are so far beyond their limits that a thread of the
+    lowest priority may not get the CPU time to seal them."""
+    late_ms = math.inf
+    for partition in (topic.partitions[number] for number in numbers):
+        if partition.tail_bytes >= LATE_FACTOR * config.segment_bytes:
+            return 0
+        if partition.tail:
+            late_ms = min(late_ms, partition.tail[0].committed_ms)
+    return late_ms + LATE_FACTOR * config.segment_ms
 
 
 def _plan(encoders: "Sequence[_Encoder]") -> list[Window]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RUNS = 3
-RECORDS = 4_000_000
+RECORDS = 3_000_000
 TARGET = 1.15
 
 

@@ -41,7 +41,7 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
         return [*rows, Row("care", "Spark: skipped", 0, "", note="Java 17 is needed for Spark")]
     from tests.bench.maintenance.on_spark import measure as on_spark
 
-    return rows + on_spark(folder, RECORDS // scale, KEYS // scale)
+    return rows + on_spark(folder, RECORDS // 2 // scale, KEYS // 2 // scale)
 
 
 def updates(records: int, keys: int) -> Iterator[pa.RecordBatch]:

@@ -1,9 +1,9 @@
 """The cost of partitions: the same load on topics of 1 to 10,000 partitions, with and without keys.
 
 Requests of 100 JSON records. The broker seals by its defaults, so it seals little in these seconds
-(tests.bench.rates.sealing has that). `header` is what an entry of the WAL has besides records: a
-chunk for each partition that a flush has records of. `start`: from the start of a process to
-/ready, on that log.
+(tests.bench.rates.sealing has that). The header of an entry of the WAL describes a chunk for each
+partition that its flush has records of: the mean of the newest entries. The start of a process on
+that log lasts until /ready.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ def _row(store: Path, count: int, pool: bodies.Pool, times: Times) -> list[str]:
                 broker.port, PATH, pool, connections=CONNECTIONS, seconds=times.closed_s
             )
         entries = metric(broker, "tidelog_wal_entries_committed_total") - entries
-        header = statistics.median(_headers(store))
+        header = statistics.fmean(_headers(store))
         requests = bodies.Requests(load.head_of(PATH, pool), pool)
         paced = asyncio.run(
             load.paced(
