@@ -396,7 +396,7 @@ MUTATIONS = (
         "a table in doubt stops other topics", doubt_mutations.one_doubt_stops_all, FOREIGN, 40
     ),
     Mutation("collects entries of tails", _collect_unsealed, ("sleepers",), 30),
-    Mutation("collects without a grace", _collect_without_grace, ("sleepers",), 20),
+    Mutation("collects without a grace", _collect_without_grace, ("sleepers",), 80),
     Mutation("collects what no checkpoint covers", _collect_uncovered, ("sleepers",), 30),
     Mutation("collects a segment too many", _collect_a_segment_too_many, ("sleepers",), 5),
     Mutation("commits of any generation", _no_generations, ("groups",), 80),
