@@ -20,9 +20,9 @@ ALONG_PART = 4
 EVICTION_PART = 2
 """A tail is due if this part of the tail cache was added since its first record in the cache. A
 seal that begins later may read the records from the store again."""
-EVICTION_BYTES_MIN = 1024 * 1024
+EVICTION_BYTES_MIN = 4 * 1024 * 1024
 """A tail of fewer stored bytes is not sealed before it leaves the tail cache. To read it again is
-cheaper than many small segments."""
+cheaper: at S3's prices, a PUT for each MiB costs more than the CPU time of the reads."""
 
 
 class DueTails(NamedTuple):
