@@ -1,6 +1,7 @@
 """Tails as segments: the same bytes, whether the records are in memory, in the WAL or in both."""
 
 import random
+import threading
 
 import pyarrow as pa
 import pytest
@@ -233,3 +234,29 @@ async def spoil(inner: MemoryStore, partition: Partition, at: int) -> None:
     body = bytearray(await inner.get(chunk.object_key))
     body[chunk.position] ^= 1
     await inner.put(chunk.object_key, [bytes(body)])
+
+
+@pytest.mark.parametrize("late_s", [0.0, 19.0, 20.0])
+def test_overdue_tails_are_encoded_at_normal_priority(
+    monkeypatch: pytest.MonkeyPatch, late_s: float
+) -> None:
+    """On a busy machine a thread of the lowest priority gets no CPU, and tails grow."""
+    real, names = tail_segments._finish, list[str]()
+
+    def finish(encoders: Sequence[object]) -> object:
+        names.append(threading.current_thread().name)
+        return real(encoders)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tail_segments, "_finish", finish)
+
+    async def main() -> None:
+        log = await opened(MemoryStore())
+        async with closing(log):
+            await log.create_topic("t", 1, {"segment.ms": "10000"})
+            rows = Rows([TIME_MS], [None], [b"v"])
+            await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
+            await asyncio.sleep(late_s)
+            assert await log.seal("t") == 1
+
+    run(main)
+    assert names == ["tidelog-seal_0" if late_s < 20 else "tidelog-seal-now_0"]
