@@ -1,7 +1,9 @@
 """Tails as segments: the same bytes, whether the records are in memory, in the WAL or in both."""
 
+import asyncio
 import random
 import threading
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
