@@ -71,6 +71,9 @@ class StoppingTable:
     async def transaction_version(self, app_id: str) -> int | None:
         return await self._inner.transaction_version(app_id)
 
+    async def transaction_versions(self, app_ids: Sequence[str]) -> Mapping[str, int | None]:
+        return await self._inner.transaction_versions(app_ids)
+
     async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
         if self._is_after:
             await self._inner.add(files, transactions)
