@@ -12,7 +12,6 @@ partition at once, because a version of the table that lacks a tombstone must no
 that this tombstone deletes.
 """
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
@@ -94,24 +93,23 @@ async def compact(
         engine = InProcess(cluster.store, cluster.clock)
     run = _Run(cluster, engine, now_ms, on_rows, is_dry=is_dry, is_forced=is_forced)
     await cluster.for_each(topics_of(cluster.state, names), run.check)
-    turns = asyncio.Semaphore(engine.partitions_max)
 
-    async def in_turn(topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
-        async with turns:
-            try:
-                if (error := cluster.skipped.get(topic.name)) is None:
-                    return await run.partition(topic, number, config)
-            except Corrupt as damage:
-                error = damage
-            why = f"{error}: see tidelog scrub"
-            return [Compacted(topic.name, number, SKIP, why, 0, 0, 0, is_damaged=True)]
+    async def compacted(topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
+        try:
+            if (error := cluster.skipped.get(topic.name)) is None:
+                return await run.partition(topic, number, config)
+        except Corrupt as damage:
+            error = damage
+        why = f"{error}: see tidelog scrub"
+        return [Compacted(topic.name, number, SKIP, why, 0, 0, 0, is_damaged=True)]
 
     done = await together(
         *(
-            in_turn(topic, number, cluster.state.config(topic))
+            compacted(topic, number, cluster.state.config(topic))
             for topic in topics_of(cluster.state, names)
             for number in range(len(topic.partitions))
-        )
+        ),
+        at_once=engine.partitions_max,
     )
     return list(itertools.chain(*done))
 

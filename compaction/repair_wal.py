@@ -14,7 +14,6 @@ stops. Last, the drop writes a checkpoint at the highest number, and the WAL beg
 **On a crash** before the checkpoint, the WAL is as damaged as before. Run the command again.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -226,15 +225,13 @@ async def lost_records(
     Raises UnknownTopic, Unavailable; InvalidRequest if the cluster's level has no action for this.
     """
     await cluster.refresh()
-    turns = asyncio.Semaphore(READS_AT_ONCE)
     found: list[LostRange] = []
     actions: list[LoseRecords] = []
 
     async def read(name: str, topic_id: str, number: int, first: int, run: TailChunk) -> None:
-        async with turns:
-            if (why := await _why_unreadable(cluster, run)) is not None:
-                found.append(LostRange(name, number, first, run.end_offset, why))
-                actions.append(LoseRecords(topic_id, number, first, run.end_offset))
+        if (why := await _why_unreadable(cluster, run)) is not None:
+            found.append(LostRange(name, number, first, run.end_offset, why))
+            actions.append(LoseRecords(topic_id, number, first, run.end_offset))
 
     reads = [
         read(topic.name, topic.topic_id, number, max(run.base_offset, partition.sealed_end), run)
@@ -243,7 +240,7 @@ async def lost_records(
         for run in list(partition.tail)
         if not run.is_lost
     ]
-    await together(*reads)
+    await together(*reads, at_once=READS_AT_ONCE)
     if actions and not is_dry:
         if cluster.state.level == levels.FIRST:
             raise InvalidRequest(

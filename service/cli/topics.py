@@ -98,17 +98,15 @@ def describe_topic(
         with missing_is(no_topic(name)):
             count = (await client.get_json(path))["partitions_count"]
         configs = (await client.get_json(f"{path}/configs"))["data"]
-        slots = asyncio.Semaphore(OFFSETS_AT_ONCE)
 
         async def offsets(number: int) -> dict[str, int]:
-            async with slots:
-                found = await client.get_json(f"{path}/partitions/{number}/offset")
+            found = await client.get_json(f"{path}/partitions/{number}/offset")
             start, end = found["earliest_offset"], found["latest_offset"]
             return {"partition": number, "log_start_offset": start, "high_watermark": end}
 
         return {
             "name": name,
-            "partitions": await together(*(offsets(number) for number in range(count))),
+            "partitions": await together(*map(offsets, range(count)), at_once=OFFSETS_AT_ONCE),
             "configs": {
                 each["name"]: {"value": each["value"], "is_default": each["is_default"]}
                 for each in configs

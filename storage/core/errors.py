@@ -154,6 +154,16 @@ class Corrupt(LogError):
         self.why = why
 
 
+def missing_object(key: str) -> Corrupt:
+    """Return the error for an object that does not exist, although the log names it."""
+    return Corrupt(key, "the log names the object, but it does not exist")
+
+
+def cut_off(key: str, found: int, wanted: int, start: int) -> Corrupt:
+    """Return the error for an object that ends before the `wanted` bytes from `start` on."""
+    return Corrupt(key, f"has {found} of {wanted} bytes at {start}: it is cut off")
+
+
 class DamagedRecords(Corrupt):
     """Records [offset, end_offset) of a partition's tail whose chunk is damaged or gone. The damage
     affects no other record."""

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 from tidelog.storage.core.errors import LogError
@@ -76,12 +76,24 @@ class Steps(Coroutine[Any, Any, T]):
         return self.send(None)
 
 
-async def together(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Run coroutines concurrently; return their results in order. The first error cancels the
-    other coroutines."""
+async def together(*calls: Coroutine[Any, Any, Any], at_once: int | None = None) -> list[Any]:
+    """Run coroutines concurrently, at most `at_once` of them at the same time; return their results
+    in order. The first error cancels the other coroutines."""
+    work: Iterable[Coroutine[Any, Any, Any]] = calls
+    if at_once is not None:
+        turns = asyncio.Semaphore(at_once)
+        work = [_in_turn(turns, call) for call in calls]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
+            tasks = [group.create_task(each) for each in work]
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
+    finally:
+        for call in calls:  # those that were cancelled before their turn
+            call.close()
     return [task.result() for task in tasks]
+
+
+async def _in_turn(turns: asyncio.Semaphore, call: Coroutine[Any, Any, T]) -> T:
+    async with turns:
+        return await call

@@ -24,7 +24,13 @@ from typing import NamedTuple, NoReturn, TypeVar
 import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core.errors import Corrupt, DamagedRecords, NotFound, TableInDoubt
+from tidelog.storage.core.errors import (
+    Corrupt,
+    DamagedRecords,
+    NotFound,
+    TableInDoubt,
+    missing_object,
+)
 from tidelog.storage.core.model import ReadBounds, SegmentFile
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
@@ -250,7 +256,7 @@ class Reader:
                     offset = int(batch.column(0)[-1].as_py()) + 1
             except NotFound as error:
                 if file.path == stale:
-                    raise _missing(error.key) from error
+                    raise missing_object(error.key) from error
                 stale = file.path
                 await (await self._tables.of(topic)).refresh()
             else:
@@ -287,7 +293,7 @@ class Reader:
                 return None
             except NotFound as error:
                 if file is None or file.path == stale:
-                    raise _missing(error.key) from error
+                    raise missing_object(error.key) from error
                 stale = file.path
                 await (await self._tables.of(topic)).refresh()
 
@@ -318,7 +324,7 @@ class Reader:
         key = topic.topic_id, number
         is_newest = chunk.end_offset == topic.partitions[number].high_watermark
         if self.tail.wants(key, chunk.base_offset, is_newest=is_newest):
-            nbytes = chunk.raw_size * chunk.count // chunk.rows
+            nbytes = chunk.raw_bytes
             self.tail.add(key, chunk.base_offset, batch, is_json=chunk.is_json, nbytes=nbytes)
 
     def _read_ahead(self, partition: Partition, offset: int) -> None:
@@ -338,7 +344,7 @@ class Reader:
             try:
                 return chunk.decode(body or await self._ranges.read(*where))
             except NotFound as error:
-                raise _missing(error.key) from error
+                raise missing_object(error.key) from error
 
         key = chunk.object_key, chunk.position
         return chunk.records_of(await self.chunk_cache.get(key, load))
@@ -386,10 +392,6 @@ async def retry_after_suspend(
 
 def _is_compacted(topic: Topic) -> bool:
     return "compact" in topic.configs.get("cleanup.policy", "")
-
-
-def _missing(key: str) -> Corrupt:
-    return Corrupt(key, "the log names the object, but it does not exist")
 
 
 def _rows_within(

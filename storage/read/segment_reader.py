@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.core.errors import Corrupt, cut_off
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.object_store import ObjectStore
@@ -68,7 +68,7 @@ class StoreRanges:
     async def read(self, key: str, start: int, length: int) -> bytes:
         data = await self._store.get_range(key, start, length)
         if len(data) != length:
-            raise Corrupt(key, f"has {len(data)} of {length} bytes at {start}: it is cut off")
+            raise cut_off(key, len(data), length, start)
         self._on_read(length)
         return data
 

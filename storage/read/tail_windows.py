@@ -7,13 +7,12 @@ each chunk: `windows` and `FetchedWindow.batches` run in a thread. All codecs of
 in one place, `_decoded`.
 """
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from tidelog.storage.core.errors import Corrupt, NotFound
+from tidelog.storage.core.errors import Corrupt, NotFound, cut_off, missing_object
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.tasks import together
 from tidelog.storage.state.partition import TailChunk
@@ -52,19 +51,6 @@ class Window(NamedTuple):
     ranges: Sequence[ByteRange]
 
 
-class TailBatch(NamedTuple):
-    """Consecutive records of CHUNK_SCHEMA from `base_offset` on, with the timestamps that readers
-    get. `nbytes` estimates their memory. If a chunk is damaged, `error` says why, and `batch` has
-    no records. `chunk` is the chunk of the records."""
-
-    base_offset: int
-    batch: pa.RecordBatch | None
-    is_json: bool
-    nbytes: int
-    chunk: TailChunk
-    error: Corrupt | None = None
-
-
 class FetchedWindow(NamedTuple):
     """A window with its bytes: for each range the bytes, or the error of an object that does not
     exist."""
@@ -72,17 +58,14 @@ class FetchedWindow(NamedTuple):
     window: Window
     bodies: Sequence[bytes | Corrupt]
 
-    def batches(self, number: int) -> Iterator[TailBatch]:
-        """Yield the partition's records, one batch a chunk, in offset order."""
+    def batches(self, number: int) -> Iterator[tuple[TailChunk, pa.RecordBatch | Corrupt]]:
+        """Yield the partition's chunks in offset order, each with its records (CHUNK_SCHEMA, the
+        timestamps that readers get), or with the error of a damaged chunk."""
         for stored in self.window.chunks.get(number, ()):
-            chunk = stored.chunk
             try:
-                batch = _decoded(chunk, self._bytes_of(stored))
+                yield stored.chunk, _decoded(stored.chunk, self._bytes_of(stored))
             except Corrupt as error:
-                yield TailBatch(chunk.base_offset, None, chunk.is_json, 0, chunk, error)
-                continue
-            nbytes = chunk.raw_size * chunk.count // chunk.rows
-            yield TailBatch(chunk.base_offset, batch, chunk.is_json, nbytes, chunk)
+                yield stored.chunk, error
 
     def _bytes_of(self, stored: StoredChunk) -> bytes:
         chunk, body = stored.chunk, self.bodies[stored.range]
@@ -92,8 +75,7 @@ class FetchedWindow(NamedTuple):
         # Copied: a record that waits for its row group must not keep the whole range in memory.
         found = body[start : start + chunk.size]
         if len(found) != chunk.size:
-            has = f"has {len(found)} of {chunk.size} bytes at {chunk.position}: it is cut off"
-            raise Corrupt(chunk.object_key, has)
+            raise cut_off(chunk.object_key, len(found), chunk.size, chunk.position)
         return found
 
 
@@ -149,16 +131,14 @@ def _window(taken: Sequence[tuple[int, TailChunk]]) -> Window:
 async def fetch(store: ObjectStore, window: Window) -> FetchedWindow:
     """Read the bytes of a window. A missing object is not raised: it costs only its own chunks.
     Raises Unavailable."""
-    gate = asyncio.Semaphore(READS_MAX)
 
     async def read(one: ByteRange) -> bytes | Corrupt:
-        async with gate:
-            try:
-                return await store.get_range(one.key, one.start, one.end - one.start)
-            except NotFound:
-                return Corrupt(one.key, "the log names the object, but it does not exist")
+        try:
+            return await store.get_range(one.key, one.start, one.end - one.start)
+        except NotFound:
+            return missing_object(one.key)
 
-    return FetchedWindow(window, await together(*map(read, window.ranges)))
+    return FetchedWindow(window, await together(*map(read, window.ranges), at_once=READS_MAX))
 
 
 def _decoded(chunk: TailChunk, body: bytes) -> pa.RecordBatch:

@@ -86,6 +86,11 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         """Return these records' share of the chunk's bytes, in proportion to the number of rows."""
         return self.size * self.count // self.rows
 
+    @property
+    def raw_bytes(self) -> int:
+        """Return their share of the bytes of the decompressed chunk: about their memory."""
+        return self.raw_size * self.count // self.rows
+
     def part(self, base_offset: int, end_offset: int) -> "TailChunk":
         """Return a tail chunk with only the records [base_offset, end_offset) of this one."""
         skipped = base_offset - self.base_offset

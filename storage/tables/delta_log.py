@@ -58,14 +58,9 @@ async def transactions_at(store: ObjectStore, prefix: str, version: int) -> dict
             found, first = await asyncio.to_thread(_transactions_in, body), last.version + 1
         if version - first > VERSIONS_MAX:
             return None
-        gate = asyncio.Semaphore(_READS_MAX)
-
-        async def read(number: int) -> dict[str, int]:
-            async with gate:
-                return transactions_of(await store.get(f"{log}/{number:020d}.json"))
-
-        for each in await together(*map(read, range(first, version + 1))):
-            found |= each
+        keys = [f"{log}/{number:020d}.json" for number in range(first, version + 1)]
+        for body in await together(*map(store.get, keys), at_once=_READS_MAX):
+            found |= transactions_of(body)
     except (NotFound, msgspec.DecodeError, pa.ArrowException, OSError, KeyError):
         return None
     return found

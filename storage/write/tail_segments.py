@@ -25,7 +25,7 @@ from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.tasks import lower_priority
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.tail_cache import CachedBatch
-from tidelog.storage.read.tail_windows import FetchedWindow, TailBatch, Window, fetch, windows
+from tidelog.storage.read.tail_windows import FetchedWindow, Window, fetch, windows
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.tables import segment as segments
@@ -279,22 +279,20 @@ class _Encoder:
         written, self._written = self._written, []
         return written
 
-    def take(self, batches: Iterable[TailBatch]) -> None:
+    def take(self, batches: Iterable[tuple[TailChunk, pa.RecordBatch | Corrupt]]) -> None:
         """Take the next records from the store, up to damage."""
         try:
-            for one in batches:
+            for chunk, batch in batches:
                 if self.error is not None:
                     return
-                self._advance(one.base_offset)
-                end = one.chunk.end_offset
-                if one.batch is not None:
-                    self._add(one.batch, is_json=one.is_json, nbytes=one.nbytes)
-                elif end <= self._log_start_offset:
-                    self._skip(end)  # these records are deleted
+                self._advance(chunk.base_offset)
+                if not isinstance(batch, Corrupt):
+                    self._add(batch, is_json=chunk.is_json, nbytes=chunk.raw_bytes)
+                elif chunk.end_offset <= self._log_start_offset:
+                    self._skip(chunk.end_offset)  # these records are deleted
                 else:
-                    assert one.error is not None
-                    span = one.base_offset, end
-                    raise DamagedRecords(self._topic.name, self.number, *span, one.error)
+                    span = chunk.base_offset, chunk.end_offset
+                    raise DamagedRecords(self._topic.name, self.number, *span, batch)
         except Corrupt as error:
             self.error = error
 
