@@ -17,14 +17,14 @@ from tidelog.storage.core.model import Acks, Part
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import Created
 from tidelog.storage.log import Log, LogSettings
-from tidelog.storage.read.reader import Reader
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.tables import segment as segments
 from tidelog.storage.tables.memory import MemoryManifest
 from tidelog.storage.wal.view import WalView
-from tidelog.storage.write import hot_log, sealer
+from tidelog.storage.write import hot_log, tail_segments, uploads
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_segment import ClosedSegment
+from tidelog.storage.write.tail_segments import TailSegments
 from tidelog.storage.write.writer import WriterSettings
 
 SETTINGS = LogSettings(is_sealing=False, writer=WriterSettings(answer_timeout_s=3.0))
@@ -43,8 +43,9 @@ def fail_once(
     error: type[BaseException] = RuntimeError,
     *,
     is_after: bool = False,
-) -> None:
-    """The next call of it raises, and has had its effect or not; all others are as before."""
+) -> list[BaseException]:
+    """The next call of it raises, and has had its effect or not; all others are as before. Return
+    the errors that are left to be raised."""
     real, left = getattr(owner, name), [error("once")]
 
     async def done_and_raised(awaited: Awaitable[object], failure: BaseException) -> None:
@@ -60,6 +61,7 @@ def fail_once(
         raise failure
 
     patch.setattr(owner, name, call)
+    return left
 
 
 @contextlib.asynccontextmanager
@@ -225,9 +227,10 @@ def test_d12_a_retry_after_an_exception_in_the_hot_log_is_answered(
 # -- a seal
 
 SEAL = [
-    (Reader, "read", RuntimeError, False),
-    (segments, "write", MemoryError, False),
-    (sealer, "upload", RuntimeError, False),
+    (TailSegments, "_tail", RuntimeError, False),
+    (tail_segments, "_finish", RuntimeError, False),
+    (segments.SegmentWriter, "finish", MemoryError, False),
+    (uploads, "upload", RuntimeError, False),
     (MemoryManifest, "add", RuntimeError, False),
     (MemoryManifest, "add", RuntimeError, True),
     (MemoryManifest, "add", Panic, False),
@@ -247,8 +250,9 @@ def test_d12_an_exception_in_a_seal_does_not_end_the_broker(
         settings = SETTINGS._replace(is_sealing=True)
         async with watched(MemoryStore(), settings, segment_ms="100") as (log, watch):
             await append(log, "a", "b")
-            fail_once(monkeypatch, owner, name, error, is_after=is_after)
+            left = fail_once(monkeypatch, owner, name, error, is_after=is_after)
             await asyncio.sleep(WAIT_S)
+            assert not left, "the seal does not call it"
             assert not watch.done(), "a task of the broker has ended"
             assert log.state.partition("t", 0).sealed_end == 2
             assert await read_values(log) == ["a", "b"]
