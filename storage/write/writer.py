@@ -44,8 +44,11 @@ from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
 
 log = logging.getLogger("tidelog.writer")
 
-GATHER_ROUNDS_MAX = 8
-"""Maximum number of checks for requests that have just arrived; ~50 us each under load."""
+GATHER_TURNS = 2
+"""Turns of the event loop before each flush: a socket is read in one, its request handled in the
+next."""
+GATHER_TURNS_MAX = 5
+"""Turns of the event loop before a flush that expects more requests."""
 
 FLUSH_PARTS_MAX = 100_000
 """Maximum sum of `AppendRequest.pieces` in one entry. Each piece takes 20 to 300 bytes of the
@@ -116,6 +119,7 @@ class Writer:
         self._on_committed = on_committed
         self._open: list[AppendRequest] = []
         self._open_bytes = 0
+        self._expected = 0  # waiting requests, once the clients of the last flush send the next
         self._opened_s = 0.0
         self._waiters = Waiters(settings.answer_timeout_s, lambda: wal.state)
         self._wake = asyncio.Event()
@@ -368,14 +372,12 @@ class Writer:
 
     async def _gather(self) -> None:
         """Wait for requests that have arrived but are not parsed yet. Clients send the next
-        requests after an answer, and a flush of one request costs as much as a flush of many. An
-        idle broker waits for two turns of the event loop."""
-        for _ in range(GATHER_ROUNDS_MAX):
-            before = len(self._open)
-            for _ in range(2):  # a socket is read in one turn, its request handled in the next
-                await asyncio.sleep(0)
-            if len(self._open) == before or self._open_bytes >= self.settings.flush_bytes:
+        requests after an answer, and a flush of one request costs as much as a flush of many."""
+        for turn in range(GATHER_TURNS_MAX):
+            is_full = self._open_bytes >= self.settings.flush_bytes
+            if turn >= GATHER_TURNS and (is_full or len(self._open) >= self._expected):
                 return
+            await asyncio.sleep(0)
 
     def _take(self) -> list[AppendRequest]:
         """Take the requests that can be flushed now (`refused.split`) and fit into one entry."""
@@ -412,6 +414,7 @@ class Writer:
                 segment, outcomes = await self.commit(requests)
             for answer in segment.answers(outcomes):
                 self.answer(answer.request, answer.placements, answer.error)
+            self._expected = len(self._open) + len(requests)
             if self.hot_log is not None:
                 marks = [request.hot for request in requests if request.hot is not None]
                 self.hot_log.committed(marks)

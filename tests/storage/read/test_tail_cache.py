@@ -9,6 +9,7 @@ from tests.support.properties import examples
 from tests.support.records import rows
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.read.tail_cache import (
+    MERGE_BYTES_MAX,
     MERGE_ROWS_MAX,
     OLD_ELEMENTS_MAX,
     PIECE_OVERHEAD,
@@ -119,12 +120,12 @@ def test_large_pieces_are_left_as_they_are() -> None:
 
 
 def test_the_oldest_pieces_go_first_whosever_they_are() -> None:
-    cache = TailCache(8 * (100_000 + PIECE_OVERHEAD))
+    size = MERGE_BYTES_MAX  # too large to be merged
+    cache = TailCache(8 * (size + PIECE_OVERHEAD))
     for number in range(20):
-        batch = batch_of(number, 1)
-        cache.add(KEYS[number % 2], number // 2, batch, is_json=True, nbytes=100_000)
+        cache.add(KEYS[number % 2], number // 2, batch_of(number, 1), is_json=True, nbytes=size)
     held = [piece.born for pieces in cache._pieces.values() for piece in pieces]
-    assert sorted(held) == [number * (100_000 + PIECE_OVERHEAD) for number in range(12, 20)]
+    assert sorted(held) == [number * (size + PIECE_OVERHEAD) for number in range(12, 20)]
 
 
 def test_i10_a_piece_over_the_bound_is_not_held() -> None:
