@@ -1,4 +1,4 @@
-"""The listener of Kafka's own protocol.
+"""Kafka's own protocol.
 
 messages  the messages of Kafka's protocol, to and from bytes
 """

@@ -6,7 +6,7 @@ frame, not copies. A decoder checks an array's length against the bytes left bef
 list, and the end of the message against the end of the frame. Slices over the end are short, so
 the last check refuses them too.
 
-`decoding` and `encoding` write the source; a traceback shows it. They need no more than `schema`.
+`decoding` and `encoding` write the source; a traceback shows it.
 """
 
 import functools
@@ -25,27 +25,13 @@ Encoder = Callable[[M], list[bytes | memoryview]]
 _PRIMITIVES = {name: getattr(primitives, name) for name in vars(primitives) if name[0] != "_"}
 
 
-@functools.cache
-def _compiled(message: type[Message], version: int, write: Any, variant: bool) -> Any:
-    if version not in message.versions:
-        served = f"{message.versions[0]} to {message.versions[-1]}"
-        raise ValueError(f"{message.__name__} has the versions {served}, not {version}")
-    source, constants = write(message, version, variant)
-    name = f"<{write.__module__} of {message.__name__}, version {version}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    names = {**_PRIMITIVES, **constants, "struct": struct}
-    # The source is made of our own classes, never of input: the reason for `exec`.
-    exec(compile(source, name, "exec"), names)  # noqa: S102
-    return names["run"]
-
-
 def decoder(message: type[M], version: int, *, to_the_end: bool = True) -> Decoder[M]:
     """Return `decode(frame, position) -> message`, which raises `MalformedMessage` and no other.
 
     The message must end where the frame ends, unless `to_the_end` is false. Slices of `memoryview`
     fields keep the whole frame in memory. Raises `ValueError` for a version that the message lacks.
     """
-    return cast("Decoder[M]", _compiled(message, version, decoding.source, to_the_end))
+    return cast("Decoder[M]", _decoder(message, version, to_the_end))
 
 
 def encoder(message: type[M], version: int) -> Encoder[M]:
@@ -54,4 +40,32 @@ def encoder(message: type[M], version: int) -> Encoder[M]:
     `encode` raises `ValueError` if a value does not fit: None where the version has no null, an
     integer or a string that is too large. Raises `ValueError` for a version that the message lacks.
     """
-    return cast("Encoder[M]", _compiled(message, version, encoding.source, True))
+    return cast("Encoder[M]", _encoder(message, version))
+
+
+@functools.cache
+def _decoder(message: type[Message], version: int, to_the_end: bool) -> Any:
+    _check(message, version)
+    written = decoding.source(message, version, to_the_end)
+    return _compile(f"<decoder of {message.__name__} version {version}>", *written)
+
+
+@functools.cache
+def _encoder(message: type[Message], version: int) -> Any:
+    _check(message, version)
+    written = encoding.source(message, version)
+    return _compile(f"<encoder of {message.__name__} version {version}>", *written)
+
+
+def _check(message: type[Message], version: int) -> None:
+    if version not in message.versions:
+        served = f"{message.versions[0]} to {message.versions[-1]}"
+        raise ValueError(f"{message.__name__} has the versions {served}, not {version}")
+
+
+def _compile(name: str, source: str, constants: dict[str, Any]) -> Any:
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    names = {**_PRIMITIVES, **constants, "struct": struct}
+    # The source is made of the classes of this package, never of input: the reason for `exec`.
+    exec(compile(source, name, "exec"), names)  # noqa: S102
+    return names["run"]

@@ -7,7 +7,7 @@ from tidelog.service.kafka.messages.decoding import is_fixed
 from tidelog.service.kafka.messages.schema import Member, Message, Structure, members_of
 
 
-def source(message: type[Message], version: int, _variant: bool) -> tuple[str, dict[str, Any]]:
+def source(message: type[Message], version: int) -> tuple[str, dict[str, Any]]:
     """Return the source of `run(message)`, and the values that it names."""
     writer = _EncoderSource(message, version)
     writer.message()
@@ -114,36 +114,30 @@ class _EncoderSource:
             self.indent -= 1
 
     def array(self, member: Member, value: str, depth: int, nullable: bool) -> None:
-        form = member.form
-        values = f"a{depth}"
+        form, values = member.form, f"a{depth}"
         self.line(f"{values} = {value}")
         if not self.flexible:
-            size = f"-1 if {values} is None else len({values})" if nullable else f"len({values})"
-            self.fixed.append(("i", size))
+            length = f"len({values})"
+            self.fixed.append(
+                ("i", f"-1 if {values} is None else {length}" if nullable else length)
+            )
             self.write_fixed()
-            self.line(f"if {values}:")
         else:
             self.write_fixed()
-            if nullable:
-                self.line(f"if {values} is None: w(b'\\0')")
-                self.line("else:")
-                self.indent += 1
-            self.line(f"w(encode_varint(len({values}) + 1))")
-            if nullable:
-                self.indent -= 1
-            self.line(f"if {values}:")
-        self.indent += 1
+            length = f"encode_varint(len({values}) + 1)"
+            self.line(
+                f"w(b'\\0' if {values} is None else {length})" if nullable else f"w({length})"
+            )
         if is_fixed(form):
-            self.line(f"w(struct.pack(f'>{{len({values})}}{form}', *{values}))")
+            self.line(f"if {values}: w(struct.pack(f'>{{len({values})}}{form}', *{values}))")
+            return
+        self.line(f"for v{depth + 1} in {values}{' or ()' if nullable else ''}:")
+        self.indent += 1
+        if isinstance(form, type):
+            self.structure(form, depth + 1)
         else:
-            self.line(f"for v{depth + 1} in {values}:")
-            self.indent += 1
-            if isinstance(form, type):
-                self.structure(form, depth + 1)
-            else:
-                self.content(form, f"v{depth + 1}", False)
-            self.write_fixed()
-            self.indent -= 1
+            self.content(form, f"v{depth + 1}", False)
+        self.write_fixed()
         self.indent -= 1
 
     def single(self, form: type[Structure], value: str, depth: int, nullable: bool) -> None:

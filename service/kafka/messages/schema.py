@@ -61,7 +61,6 @@ _PYTHON_TYPES = {
 }
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(msgspec.field,))
 class StructureMeta(msgspec.StructMeta):
     """Makes classes of keyword-only fields, and keeps what a `Message` says of its versions."""
 
@@ -80,6 +79,7 @@ class StructureMeta(msgspec.StructMeta):
         return made
 
 
+@dataclass_transform(kw_only_default=True)
 class Structure(msgspec.Struct, metaclass=StructureMeta):
     """A group of fields within a message."""
 
@@ -126,7 +126,7 @@ def members_of(structure: type[Structure]) -> Iterator[Member]:
         if is_array:
             element_notes, inner, _ = _parts(get_args(inner)[0])
             notes += element_notes
-        forms = [note.form for note in notes if isinstance(note, Wire)]
+        forms: list[Any] = [note.form for note in notes if isinstance(note, Wire)]
         if isinstance(inner, StructureMeta):
             forms.append(inner)
         elif inner in _PYTHON_TYPES and not forms:

@@ -234,7 +234,7 @@ class Interpreter:
             return (part.decode() if kind == "string" else part), at + length
         if self._nullable(field):
             at += 1
-            if data[at - 1] == 0xFF:
+            if data[at - 1] > 0x7F:
                 return None, at
         return self._read_fields(self._inner(field), data, at)
 

@@ -1,6 +1,7 @@
 """Messages against Kafka's own definitions, in both directions, for every version."""
 
 import random
+import traceback
 
 import pytest
 
@@ -47,9 +48,7 @@ def _compare_defaults(structure: type[Structure], fields: list, oracle: Interpre
             assert member.default == oracle.default(field), member.name
         if isinstance(member.form, type):
             kind = field["type"].removeprefix("[]")
-            _compare_defaults(
-                member.form, field.get("fields") or oracle.structures[kind], oracle
-            )
+            _compare_defaults(member.form, field.get("fields") or oracle.structures[kind], oracle)
 
 
 @pytest.mark.parametrize(("message", "version"), every_version(), ids=title)
@@ -94,3 +93,14 @@ def test_a_version_that_a_message_lacks_is_refused() -> None:
     for make in (decoder, encoder):
         with pytest.raises(ValueError, match="MetadataResponse has the versions 0 to 13, not 14"):
             make(MetadataResponse, 14)
+
+
+def test_a_traceback_shows_the_compiled_source() -> None:
+    message = MetadataResponse(
+        brokers=[], topics=[MetadataResponseTopic(error_code=None, name="t", partitions=[])]
+    )
+    with pytest.raises(ValueError, match="cannot hold") as raised:
+        encoder(MetadataResponse, 8)(message)
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "<encoder of MetadataResponse version 8>" in shown
+    assert "v1.error_code" in shown
