@@ -60,6 +60,7 @@ class _DecoderSource:
         self.indent = 0
         self.fixed: list[tuple[str, str]] = []
         """Values of fixed size that are not read yet: (`struct`'s letter, name)."""
+        self.has_slices = False
 
     def message(self, to_the_end: bool) -> None:
         name = f"{self.title.__name__} version {self.version}"
@@ -72,7 +73,7 @@ class _DecoderSource:
         made = self.structure(self.title, 0)
         self.line(f"made = {made}")
         self.indent = 1
-        if any("m[" in line for line in self.lines):
+        if self.has_slices:
             self.lines.insert(1, "    m = memoryview(b)")
         self.line("except MalformedMessage as error:")
         self.line(f"    raise MalformedMessage(f'{name}: {{error}}') from None")
@@ -159,6 +160,7 @@ class _DecoderSource:
             "records": "m[p:q]",
             "pieces": "[m[p:q]]",
         }
+        self.has_slices |= form in ("records", "pieces")
         self.line(f"if n > {empty}: q = {end}; {target} = {slices[form]}; p = q")
         self.line(f"elif n == {empty}: {target} = {nothing}")
         if nullable:
@@ -240,8 +242,7 @@ class _DecoderSource:
         for index, member in enumerate(tagged):
             self.line(f"{'elif' if index else 'if'} k == {member.tag}:")
             self.indent += 1
-            no_null = member._replace(null_versions=range(0))
-            self.member(no_null if isinstance(member.form, type) else member, depth)
+            self.member(member, depth)
             self.read_fixed()
             self.indent -= 1
         self.line(f"else: p = {end}")

@@ -11,6 +11,8 @@ TAGS_MAX = 100
 """Tagged fields of one structure; Kafka defines four at most."""
 TEXT_BYTES_MAX = 0x7FFF
 """Bytes of one string, also where its length is a varint (Kafka's own limit)."""
+OPERATIONS_NOT_ASKED = -(2**31)
+"""Authorized operations (a bit mask) that the client did not ask for."""
 ZERO_UUID = bytes(16)
 """The UUID that means none."""
 
