@@ -47,7 +47,7 @@ class _DecoderSource:
     """Collects the lines of one decoder.
 
     The names in it: b the frame, m its memoryview, p the position, size the end of the frame, left
-    the elements that arrays may still have, n a length, t a count of tags, k, s and e a tagged
+    the elements and tags that may still come, n a length, t a count of tags, k, s and e a tagged
     field's number, beginning and end. A field has its own name with its structure's depth.
     """
 
@@ -67,7 +67,7 @@ class _DecoderSource:
         self.line("def run(b, p):")
         self.indent = 1
         self.line("size = len(b)")
-        self.line("left = ARRAY_ELEMENTS_MAX")
+        self.line("left = ELEMENTS_MAX")
         self.line("try:")
         self.indent = 2
         made = self.structure(self.title, 0)
@@ -230,12 +230,12 @@ class _DecoderSource:
         self.fixed.append(("B", "t"))
         self.read_fixed()
         if not tagged:
-            self.line("if t: p = skip_tags(b, p - 1)")
+            self.line("if t: left, p = skip_tags(b, p - 1, left)")
             return
         end, count = f"e{depth}", f"t{depth}"
         self.line("if t:")
         self.indent += 1
-        self.line(f"{count}, p = tag_count(b, p - 1)")
+        self.line(f"left, {count}, p = tag_count(b, p - 1, left)")
         self.line(f"for _ in range({count}):")
         self.indent += 1
         self.line(f"k, p, {end} = tag_header(b, p)")
