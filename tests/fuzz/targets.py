@@ -1,6 +1,13 @@
 """All targets by name."""
 
-from tests.fuzz import backup_targets, head_target, http_target, service_targets, storage_targets
+from tests.fuzz import (
+    backup_targets,
+    head_target,
+    http_target,
+    kafka_target,
+    service_targets,
+    storage_targets,
+)
 from tests.fuzz.target import Target
 
 TARGETS: dict[str, Target] = {
@@ -11,5 +18,6 @@ TARGETS: dict[str, Target] = {
         *service_targets.TARGETS,
         *http_target.TARGETS,
         *head_target.TARGETS,
+        *kafka_target.TARGETS,
     )
 }

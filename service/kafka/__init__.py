@@ -1,0 +1,4 @@
+"""Kafka's own protocol.
+
+messages  the messages of Kafka's protocol, to and from bytes
+"""

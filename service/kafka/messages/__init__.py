@@ -1,0 +1,20 @@
+"""The messages of Kafka's protocol: typed classes that are the schema, to and from bytes.
+
+`decoder` and `encoder` of `compiler` serve every message; `header` frames them.
+
+schema             the notation of messages: a class is the schema
+primitives         varints, tagged fields, the error MalformedMessage
+decoding           the source of decoders
+encoding           the source of encoders
+compiler           decoders and encoders of one version, compiled at the first use
+header             the header of a request, the frame of a response
+handshake          ApiVersions, SaslHandshake, SaslAuthenticate
+metadata           Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
+produce            Produce, InitProducerId
+fetch              Fetch, ListOffsets, OffsetForLeaderEpoch
+groups             JoinGroup, SyncGroup, Heartbeat, LeaveGroup; List-, Describe-, DeleteGroups
+group_offsets      OffsetCommit, OffsetFetch, OffsetDelete
+topics             topics and partitions: create, delete, sizes, reassignments; DeleteRecords
+configs            DescribeConfigs, AlterConfigs, IncrementalAlterConfigs
+consumer_protocol  the subscriptions and assignments of consumers, within group messages
+"""

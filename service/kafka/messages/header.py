@@ -1,0 +1,102 @@
+"""The header of a request, and the frame of a response.
+
+A frame is four bytes of size (without themselves), a header and a message. A request's header has
+version 1, or version 2 where the request is flexible: the same with tagged fields at its end. The
+client id is a string with a length of two bytes in both.
+"""
+
+import struct
+from typing import NamedTuple
+
+from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX, MalformedMessage, skip_tags
+
+API_VERSIONS = 18
+
+FIRST_FLEXIBLE = {
+    0: 9,
+    1: 12,
+    2: 6,
+    3: 9,
+    8: 8,
+    9: 6,
+    10: 3,
+    11: 6,
+    12: 4,
+    13: 4,
+    14: 4,
+    15: 5,
+    16: 3,
+    API_VERSIONS: 3,
+    19: 5,
+    20: 4,
+    21: 2,
+    22: 2,
+    23: 4,
+    32: 4,
+    33: 2,
+    35: 2,
+    36: 2,
+    37: 2,
+    42: 2,
+    44: 1,
+    46: 0,
+    60: 0,
+    75: 0,
+}
+"""Of each API with flexible versions: the first. Apart from the messages, so that the header of a
+request is read before its API is known to be served."""
+
+_HEAD = struct.Struct(">hhih")
+_SIZE_AND_ID = struct.Struct(">ii")
+_SIZE_ID_AND_NO_TAGS = struct.Struct(">iix")
+_NEVER = 0x8000
+
+
+class RequestHeader(NamedTuple):
+    """The header of a request; the message begins at `position` of its frame."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    position: int
+
+
+def decode_header(frame: bytes | bytearray) -> RequestHeader:
+    """Read the header of a request from its frame without the size.
+
+    Knows nothing of the versions that are served. Raises `MalformedMessage`.
+    """
+    try:
+        api_key, version, correlation_id, length = _HEAD.unpack_from(frame)
+        position = _HEAD.size
+        client_id = None
+        if length >= 0:
+            client_id = frame[position : position + length].decode()
+            position += length
+        elif length != -1:
+            raise MalformedMessage(f"request header: the client id has {length} bytes")
+        if version >= FIRST_FLEXIBLE.get(api_key, _NEVER):
+            if frame[position] == 0:
+                position += 1
+            else:
+                _, position = skip_tags(frame, position, ELEMENTS_MAX)
+    except (IndexError, UnicodeDecodeError, struct.error) as error:
+        raise MalformedMessage(f"request header: {error}") from None
+    if position > len(frame):
+        raise MalformedMessage("request header: the client id is cut off")
+    return RequestHeader(api_key, version, correlation_id, client_id, position)
+
+
+def frame_response(
+    api_key: int, api_version: int, correlation_id: int, message: list[bytes | memoryview]
+) -> list[bytes | memoryview]:
+    """Return the frame of an encoded response, in pieces: size, header, message.
+
+    The header ends with tagged fields where the response is flexible, but never for ApiVersions: a
+    client reads that one before it knows the versions of the broker.
+    """
+    size = sum(map(len, message))
+    if api_key != API_VERSIONS and api_version >= FIRST_FLEXIBLE.get(api_key, _NEVER):
+        return [_SIZE_ID_AND_NO_TAGS.pack(size + 5, correlation_id), *message]
+    return [_SIZE_AND_ID.pack(size + 4, correlation_id), *message]

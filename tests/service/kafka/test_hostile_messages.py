@@ -1,0 +1,181 @@
+"""Hostile bytes: a decoder returns a message or raises MalformedMessage, in bounded memory."""
+
+import contextlib
+import random
+import tracemalloc
+from functools import cache
+
+import pytest
+
+from tests.fuzz.mutations import mutated
+from tests.service.kafka.definitions import Interpreter, load, write_varint
+from tests.service.kafka.every_message import every_version, instance_of
+from tidelog.service.kafka.messages.compiler import decoder, encoder
+from tidelog.service.kafka.messages.consumer_protocol import decode_assignment, decode_subscription
+from tidelog.service.kafka.messages.fetch import FetchRequest
+from tidelog.service.kafka.messages.header import decode_header
+from tidelog.service.kafka.messages.metadata import MetadataRequest
+from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX, MalformedMessage
+from tidelog.service.kafka.messages.produce import ProduceRequest
+from tidelog.service.kafka.messages.schema import Message
+
+INPUTS = 20_000
+MEMORY_MAX = 32 * 1024 * 1024
+"""Bytes in use for one frame: `ELEMENTS_MAX` elements take half of it."""
+VERSIONS = every_version()
+
+
+@cache
+def interpreter(message: type[Message], version: int) -> Interpreter:
+    return Interpreter(load(message.__name__), version)
+
+
+@cache
+def seeds(message: type[Message], version: int) -> list[bytes]:
+    oracle = interpreter(message, version)
+    draw = random.Random(f"{message.__name__} {version}")
+    return [oracle.write(oracle.invent(draw))[:4096] for _ in range(3)]
+
+
+def check(message: type[Message], version: int, data: bytes) -> bool:
+    """Decode; whether it was a message. A message is the oracle's, also after a round trip."""
+    try:
+        made = decoder(message, version)(data, 0)
+    except MalformedMessage as error:
+        refusal = str(error)
+    else:
+        written = b"".join(encoder(message, version)(made))
+        assert decoder(message, version)(written, 0) == made
+        assert instance_of(message, interpreter(message, version).read(data)) == made
+        return True
+    assert refusal.startswith(f"{message.__name__} version {version}: ")
+    assert len(refusal) < 300
+    return False
+
+
+def check_mutations(draw: random.Random, count: int) -> int:
+    """Check mutated bytes of random messages; returns how many of them are messages."""
+    taken = 0
+    for _ in range(count):
+        message, version = draw.choice(VERSIONS)
+        data = mutated(seeds(message, version), draw)
+        try:
+            taken += check(message, version, data)
+        except BaseException as error:
+            error.add_note(f"{message.__name__} version {version}, input {data.hex()}")
+            raise
+    return taken
+
+
+def test_mutated_bytes_are_refused_or_a_message() -> None:
+    assert 0 < check_mutations(random.Random(11), INPUTS) < INPUTS
+
+
+@pytest.mark.parametrize("fill", ["00", "01", "02", "7f", "81", "ff", "0100", "7fffffff", "ffff7f"])
+def test_a_frame_of_one_pattern_uses_bounded_memory(fill: str) -> None:
+    pattern = bytes.fromhex(fill)
+    data = pattern * (256 * 1024 // len(pattern))
+    for message, version in VERSIONS:
+        decode = decoder(message, version)
+        tracemalloc.start()
+        with contextlib.suppress(MalformedMessage):
+            decode(data, 0)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < MEMORY_MAX, (message, version)
+
+
+def test_an_arrays_length_is_checked_before_a_list_is_made() -> None:
+    for length in (2**31 - 1, -(2**31), -2, 1_000_000):
+        frame = b"\xff\xff\xff\xff\0\0\x75\x30" + length.to_bytes(4, "big", signed=True)
+        assert_refused(ProduceRequest, 3, frame, "topic_data has")
+    for length in (2**31 - 2, 1_000_000):
+        frame = b"\0\xff\xff\0\0\x75\x30" + write_varint(length + 1)
+        assert_refused(ProduceRequest, 13, frame, "topic_data has")
+    assert_refused(ProduceRequest, 13, b"\0\xff\xff\0\0\x75\x30\0", "topic_data has -1 elements")
+    assert_refused(MetadataRequest, 0, b"\xff" * 4, "topics has -1 elements")
+
+
+def test_the_elements_of_all_arrays_are_bounded() -> None:
+    topic = b"\1\1\0"  # no name, no partitions, no tags
+
+    def frame(topics: int) -> bytes:
+        return b"\0\xff\xff\0\0\x75\x30" + write_varint(topics + 1) + topic * topics + b"\0"
+
+    tracemalloc.start()
+    made = decoder(ProduceRequest, 9)(frame(ELEMENTS_MAX), 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(made.topic_data) == ELEMENTS_MAX
+    assert peak < MEMORY_MAX
+    assert_refused(ProduceRequest, 9, frame(ELEMENTS_MAX + 1), "too many")
+
+
+def test_a_varint_without_end_is_refused() -> None:
+    assert_refused(ProduceRequest, 9, b"\xff" * 100, "varint")
+    assert_refused(ProduceRequest, 9, b"\xff\xff\xff\xff\x08", "varint")
+    assert_refused(ProduceRequest, 9, b"\xff\xff", "near byte")
+
+
+def test_a_string_is_bounded_and_is_utf_8() -> None:
+    assert_refused(ProduceRequest, 9, write_varint(0x8001) + b"x" * 0x8000, "32768 bytes")
+    assert_refused(ProduceRequest, 3, b"\0\1\xff\xff\xff\0\0\0\0\0\0\0\0", "codec can't decode")
+    assert_refused(ProduceRequest, 3, b"\xff\xfe" + b"\0" * 20, "length below 0")
+
+
+def test_a_message_ends_where_its_frame_ends() -> None:
+    frame = b"\0\xff\xff\0\0\x75\x30\1\0"
+    decode = decoder(ProduceRequest, 9)
+    assert decode(frame, 0).topic_data == []
+    assert_refused(ProduceRequest, 9, frame + b"\0", "ends at byte 9, the frame at 10")
+    for end in range(len(frame)):
+        assert_refused(ProduceRequest, 9, frame[:end], "version 9")
+    records = b"\0\xff\xff\0\0\x75\x30\2\2t\2\0\0\0\0\x0aabc"  # nine bytes of records, and three
+    assert_refused(ProduceRequest, 9, records, "ProduceRequest version 9")
+
+
+def test_tagged_fields_are_bounded() -> None:
+    body = b"\0\xff\xff\0\0\x75\x30\1"
+    unknown = b"\x64\3abc"
+    for count in (1, 200, ELEMENTS_MAX):
+        taken = body + write_varint(count) + unknown * count
+        assert decoder(ProduceRequest, 9)(taken, 0).acks == -1
+    many = ELEMENTS_MAX + 1
+    assert_refused(ProduceRequest, 9, body + write_varint(many) + unknown * many, "too many")
+    assert_refused(ProduceRequest, 9, body + b"\1\x64\4abc", "cut off")
+    assert_refused(ProduceRequest, 9, body + b"\1\x64\xff\xff\xff\xff\x07abc", "cut off")
+    topic = b"\1\1\2" + unknown * 2  # no name, no partitions, two tags: three elements
+    topics = ELEMENTS_MAX // 3 + 1
+    all_topics = body[:-1] + write_varint(topics + 1) + topic * topics
+    assert_refused(ProduceRequest, 9, all_topics + b"\0", "2 tagged fields at byte .* are too many")
+
+
+def test_a_known_tagged_field_fills_its_size() -> None:
+    draw = random.Random(3)
+    oracle = Interpreter(load("FetchRequest"), 12)
+    value = oracle.invent(draw) | {"cluster_id": None}
+    body = oracle.write(value)[:-1]
+    decode = decoder(FetchRequest, 12)
+    assert decode(body + b"\1\0\2\2c", 0).cluster_id == "c"
+    assert decode(body + b"\1\0\1\0", 0).cluster_id is None
+    assert_refused(FetchRequest, 12, body + b"\1\0\3\2cc", "does not fill its size")
+    assert_refused(FetchRequest, 12, body + b"\1\0\1\2c", "does not fill its size")
+
+
+def test_a_consumers_metadata_is_refused_or_read() -> None:
+    draw = random.Random(5)
+    valid = []
+    for name in ("ConsumerProtocolSubscription", "ConsumerProtocolAssignment"):
+        for version in range(4):
+            oracle = Interpreter(load(name), version)
+            valid.append(version.to_bytes(2, "big") + oracle.write(oracle.invent(draw))[:500])
+    for _ in range(2_000):
+        data = mutated(valid, draw)
+        for read in (decode_subscription, decode_assignment, decode_header):
+            with contextlib.suppress(MalformedMessage):
+                read(data)
+
+
+def assert_refused(message: type[Message], version: int, data: bytes, reason: str) -> None:
+    with pytest.raises(MalformedMessage, match=reason):
+        decoder(message, version)(data, 0)
