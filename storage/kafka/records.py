@@ -56,11 +56,11 @@ def walk(raw: bytes, start: int, count: int, base_timestamp: int) -> Walked:
             raise _cut_off() from error
     found = _Fields(raw, [start], [len(raw)], [count], [base_timestamp])
     content = int(np.maximum(found.key_size, 0).sum() + np.maximum(found.value_size, 0).sum())
-    names, values, _ = found.headers()
+    *_, headers_weight = found.headers()
     return Walked(
         int(found.timestamps.min()),
         int(found.timestamps.max()),
-        content + RECORD_BYTES * count + _headers_weight(names, values),
+        content + RECORD_BYTES * count + headers_weight,
         bool((found.key_size < 0).any()),
     )
 
@@ -178,9 +178,8 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
         if number:
             number, at = _varint(raw, at - 1)
             headers_left -= _header_count(number, headers_left)
-            names, values = Strings(), Values()
-            at = _read_headers(raw, at, number >> 1, names, values)
-            weight += _headers_weight(names, values)
+            at, content = _read_headers(raw, at, number >> 1, [], [])
+            weight += content
         if at != stop:
             raise _wrong_length()
     if at != end:
@@ -205,27 +204,41 @@ def _varint(raw: bytes, at: int, size: tuple[int, int] = _INT_MAX) -> tuple[int,
     raise InvalidBatch("a number of a record is too long")
 
 
-def _read_headers(raw: bytes, at: int, count: int, names: Strings, values: Values) -> int:
-    """Append the headers of one record to both lists, and return the place behind them."""
+def _read_headers(
+    raw: bytes, at: int, count: int, names: Strings, values: Values
+) -> tuple[int, int]:
+    """Append the headers of one record to both lists. Return the place behind them, and their
+    weight."""
+    weight = HEADER_BYTES * count
     try:
         for _ in range(count):
-            size, at = _varint(raw, at)
+            size = raw[at]
+            at += 1
+            if size > 127:
+                size, at = _varint(raw, at - 1)
             if size & 1:
                 raise _negative()
-            name = raw[at : at + (size >> 1)]
-            at += size >> 1
-            size, at = _varint(raw, at)
+            stop = at + (size >> 1)
+            names.append(raw[at:stop].decode())
+            weight += stop - at
+            size = raw[stop]
+            at = stop + 1
+            if size > 127:
+                size, at = _varint(raw, stop)
             if size == 1:
                 values.append(None)
-            elif size & 1:
+                continue
+            if size & 1:
                 raise _negative()
-            else:
-                values.append(raw[at : at + (size >> 1)])
-                at += size >> 1
-            names.append(name.decode())
+            stop = at + (size >> 1)
+            values.append(raw[at:stop])
+            weight += stop - at
+            at = stop
     except UnicodeDecodeError as error:
         raise InvalidBatch("the name of a header is not UTF-8") from error
-    return at
+    except IndexError as error:
+        raise _cut_off() from error
+    return at, weight
 
 
 def _header_count(number: int, headers_left: int) -> int:
@@ -234,11 +247,6 @@ def _header_count(number: int, headers_left: int) -> int:
     if number >> 1 > headers_left:
         raise InvalidBatch(f"a batch has more than {HEADERS_MAX} headers: send fewer records in it")
     return number >> 1
-
-
-def _headers_weight(names: Strings, values: Values) -> int:
-    content = sum(len(name.encode()) for name in names) + sum(map(len, filter(None, values)))
-    return content + HEADER_BYTES * len(names)
 
 
 # --- all records at once
@@ -259,6 +267,7 @@ class _Fields:
         base_timestamps: Sequence[int],
     ) -> None:
         self.raw = raw
+        self._headers_max = HEADERS_MAX * len(counts)
         try:
             record_starts, batch_stops = _record_starts(raw, starts, counts)
             if batch_stops != list(ends):
@@ -320,11 +329,11 @@ class _Fields:
         _check_timestamp(high)
         self.timestamps = stamps.astype(np.int64)
 
-    def headers(self) -> tuple[Strings, Values, np.ndarray]:
-        """Return the names and the values of all headers, and the number of headers before each
-        record (int32, with the total at the end)."""
+    def headers(self) -> tuple[Strings, Values, np.ndarray, int]:
+        """Return the names and the values of all headers, the number of headers before each record
+        (int32, with the total at the end), and the weight of all headers."""
         before = np.zeros(len(self.timestamps) + 1, dtype=np.int32)
-        names, values = Strings(), Values()
+        names, values, weight = Strings(), Values(), 0
         if len(self.with_headers):
             rows = self.with_headers
             for at, count, stop in zip(
@@ -334,18 +343,20 @@ class _Fields:
                 strict=True,
             ):
                 zigzag = count << 1 if count >= 0 else 1
-                _header_count(zigzag, HEADERS_MAX - len(names))
-                if _read_headers(self.raw, at, count, names, values) != stop:
+                _header_count(zigzag, self._headers_max - len(names))
+                end, content = _read_headers(self.raw, at, count, names, values)
+                if end != stop:
                     raise _wrong_length()
+                weight += content
             before[1:] = np.cumsum(self.header_count)
-        return names, values, before
+        return names, values, before, weight
 
     def header_column(self) -> pa.Array:
         """Return the headers of all records; a record without headers has a null."""
         rows = len(self.timestamps)
         if not len(self.with_headers):
             return chunk.no_headers(rows)
-        names, values, before = self.headers()
+        names, values, before, _ = self.headers()
         valid = np.packbits(self.header_count > 0, bitorder="little")
         children: Any = [pa.array(names, pa.string()), pa.array(values, pa.binary())]
         pairs = pa.StructArray.from_arrays(children, fields=list(HEADERS_TYPE.value_type))

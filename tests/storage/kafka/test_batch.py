@@ -12,7 +12,7 @@ from tests.storage.kafka.reference import BUILDERS, AiokafkaBuilder, Record, sen
 from tests.support.properties import examples
 from tidelog.storage.core import chunk
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, RecordTooLarge
-from tidelog.storage.kafka import batch, codecs, records
+from tidelog.storage.kafka import batch, codecs, record_bytes, records
 from tidelog.storage.kafka.layout import (
     HEADER,
     HEADER_SIZE,
@@ -335,6 +335,29 @@ def test_a_batch_that_does_not_decode_becomes_rows() -> None:
     assert chunk.timestamp_range(rows.slice(3, 3)) == (NOW + 5, NOW + 5)
 
 
+def test_the_bound_of_headers_is_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "HEADERS_MAX", 3)
+    three = sent([(NOW, b"k", b"v", [("h", b"x")] * 3)])
+    assert batch.check(memoryview(three)).count == 1
+    raw, size = three[HEADER_SIZE:], len(three) - HEADER_SIZE
+    starts, ends = [0, size, 2 * size], [size, 2 * size, 3 * size]
+    assert records.read(raw * 3, starts, ends, [1] * 3, [NOW] * 3).num_rows == 3
+    four = memoryview(sent([(NOW, b"k", b"v", [("h", b"x")] * 2)] * 2))
+    with pytest.raises(InvalidBatch, match="more than 3 headers"):
+        batch.check(four)
+    monkeypatch.setattr(records, "_COLUMNS_MIN", 0)
+    with pytest.raises(InvalidBatch, match="more than 3 headers"):
+        batch.check(four)
+
+
+def test_a_chunk_that_unpacks_too_large_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not undecodable: a batch alone would be."""
+    monkeypatch.setattr(chunk, "RAW_SIZE_MAX", 150)
+    body = memoryview(PLAIN + PLAIN)
+    with pytest.raises(Corrupt, match="more than 150 unpacked bytes"):
+        batch.decode(body, batch.split(body, "k"), "k")
+
+
 # --- built batches
 
 
@@ -354,6 +377,9 @@ def test_built_batches_have_the_offsets_of_the_rows(
     )
     skipped = data.draw(st.integers(0, len(drawn) - 1))
     built = batch.build(rows.slice(skipped), start, at + end_gap)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_bytes, "_JOIN_MIN", 0)
+        assert batch.build(rows.slice(skipped), start, at + end_gap) == built
     found = read_with_aiokafka(built)
     assert [item[0] for item in found] == offsets[skipped:]
     assert [item[1:] for item in found] == drawn[skipped:]
