@@ -1,12 +1,20 @@
 """All targets by name."""
 
-from tests.fuzz import backup_targets, head_target, http_target, service_targets, storage_targets
+from tests.fuzz import (
+    backup_targets,
+    head_target,
+    http_target,
+    kafka_target,
+    service_targets,
+    storage_targets,
+)
 from tests.fuzz.target import Target
 
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         *storage_targets.TARGETS,
+        *kafka_target.TARGETS,
         *backup_targets.TARGETS,
         *service_targets.TARGETS,
         *http_target.TARGETS,
