@@ -31,8 +31,7 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.core.observer import NO_OBSERVER, Observer
 from tidelog.storage.io.tasks import TASK_ENDS, retrieve_exception, surviving
-from tidelog.storage.state.idempotency import another_request
-from tidelog.storage.state.outcome import Outcome, recall
+from tidelog.storage.state.outcome import Outcome, another_request, recall
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.counters import WriterCounters
 from tidelog.storage.write.hot_log import HotLog
@@ -40,13 +39,12 @@ from tidelog.storage.write.hot_log_file import Recovered
 from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
 from tidelog.storage.write.requests import AppendRequest, check_timestamps
 from tidelog.storage.write.set_aside import KEPT_MAX, SetAsideRequests
-from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
+from tidelog.storage.write.waiters import Waiter, Waiters, log_refusal, wait_for
 
 log = logging.getLogger("tidelog.writer")
 
 GATHER_TURNS = 2
-"""Turns of the event loop before each flush: a socket is read in one, its request handled in the
-next."""
+"""Turns of the event loop before a flush: one reads a socket, the next handles its request."""
 GATHER_TURNS_MAX = 5
 """Turns of the event loop before a flush that expects more requests."""
 
@@ -210,16 +208,24 @@ class Writer:
         # At the bound of requests that are set aside (I10), acks=1 waits for the commit.
         if acks is Acks.LOCAL and self.hot_log is not None and len(self.hot_log.kept) < KEPT_MAX:
             # Registered under its key from now on: a retry must get this request's outcome.
-            self._waiters.expect(request).add_done_callback(_forget)
+            self._waiters.expect(request).add_done_callback(log_refusal)
             request.commit_id = self.clock.new_id()
             await self.hot_log.append(request)
             return None
         waiter = self._enqueue(request)
         if acks is Acks.NONE:
-            waiter.add_done_callback(_forget)
+            waiter.add_done_callback(log_refusal)
             return None
         # Shielded: the waiter may be shared by a retry with the same key.
         return await asyncio.shield(waiter) if request.key is not None else await waiter
+
+    def submit(self, request: AppendRequest) -> Waiter:
+        """Begin to commit a request without an idempotency key, for acks=all. Raises the errors of
+        `append` before the commit; the future has its result. To cancel the future does not cancel
+        the commit."""
+        self._check_timestamps(request)
+        self._admit(request)
+        return self._enqueue(request)
 
     async def retire(self, log_ids: Iterable[str]) -> None:
         """Retire the marks of hot logs that have no files. Does not wait for the commit,
@@ -491,9 +497,3 @@ class Writer:
     ) -> None:
         self.buffered_bytes -= request.cost
         self._waiters.answer(request, placements, error)
-
-
-def _forget(waiter: Waiter) -> None:
-    """Log a refusal with acks=0 or 1: no caller waits for it."""
-    if not waiter.cancelled() and (error := waiter.exception()) is not None:
-        log.warning("a request without a waiting caller was not committed: %s", error)

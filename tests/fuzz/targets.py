@@ -21,7 +21,5 @@ TARGETS: dict[str, Target] = {
         *service_targets.TARGETS,
         *http_target.TARGETS,
         *head_target.TARGETS,
-        *kafka_batch_target.TARGETS,
-        *kafka_target.TARGETS,
     )
 }

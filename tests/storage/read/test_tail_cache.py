@@ -37,7 +37,7 @@ def offsets(pieces: list[CachedBatch]) -> list[int]:
     """The offsets of the records; each must match the range of its batch."""
     found: list[int] = []
     for piece in pieces:
-        values = [int(value) for value in piece.batch.column("value").to_pylist()]
+        values = [int(value) for value in piece.decoded().column("value").to_pylist()]
         assert values == list(range(piece.base_offset, piece.end_offset))
         found += values
     return found
@@ -102,7 +102,7 @@ def test_small_pieces_are_joined_and_each_record_copied_a_few_times() -> None:
     def counting(pieces: list[CachedBatch]) -> None:
         nonlocal copied
         merge(pieces)
-        copied += pieces[-1].batch.num_rows
+        copied += pieces[-1].records.num_rows
 
     cache._merge = counting  # type: ignore[method-assign]
     for base in range(8192):
@@ -155,7 +155,7 @@ def test_log_append_time_is_what_readers_see() -> None:
     cache = TailCache(1_000_000)
     add(cache, KEYS[0], 0, 3, append_ms=77)
     add(cache, KEYS[0], 3, 3)
-    batch = pa.concat_batches([piece.batch for piece in cache.read(KEYS[0], 0)])
+    batch = pa.concat_batches([piece.decoded() for piece in cache.read(KEYS[0], 0)])
     stamps = (chunks.timestamps_us(batch.column("timestamp")) // 1000).tolist()
     assert stamps[:3] == [77] * 3
     assert 77 not in stamps[3:]
