@@ -22,6 +22,7 @@ import tidelog.storage.tables.manifest
 import tidelog.storage.write.writer
 from tests.sim import (
     backup_mutations,
+    batch_mutations,
     clock_mutations,
     damage_mutations,
     doubt_mutations,
@@ -371,6 +372,7 @@ def _checkpoints_forget_seeks() -> list[Patch]:
 
 MUTATIONS = (
     *itertools.starmap(Mutation, wal_mutations.MUTATIONS),
+    *itertools.starmap(Mutation, batch_mutations.MUTATIONS),
     Mutation("the offset before the bytes", _offset_before_the_bytes, ("brokers",), 5),
     Mutation("a timeout counts as a no", _timeout_is_a_no, ("brokers",), 60),
     Mutation("idempotency keys are forgotten", _no_keys, ("brokers",), 5),
