@@ -404,7 +404,7 @@ MUTATIONS = (
     Mutation("commits of any generation", _no_generations, ("groups",), 80),
     Mutation("what is sent counts as delivered", _sent_is_delivered, ("groups",), 60),
     Mutation("every member owns everything", _everybody_owns, ("groups",), 5),
-    Mutation("a coordinator that was replaced serves on", _replaced_serves_on, ("groups",), 200),
+    Mutation("a coordinator that was replaced serves on", _replaced_serves_on, ("groups",), 400),
     Mutation("seeks are acked and lost", _seeks_are_lost, ("groups",), 5),
     Mutation("results before their offsets", _results_before_offsets, ("groups",), 5),
     Mutation("checkpoints forget seeks", _checkpoints_forget_seeks, ("groups",), 60),
