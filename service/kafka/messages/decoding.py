@@ -47,7 +47,7 @@ class _DecoderSource:
     """Collects the lines of one decoder.
 
     The names in it: b the frame, m its memoryview, p the position, size the end of the frame, left
-    the elements that arrays may still have, n a length, t a count of tags, k, s and e a tagged
+    the elements and tags that may still come, n a length, t a count of tags, k, s and e a tagged
     field's number, beginning and end. A field has its own name with its structure's depth.
     """
 
@@ -60,19 +60,20 @@ class _DecoderSource:
         self.indent = 0
         self.fixed: list[tuple[str, str]] = []
         """Values of fixed size that are not read yet: (`struct`'s letter, name)."""
+        self.has_slices = False
 
     def message(self, to_the_end: bool) -> None:
         name = f"{self.title.__name__} version {self.version}"
         self.line("def run(b, p):")
         self.indent = 1
         self.line("size = len(b)")
-        self.line("left = ARRAY_ELEMENTS_MAX")
+        self.line("left = ELEMENTS_MAX")
         self.line("try:")
         self.indent = 2
         made = self.structure(self.title, 0)
         self.line(f"made = {made}")
         self.indent = 1
-        if any("m[" in line for line in self.lines):
+        if self.has_slices:
             self.lines.insert(1, "    m = memoryview(b)")
         self.line("except MalformedMessage as error:")
         self.line(f"    raise MalformedMessage(f'{name}: {{error}}') from None")
@@ -159,6 +160,7 @@ class _DecoderSource:
             "records": "m[p:q]",
             "pieces": "[m[p:q]]",
         }
+        self.has_slices |= form in ("records", "pieces")
         self.line(f"if n > {empty}: q = {end}; {target} = {slices[form]}; p = q")
         self.line(f"elif n == {empty}: {target} = {nothing}")
         if nullable:
@@ -228,20 +230,19 @@ class _DecoderSource:
         self.fixed.append(("B", "t"))
         self.read_fixed()
         if not tagged:
-            self.line("if t: p = skip_tags(b, p - 1)")
+            self.line("if t: left, p = skip_tags(b, p - 1, left)")
             return
         end, count = f"e{depth}", f"t{depth}"
         self.line("if t:")
         self.indent += 1
-        self.line(f"{count}, p = tag_count(b, p - 1)")
+        self.line(f"left, {count}, p = tag_count(b, p - 1, left)")
         self.line(f"for _ in range({count}):")
         self.indent += 1
         self.line(f"k, p, {end} = tag_header(b, p)")
         for index, member in enumerate(tagged):
             self.line(f"{'elif' if index else 'if'} k == {member.tag}:")
             self.indent += 1
-            no_null = member._replace(null_versions=range(0))
-            self.member(no_null if isinstance(member.form, type) else member, depth)
+            self.member(member, depth)
             self.read_fixed()
             self.indent -= 1
         self.line(f"else: p = {end}")

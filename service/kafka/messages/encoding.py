@@ -166,12 +166,7 @@ class _EncoderSource:
             self.line(f"if {conditions[member]}:")
             self.indent += 1
             self.line("pieces = []; w = pieces.append")
-            no_null = member._replace(null_versions=range(0))
-            self.member(
-                no_null if isinstance(member.form, type) else member,
-                f"v{depth}.{member.name}",
-                depth,
-            )
+            self.member(member, f"v{depth}.{member.name}", depth)
             self.write_fixed()
             self.line(f"tags{depth}.append(({member.tag}, pieces))")
             self.indent -= 1

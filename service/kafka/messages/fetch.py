@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from tidelog.service.kafka.messages.metadata import LeaderIdAndEpoch, NodeEndpoint
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.kafka.messages.schema import (
     Field,
@@ -76,13 +77,6 @@ class EpochEndOffset(Structure):
     end_offset: Int64 = -1
 
 
-class LeaderIdAndEpoch(Structure):
-    """The broker that leads the partition now."""
-
-    leader_id: Int32 = -1
-    leader_epoch: Int32 = -1
-
-
 class SnapshotId(Structure):
     """The end of a snapshot of the metadata log."""
 
@@ -121,15 +115,6 @@ class FetchableTopicResponse(Structure):
     partitions: list[FetchablePartitionResponse]
 
 
-class NodeEndpoint(Structure):
-    """Where clients reach a broker."""
-
-    node_id: Int32
-    host: str
-    port: Int32
-    rack: str | None = None
-
-
 class FetchResponse(Message, api_key=1, versions="4-18", flexible="12+"):
     """The results of a Fetch request."""
 
@@ -141,7 +126,7 @@ class FetchResponse(Message, api_key=1, versions="4-18", flexible="12+"):
 
 
 class ListOffsetsPartition(Structure):
-    """A partition and the time (ms, or a negative word) that the client asks for."""
+    """A partition and a time in ms; -1 stands for the end, -2 for the beginning."""
 
     partition_index: Int32
     current_leader_epoch: Annotated[Int32, Field("4+")] = -1

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from tidelog.service.kafka.messages.primitives import OPERATIONS_NOT_ASKED
 from tidelog.service.kafka.messages.schema import (
     Field,
     Int16,
@@ -182,7 +183,7 @@ class DescribedGroup(Structure):
     protocol_type: str
     protocol_data: str
     members: list[DescribedGroupMember]
-    authorized_operations: Annotated[Int32, Field("3+")] = -2147483648
+    authorized_operations: Annotated[Int32, Field("3+")] = OPERATIONS_NOT_ASKED
 
 
 class DescribeGroupsResponse(Message, api_key=15, versions="0-6", flexible="5+"):

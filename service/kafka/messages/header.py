@@ -8,7 +8,7 @@ client id is a string with a length of two bytes in both.
 import struct
 from typing import NamedTuple
 
-from tidelog.service.kafka.messages.primitives import MalformedMessage, skip_tags
+from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX, MalformedMessage, skip_tags
 
 API_VERSIONS = 18
 
@@ -77,7 +77,10 @@ def decode_header(frame: bytes | bytearray) -> RequestHeader:
         elif length != -1:
             raise MalformedMessage(f"request header: the client id has {length} bytes")
         if version >= FIRST_FLEXIBLE.get(api_key, _NEVER):
-            position = position + 1 if frame[position] == 0 else skip_tags(frame, position)
+            if frame[position] == 0:
+                position += 1
+            else:
+                _, position = skip_tags(frame, position, ELEMENTS_MAX)
     except (IndexError, UnicodeDecodeError, struct.error) as error:
         raise MalformedMessage(f"request header: {error}") from None
     if position > len(frame):

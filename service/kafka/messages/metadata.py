@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from tidelog.service.kafka.messages.primitives import ZERO_UUID
+from tidelog.service.kafka.messages.primitives import OPERATIONS_NOT_ASKED, ZERO_UUID
 from tidelog.service.kafka.messages.schema import (
     Field,
     Int8,
@@ -12,6 +12,22 @@ from tidelog.service.kafka.messages.schema import (
     Structure,
     Uuid,
 )
+
+
+class LeaderIdAndEpoch(Structure):
+    """The broker that leads the partition now."""
+
+    leader_id: Int32 = -1
+    leader_epoch: Int32 = -1
+
+
+class NodeEndpoint(Structure):
+    """Where clients reach a broker."""
+
+    node_id: Int32
+    host: str
+    port: Int32
+    rack: str | None = None
 
 
 class MetadataRequestTopic(Structure):
@@ -59,7 +75,7 @@ class MetadataResponseTopic(Structure):
     topic_id: Annotated[Uuid, Field("10+")] = ZERO_UUID
     is_internal: Annotated[bool, Field("1+")] = False
     partitions: list[MetadataResponsePartition]
-    topic_authorized_operations: Annotated[Int32, Field("8+")] = -2147483648
+    topic_authorized_operations: Annotated[Int32, Field("8+")] = OPERATIONS_NOT_ASKED
 
 
 class MetadataResponse(Message, api_key=3, versions="0-13", flexible="9+"):
@@ -70,7 +86,7 @@ class MetadataResponse(Message, api_key=3, versions="0-13", flexible="9+"):
     cluster_id: Annotated[str | None, Field("2+")] = None
     controller_id: Annotated[Int32, Field("1+")] = -1
     topics: list[MetadataResponseTopic]
-    cluster_authorized_operations: Annotated[Int32, Field("8-10")] = -2147483648
+    cluster_authorized_operations: Annotated[Int32, Field("8-10")] = OPERATIONS_NOT_ASKED
     error_code: Annotated[Int16, Field("13+")] = 0
 
 
@@ -102,7 +118,7 @@ class DescribeClusterResponse(Message, api_key=60, versions="0-2", flexible="0+"
     cluster_id: str
     controller_id: Int32 = -1
     brokers: list[DescribeClusterBroker]
-    cluster_authorized_operations: Int32 = -2147483648
+    cluster_authorized_operations: Int32 = OPERATIONS_NOT_ASKED
 
 
 class TopicRequest(Structure):
@@ -149,7 +165,7 @@ class DescribeTopicPartitionsResponseTopic(Structure):
     topic_id: Uuid
     is_internal: bool = False
     partitions: list[DescribeTopicPartitionsResponsePartition]
-    topic_authorized_operations: Int32 = -2147483648
+    topic_authorized_operations: Int32 = OPERATIONS_NOT_ASKED
 
 
 class DescribeTopicPartitionsResponse(Message, api_key=75, versions="0", flexible="0+"):

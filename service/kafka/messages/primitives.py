@@ -4,13 +4,13 @@ Kafka's compact lengths are unsigned varints: seven bits a byte, the lowest firs
 set in all bytes but the last. A length is stored plus one, and zero is null.
 """
 
-ARRAY_ELEMENTS_MAX = 100_000
-"""Structures and strings in all arrays of one message: the objects of a small element use up to
-fifty times its bytes, and a Produce request may have 100 MiB."""
-TAGS_MAX = 100
-"""Tagged fields of one structure; Kafka defines four at most."""
+ELEMENTS_MAX = 100_000
+"""Elements of all arrays of one message, integers apart, and its tagged fields: a Produce request
+may have 100 MiB, a small element uses up to fifty times its bytes, and all take 0.1 s of CPU."""
 TEXT_BYTES_MAX = 0x7FFF
 """Bytes of one string, also where its length is a varint (Kafka's own limit)."""
+OPERATIONS_NOT_ASKED = -(2**31)
+"""Authorized operations (a bit mask) that the client did not ask for."""
 ZERO_UUID = bytes(16)
 """The UUID that means none."""
 
@@ -47,21 +47,24 @@ def text_length(data: bytes | bytearray, position: int) -> tuple[int, int]:
     return number, end
 
 
-def skip_tags(data: bytes | bytearray, position: int) -> int:
-    """Return the position behind the tagged fields at `position`, the count included."""
-    count, position = tag_count(data, position)
+def skip_tags(data: bytes | bytearray, position: int, left: int) -> tuple[int, int]:
+    """Skip a structure's tagged fields, the count included.
+
+    Returns how many more elements the message may have after them, of `left`, and the position
+    behind them.
+    """
+    left, count, position = tag_count(data, position, left)
     for _ in range(count):
-        _, position, end = tag_header(data, position)
-        position = end
-    return position
+        _, _, position = tag_header(data, position)
+    return left, position
 
 
-def tag_count(data: bytes | bytearray, position: int) -> tuple[int, int]:
-    """Read the count of a structure's tagged fields; returns it and the position behind it."""
+def tag_count(data: bytes | bytearray, position: int, left: int) -> tuple[int, int, int]:
+    """Read the count of a structure's tagged fields; returns `left - count`, count, position."""
     count, end = varint(data, position)
-    if count > TAGS_MAX:
-        raise MalformedMessage(f"{count} tagged fields at byte {position}; at most {TAGS_MAX}")
-    return count, end
+    if count > left:
+        raise MalformedMessage(f"{count} tagged fields at byte {position} are too many")
+    return left - count, count, end
 
 
 def tag_header(data: bytes | bytearray, position: int) -> tuple[int, int, int]:

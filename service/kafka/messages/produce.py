@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from tidelog.service.kafka.messages.metadata import LeaderIdAndEpoch, NodeEndpoint
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.kafka.messages.schema import (
     Field,
@@ -45,13 +46,6 @@ class BatchIndexAndErrorMessage(Structure):
     batch_index_error_message: str | None = None
 
 
-class LeaderIdAndEpoch(Structure):
-    """The broker that leads the partition now."""
-
-    leader_id: Int32 = -1
-    leader_epoch: Int32 = -1
-
-
 class PartitionProduceResponse(Structure):
     """The offset of the first record, or the error."""
 
@@ -71,15 +65,6 @@ class TopicProduceResponse(Structure):
     name: Annotated[str, Field("3-12")] = ""
     topic_id: Annotated[Uuid, Field("13+")] = ZERO_UUID
     partition_responses: list[PartitionProduceResponse]
-
-
-class NodeEndpoint(Structure):
-    """Where clients reach a broker."""
-
-    node_id: Int32
-    host: str
-    port: Int32
-    rack: str | None = None
 
 
 class ProduceResponse(Message, api_key=0, versions="3-13", flexible="9+"):

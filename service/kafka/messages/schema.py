@@ -134,6 +134,8 @@ def members_of(structure: type[Structure]) -> Iterator[Member]:
         if len(forms) != 1:
             raise TypeError(f"{structure.__name__}.{field.name}: {field.type} has no form in bytes")
         said = next((note for note in notes if isinstance(note, Field)), Field())
+        if said.tag is not None and isinstance(forms[0], type) and not is_array:
+            nullable = False  # None is an omitted field, see above
         default = field.default if field.default_factory is msgspec.NODEFAULT else ()
         yield Member(
             name=field.name,

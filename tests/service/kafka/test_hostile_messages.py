@@ -15,13 +15,13 @@ from tidelog.service.kafka.messages.consumer_protocol import decode_assignment, 
 from tidelog.service.kafka.messages.fetch import FetchRequest
 from tidelog.service.kafka.messages.header import decode_header
 from tidelog.service.kafka.messages.metadata import MetadataRequest
-from tidelog.service.kafka.messages.primitives import ARRAY_ELEMENTS_MAX, MalformedMessage
+from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX, MalformedMessage
 from tidelog.service.kafka.messages.produce import ProduceRequest
 from tidelog.service.kafka.messages.schema import Message
 
 INPUTS = 20_000
 MEMORY_MAX = 32 * 1024 * 1024
-"""Bytes in use for one frame: `ARRAY_ELEMENTS_MAX` elements take half of it."""
+"""Bytes in use for one frame: `ELEMENTS_MAX` elements take half of it."""
 VERSIONS = every_version()
 
 
@@ -103,12 +103,12 @@ def test_the_elements_of_all_arrays_are_bounded() -> None:
         return b"\0\xff\xff\0\0\x75\x30" + write_varint(topics + 1) + topic * topics + b"\0"
 
     tracemalloc.start()
-    made = decoder(ProduceRequest, 9)(frame(ARRAY_ELEMENTS_MAX), 0)
+    made = decoder(ProduceRequest, 9)(frame(ELEMENTS_MAX), 0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(made.topic_data) == ARRAY_ELEMENTS_MAX
+    assert len(made.topic_data) == ELEMENTS_MAX
     assert peak < MEMORY_MAX
-    assert_refused(ProduceRequest, 9, frame(ARRAY_ELEMENTS_MAX + 1), "too many")
+    assert_refused(ProduceRequest, 9, frame(ELEMENTS_MAX + 1), "too many")
 
 
 def test_a_varint_without_end_is_refused() -> None:
@@ -137,11 +137,17 @@ def test_a_message_ends_where_its_frame_ends() -> None:
 def test_tagged_fields_are_bounded() -> None:
     body = b"\0\xff\xff\0\0\x75\x30\1"
     unknown = b"\x64\3abc"
-    taken = body + write_varint(100) + unknown * 100
-    assert decoder(ProduceRequest, 9)(taken, 0).acks == -1
-    assert_refused(ProduceRequest, 9, body + write_varint(101) + unknown * 101, "101 tagged fields")
+    for count in (1, 200, ELEMENTS_MAX):
+        taken = body + write_varint(count) + unknown * count
+        assert decoder(ProduceRequest, 9)(taken, 0).acks == -1
+    many = ELEMENTS_MAX + 1
+    assert_refused(ProduceRequest, 9, body + write_varint(many) + unknown * many, "too many")
     assert_refused(ProduceRequest, 9, body + b"\1\x64\4abc", "cut off")
     assert_refused(ProduceRequest, 9, body + b"\1\x64\xff\xff\xff\xff\x07abc", "cut off")
+    topic = b"\1\1\2" + unknown * 2  # no name, no partitions, two tags: three elements
+    topics = ELEMENTS_MAX // 3 + 1
+    all_topics = body[:-1] + write_varint(topics + 1) + topic * topics
+    assert_refused(ProduceRequest, 9, all_topics + b"\0", "2 tagged fields at byte .* are too many")
 
 
 def test_a_known_tagged_field_fills_its_size() -> None:
