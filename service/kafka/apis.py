@@ -55,7 +55,9 @@ class Api:
         """Decode a request. Raises MalformedMessage."""
         decode = self._decoders.get(version)
         if decode is None:
-            decode = self._decoders[version] = decoder(self.request, version)
+            # librdkafka has bytes after some requests, which Kafka ignores, too.
+            decode = decoder(self.request, version, to_the_end=False)
+            self._decoders[version] = decode
         return decode(frame, position)
 
     def encode(self, response: Any, version: int) -> list[bytes | memoryview]:

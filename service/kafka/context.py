@@ -10,7 +10,7 @@ from tidelog.service.settings import Settings
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.kafka.batch import Batch
 from tidelog.storage.state.cluster_state import Topic
@@ -81,8 +81,11 @@ class Context:
         return code
 
     def code(self, api: str, error: LogError, kind: Kind) -> Code:
-        """Return the code for an error of the log, and count it."""
-        return self.refusal(api, code_of(error, kind))
+        """Return the code for an error of the log, and count it. Log damage and bugs."""
+        code = code_of(error, kind)
+        if code is Code.UNKNOWN_SERVER_ERROR or isinstance(error, Corrupt):
+            log.error("Kafka's %s: %s", api, error)
+        return self.refusal(api, code)
 
     def topic(self, name: str, topic_id: bytes | None) -> Topic | None:
         """Return a topic by its id or, where `topic_id` is None, by its name."""
