@@ -92,9 +92,8 @@ class KafkaServer:
         context = Context(
             broker, settings, kafka, counters, counters.admission.answers, InterimBatches(broker)
         )
-        handlers = Handlers(
-            Produce(context), Fetch(context), Offsets(context), Routing(context, named)
-        )
+        self.routing = Routing(context, named)
+        handlers = Handlers(Produce(context), Fetch(context), Offsets(context), self.routing)
         server = Server(
             asyncio.get_running_loop(),
             context,
