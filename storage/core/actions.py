@@ -7,6 +7,10 @@ import msgspec
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.model import TopicIdPartition
 
+KAFKA_CODEC = "kafka"
+"""The codec of a chunk that has the record batches of Kafka producers, as they came, instead of an
+Arrow message."""
+
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """The records of one partition in one closed hot segment.
@@ -78,6 +82,13 @@ class InitProducer(Action, frozen=True, array_like=True, tag="init-producer", gc
 
     producer_id: int = -1
     epoch: int = -1
+
+
+class ReserveProducers(Action, frozen=True, array_like=True, tag="reserve-producers", gc=False):
+    """A broker reserves `count` consecutive producer ids, which it gives to producers. The commit
+    must not have another action. Exists from level 4 on."""
+
+    count: int
 
 
 class GroupOffset(
@@ -357,6 +368,7 @@ AnyAction = (
     Append
     | ProducerAppend
     | InitProducer
+    | ReserveProducers
     | CommitOffsets
     | CreateTopic
     | DeleteTopic

@@ -18,7 +18,13 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.storage.core import levels
-from tidelog.storage.core.actions import AnyAction, Chunk, SecondLevelAction
+from tidelog.storage.core.actions import (
+    KAFKA_CODEC,
+    AnyAction,
+    Chunk,
+    ReserveProducers,
+    SecondLevelAction,
+)
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.core.model import SKEW_MS_MAX, Part
@@ -142,6 +148,8 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 def encode_header(entry: Entry) -> tuple[bytes, bytes]:
     """Return the bytes before the chunks, and the entry's hash. Raises InvalidRequest if the entry
     has an action that its level does not have, because no process could read the entry."""
+    if entry.level < levels.KAFKA and _has_kafka_part(entry):
+        raise InvalidRequest("record batches and reserved ids exist from level 4 of the format on")
     header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
     assert len(header) <= HEADER_BYTES_MAX, "readers refuse a header of this size"
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
@@ -201,6 +209,8 @@ def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decode
         raise Corrupt(key, f"its header does not decode: {error}") from error
     if entry.level == levels.FIRST and _exceeds_first_level(entry):
         raise Corrupt(key, "its header has what level 1 of the format does not have")
+    if entry.level < levels.KAFKA and _has_kafka_part(entry):
+        raise Corrupt(key, "its header has what the format has from level 4 on")
     if entry.seq != seq:
         raise Corrupt(key, f"its number is {entry.seq}, expected {seq}")
     if previous is not None and entry.previous != previous:
@@ -244,6 +254,14 @@ def _exceeds_first_level(entry: Entry) -> bool:
 def _has_second_level_action(entry: Entry) -> bool:
     return any(
         isinstance(action, SecondLevelAction)
+        for commit in entry.commits
+        for action in commit.actions
+    )
+
+
+def _has_kafka_part(entry: Entry) -> bool:
+    return any(chunk.codec == KAFKA_CODEC for chunk in entry.chunks) or any(
+        isinstance(action, ReserveProducers)
         for commit in entry.commits
         for action in commit.actions
     )

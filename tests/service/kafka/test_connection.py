@@ -156,9 +156,7 @@ async def test_a_client_with_too_many_unanswered_requests_is_not_read() -> None:
 @virtual
 async def test_bytes_of_unanswered_requests_are_bounded() -> None:
     peer = Peer()
-    large = ProduceRequest(
-        acks=-1, timeout_ms=1000, topic_data=[], transactional_id="x" * 30_000
-    )
+    large = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[], transactional_id="x" * 30_000)
     one = framed(large, 9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "UNANSWERED_BYTES_MAX", 2 * (len(one) - 4))
@@ -228,9 +226,7 @@ async def test_an_unknown_version_of_api_versions_gets_version_0() -> None:
     said = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     frame = framed(said, 4, 5)
     peer.send(frame[:6] + b"\0\x09" + frame[8:])
-    ((number, found),) = [
-        answer(each, ApiVersionsResponse, 0) for each in peer.transport.frames()
-    ]
+    ((number, found),) = [answer(each, ApiVersionsResponse, 0) for each in peer.transport.frames()]
     assert number == 5
     assert found.error_code == Code.UNSUPPORTED_VERSION
     assert [(one.api_key, one.max_version) for one in found.api_keys] == [(18, 4)]

@@ -104,9 +104,7 @@ async def test_the_batch_that_contains_the_offset_is_first(kafka: Kafka, filled:
 
 
 async def test_one_batch_comes_over_every_bound(kafka: Kafka, filled: Client) -> None:
-    first, second = await _fetch(
-        filled, _wanted((0, 0), (1, 0), max_bytes=1, partition_bytes=1)
-    )
+    first, second = await _fetch(filled, _wanted((0, 0), (1, 0), max_bytes=1, partition_bytes=1))
     assert _records(first)
     assert _records(second) == []
     assert second.high_watermark == 1
@@ -126,9 +124,7 @@ async def test_bounds_of_bytes(kafka: Kafka) -> None:
 
 
 async def test_a_fetch_waits_for_records(kafka: Kafka, filled: Client) -> None:
-    waiting = asyncio.create_task(
-        _fetch(filled, _wanted((0, 6), (1, 1), wait_ms=20_000), 12)
-    )
+    waiting = asyncio.create_task(_fetch(filled, _wanted((0, 6), (1, 1), wait_ms=20_000), 12))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     await _produce(kafka.client(), _request((1, batch(b"new"))))
@@ -268,7 +264,6 @@ async def test_the_only_leader_epoch_is_0(filled: Client, version: int) -> None:
     )
     response = await filled.ask(request, OffsetForLeaderEpochResponse, version)
     found = [
-        (one.error_code, one.leader_epoch, one.end_offset)
-        for one in response.topics[0].partitions
+        (one.error_code, one.leader_epoch, one.end_offset) for one in response.topics[0].partitions
     ]
     assert found == [(0, 0, 6), (0, -1, -1), (Code.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)]

@@ -59,7 +59,9 @@ async def test_each_version_appends(kafka: Kafka, version: int) -> None:
         assert found.log_append_time_ms == -1
     assert kafka.log.state.partition("t", 1).high_watermark == 4
     fetched = await kafka.log.fetch("t", 1, 0, bytes_max=1 << 20)
-    values = [value for piece in fetched.pieces for value in piece.batch.column("value").to_pylist()]
+    values = [
+        value for piece in fetched.pieces for value in piece.batch.column("value").to_pylist()
+    ]
     assert values == [b"a", b"b"] * 2
     assert kafka.counters.topics["t"].records_in == 4
 
@@ -126,9 +128,7 @@ async def test_unknown_topics_and_acks(kafka: Kafka) -> None:
 
 async def test_acks_0_is_written_and_not_answered(kafka: Kafka) -> None:
     client = kafka.client()
-    silent = asyncio.create_task(
-        client.ask(_request((0, batch(b"a")), acks=0), ProduceResponse, 9)
-    )
+    silent = asyncio.create_task(client.ask(_request((0, batch(b"a")), acks=0), ProduceResponse, 9))
     await asyncio.sleep(0)
     (found,) = await _produce(client, _request((0, batch(b"b"))))
     assert found.base_offset == 1
@@ -198,9 +198,7 @@ async def test_producer_ids(kafka: Kafka) -> None:
         ids.add(found.producer_id)
     assert len(ids) == 6
     for transactional_id, code in (("", 42), ("tx", 53)):
-        request = InitProducerIdRequest(
-            transactional_id=transactional_id, transaction_timeout_ms=0
-        )
+        request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=0)
         found = await client.ask(request, InitProducerIdResponse, 4)
         assert (found.error_code, found.producer_id) == (code, -1)
 
