@@ -6,7 +6,7 @@ client has too many unanswered requests, or does not take its answers, the broke
 its connection.
 
 A request that cannot be read ends the connection, after CLOSE_DELAY_S: a client's library may
-connect again at once, and for ever.
+connect again at once, each time.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Transport(Protocol):
 
 
 class Server(NamedTuple):
-    """What the connections of one listener share."""
+    """The parts that all connections of a listener share."""
 
     loop: asyncio.AbstractEventLoop
     context: Context

@@ -54,6 +54,8 @@ from tidelog.storage.state import topic_checks
 from tidelog.storage.state.cluster_state import Topic
 
 LEADER_EPOCH = 0
+FIRST_WITHOUT_NAME = 12
+"""The first version of Metadata whose answer may have a topic without a name."""
 NOT_ASKED = -(2**31)
 """Authorized operations that the client did not ask for."""
 PARTITIONS_INLINE_MAX = 1_000
@@ -229,7 +231,8 @@ class Routing:
             topic = state.topic_of_id(named.topic_id.hex())
             if topic is not None and rights.may(DESCRIBE, TOPIC, topic.name):
                 return topic
-            return self._unknown(Code.UNKNOWN_TOPIC_ID, None, named.topic_id)
+            no_name = None if client.version >= FIRST_WITHOUT_NAME else ""
+            return self._unknown(Code.UNKNOWN_TOPIC_ID, no_name, named.topic_id)
         if not rights.may(DESCRIBE, TOPIC, name):
             return self._unknown(Code.TOPIC_AUTHORIZATION_FAILED, name)
         if (topic := state.topics.get(name)) is not None:

@@ -19,6 +19,7 @@ from tidelog.service.kafka.fetch import Fetch
 from tidelog.service.kafka.frame import RequestMemory
 from tidelog.service.kafka.listener import Listener, limits_of
 from tidelog.service.kafka.offsets import Offsets
+from tidelog.service.kafka.placement import Placement
 from tidelog.service.kafka.produce import Produce
 from tidelog.service.kafka.routing import Routing
 from tidelog.service.kafka_settings import address_of
@@ -90,7 +91,10 @@ class KafkaServer:
         kafka = counters.kafka
         context = Context(broker, settings, kafka, counters, counters.admission.answers)
         self.routing = Routing(context, named)
-        handlers = Handlers(Produce(context), Fetch(context), Offsets(context), self.routing)
+        placement = Placement(context, self.routing)
+        handlers = Handlers(
+            Produce(context), Fetch(context), Offsets(context), self.routing, placement
+        )
         server = Server(
             asyncio.get_running_loop(),
             context,
