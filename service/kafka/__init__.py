@@ -7,6 +7,7 @@ context     the parts of a broker that handlers use
 frame       frames of bytes within bounds, and the memory of requests; pure
 apis        the table of APIs; ApiVersions is made from it
 handshake   ApiVersions and SASL PLAIN
+server      the parts that the connections of a listener share; a request on its way
 connection  one connection: requests in, answers out in the same order
 listener    sockets with and without TLS, clocks, drain
 routing     node ids, leaders, coordinators: Metadata and its relatives
