@@ -88,6 +88,8 @@ class Connection:
 
     def closed(self) -> None:
         """Release all that the connection holds. Requests that reached the log go on."""
+        if self._is_closed:
+            return
         self._is_ending = self._is_closed = True
         server = self._server
         server.admission.leave(self)
