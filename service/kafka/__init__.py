@@ -13,6 +13,6 @@ listener    sockets with and without TLS, clocks, drain
 routing     node ids, leaders, coordinators: Metadata and its relatives
 produce     Produce, InitProducerId
 fetch       Fetch, with long polls
-offsets     ListOffsets, OffsetForLeaderEpoch
+offsets     ListOffsets, OffsetForLeaderEpoch, DeleteRecords
 placement   DescribeLogDirs, ListPartitionReassignments
 """
