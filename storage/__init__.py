@@ -4,6 +4,7 @@ Packages, lower ones first; import-linter checks that a package imports only low
 (pyproject.toml).
 
     core      pure: value types, object keys, codecs, actions and WAL entries
+    kafka     pure: Kafka's record batches, to and from columns
     state     pure: the cluster state and `apply`
     io        object stores, clocks, threads, memory
     tables    the manifest (one Delta table per topic); Parquet segments

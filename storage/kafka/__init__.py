@@ -1,0 +1,8 @@
+"""Kafka's record batches: check, unpack, read into columns, build from columns. Pure.
+
+layout        the header of a batch; the errors of a batch that a client sent
+codecs        gzip, snappy, lz4 and zstd, with a bound of the memory
+records       the records of batches: check them, read them into columns
+record_bytes  the bytes of records, from columns
+batch         check a producer's batch, place it for a consumer; split, decode and build batches
+"""

@@ -1,0 +1,352 @@
+"""Record batches of magic 2: check what a producer sent, serve it, read it, build it. Pure.
+
+A broker keeps a producer's batch as it came, compressed or not. A chunk of codec `kafka` has the
+batches of one partition back to back (`split`). Consumers of Kafka's protocol get these bytes with
+another base offset (`placed`). The sealer and other readers get columns (`decode`). Rows that came
+otherwise are built into batches when a Kafka consumer reads them (`build`).
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from tidelog.storage.core import chunk
+from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.chunk import RECORDS_MAX, Headers, Rows
+from tidelog.storage.core.errors import Corrupt, RecordTooLarge
+from tidelog.storage.kafka import codecs, record_bytes, records
+from tidelog.storage.kafka.layout import (
+    ATTRIBUTES_AT,
+    CODEC_BITS,
+    CONTROL,
+    HEADER,
+    HEADER_SIZE,
+    LENGTH_FROM,
+    LOG_APPEND_TIME,
+    MAGIC,
+    MAX_TIMESTAMP_AT,
+    RECORD_SIZE_MIN,
+    TIMESTAMP_MS_MAX,
+    TRANSACTIONAL,
+    CorruptBatch,
+    Header,
+    InvalidBatch,
+    TransactionalBatch,
+)
+
+BATCH_BYTES = 256 << 10
+"""`build` closes a batch before its records weigh more. A consumer gets whole batches, and asks for
+1 MiB a partition by default, so a few batches fill an answer."""
+UNDECODABLE = "tidelog.undecodable"
+"""The name of a header: see `decode`."""
+
+_INT32_MAX = 2**31 - 1
+_COPY_MAX = 4096  # up to this size, a copy is cheaper than a buffer of Arrow
+_KNOWN_BITS = CODEC_BITS | LOG_APPEND_TIME | TRANSACTIONAL | CONTROL
+_EXTENT = struct.Struct(">8xi4xb6xi30xi")  # length, magic, last offset delta, count
+_ORIGIN = struct.Struct(">21xh4xq")  # attributes, base timestamp
+_PLACE = struct.Struct(">qii")  # base offset, length, leader epoch
+_CHECKSUM = struct.Struct(">I")
+_CRC_AT = 17
+
+
+class Batch(NamedTuple):
+    """A checked batch. Timestamps are the smallest and the largest of the records, in ms.
+
+    `data` is what the producer sent, but with a true header (`check`). `raw_size` counts the bytes
+    of the unpacked records; `weight` is that of `chunk.weight`. The last three fields are -1 if the
+    producer is not idempotent.
+    """
+
+    data: memoryview
+    count: int  # type: ignore[assignment]  # hides tuple.count, which no code calls
+    codec: int
+    timestamp_min: int
+    timestamp_max: int
+    raw_size: int
+    weight: int
+    has_null_key: bool
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+class BatchRange(NamedTuple):
+    """The bytes [start, end) of a batch in a chunk, and its number of records."""
+
+    start: int
+    end: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which no code calls
+
+
+class Decoded(NamedTuple):
+    """The rows of some batches in CHUNK_SCHEMA, and how many of the batches did not decode."""
+
+    rows: pa.RecordBatch
+    undecodable: int
+
+
+def check(sent: memoryview) -> Batch:
+    """Check one partition's records of a produce request: exactly one batch, header and records.
+
+    Raises InvalidBatch, TransactionalBatch, CorruptBatch (the checksum differs) and RecordTooLarge
+    (more than RECORDS_MAX records: a producer may send them as two batches).
+    """
+    header = _check_header(sent)
+    codec = header.attributes & CODEC_BITS
+    if codec:
+        raw, start = codecs.unpack(codec, bytes(sent[HEADER_SIZE:])), 0
+    else:
+        raw, start = bytes(sent), HEADER_SIZE
+    raw_size = len(raw) - start
+    if header.count > raw_size // RECORD_SIZE_MIN:
+        raise InvalidBatch(f"{raw_size} bytes cannot hold the {header.count} records of the header")
+    walked = records.walk(raw, start, header.count, header.base_timestamp)
+    data = sent
+    if header.max_timestamp != walked.timestamp_max or header.attributes & LOG_APPEND_TIME:
+        # As Kafka's broker does: sarama, for example, sends no maximum timestamp. Consumers and
+        # searches by time rely on it. With the bit, all records would have the maximum timestamp.
+        head = _changed(sent, header.attributes & ~LOG_APPEND_TIME, walked.timestamp_max)
+        data = memoryview(bytes(head) + sent[HEADER_SIZE:])
+    return Batch(
+        data,
+        header.count,
+        codec,
+        walked.timestamp_min,
+        walked.timestamp_max,
+        raw_size,
+        walked.weight,
+        walked.has_null_key,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+    )
+
+
+def _check_header(sent: memoryview) -> Header:
+    size = sent.nbytes
+    if size < HEADER_SIZE:
+        raise InvalidBatch(f"{size} bytes are less than the header of a record batch")
+    header = Header._make(HEADER.unpack_from(sent))
+    # Older formats have other fields, but the magic is at the same place.
+    if header.magic != MAGIC:
+        raise InvalidBatch(f"magic {header.magic} is not supported: use record batches of magic 2")
+    if header.length + LENGTH_FROM != size:
+        raise InvalidBatch(
+            f"a batch has {header.length + LENGTH_FROM} bytes by its header, but {size} came: send "
+            "exactly one batch for a partition"
+        )
+    if _crc(sent[ATTRIBUTES_AT:]) != header.crc:
+        raise CorruptBatch("the checksum of a record batch differs: send it again")
+    _check_values(header)
+    return header
+
+
+def _check_values(header: Header) -> None:
+    if header.attributes & TRANSACTIONAL:
+        raise TransactionalBatch("transactions are not supported: use no transactional.id")
+    if header.attributes & CONTROL:
+        raise InvalidBatch("a producer may not send control records")
+    if header.attributes & ~_KNOWN_BITS:
+        raise InvalidBatch(f"attributes {header.attributes} have bits without a meaning")
+    if header.attributes & CODEC_BITS > codecs.ZSTD:
+        raise InvalidBatch(f"codec {header.attributes & CODEC_BITS} is none of {codecs.NAMES}")
+    if header.base_offset:
+        raise InvalidBatch(f"base offset {header.base_offset} of a producer's batch is not 0")
+    if header.count < 1 or header.last_offset_delta != header.count - 1:
+        raise InvalidBatch(
+            f"{header.count} records do not fit last offset delta {header.last_offset_delta}"
+        )
+    if header.count > RECORDS_MAX:
+        raise RecordTooLarge(
+            f"a batch has {header.count} records, more than {RECORDS_MAX}: send smaller batches"
+        )
+    producer = (header.producer_id, header.producer_epoch, header.base_sequence)
+    if producer != (-1, -1, -1) and min(producer) < 0:
+        raise InvalidBatch(
+            f"producer id, epoch and sequence {producer} must be all -1, or all 0 and more"
+        )
+
+
+def placed(batch: memoryview, base_offset: int, append_ms: int = -1) -> list[bytes | memoryview]:
+    """Return the bytes of a checked batch for a consumer, as parts, with its place in the log.
+
+    With `append_ms` >= 0 that is the timestamp of all records (LogAppendTime). `batch` stays as it
+    is. The second part is a view of it.
+    """
+    if append_ms < 0:
+        length = batch.nbytes - LENGTH_FROM
+        return [_PLACE.pack(base_offset, length, 0), batch[_PLACE.size :]]
+    attributes, _ = _ORIGIN.unpack_from(batch)
+    head = _changed(batch, attributes | LOG_APPEND_TIME, append_ms)
+    _PLACE.pack_into(head, 0, base_offset, batch.nbytes - LENGTH_FROM, 0)
+    return [bytes(head), batch[HEADER_SIZE:]]
+
+
+def _changed(batch: memoryview, attributes: int, max_timestamp: int) -> bytearray:
+    """Return the header of a batch with other attributes, maximum timestamp and checksum."""
+    head = bytearray(batch[:HEADER_SIZE])
+    struct.pack_into(">h", head, ATTRIBUTES_AT, attributes)
+    struct.pack_into(">q", head, MAX_TIMESTAMP_AT, max_timestamp)
+    _CHECKSUM.pack_into(head, _CRC_AT, _crc(batch[HEADER_SIZE:], _crc(head[ATTRIBUTES_AT:])))
+    return head
+
+
+def _crc(data: bytearray | memoryview, before: int = 0) -> int:
+    if len(data) > _COPY_MAX:
+        return crc32c(data, before)
+    return google_crc32c.extend(before, bytes(data))
+
+
+# --- chunks
+
+
+def split(body: memoryview, key: str) -> list[BatchRange]:
+    """Return the batches that lie back to back in a chunk; `key` names its object in an error.
+
+    Raises Corrupt if the bytes are no whole batches. This reads no records and no checksums.
+    """
+    found, start, size = list[BatchRange](), 0, body.nbytes
+    extent = _EXTENT.unpack_from
+    while start < size:
+        if size - start < HEADER_SIZE:
+            raise Corrupt(key, f"the batch at byte {start} of a chunk is cut off")
+        length, magic, last_offset_delta, count = extent(body, start)
+        end = start + LENGTH_FROM + length
+        if magic != MAGIC or not start + HEADER_SIZE <= end <= size:
+            raise Corrupt(key, f"there is no whole batch at byte {start} of a chunk")
+        if not 0 < count == last_offset_delta + 1:
+            raise Corrupt(key, f"the batch at byte {start} of a chunk has {count} records")
+        found.append(BatchRange(start, end, count))
+        start = end
+    return found
+
+
+def decode(body: memoryview, ranges: Sequence[BatchRange], key: str) -> Decoded:
+    """Return the records of batches of a chunk, one or more, as rows.
+
+    The timestamps are the producer's. Raises Corrupt if the unpacked records are too large for one
+    chunk. A broker decodes only what it accepted, so only an error of the broker can make a batch
+    undecodable; it must not stop the sealing of the partition. Then the batch becomes `count` rows
+    without keys. The first has the whole batch as its value, and each has the header UNDECODABLE,
+    whose value is the reason.
+    """
+    try:
+        return Decoded(_read(body, ranges, key), 0)
+    except _READ_ERRORS:
+        pass  # read the batches one by one, to find those that cause it
+    parts, undecodable = list[pa.RecordBatch](), 0
+    for item in ranges:
+        try:
+            parts.append(_read(body, [item], key))
+        except _READ_ERRORS as error:
+            parts.append(_undecodable(body, item, str(error)))
+            undecodable += 1
+    return Decoded(chunk.concat(parts), undecodable)
+
+
+# No memory error: it says nothing of the batch.
+_READ_ERRORS = (InvalidBatch, pa.ArrowInvalid, ValueError, IndexError, OverflowError)
+
+
+def _read(body: memoryview, ranges: Sequence[BatchRange], key: str) -> pa.RecordBatch:
+    pieces = list[bytes | memoryview]()
+    starts, ends, counts, base_timestamps = list[int](), list[int](), list[int](), list[int]()
+    size = 0
+    for start, end, count in ranges:
+        attributes, base_timestamp = _ORIGIN.unpack_from(body, start)
+        piece: bytes | memoryview = body[start + HEADER_SIZE : end]
+        if attributes & CODEC_BITS:
+            piece = codecs.unpack(attributes & CODEC_BITS, bytes(piece))
+        if count > len(piece) // RECORD_SIZE_MIN:
+            raise InvalidBatch(f"{len(piece)} bytes cannot hold {count} records")
+        pieces.append(piece)
+        starts.append(size)
+        size += len(piece)
+        ends.append(size)
+        counts.append(count)
+        base_timestamps.append(base_timestamp)
+        if size > chunk.RAW_SIZE_MAX:
+            raise Corrupt(key, f"a chunk has more than {chunk.RAW_SIZE_MAX} unpacked bytes")
+    return records.read(b"".join(pieces), starts, ends, counts, base_timestamps)
+
+
+def _undecodable(body: memoryview, item: BatchRange, reason: str) -> pa.RecordBatch:
+    header = Header._make(HEADER.unpack_from(body, item.start))
+    timestamp = max(min(header.max_timestamp, TIMESTAMP_MS_MAX), -TIMESTAMP_MS_MAX)
+    values: list[bytes | None] = [bytes(body[item.start : item.end])]
+    values += [None] * (item.count - 1)
+    headers: list[Headers | None] = [[(UNDECODABLE, reason.encode())]] * item.count
+    stamps = [timestamp] * item.count
+    return chunk.batch_of_rows([Rows(stamps, [None] * item.count, values, headers)])
+
+
+# --- from rows
+
+
+def build(rows: pa.RecordBatch, start_offset: int, end_offset: int) -> list[bytes]:
+    """Return batches for the offsets [start_offset, end_offset), of which `rows` has those that
+    still have a record, in order (RECORD_SCHEMA).
+
+    Compaction removes records, so batches have gaps. Each batch begins behind the one before, and
+    the last reaches the end offset, so a consumer gets past the gaps. Without rows it is one batch
+    without records. (A gap of 2**31 offsets is between two batches or at the end.)
+    """
+    offsets = rows.column("offset").to_numpy()
+    stamps = chunk.timestamps_us(rows.column("timestamp")) // chunk.US_PER_MS
+    weight = chunk.weight_before(rows)
+    firsts, bases = list[int](), list[int]()
+    first, base = 0, start_offset
+    while first < len(offsets):
+        if offsets[first] - base > _INT32_MAX:
+            base = int(offsets[first])
+        firsts.append(first)
+        bases.append(base)
+        heavy = int(weight.searchsorted(weight[first] + BATCH_BYTES, side="right")) - 1
+        far = int(offsets.searchsorted(base + _INT32_MAX, side="right"))
+        first = min(max(heavy, first + 1), far)
+        base = int(offsets[first - 1]) + 1
+    if not firsts:
+        return [_built(start_offset, end_offset, b"", np.zeros(0, dtype=np.int64))]
+    counts = np.diff([*firsts, len(offsets)])
+    data, bounds = record_bytes.write(
+        rows,
+        stamps - np.repeat(stamps[firsts], counts),
+        offsets - np.repeat(np.array(bases, dtype=np.int64), counts),
+    )
+    ends = [*(int(offsets[first - 1]) + 1 for first in firsts[1:]), end_offset]
+    built = list[bytes]()
+    for first, count, base, end in zip(firsts, counts.tolist(), bases, ends, strict=True):
+        body = data[bounds[first] : bounds[first + count]]
+        built.append(_built(base, end, body, stamps[first : first + count]))
+    return built
+
+
+def _built(
+    base_offset: int, end_offset: int, body: bytes | memoryview, stamps: np.ndarray
+) -> bytes:
+    """Return a batch without compression of records that have these timestamps in ms."""
+    head = bytearray(
+        HEADER.pack(
+            base_offset,
+            HEADER_SIZE - LENGTH_FROM + len(body),
+            0,
+            MAGIC,
+            0,
+            0,
+            min(end_offset - base_offset - 1, _INT32_MAX),
+            int(stamps[0]) if len(stamps) else -1,
+            int(stamps.max()) if len(stamps) else -1,
+            -1,
+            -1,
+            -1,
+            len(stamps),
+        )
+    )
+    crc = _crc(memoryview(body), _crc(head[ATTRIBUTES_AT:]))
+    _CHECKSUM.pack_into(head, _CRC_AT, crc)
+    return b"".join((head, body))

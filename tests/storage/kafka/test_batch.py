@@ -1,0 +1,437 @@
+"""Batches of client libraries: accepted as they are, refused, served, read and built."""
+
+import struct
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.storage.kafka.reference import BUILDERS, AiokafkaBuilder, Record, sent, with_header
+from tests.support.properties import examples
+from tidelog.storage.core import chunk
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, RecordTooLarge
+from tidelog.storage.kafka import batch, codecs, record_bytes, records
+from tidelog.storage.kafka.layout import (
+    HEADER,
+    HEADER_SIZE,
+    CorruptBatch,
+    Header,
+    InvalidBatch,
+    TransactionalBatch,
+)
+
+NOW = 1_700_000_000_000
+OCTETS = st.none() | st.binary(max_size=200)
+HEADERS = st.lists(st.tuples(st.text(max_size=4), OCTETS), max_size=3)
+RECORDS = st.lists(
+    # The builders take -1 for "now".
+    st.tuples(st.integers(-(10**14), 10**14).filter(lambda t: t != -1), OCTETS, OCTETS, HEADERS),
+    min_size=1,
+    max_size=20,
+)
+THREE: list[Record] = [
+    (NOW, b"key", b"value" * 6, [("name", b"x"), ("none", None)]),
+    (NOW + 5, None, b"value" * 6, []),
+    (NOW - 1, b"", None, []),
+]
+HEAD = "00000000000000000000{}ffffffff02{}000{}000000020000018bcfe568000000018bcfe56805" + "f" * 28
+GOLDEN = {
+    "none": HEAD.format("0092", "dec7f314", 0) + "0000000368000000066b65793c76616c756576616c7565"
+    "76616c756576616c756576616c756576616c756504086e616d650278086e6f6e650148000a02013c76616c756576"
+    "616c756576616c756576616c756576616c756576616c7565000c000104000100",
+    "gzip": HEAD.format("0072", "1e523ef3", 1) + "000000031f8b080057bc046b02ffcb60606060cb4eadb4"
+    "294bcc294dc549b070e425e6a6325570e4e5e7a5327a3070313112d0c1c0c3c0c8c2c0c80000ee34aa3f61000000",
+    "snappy": HEAD.format("0078", "5cc478ff", 2) + "0000000382534e415050590000000001000000010000"
+    "0033613468000000066b65793c76616c75656205004804086e616d650278086e6f6e650148000a02017a32001c000c00"
+    "0104000100",
+    "lz4": HEAD.format("0077", "874a3b93", 3) + "0000000304224d187040ad33000000ef68000000066b65793c"
+    "76616c7565050006ff0404086e616d650278086e6f6e650148000a020132000c80000c00010400010008b95a5c00"
+    "000000",
+    "zstd": HEAD.format("006d", "bfbab87b", 4) + "0000000328b52ffd20619d0100940268000000066b6579"
+    "3c76616c756504086e616d650278086e6f6e650148000a0201000c0001040001000200ab6a422c4509",
+}
+"""THREE as aiokafka 0.14 sent it with each codec."""
+
+
+def rows_of(sent_records: list[Record]) -> pa.RecordBatch:
+    stamps, keys, values, headers = map(list, zip(*sent_records, strict=True))
+    return chunk.batch_of_rows(
+        [chunk.Rows(stamps, keys, values, [item or None for item in headers])]
+    )
+
+
+def decoded(*sent_batches: bytes) -> pa.RecordBatch:
+    body = memoryview(b"".join(sent_batches))
+    found = batch.decode(body, batch.split(body, "k"), "k")
+    found.rows.validate(full=True)
+    assert not found.undecodable
+    return found.rows
+
+
+@pytest.mark.parametrize("codec", codecs.NAMES)
+def test_the_bytes_of_a_client_have_these_records(codec: str) -> None:
+    golden = bytes.fromhex(GOLDEN[codec])
+    checked = batch.check(memoryview(golden))
+    expected = rows_of(THREE)
+    assert checked == (
+        *(golden, 3, codecs.NAMES.index(codec), NOW - 1, NOW + 5, 97, chunk.weight(expected), True),
+        *(-1, -1, -1),
+    )
+    assert decoded(golden).equals(expected)
+
+
+@given(RECORDS, st.sampled_from(BUILDERS), st.sampled_from(range(5)))
+def test_what_clients_build_is_accepted_as_it_is(
+    drawn: list[Record], builder: Any, codec: int
+) -> None:
+    if builder is not AiokafkaBuilder:
+        codec = min(codec, codecs.GZIP)
+    built = sent(drawn, codec, builder, producer=(7, 1, 5))
+    checked = batch.check(memoryview(built))
+    expected = rows_of(drawn)
+    stamps = [record[0] for record in drawn]
+    assert bytes(checked.data) == built
+    codec = built[22] & 7  # a builder sends records plain that a codec makes longer
+    assert checked[1:5] == (len(drawn), codec, min(stamps), max(stamps))
+    assert checked.weight == chunk.weight(expected)
+    assert checked.has_null_key == any(record[1] is None for record in drawn)
+    assert checked[-3:] == (7, 1, 5)
+    assert decoded(built).equals(expected)
+    assert records.walk(built_raw(built), 0, len(drawn), stamps[0]) == checked_walk(checked)
+
+
+def built_raw(built: bytes) -> bytes:
+    return codecs.unpack(built[22] & 7, built[HEADER_SIZE:])
+
+
+def checked_walk(checked: batch.Batch) -> records.Walked:
+    return records.Walked(
+        checked.timestamp_min, checked.timestamp_max, checked.weight, checked.has_null_key
+    )
+
+
+def test_a_large_batch_is_checked_by_columns() -> None:
+    drawn = [
+        (NOW + 7 * i, b"k%d" % i, b"v" * (i % 90), [("h", b"%d" % i)] * (i % 3)) for i in range(999)
+    ]
+    built = sent(drawn, codecs.LZ4)
+    checked = batch.check(memoryview(built))
+    raw = built_raw(built)
+    assert (
+        checked_walk(checked) == records._walk(raw, 0, 999, NOW) == records.walk(raw, 0, 999, NOW)
+    )
+    assert checked.weight == chunk.weight(rows_of(drawn))
+    assert decoded(built, sent(THREE), built).equals(
+        chunk.concat([rows_of(drawn), rows_of(THREE), rows_of(drawn)])
+    )
+
+
+def with_raw(raw: bytes, count: int, base: int = 0, **fields: int) -> bytes:
+    """A batch without compression that has these bytes as its records."""
+    header = HEADER.pack(0, 0, 0, 2, 0, 0, count - 1, base, base, -1, -1, -1, count)
+    return with_header(header + raw, **fields)
+
+
+PLAIN = sent(THREE)
+MINIMAL = b"\x0c\0\0\0\x01\x01\0"  # length 6, timestamp 0, offset 0, nulls, no headers
+REFUSED = {
+    "no bytes": (b"", InvalidBatch, "less than the header"),
+    "part of a header": (PLAIN[:60], InvalidBatch, "less than the header"),
+    "magic 1": (with_header(PLAIN, magic=1), InvalidBatch, "magic 1 is not supported"),
+    "a wrong checksum": (with_header(PLAIN, crc=1), CorruptBatch, "checksum"),
+    "a wrong checksum, 8 KiB": (
+        with_header(sent([(NOW, None, bytes(8192), [])]), crc=1),
+        CorruptBatch,
+        "checksum",
+    ),
+    "two batches": (PLAIN + PLAIN, InvalidBatch, "exactly one batch"),
+    "a stray byte behind": (PLAIN + b"\0", InvalidBatch, "exactly one batch"),
+    "cut off": (PLAIN[:-1], InvalidBatch, "exactly one batch"),
+    "a negative length": (with_header(PLAIN, length=-1), InvalidBatch, "exactly one batch"),
+    "no records": (with_header(PLAIN, count=0, last_offset_delta=-1), InvalidBatch, "0 records"),
+    "a negative count": (with_header(PLAIN, count=-2, last_offset_delta=-3), InvalidBatch, "-2"),
+    "another last offset": (with_header(PLAIN, last_offset_delta=3), InvalidBatch, "do not fit"),
+    "2**31 - 1 records": (
+        with_header(PLAIN, count=2**31 - 1, last_offset_delta=2**31 - 2),
+        RecordTooLarge,
+        "send smaller batches",
+    ),
+    "more records than bytes": (
+        with_header(PLAIN, count=90_000, last_offset_delta=89_999),
+        InvalidBatch,
+        "cannot hold",
+    ),
+    "a base offset": (with_header(PLAIN, base_offset=1), InvalidBatch, "base offset 1"),
+    "a control batch": (with_header(PLAIN, attributes=0x20), InvalidBatch, "control"),
+    "a transaction": (with_header(PLAIN, attributes=0x10), TransactionalBatch, "transactional.id"),
+    "a delete horizon": (with_header(PLAIN, attributes=0x40), InvalidBatch, "attributes 64 have"),
+    "all attributes": (with_header(PLAIN, attributes=-1), TransactionalBatch, "transactional.id"),
+    "the sign of the attributes": (
+        with_header(PLAIN, attributes=-(2**15)),
+        InvalidBatch,
+        "without a meaning",
+    ),
+    "codec 5": (with_header(PLAIN, attributes=5), InvalidBatch, "codec 5 is none"),
+    "a producer without a sequence": (
+        with_header(PLAIN, producer_id=7, producer_epoch=0),
+        InvalidBatch,
+        "producer id, epoch and sequence",
+    ),
+    "a sequence without a producer": (
+        with_header(PLAIN, base_sequence=0),
+        InvalidBatch,
+        "producer id, epoch and sequence",
+    ),
+    "a producer of -2": (with_header(PLAIN, producer_id=-2), InvalidBatch, "producer id"),
+    "fewer records than the count": (
+        with_header(PLAIN, count=4, last_offset_delta=3),
+        InvalidBatch,
+        "cut off",
+    ),
+    "more records than the count": (
+        with_header(PLAIN, count=2, last_offset_delta=1),
+        InvalidBatch,
+        "do not end",
+    ),
+    "gzip that is none": (with_header(PLAIN, attributes=1), InvalidBatch, "unpack with gzip"),
+    "lz4 that is none": (with_header(PLAIN, attributes=3), InvalidBatch, "unpack with lz4"),
+    "an offset delta of 1": (
+        with_raw(b"\x0c\0\0\x02\x01\x01\0", 1),
+        InvalidBatch,
+        "offset delta 1",
+    ),
+    "a key length of -2": (with_raw(b"\x0c\0\0\0\x03\x01\0", 1), InvalidBatch, "negative"),
+    "a value length of -2": (with_raw(b"\x0c\0\0\0\x01\x03\0", 1), InvalidBatch, "negative"),
+    "-1 headers": (with_raw(b"\x0c\0\0\0\x01\x01\x01", 1), InvalidBatch, "negative"),
+    "a name that is null": (
+        with_raw(b"\x10\0\0\0\x01\x01\x02\x01\x01", 1),
+        InvalidBatch,
+        "negative",
+    ),
+    "a name that is not UTF-8": (
+        with_raw(b"\x12\0\0\0\x01\x01\x02\x02\xff\x01", 1),
+        InvalidBatch,
+        "not UTF-8",
+    ),
+    "a key over the end": (with_raw(b"\x0c\0\0\0\x7e\x01\0", 1), InvalidBatch, "cut off"),
+    "a key of 2**31 - 1 bytes": (
+        with_raw(b"\x14\0\0\0\xfe\xff\xff\xff\x0f\x01\0", 1),
+        InvalidBatch,
+        "cut off",
+    ),
+    "a number of six bytes": (
+        with_raw(b"\x16\0\0\0\x80\x80\x80\x80\x80\0\x01\0", 1),
+        InvalidBatch,
+        "too long",
+    ),
+    "10**9 headers": (
+        with_raw(b"\x14\0\0\0\x01\x01\x80\xa8\xd6\xb9\x07", 1),
+        InvalidBatch,
+        "100000 headers",
+    ),
+    "a timestamp beyond microseconds": (
+        with_raw(MINIMAL, 1, base=2**60),
+        InvalidBatch,
+        "not within",
+    ),
+    "the timestamp -2**63": (with_raw(MINIMAL, 1, base=-(2**63)), InvalidBatch, "not within"),
+}
+
+
+@pytest.mark.parametrize("by_columns", [False, True], ids=["loop", "columns"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_producer_may_not_send_it(
+    name: str, by_columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_COLUMNS_MIN", 0 if by_columns else 10**9)
+    body, error, text = REFUSED[name]
+    with pytest.raises(error) as raised:
+        batch.check(memoryview(body))
+    assert type(raised.value) is error
+    assert "\n" not in str(raised.value)
+    if not by_columns or "key" not in name:  # columns see a key's end before the next field
+        assert text in str(raised.value)
+
+
+def test_the_refusals_have_two_kinds() -> None:
+    assert issubclass(InvalidBatch, InvalidRequest)
+    assert not issubclass(CorruptBatch, InvalidRequest)
+    assert batch.check(memoryview(with_raw(MINIMAL, 1))).count == 1
+
+
+def test_a_false_maximum_timestamp_and_a_set_bit_are_put_right() -> None:
+    """sarama sends no maximum timestamp; Kafka takes a bit that a client set (3)."""
+    for codec in (codecs.NONE, codecs.ZSTD):
+        built = sent(THREE, codec)
+        for wrong in ({"max_timestamp": -1}, {"attributes": codec | 8}):
+            checked = batch.check(memoryview(with_header(built, **wrong)))
+            assert bytes(checked.data) == built
+
+
+def test_a_batch_is_placed_without_a_copy() -> None:
+    view = memoryview(PLAIN)
+    first, rest = batch.placed(view, 2**40)
+    assert isinstance(rest, memoryview)
+    assert rest.obj is PLAIN
+    header = Header._make(HEADER.unpack(bytes(first) + rest[: HEADER_SIZE - len(first)]))
+    assert header == Header._make(HEADER.unpack_from(PLAIN))._replace(
+        base_offset=2**40, leader_epoch=0
+    )
+    assert bytes(first) + rest == with_header(PLAIN, base_offset=2**40, leader_epoch=0)
+
+
+@pytest.mark.parametrize("size", [1, 9000])
+def test_the_time_of_the_append_gets_a_checksum(size: int) -> None:
+    built = sent([(NOW, b"k", b"v" * size, [])], codecs.NONE)
+    parts = batch.placed(memoryview(built), 11, append_ms=NOW + 99)
+    assert b"".join(parts) == with_header(
+        built, base_offset=11, leader_epoch=0, attributes=8, max_timestamp=NOW + 99
+    )
+
+
+def test_the_batches_of_a_chunk() -> None:
+    bodies = [PLAIN, sent(THREE[:1], codecs.GZIP), PLAIN]
+    body = memoryview(b"".join(bodies))
+    ranges = batch.split(body, "k")
+    assert [bytes(body[start:end]) for start, end, _ in ranges] == bodies
+    assert [item.count for item in ranges] == [3, 1, 3]
+    assert batch.split(memoryview(b""), "k") == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        PLAIN[:-1],
+        PLAIN + b"\0",
+        PLAIN + PLAIN[:-1],
+        PLAIN + with_header(PLAIN, length=-1),
+        with_header(PLAIN, length=48),
+        with_header(PLAIN, length=2**31 - 1),
+        with_header(PLAIN, magic=3),
+        with_header(PLAIN, count=0, last_offset_delta=-1),
+        with_header(PLAIN, count=4),
+    ],
+)
+def test_bytes_that_are_no_batches_are_corrupt(body: bytes) -> None:
+    with pytest.raises(Corrupt, match="object k is corrupt"):
+        batch.split(memoryview(body), "k")
+
+
+def test_a_batch_that_does_not_decode_becomes_rows() -> None:
+    bad = with_header(PLAIN, attributes=codecs.LZ4)
+    body = memoryview(PLAIN + bad + PLAIN)
+    rows, undecodable = batch.decode(body, batch.split(body, "k"), "k")
+    rows.validate(full=True)
+    assert undecodable == 1
+    assert rows.slice(0, 3).equals(rows_of(THREE))
+    assert rows.slice(6, 3).equals(rows_of(THREE))
+    lost = rows.slice(3, 3).to_pylist()
+    assert [row["value"] for row in lost] == [bad, None, None]
+    assert {row["key"] for row in lost} == {None}
+    assert [row["headers"][0]["key"] for row in lost] == ["tidelog.undecodable"] * 3
+    assert b"unpack with lz4" in lost[0]["headers"][0]["value"]
+    assert chunk.timestamp_range(rows.slice(3, 3)) == (NOW + 5, NOW + 5)
+
+
+def test_the_bound_of_headers_is_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "HEADERS_MAX", 3)
+    three = sent([(NOW, b"k", b"v", [("h", b"x")] * 3)])
+    assert batch.check(memoryview(three)).count == 1
+    raw, size = three[HEADER_SIZE:], len(three) - HEADER_SIZE
+    starts, ends = [0, size, 2 * size], [size, 2 * size, 3 * size]
+    assert records.read(raw * 3, starts, ends, [1] * 3, [NOW] * 3).num_rows == 3
+    four = memoryview(sent([(NOW, b"k", b"v", [("h", b"x")] * 2)] * 2))
+    with pytest.raises(InvalidBatch, match="more than 3 headers"):
+        batch.check(four)
+    monkeypatch.setattr(records, "_COLUMNS_MIN", 0)
+    with pytest.raises(InvalidBatch, match="more than 3 headers"):
+        batch.check(four)
+
+
+def test_a_chunk_that_unpacks_too_large_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not undecodable: a batch alone would be."""
+    monkeypatch.setattr(chunk, "RAW_SIZE_MAX", 150)
+    body = memoryview(PLAIN + PLAIN)
+    with pytest.raises(Corrupt, match="more than 150 unpacked bytes"):
+        batch.decode(body, batch.split(body, "k"), "k")
+
+
+# --- built batches
+
+
+@given(RECORDS, st.data())
+@examples(100)
+def test_built_batches_have_the_offsets_of_the_rows(
+    drawn: list[Record], data: st.DataObject
+) -> None:
+    gaps = data.draw(st.lists(st.integers(1, 300), min_size=len(drawn), max_size=len(drawn)))
+    start, end_gap = data.draw(st.tuples(st.integers(0, 2**50), st.integers(1, 2**31)))
+    offsets, at = list[int](), start - 1
+    for gap in gaps:
+        at += gap
+        offsets.append(at)
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array(offsets, pa.int64()), *rows_of(drawn).columns], schema=chunk.RECORD_SCHEMA
+    )
+    skipped = data.draw(st.integers(0, len(drawn) - 1))
+    built = batch.build(rows.slice(skipped), start, at + end_gap)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_bytes, "_JOIN_MIN", 0)
+        assert batch.build(rows.slice(skipped), start, at + end_gap) == built
+    found = read_with_aiokafka(built)
+    assert [item[0] for item in found] == offsets[skipped:]
+    assert [item[1:] for item in found] == drawn[skipped:]
+    headers = [Header._make(HEADER.unpack_from(item)) for item in built]
+    assert headers[0].base_offset == start
+    last = headers[-1].base_offset + headers[-1].last_offset_delta
+    assert last == min(at + end_gap - 1, headers[-1].base_offset + 2**31 - 1)
+
+
+def read_with_aiokafka(built: list[bytes]) -> list[tuple]:
+    from aiokafka.record.default_records import DefaultRecordBatch
+
+    found = list[tuple]()
+    for item in built:
+        reader = DefaultRecordBatch(item)
+        assert reader.validate_crc()
+        found += [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in reader]
+    return found
+
+
+def test_built_batches_are_whole_and_lie_end_to_end() -> None:
+    drawn: list[Record] = [(NOW + i, None, b"v" * 1000, []) for i in range(999)]
+    drawn[500] = (NOW, b"k", b"large" * 200_000, [])
+    rows = chunk.with_offsets(rows_of(drawn), 10)
+    built = batch.build(rows, 10, 1009)
+    assert len(built) == 5  # 255 records weigh a batch; the large one is alone
+    assert [item[1:] for item in read_with_aiokafka(built)] == drawn
+    assert sorted(map(len, built))[-2] < batch.BATCH_BYTES
+    at = 10
+    for item in built:
+        header = Header._make(HEADER.unpack_from(item))
+        assert header.base_offset == at
+        at += header.last_offset_delta + 1
+        again = batch.check(memoryview(with_header(item, base_offset=0)))
+        assert again.timestamp_max == header.max_timestamp
+    assert at == 1009
+
+
+def test_a_range_without_records_is_a_batch_without_records() -> None:
+    rows = chunk.with_offsets(rows_of(THREE), 0).slice(0, 0)
+    (empty,) = batch.build(rows, 5, 9)
+    header = Header._make(HEADER.unpack(empty))
+    assert (header.base_offset, header.last_offset_delta, header.count) == (5, 3, 0)
+    assert read_with_aiokafka([empty]) == []
+
+
+def test_a_gap_over_the_bits_of_a_delta_is_between_two_batches() -> None:
+    rows = rows_of(THREE)
+    offsets = [5, 5 + 2**31, 5 + 2**40]
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array(offsets), *rows.columns], schema=chunk.RECORD_SCHEMA
+    )
+    built = batch.build(rows, 5, 2**41)
+    assert [item[0] for item in read_with_aiokafka(built)] == offsets
+    assert struct.unpack_from(">i", built[-1], 23) == (2**31 - 1,)

@@ -1,0 +1,166 @@
+"""The codecs: every framing that clients use, no byte beyond the bound, one error."""
+
+import contextlib
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.properties import examples
+from tidelog.storage.kafka import codecs
+from tidelog.storage.kafka.layout import InvalidBatch
+
+TEXT = b"".join(b"key-%05d and its value; " % i for i in range(9000))
+"""More than one block of each format."""
+
+
+def gzip(raw: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=31)
+    return packer.compress(raw) + packer.flush()
+
+
+def packed(name: str) -> Callable[[bytes], bytes]:
+    return lambda raw: pa.Codec(name).compress(raw, asbytes=True)
+
+
+def xerial(raw: bytes, block: int = 32 << 10) -> bytes:
+    blocks = [packed("snappy")(raw[at : at + block]) for at in range(0, len(raw), block)]
+    framed = [struct.pack(">i", len(item)) + item for item in blocks]
+    return b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + b"".join(framed)
+
+
+def stored_zstd(raw: bytes, window: int = 0x58) -> bytes:
+    """A frame without a content size, of one block without compression; 0x58 is 2 MiB."""
+    return b"\x28\xb5\x2f\xfd" + bytes([0, window]) + struct.pack("<I", len(raw) << 3 | 1)[:3] + raw
+
+
+FRAMINGS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
+    "none": (codecs.NONE, bytes),
+    "gzip": (codecs.GZIP, gzip),
+    "gzip in two members": (codecs.GZIP, lambda raw: gzip(raw[:99]) + gzip(raw[99:])),
+    "snappy": (codecs.SNAPPY, packed("snappy")),
+    "snappy in xerial's blocks": (codecs.SNAPPY, xerial),
+    "lz4": (codecs.LZ4, packed("lz4")),
+    "zstd": (codecs.ZSTD, packed("zstd")),
+    "zstd in two frames": (
+        codecs.ZSTD,
+        lambda raw: packed("zstd")(raw[:99]) + packed("zstd")(raw[99:]),
+    ),
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+@pytest.mark.parametrize("raw", [b"x", TEXT, bytes(3 << 20)], ids=["byte", "text", "zeros"])
+def test_each_framing_unpacks(framing: str, raw: bytes) -> None:
+    codec, pack = FRAMINGS[framing]
+    assert codecs.unpack(codec, pack(raw)) == raw
+
+
+def test_streams_of_zstd_and_lz4_unpack() -> None:
+    """A client that compresses a stream writes no size."""
+    assert codecs.unpack(codecs.ZSTD, stored_zstd(b"stored")) == b"stored"
+    for name in ("zstd", "lz4"):
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, name) as stream:
+            for at in range(0, len(TEXT), 1000):
+                stream.write(TEXT[at : at + 1000])
+        assert codecs.unpack(codecs.NAMES.index(name), sink.getvalue().to_pybytes()) == TEXT
+
+
+@pytest.mark.parametrize("framing", [name for name in FRAMINGS if name != "none"])
+def test_packed_bytes_that_are_cut_off_or_too_long_are_refused(framing: str) -> None:
+    codec, pack = FRAMINGS[framing]
+    whole = pack(TEXT[:2000])
+    for at in (*range(1, 30), len(whole) // 2, *range(len(whole) - 9, len(whole))):
+        refuses(codec, whole[:at])
+    refuses(codec, whole + b"\0")
+    refuses(codec, whole + b"a few bytes")
+
+
+@pytest.mark.parametrize(
+    ("codec", "body"),
+    [
+        (codecs.LZ4, packed("lz4")(TEXT) * 2),  # Java's consumer reads the first frame
+        (codecs.ZSTD, stored_zstd(b"x", window=0x69)),  # 9 MiB
+        (codecs.ZSTD, stored_zstd(b"x", window=0xFF)),
+        (codecs.ZSTD, stored_zstd(b"x") + stored_zstd(b"y", window=0x80)),
+        (codecs.ZSTD, b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 2**60) + b"\x01\0\0"),
+        (codecs.ZSTD, b"\x50\x2a\x4d\x18\x00\x00\x00\x00"),  # a frame without content
+        (codecs.SNAPPY, b"\xff\xff\xff\xff\x0f"),
+        (codecs.SNAPPY, b"\xff\xff\xff\xff\xff\xff\x0f"),
+        (codecs.SNAPPY, b"\x82SNAPPY\0" + struct.pack(">iii", 1, 1, -1)),
+    ],
+)
+def test_what_another_client_could_not_read_is_refused(codec: int, body: bytes) -> None:
+    refuses(codec, body)
+
+
+def refuses(codec: int, body: bytes) -> None:
+    with pytest.raises(InvalidBatch) as raised:
+        codecs.unpack(codec, body)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("framing", [name for name in FRAMINGS if name != "none"])
+def test_a_bomb_is_refused_within_its_bound(framing: str) -> None:
+    codec, pack = FRAMINGS[framing]
+    size = codecs.UNPACKED_MIN + 1
+    bomb = pack(bytes(size))
+    if len(bomb) * codecs.RATIO_MAX > size:  # snappy packs 1 : 21
+        assert len(codecs.unpack(codec, bomb)) == size
+        return
+    assert codecs.unpack(codec, pack(bytes(size - 1))) == bytes(size - 1)
+    default = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(default)
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        refuses(codec, bomb)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(default)
+    assert peak < 2.1 * codecs.UNPACKED_MIN
+    assert (pool.max_memory() or 0) < 4 << 20
+
+
+def test_the_bound_holds_over_all_blocks_and_members() -> None:
+    zeros = bytes(1 << 20)
+    with pytest.raises(InvalidBatch, match="unpack to more than 16777216 bytes"):
+        codecs.unpack(codecs.GZIP, gzip(zeros) * 17)
+    with pytest.raises(InvalidBatch, match="unpack to more than 16777216 bytes"):
+        codecs.unpack(codecs.ZSTD, packed("zstd")(zeros) * 17)
+    # A forged size in front of each block: it is compared with the bound, and then with the block.
+    forged = struct.pack(">i", 5) + b"\x80\x80\x80\x08\0"
+    refuses(codecs.SNAPPY, b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + forged * 9)
+
+
+@pytest.mark.parametrize(
+    ("codec", "body"),
+    [
+        (codecs.GZIP, gzip(b"") * 10_001),
+        (codecs.SNAPPY, xerial(bytes(10_001), block=1)),
+        (codecs.LZ4, packed("lz4")(b"")[:7] + b"\1\0\0\x80x" * 10_001 + bytes(4)),
+        (codecs.ZSTD, stored_zstd(b"")[:6] + bytes(3) * 10_000 + b"\1\0\0"),
+        (codecs.ZSTD, stored_zstd(b"") * 10_001),
+    ],
+)
+def test_empty_blocks_are_bounded(codec: int, body: bytes) -> None:
+    with pytest.raises(InvalidBatch, match="more than 10000 blocks"):
+        codecs.unpack(codec, body)
+
+
+@given(st.sampled_from(sorted(FRAMINGS)), st.data())
+@examples(400)
+def test_damaged_bytes_unpack_or_are_refused(framing: str, data: st.DataObject) -> None:
+    codec, pack = FRAMINGS[framing]
+    body = bytearray(pack(TEXT[:300]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(InvalidBatch):
+        assert len(codecs.unpack(codec, bytes(body))) <= codecs.UNPACKED_MIN
