@@ -50,8 +50,7 @@ from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import GroupNotEmpty, UnknownPartition
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 from tidelog.storage.state.committed_offsets import check_group_id
-from tidelog.storage.state.group_members import NO_GENERATION
-from tidelog.storage.state.group_types import GroupMember
+from tidelog.storage.state.group_types import NO_GENERATION, GroupMember
 
 GroupId = Annotated[str, Path(examples=["enrich"])]
 ConsumerId = Annotated[str, Path(examples=["rest-consumer-1"])]

@@ -12,8 +12,11 @@ from tidelog.storage.core.errors import Corrupt, NewerLevel
 
 FIRST = 1
 """The level of tidelog 0.1."""
-NEWEST = 3
+NEWEST = 4
 """The newest level that this version reads and writes; new clusters begin at it."""
+
+KAFKA = 4
+"""The level from which chunks may have record batches of Kafka's producers."""
 
 _FIXARRAY, _FIXARRAY_MASK, _FIXINT_MAX = 0x90, 0xF0, 0x7F
 

@@ -28,8 +28,7 @@ from tidelog.storage.groups.coordinator import (
 )
 from tidelog.storage.io.tasks import TASK_ENDS
 from tidelog.storage.log import Log
-from tidelog.storage.state.group_members import NO_GENERATION
-from tidelog.storage.state.group_types import ConsumerGroup
+from tidelog.storage.state.group_types import NO_GENERATION, ConsumerGroup
 
 log = logging.getLogger("tidelog.groups")
 

@@ -54,7 +54,7 @@ from tidelog.storage.state.committed_offsets import CommittedOffsets, KeptGroups
 from tidelog.storage.state.elapsed import ElapsedCheckpoint, ElapsedTime
 from tidelog.storage.state.forwarded_drafts import AppliedDraftMark, AppliedDrafts
 from tidelog.storage.state.group_members import GroupMembers
-from tidelog.storage.state.group_types import MembersCheckpoint
+from tidelog.storage.state.group_types import ClientGroupCheckpoint, MembersCheckpoint
 from tidelog.storage.state.holds import Hold, Holds
 from tidelog.storage.state.idempotency import IdempotencyRecord, IdempotencyRecords, OwnedRecords
 from tidelog.storage.state.outcome import Applied, Outcome, recall
@@ -70,6 +70,9 @@ ALONE = (CreateTopic, DeleteTopic, InitProducer, SetBounds)
 ELEMENTS_MIN = 9
 """Number of elements that every checkpoint of level 1 has. Of the elements after them, `encode`
 omits the empty ones at the end."""
+
+PARTS_OF_LEVELS = (("elapsed", 2), ("bounds", 2), ("owners", 3), ("client_groups", 4))
+"""The level from which every checkpoint has the element."""
 
 
 class _OwnersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -101,6 +104,7 @@ class _StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
     bounds: BoundsCheckpoint | None = None
     holds: list[Hold] = []
     owners: _OwnersCheckpoint | None = None
+    client_groups: list[ClientGroupCheckpoint] | None = None
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -163,8 +167,7 @@ class ClusterState:
         return self._configs[topic.topic_id]
 
     def idempotency_record(self, key: str, principal: str = "") -> IdempotencyRecord | None:
-        """Return the record of the principal's request with this key, or None if the state has no
-        such record, or has dropped it."""
+        """Return the record of the principal's request with this key, or None."""
         return self._keys.get(key, self.owner(principal))
 
     def check_new_key(self, principal: str) -> LogError | None:
@@ -445,10 +448,10 @@ class ClusterState:
             _OwnersCheckpoint(
                 self.owners.by_id, self.committed_offsets.owners, records, self.producers.owners()
             ),
+            self.members.kept_of_clients(),
         )
         elements = list(msgspec.structs.astuple(snapshot))
-        if self.level < shares.LEVEL:
-            elements.pop()
+        del elements[len(elements) - sum(self.level < first for first in (3, 4)) :]
         while self.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
             elements.pop()
         return _encoder.encode(elements)
@@ -462,16 +465,12 @@ class ClusterState:
             snapshot = _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(key, f"checkpoint does not decode: {error}") from error
-        is_first = snapshot.level == levels.FIRST
-        if any((part is None) != is_first for part in (snapshot.elapsed, snapshot.bounds)):
-            raise Corrupt(key, "lacks elapsed time or bounds, or has one of them at level 1")
-        if is_first and snapshot.holds:
+        for name, first in PARTS_OF_LEVELS:
+            if (getattr(snapshot, name) is None) != (snapshot.level < first):
+                raise Corrupt(key, f"a checkpoint has {name} from level {first} on, not before")
+        if snapshot.level == levels.FIRST and snapshot.holds:
             raise Corrupt(key, "a checkpoint has holds only from level 2 on")
-        owners = snapshot.owners
-        if (owners is None) != (snapshot.level < shares.LEVEL):
-            raise Corrupt(key, "a checkpoint has owners from level 3 on, and not before")
-        if owners is None:
-            owners = _OwnersCheckpoint({}, {}, {}, ProducerOwners())
+        owners = snapshot.owners or _OwnersCheckpoint({}, {}, {}, ProducerOwners())
         state = cls(snapshot.cluster_id, snapshot.level, bounds)
         state.seq = snapshot.seq
         state.hash = snapshot.hash
@@ -489,7 +488,7 @@ class ClusterState:
         for topic in snapshot.topics:
             state._index(topic)
         state.owners.load(owners.topics)
-        state.members.load(snapshot.members)
+        state.members.load(snapshot.members, snapshot.client_groups or ())
         state._keys.load({"": snapshot.keys, **owners.keys})
         state.origins.load(snapshot.origins)
         return state
