@@ -93,7 +93,7 @@ class GroupMembers:
         self._changed: set[str] = set()  # since the last `settle`
         self._catalog = catalog
         self._groups: dict[str, ConsumerGroup] = {}
-        self._generation_floor = 0
+        self.generation_floor = 0
         self._unsettled: set[str] = set()
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
@@ -127,7 +127,7 @@ class GroupMembers:
         group = self._groups.get(action.group_id)
         if isinstance(action, SettleGroup):
             unknown = ConsumerGroup(
-                action.group_id, self._generation_floor, coordinator=action.coordinator
+                action.group_id, self.generation_floor, coordinator=action.coordinator
             )
             return (group or unknown).check_settled(action)
         if isinstance(action, DeleteGroup):
@@ -401,7 +401,7 @@ class GroupMembers:
         self._changed.add(action.group_id)
 
     def _new(self, group_id: str) -> ConsumerGroup:
-        group = self._groups[group_id] = ConsumerGroup(group_id, self._generation_floor)
+        group = self._groups[group_id] = ConsumerGroup(group_id, self.generation_floor)
         return group
 
     def _take(self, group: ConsumerGroup, coordinator: str) -> None:
@@ -450,17 +450,17 @@ class GroupMembers:
         if group is not None:
             for member in group.members.values():  # they joined earlier in the same commit
                 self._count(member, -1)
-            self._generation_floor = max(self._generation_floor, group.generation)
+            self.generation_floor = max(self.generation_floor, group.generation)
             self._changed.add(group_id)
 
     # -- checkpoints
 
     def kept(self) -> MembersCheckpoint | None:
         """Return the groups as part of a checkpoint, or None if there is nothing to store."""
-        if not (self._groups or self._generation_floor):
+        if not (self._groups or self.generation_floor):
             return None
         return MembersCheckpoint(
-            self._generation_floor,
+            self.generation_floor,
             [one.kept() for one in self._groups.values() if not one.is_assigned_by_clients],
         )
 
@@ -473,7 +473,7 @@ class GroupMembers:
         self, kept: MembersCheckpoint | None, of_clients: Sequence[ClientGroupCheckpoint] = ()
     ) -> None:
         """Restore from a checkpoint. The catalog must have the checkpoint's topics already."""
-        self._generation_floor = 0 if kept is None else kept.generation_floor
+        self.generation_floor = 0 if kept is None else kept.generation_floor
         for each in (*(() if kept is None else kept.groups), *of_clients):
             group = ConsumerGroup.restored(each)
             group.inputs = self._inputs_of(group)
