@@ -6,6 +6,7 @@ checks (pyproject.toml).
     exit_status     exit statuses of brokers and commands
     setting_fields  a setting as a field of a dataclass, with default, documentation and check
     secret_files    secrets in files
+    kafka_settings  those fields of `Settings` that concern the listener for Kafka's protocol
     trust_settings  those fields of `Settings` that concern host names, TLS, OIDC and the audit log
     settings        every setting: unit, default, reason; no other module reads the environment
     http            requests, responses, errors, URLs, the HTTP/1.1 protocol

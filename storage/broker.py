@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidelog.storage.cluster.announcer import NO_PEERS, AnnouncerCounters, PeerTransport
-from tidelog.storage.cluster.liveness import Member, MembershipSettings
+from tidelog.storage.cluster.liveness import KafkaListener, Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.secret import cluster_secret
 from tidelog.storage.cluster.sequencer import Sequencer, SequencerCounters, SequencerSettings
@@ -264,11 +264,13 @@ class Broker(Log):
         if kept:
             self.writer.adopt(kept)
 
-    async def join(self, address: str, port: int = 0) -> None:
+    async def join(
+        self, address: str, port: int = 0, kafka: tuple[KafkaListener, ...] = ()
+    ) -> None:
         """Register as a broker of the cluster. From now on, peers must be able to reach this broker
-        at `address`, and clients at `port`. A broker that does not register commits without a
-        sequencer, with the same results."""
-        await self.membership.join(address, port)
+        at `address`, and clients at `port` and `kafka`. A broker that does not register commits
+        without a sequencer, with the same results."""
+        await self.membership.join(address, port, kafka)
         self._tasks.append(asyncio.create_task(self.membership.run(), name="tidelog-members"))
         if self._has_peers:
             self._start_groups()  # only now: without its peers it would take over their groups
