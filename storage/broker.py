@@ -178,9 +178,7 @@ class Broker(Log):
         membership = self.membership
         coordinators = Rendezvous(membership.me.id, lambda: [one.id for one in membership.others])
         self.groups = Instances(self, coordinators, may_describe)
-        self.classic_groups = ClassicGroups(
-            self, self.groups.coordinator, self.groups.commits, settings.group_delay_s
-        )
+        self.classic_groups = ClassicGroups(self, self.groups, settings.group_delay_s)
         self.name = name
         self._has_peers = peers is not NO_PEERS
         self._retry = StartRetry(wal.clock, settings.start_retry_s)
@@ -278,8 +276,7 @@ class Broker(Log):
     def _start_groups(self) -> None:
         if self.settings.is_coordinating:
             self.groups.start()
-            run = self.classic_groups.run()
-            self._tasks.append(asyncio.create_task(run, name="tidelog-classic-groups"))
+            self._tasks.append(asyncio.create_task(self.classic_groups.run()))
 
     async def run_until_failed(self) -> None:
         """Wait until a background task fails (a bug), or until a copy of this process writes to the
@@ -338,8 +335,8 @@ class Broker(Log):
 
     async def release(self) -> None:
         """Free tasks, threads and file locks without a flush, as the end of a process does."""
-        parts = (*self._tasks, self.groups.task, *self.classic_groups.tasks)
-        tasks = [task for task in parts if task is not None]
+        tasks = [each for each in (*self._tasks, self.groups.task) if each is not None]
+        tasks += self.classic_groups.tasks
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -54,8 +54,8 @@ from tidelog.storage.groups.classic_requests import (
     Synced,
     SyncRequest,
 )
-from tidelog.storage.groups.coordinator import Coordinator, all_of
-from tidelog.storage.groups.offset_commits import OffsetCommits
+from tidelog.storage.groups.coordinator import all_of
+from tidelog.storage.groups.instances import Instances
 from tidelog.storage.io.tasks import TASK_ENDS, surviving
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Applied
@@ -97,12 +97,11 @@ class ClassicGroups:
     """The classic groups of one broker. Owned by the log's event loop. `run` is its background
     task; requests also work without it."""
 
-    def __init__(
-        self, broker: Log, coordinator: Coordinator, commits: OffsetCommits, delay_s: float
-    ) -> None:
+    def __init__(self, broker: Log, instances: Instances, delay_s: float) -> None:
+        """`instances` are the groups of the other kind: both have the same coordinators."""
         self._log = broker
-        self._coordinator = coordinator
-        self._commits = commits
+        self._coordinator = instances.coordinator
+        self._commits = instances.commits
         self._delay_s = delay_s
         self._held: dict[str, _Held] = {}
         self._is_draining = False
