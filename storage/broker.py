@@ -44,6 +44,7 @@ from tidelog.storage.io.metered import MeteredStore, StoreCounters
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.io.start_retry import StartRetry
 from tidelog.storage.io.tasks import surviving
+from tidelog.storage.kafka_log import KafkaLog
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.reader import ReaderSettings
@@ -179,6 +180,7 @@ class Broker(Log):
         coordinators = Rendezvous(membership.me.id, lambda: [one.id for one in membership.others])
         self.groups = Instances(self, coordinators, may_describe)
         self.classic_groups = ClassicGroups(self, self.groups, settings.group_delay_s)
+        self.kafka = KafkaLog(self)
         self.name = name
         self._has_peers = peers is not NO_PEERS
         self._retry = StartRetry(wal.clock, settings.start_retry_s)

@@ -7,10 +7,10 @@ time. The modules that a `Log` uses keep I1 to I7 and I10; this module adds long
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ from tidelog.storage.core.actions import (
     DeleteTopic,
     InitProducer,
     LoseRecords,
-    ProducerBatch,
+    ReserveProducers,
 )
 from tidelog.storage.core.chunk import RECORDS_MAX, Rows
 from tidelog.storage.core.entry import Entry, IdempotencyKey
@@ -50,7 +50,6 @@ from tidelog.storage.read.reader import FetchResult, Reader, ReaderSettings, ret
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset
-from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.state.topic_checks import check_new_name, check_partitions
@@ -58,12 +57,14 @@ from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.wal.wal_objects import WalSettings
-from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
+from tidelog.storage.write.committed_tail import CommittedTail
 from tidelog.storage.write.requests import AppendRequest, part_rows
 from tidelog.storage.write.sealer import Sealer, SealerSettings
 from tidelog.storage.write.writer import Writer, WriterSettings
 
 __all__ = ["FetchResult", "Log", "LogSettings"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("tidelog.log")
 
@@ -114,7 +115,7 @@ class Log:
         self.writer = Writer(
             wal,
             settings.writer,
-            self._on_committed,
+            CommittedTail(self.reader, lambda: wal.state).add,
             committer=committer,
             hot_dir=hot_dir,
             observer=observer,
@@ -250,25 +251,6 @@ class Log:
         )
         return await self._append(request)
 
-    async def append_batch(
-        self,
-        topic: Topic,
-        partition: int,
-        rows: Rows | pa.RecordBatch,
-        batch: ProducerBatch,
-        *,
-        size: int,
-        is_json: bool = False,
-    ) -> AppendedRange:
-        """Append a Kafka producer's batch; return its appended range. If the batch is in the log
-        already, return its first range. No route calls this method yet; Kafka's protocol will.
-
-        Raises the errors of `append`, and ProducerFenced and OutOfOrderSequence.
-        """
-        part = part_rows(topic, partition, rows, batch)
-        (placement,) = await self._append(AppendRequest([part], size, is_json=is_json))
-        return placement
-
     async def init_producer(self, producer_id: int = -1, epoch: int = -1) -> ProducerEpoch:
         """Return a new producer id, or the next epoch of a known id, which fences older epochs.
         `epoch` is the producer's current epoch, or -1 if unknown. Raises ProducerFenced.
@@ -282,6 +264,17 @@ class Log:
         if request.producer is None:
             raise CommitUnknown("the new producer id is unknown: retry")
         return request.producer
+
+    async def reserve_producers(self, count: int) -> int:
+        """Reserve `count` producer ids for this broker and return the first. Raises InvalidRequest
+        below level 4.
+
+        **On a crash** before the answer: the ids are never used."""
+        request = AppendRequest((), 0, actions=[ReserveProducers(count)])
+        await self._append(request)
+        if request.producer is None:
+            raise CommitUnknown("the reserved producer ids are unknown: retry")
+        return request.producer.producer_id
 
     async def submit(self, *actions: AnyAction) -> None:
         """Commit all actions or none (I4). Raises a refusal of `apply`, or an error of `append`."""
@@ -335,23 +328,31 @@ class Log:
         if offset >= held.high_watermark:
             await self.wal.refresh()  # records acknowledged before this call must be visible (I3)
             held = self.state.partition(topic, partition)
-        self._check_range(topic, partition, offset, held)
+        self.check_range(topic, partition, offset, held)
         if offset == held.high_watermark and wait_s > 0:
             await self._wait_for_records(self.state.topic(topic), partition, offset, wait_s)
             held = self.state.partition(topic, partition)
-            self._check_range(topic, partition, offset, held)
+            self.check_range(topic, partition, offset, held)
         if offset == held.high_watermark or not bounds.bytes_max:
             return FetchResult([], offset, held.log_start_offset, held.high_watermark)
-        try:
-            taken = await self.reader.read(self.state.topic(topic), partition, offset, bounds)
-        except TableInDoubt as error:
-            await self.wal.refresh()  # a newer retention may have removed these records
-            held = self.state.partition(topic, partition)
-            self._check_range(topic, partition, offset, held)
-            self.tables.doubt(self.state.topic(topic), error)
-            raise
+        read = partial(self.reader.read, self.state.topic(topic), partition, offset, bounds)
+        taken = await self.unless_removed(topic, partition, offset, read)
         start, end = held.log_start_offset, held.high_watermark
         return FetchResult(taken.pieces, taken.next_offset, start, end, taken.weight)
+
+    async def unless_removed(
+        self, topic: str, partition: int, offset: int, read: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Return the result of a read from `offset` on. If the read finds the table in doubt,
+        remember the doubt, unless a newer retention has removed the records: then raise
+        OffsetOutOfRange."""
+        try:
+            return await read()
+        except TableInDoubt as error:
+            await self.wal.refresh()
+            self.check_range(topic, partition, offset, self.state.partition(topic, partition))
+            self.tables.doubt(self.state.topic(topic), error)
+            raise
 
     async def _partition(self, topic: str, partition: int) -> Partition:
         """Return the partition. If it is unknown, refresh the view, then look again (I3)."""
@@ -360,7 +361,8 @@ class Log:
         await self.wal.refresh()
         return self.state.partition(topic, partition)
 
-    def _check_range(self, topic: str, number: int, offset: int, partition: Partition) -> None:
+    def check_range(self, topic: str, number: int, offset: int, partition: Partition) -> None:
+        """Raise OffsetOutOfRange unless the offset is one of the partition, or its end."""
         if not partition.log_start_offset <= offset <= partition.high_watermark:
             raise OffsetOutOfRange(
                 topic,
@@ -471,29 +473,6 @@ class Log:
         self.tail.clear()
         self.tables.forget_unknown()
         self._waiting.wake_all()
-
-    def _on_committed(
-        self, segment: ClosedSegment, encoded: EncodedDraft, outcomes: Sequence[Outcome]
-    ) -> None:
-        """Cache the records of this broker's commit, because most reads want the newest records."""
-        for number, first, count, placement in segment.applied_appends(outcomes):
-            chunk = encoded.draft.chunks[number]
-            if (topic := self.state.topic_of_id(chunk.topic_id)) is None:
-                continue
-            partition = topic.partitions[placement.partition]
-            if (at := partition.tail_index(placement.base_offset)) < 0:
-                continue  # a seal has trimmed them from the tail
-            self.reader.close_gap(topic, placement.partition, placement.base_offset)
-            tail_chunk = partition.tail[at]
-            batch = encoded.batches[number].slice(first, count)
-            self.tail.add(
-                (topic.topic_id, placement.partition),
-                placement.base_offset,
-                batch,
-                is_json=chunk.is_json,
-                nbytes=chunk.raw_size * count // chunk.rows,
-                append_ms=tail_chunk.append_ms,
-            )
 
 
 def _ends(topic: Topic) -> list[int]:

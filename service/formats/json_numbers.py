@@ -11,14 +11,9 @@ Pure.
 import re
 from collections.abc import Sequence
 from math import isinf
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import orjson
-
-Octets: TypeAlias = npt.NDArray[np.uint8]
-Positions: TypeAlias = npt.NDArray[np.int64]
 
 SMALL = 2048
 """Up to SMALL bytes, methods of `bytes` are faster than numpy."""
@@ -32,17 +27,15 @@ these bytes."""
 MANTISSA_MAX = 24
 """The search reads about this number of bytes before an exponent. If all of them are digits, `.` or
 `-`, they count as a number."""
-POSITIONS_AT_ONCE = 4096
 
-_EXPONENT = re.compile(rb"(?:[\s,:\[]|\A)-?[0-9]+(?:\.[0-9]+)?[eE]\+?[0-9]{3}")
-"""A number with a large exponent, where JSON allows a number. `3e812` in a UUID does not match."""
 _NUMBER = re.compile(rb"(?:[\s,:\[]|\A)-?([0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]+)?)(?=[\s,\]}]|\Z)")
 _ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
-_OTHER, _IN_NUMBER, _BEFORE_NUMBER = range(3)
-_KINDS = np.full(256, _OTHER, np.uint8)
-_KINDS[list(b"0123456789.-")] = _IN_NUMBER
-_KINDS[list(b" \t\r\n,:[")] = _BEFORE_NUMBER
-_BACKWARDS = np.arange(1, MANTISSA_MAX + 2)
+_EXPONENT_ALIKE = re.compile(rb"0e[0+]00")
+"""A large exponent, or its first digits, in a text that _ALIKE has translated."""
+_IN_NUMBER = b"0123456789.-"
+_BEFORE_NUMBER = b" \t\r\n,:["
+_IS_MANTISSA = np.zeros(256, np.bool_)
+_IS_MANTISSA[list(_IN_NUMBER + _BEFORE_NUMBER)] = True
 
 
 class NumberTooLarge(ValueError):
@@ -72,34 +65,33 @@ def _may_overflow(text: bytes) -> bool:
         alike = text.translate(_ALIKE)
         if len(text) >= DIGITS_MIN and DIGITS in alike:
             return True
-        return b"0e" in alike and _EXPONENT.search(text) is not None
-    octets = np.frombuffer(text, np.uint8)
-    like_digits = (octets & 0xF0) == 0x30  # also true for `:` to `?`, but a fast test
-    if DIGITS_PACKED in np.packbits(like_digits).tobytes():
-        return True
-    exponents = (octets[1:] | 0x20) == ord("e")
-    exponents &= like_digits[:-1]
-    if not exponents.any():
+        if b"0e" not in alike:
+            return False
+        places = [match.start() + 1 for match in _EXPONENT_ALIKE.finditer(alike)]
+    else:
+        octets = np.frombuffer(text, np.uint8)
+        like_digits = (octets & 0xF0) == 0x30  # also true for `:` to `?`, but a fast test
+        if DIGITS_PACKED in np.packbits(like_digits).tobytes():
+            return True
+        exponents = (octets[1:-3] | 0x20) == ord("e")
+        for digits in (like_digits[:-4], like_digits[3:-1], like_digits[4:]):
+            exponents &= digits
+        found = np.flatnonzero(exponents) + 1
+        # Hexadecimal digits have many such places, most of them after a letter.
+        places = found[_IS_MANTISSA[octets[np.maximum(found - 2, 0)]]].tolist()
+    return any(_is_large_exponent(text, at) for at in places)
+
+
+def _is_large_exponent(text: bytes, at: int) -> bool:
+    """Return whether the `e` at this place begins a large exponent of a number. The number must
+    stand where JSON allows a number, so hexadecimal digits in a string do not count."""
+    mantissa = text[max(at - MANTISSA_MAX - 1, 0) : at]
+    before = mantissa.rstrip(_IN_NUMBER)
+    if len(before) == len(mantissa) or (before and before[-1] not in _BEFORE_NUMBER):
         return False
-    positions = np.flatnonzero(exponents[:-3]) + 1
-    return any(
-        _has_large_exponent(octets, positions[start : start + POSITIONS_AT_ONCE])
-        for start in range(0, len(positions), POSITIONS_AT_ONCE)
-    )
-
-
-def _has_large_exponent(octets: Octets, positions: Positions) -> bool:
-    """Return whether `e` at one of these positions begins a large exponent of a number. The number
-    must stand where JSON allows a number, so hexadecimal digits in a string do not count."""
-    are_digits = [octets[positions + distance] - ord("0") < 10 for distance in (-1, 1, 2, 3)]
-    fourth = octets[np.minimum(positions + 4, len(octets) - 1)]
-    is_signed = (octets[positions + 1] == ord("+")) & (fourth - ord("0") < 10)
-    is_large = are_digits[0] & (are_digits[1] | is_signed) & are_digits[2] & are_digits[3]
-    before = positions[is_large][:, None] - _BACKWARDS
-    kinds = _KINDS[octets[np.maximum(before, 0)]]
-    kinds[before < 0] = _BEFORE_NUMBER
-    first_other = (kinds != _IN_NUMBER).argmax(axis=1)
-    return bool((kinds[np.arange(len(kinds)), first_other] != _OTHER).any())
+    first = at + 2 if text[at + 1] == ord("+") else at + 1
+    digits = text[first : first + 3]
+    return len(digits) == 3 and digits.isdigit()
 
 
 def _overflows(text: bytes) -> bool:

@@ -7,6 +7,10 @@ import msgspec
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.model import TopicIdPartition
 
+KAFKA_CODEC = "kafka"
+"""The codec of a chunk that has the record batches of Kafka producers, as they came, instead of an
+Arrow message."""
+
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """The records of one partition in one closed hot segment.
@@ -80,6 +84,13 @@ class InitProducer(Action, frozen=True, array_like=True, tag="init-producer", gc
     epoch: int = -1
 
 
+class ReserveProducers(Action, frozen=True, array_like=True, tag="reserve-producers", gc=False):
+    """A broker reserves `count` consecutive producer ids, which it gives to producers. The commit
+    must not have another action. Exists from level 4 on."""
+
+    count: int
+
+
 class GroupOffset(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
@@ -100,6 +111,13 @@ class CommitOffsets(Action, frozen=True, array_like=True, tag="commit-offsets", 
     generation: int
     offsets: list[GroupOffset]
     member_id: str = ""
+
+
+class DeleteOffsets(Action, frozen=True, array_like=True, tag="delete-offsets", gc=False):
+    """The committed offsets of a group in these partitions are deleted. Exists from level 4 on."""
+
+    group_id: str
+    partitions: list[TopicIdPartition]
 
 
 class MemberConfig(
@@ -395,14 +413,16 @@ HoldAction = TakeHold | RenewHold | ReleaseHold
 
 SecondLevelAction = LoseRecords | SetBounds | HoldAction
 """The actions that level 1 of the format does not have."""
-FourthLevelAction = SettleGroup
+FourthLevelAction = ReserveProducers | SettleGroup | DeleteOffsets
 """The actions that level 3 of the format does not have."""
 
 AnyAction = (
     Append
     | ProducerAppend
     | InitProducer
+    | ReserveProducers
     | CommitOffsets
+    | DeleteOffsets
     | CreateTopic
     | DeleteTopic
     | AlterTopic

@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tidelog.storage.core import levels
-from tidelog.storage.core.actions import AnyAction, Chunk, FourthLevelAction, SecondLevelAction
+from tidelog.storage.core.actions import (
+    KAFKA_CODEC,
+    AnyAction,
+    Chunk,
+    FourthLevelAction,
+    SecondLevelAction,
+)
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.core.model import SKEW_MS_MAX, Part
@@ -142,10 +148,8 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 def encode_header(entry: Entry) -> tuple[bytes, bytes]:
     """Return the bytes before the chunks, and the entry's hash. Raises InvalidRequest if the entry
     has an action that its level does not have, because no process could read the entry."""
-    if entry.level < levels.KAFKA and _has_newer_action(entry):
-        raise InvalidRequest(
-            f"level {entry.level} of the format has no such action: run `tidelog upgrade`"
-        )
+    if entry.level < levels.KAFKA and _has_kafka_part(entry):
+        raise InvalidRequest("the format has this action, or record batches, from level 4 on")
     header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
     assert len(header) <= HEADER_BYTES_MAX, "readers refuse a header of this size"
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
@@ -203,8 +207,10 @@ def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decode
         entry = _decoder.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(key, f"its header does not decode: {error}") from error
-    if entry.level < levels.KAFKA and _exceeds_level(entry):
-        raise Corrupt(key, f"its header has what level {entry.level} of the format does not have")
+    if entry.level == levels.FIRST and _exceeds_first_level(entry):
+        raise Corrupt(key, "its header has what level 1 of the format does not have")
+    if entry.level < levels.KAFKA and _has_kafka_part(entry):
+        raise Corrupt(key, "its header has what the format has from level 4 on")
     if entry.seq != seq:
         raise Corrupt(key, f"its number is {entry.seq}, expected {seq}")
     if previous is not None and entry.previous != previous:
@@ -224,6 +230,8 @@ def shares(entry: Entry) -> Iterator[tuple[DraftId, range]]:
 def _first_level(entry: Entry) -> list[object]:
     """Return the elements that level 1 has: no principals, no store time, and `origins` only if it
     is not empty."""
+    if _has_action(entry, SecondLevelAction):
+        raise InvalidRequest("level 1 of the format has no such action: run `tidelog upgrade`")
     commits = [(it.commit_id, it.actions, it.key, it.hot) for it in entry.commits]
     elements = [
         entry.level,
@@ -238,19 +246,18 @@ def _first_level(entry: Entry) -> list[object]:
     return [*elements, entry.origins] if entry.origins else elements
 
 
-def _exceeds_level(entry: Entry) -> bool:
-    has_more = entry.level == levels.FIRST and (
-        bool(entry.store_ms) or any(commit.principal for commit in entry.commits)
-    )
-    return has_more or _has_newer_action(entry)
+def _exceeds_first_level(entry: Entry) -> bool:
+    has_more = bool(entry.store_ms) or any(commit.principal for commit in entry.commits)
+    return has_more or _has_action(entry, SecondLevelAction)
 
 
-def _has_newer_action(entry: Entry) -> bool:
-    """Return whether the entry, of a level below KAFKA, has an action of a later level."""
-    newer: Any = FourthLevelAction
-    if entry.level == levels.FIRST:
-        newer = FourthLevelAction | SecondLevelAction
-    return any(isinstance(action, newer) for commit in entry.commits for action in commit.actions)
+def _has_action(entry: Entry, kinds: Any) -> bool:
+    return any(isinstance(action, kinds) for commit in entry.commits for action in commit.actions)
+
+
+def _has_kafka_part(entry: Entry) -> bool:
+    has_batches = any(chunk.codec == KAFKA_CODEC for chunk in entry.chunks)
+    return has_batches or _has_action(entry, FourthLevelAction)
 
 
 def _hash(header: bytes) -> bytes:

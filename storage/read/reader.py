@@ -24,6 +24,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.actions import KAFKA_CODEC
 from tidelog.storage.core.errors import (
     Corrupt,
     DamagedRecords,
@@ -31,10 +32,11 @@ from tidelog.storage.core.errors import (
     TableInDoubt,
     missing_object,
 )
-from tidelog.storage.core.model import ReadBounds, SegmentFile
+from tidelog.storage.core.model import Part, ReadBounds, SegmentFile
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.tasks import retrieve_exception
+from tidelog.storage.kafka.kept import KeptBatches, Records
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.segment_reader import (
     BATCH_OVERHEAD,
@@ -44,7 +46,7 @@ from tidelog.storage.read.segment_reader import (
     between,
     first_at,
 )
-from tidelog.storage.read.tail_cache import TailCache
+from tidelog.storage.read.tail_cache import CachedBatch, TailCache
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.tables.doubt import blamed, hole
@@ -122,8 +124,9 @@ class Reader:
         self.store = store
         self.tail = tail
         self._announced = announced
-        self.chunk_cache: Cache[tuple[str, int], pa.RecordBatch] = Cache(
-            settings.chunk_cache_bytes, lambda batch: batch.nbytes + BATCH_OVERHEAD
+        # Keys are a chunk's object, its position, and whether its batches are kept as they are.
+        self.chunk_cache: Cache[tuple[str, int, bool], Records] = Cache(
+            settings.chunk_cache_bytes, lambda records: records.nbytes + BATCH_OVERHEAD
         )
         self._tables = tables
         self._ranges = StoreRanges(store)
@@ -211,8 +214,9 @@ class Reader:
             cached = [] if is_cleaned else self.tail.read((topic.topic_id, number), offset)
             if cached:
                 for part in cached:
+                    columns = await self._columns(topic, number, part)
                     while offset < part.end_offset:
-                        batch = part.batch.slice(offset - part.base_offset)
+                        batch = columns.slice(offset - part.base_offset)
                         rows = min(chunks.rows_bound(batch, bounds.bytes_max), bounds.records_max)
                         batch = batch.slice(0, rows)
                         yield ReadBatch(chunks.with_offsets(batch, offset), part.is_json)
@@ -231,13 +235,24 @@ class Reader:
                 try:
                     whole = await self._tail_batch(chunk)
                 except Corrupt as error:
-                    raise DamagedRecords(
-                        topic.name, number, chunk.base_offset, chunk.end_offset, error
-                    ) from error
+                    raise _damaged(topic, number, chunk, error) from error
                 self._keep(topic, number, chunk, whole)
                 batch = whole.slice(offset - chunk.base_offset)
                 yield ReadBatch(chunks.with_offsets(batch, offset), chunk.is_json)
                 offset = chunk.end_offset
+
+    async def _columns(self, topic: Topic, number: int, part: CachedBatch) -> pa.RecordBatch:
+        """Return the records of a cached piece as columns; kept batches are decoded once."""
+        if not isinstance(part.records, KeptBatches):
+            return part.records
+
+        async def load() -> pa.RecordBatch:
+            return part.decoded()
+
+        where = f"{topic.topic_id}/{number}/{part.end_offset}", part.base_offset, False
+        found = await self.chunk_cache.get(where, load)
+        assert not isinstance(found, KeptBatches)
+        return found
 
     async def _walk_table(
         self, topic: Topic, number: int, offset: int, end: int
@@ -318,7 +333,36 @@ class Reader:
 
     # -- the tail in the WAL
 
-    def _keep(self, topic: Topic, number: int, chunk: TailChunk, batch: pa.RecordBatch) -> None:
+    async def kept_batches(
+        self, topic: Topic, number: int, offset: int
+    ) -> list[tuple[int, KeptBatches]]:
+        """Return the batches from `offset` on that producers sent in Kafka's format, as the base
+        offsets and batches of consecutive pieces. Return nothing if the record at `offset` is
+        stored otherwise. Raises Corrupt (DamagedRecords)."""
+        partition = topic.partitions[number]
+        if offset < partition.sealed_end and _is_compacted(topic):
+            return []
+        found: list[tuple[int, KeptBatches]] = []
+        for piece in self.tail.read((topic.topic_id, number), offset):
+            if not isinstance(piece.records, KeptBatches):
+                return found
+            found.append((piece.base_offset, piece.records))
+        if found or offset < partition.sealed_end:
+            return found
+        chunk = partition.tail[partition.tail_index(offset)]
+        if chunk.codec != KAFKA_CODEC:
+            return []
+        self._read_ahead(partition, offset)
+        try:
+            batches = chunk.batches_of(await self._stored_batches(chunk))
+        except Corrupt as error:
+            raise _damaged(topic, number, chunk, error) from error
+        if batches is None:
+            return []
+        self._keep(topic, number, chunk, batches)
+        return [(chunk.base_offset, batches)]
+
+    def _keep(self, topic: Topic, number: int, chunk: TailChunk, batch: Records) -> None:
         """Cache records that another broker committed. Later reads of the tail then get them in
         large batches, like the records of this broker."""
         key = topic.topic_id, number
@@ -330,24 +374,43 @@ class Reader:
     def _read_ahead(self, partition: Partition, offset: int) -> None:
         first = partition.tail_index(offset)
         for chunk in partition.tail[first : first + READ_AHEAD_CHUNKS]:
-            if not (chunk.is_lost or self.chunk_cache.peek((chunk.object_key, chunk.position))):
+            is_kept = chunk.codec == KAFKA_CODEC
+            where = chunk.object_key, chunk.position, is_kept
+            if not (chunk.is_lost or self.chunk_cache.peek(where)):
                 # Ignore a failure: the read that needs the chunk will get the error.
-                task = asyncio.ensure_future(self._tail_batch(chunk))
+                load = self._stored_batches if is_kept else self._tail_batch
+                task = asyncio.ensure_future(load(chunk))
                 task.add_done_callback(retrieve_exception)
 
     async def _tail_batch(self, chunk: TailChunk) -> pa.RecordBatch:
         """Return the tail chunk's records in CHUNK_SCHEMA, with the timestamps that readers get."""
 
         async def load() -> pa.RecordBatch:
-            where = (chunk.object_key, chunk.position, chunk.size)
-            body = self._announced.get(*where, chunk.crc32c)
-            try:
-                return chunk.decode(body or await self._ranges.read(*where))
-            except NotFound as error:
-                raise missing_object(error.key) from error
+            if chunk.codec != KAFKA_CODEC:
+                return chunk.decode(await self._body(chunk))
+            batches = await self._stored_batches(chunk)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, batches.decoded)
 
-        key = chunk.object_key, chunk.position
-        return chunk.records_of(await self.chunk_cache.get(key, load))
+        found = await self.chunk_cache.get((chunk.object_key, chunk.position, False), load)
+        assert not isinstance(found, KeptBatches)
+        return chunk.records_of(found)
+
+    async def _stored_batches(self, chunk: TailChunk) -> KeptBatches:
+        """Return all record batches of a chunk with the codec KAFKA_CODEC."""
+
+        async def load() -> KeptBatches:
+            return chunk.open(await self._body(chunk))
+
+        found = await self.chunk_cache.get((chunk.object_key, chunk.position, True), load)
+        assert isinstance(found, KeptBatches)
+        return found
+
+    async def _body(self, chunk: TailChunk) -> Part:
+        where = chunk.object_key, chunk.position, chunk.size
+        try:
+            return self._announced.get(*where, chunk.crc32c) or await self._ranges.read(*where)
+        except NotFound as error:
+            raise missing_object(error.key) from error
 
     def close_gap(self, topic: Topic, number: int, offset: int) -> None:
         """Cache the records from the end of the cached tail to `offset`, if peers announced them.
@@ -366,11 +429,17 @@ class Reader:
             body = self._announced.get(chunk.object_key, chunk.position, chunk.size, chunk.crc32c)
             if body is None:
                 return
+            records: Records | None
             try:
-                batch = chunk.records_of(chunk.decode(body))
+                if chunk.codec == KAFKA_CODEC:
+                    records = chunk.batches_of(chunk.open(body))
+                else:
+                    records = chunk.records_of(chunk.decode(body))
             except Corrupt:  # a read of these records will get the error
                 return
-            self._keep(topic, number, chunk, batch)
+            if records is None:
+                return
+            self._keep(topic, number, chunk, records)
             end = chunk.end_offset
 
 
@@ -388,6 +457,10 @@ async def retry_after_suspend(
             if clock.boot_s() - started_s <= pause_max_s:
                 raise
     return await read()
+
+
+def _damaged(topic: Topic, number: int, chunk: TailChunk, error: Corrupt) -> DamagedRecords:
+    return DamagedRecords(topic.name, number, chunk.base_offset, chunk.end_offset, error)
 
 
 def _is_compacted(topic: Topic) -> bool:

@@ -13,9 +13,14 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
+from tidelog.storage.kafka import kept
+from tidelog.storage.kafka.kept import KeptBatches, Records
 
-MERGE_ROWS_MAX = 1024
-MERGE_BYTES_MAX = 128 * 1024
+MERGE_PIECES = 4
+"""Pieces that become one piece. Each merge costs ~10 us, so two would cost twice as much a record;
+more would leave a read of the newest records more pieces."""
+MERGE_ROWS_MAX = 4096
+MERGE_BYTES_MAX = 512 * 1024
 MEASURE_ROWS_MIN = 64
 """Pieces of fewer rows are not measured: to measure a piece takes as long as to merge it."""
 PIECE_OVERHEAD = 512
@@ -27,18 +32,23 @@ built again, with one element for each partition."""
 
 
 class CachedBatch(NamedTuple):
-    """Consecutive records of CHUNK_SCHEMA, with the timestamps that readers get. `born` is the
-    number of bytes that were added to the cache before them."""
+    """Consecutive records, with the timestamps that readers get: as columns (CHUNK_SCHEMA), or as
+    kept batches. `born` is the number of bytes that were added to the cache before them."""
 
     base_offset: int
-    batch: pa.RecordBatch
+    records: Records
     is_json: bool
     nbytes: int
     born: int
 
     @property
     def end_offset(self) -> int:
-        return self.base_offset + self.batch.num_rows
+        return self.base_offset + self.records.num_rows
+
+    def decoded(self) -> pa.RecordBatch:
+        """Return the records as columns."""
+        records = self.records
+        return records.decoded() if isinstance(records, KeptBatches) else records
 
 
 class TailCache:
@@ -57,7 +67,7 @@ class TailCache:
         self,
         key: tuple[str, int],
         base_offset: int,
-        batch: pa.RecordBatch,
+        records: Records,
         *,
         is_json: bool,
         nbytes: int,
@@ -68,7 +78,10 @@ class TailCache:
         `nbytes` estimates their memory. If `append_ms` >= 0, it is the timestamp for readers.
         """
         if append_ms >= 0:
-            batch = chunks.with_timestamp(batch, append_ms)
+            if isinstance(records, KeptBatches):
+                records = records.with_timestamp(append_ms)
+            else:
+                records = chunks.with_timestamp(records, append_ms)
         pieces = self._pieces.get(key)
         if pieces and pieces[-1].end_offset != base_offset:
             self._drop(key)
@@ -77,11 +90,11 @@ class TailCache:
             pieces = self._pieces[key] = []
             self._note_first(key)
         pieces.append(
-            CachedBatch(base_offset, batch, is_json, nbytes + PIECE_OVERHEAD, self._added)
+            CachedBatch(base_offset, records, is_json, nbytes + PIECE_OVERHEAD, self._added)
         )
         self._added += pieces[-1].nbytes
         self.bytes += pieces[-1].nbytes
-        while len(pieces) > 1 and _may_merge(pieces[-2], pieces[-1]):
+        while len(pieces) >= MERGE_PIECES and _may_merge(pieces[-MERGE_PIECES:]):
             self._merge(pieces)
         while self.bytes > self.bytes_max:
             self._evict()
@@ -136,16 +149,17 @@ class TailCache:
             self._drop(key)
 
     def _merge(self, pieces: list[CachedBatch]) -> None:
-        right, left = pieces.pop(), pieces.pop()
-        batch = chunks.concat([left.batch, right.batch])
-        nbytes = left.nbytes + right.nbytes - PIECE_OVERHEAD
-        if batch.num_rows >= MEASURE_ROWS_MIN:
+        merged, first = pieces[-MERGE_PIECES:], pieces[-MERGE_PIECES]
+        records = _joined([piece.records for piece in merged])
+        before = sum([piece.nbytes for piece in merged])
+        nbytes = before - (MERGE_PIECES - 1) * PIECE_OVERHEAD
+        if isinstance(records, KeptBatches) or records.num_rows >= MEASURE_ROWS_MIN:
             # The callers' estimates for small chunks count mostly padding.
-            nbytes = batch.nbytes + PIECE_OVERHEAD
-        self.bytes += nbytes - left.nbytes - right.nbytes
-        is_json = left.is_json and right.is_json
-        merged = CachedBatch(left.base_offset, batch, is_json, nbytes, left.born)
-        pieces.append(merged)
+            nbytes = records.nbytes + PIECE_OVERHEAD
+        self.bytes += nbytes - before
+        is_json = all(piece.is_json for piece in merged)
+        whole = CachedBatch(first.base_offset, records, is_json, nbytes, first.born)
+        pieces[-MERGE_PIECES:] = [whole]
 
     def _note_first(self, key: tuple[str, int]) -> None:
         if len(self._oldest) > 2 * len(self._pieces) + OLD_ELEMENTS_MAX:
@@ -174,12 +188,22 @@ class TailCache:
         self.bytes -= sum(piece.nbytes for piece in self._pieces.pop(key, ()))
 
 
-def _may_merge(left: CachedBatch, right: CachedBatch) -> bool:
-    # A merge copies the records of `left` into a piece of at least 1.5 times as many rows. So the
-    # number of copies of a record grows only with the logarithm of MERGE_ROWS_MAX. This factor does
-    # not hold for `right`, the newest piece, which may be larger than `left`.
+def _may_merge(pieces: list[CachedBatch]) -> bool:
+    # A merge copies the records of the first piece into one of at least twice as many rows. So the
+    # number of copies of a record grows only with the logarithm of MERGE_ROWS_MAX.
+    first = pieces[0].records.num_rows
+    rows = sum([piece.records.num_rows for piece in pieces])
     return (
-        left.batch.num_rows <= 2 * right.batch.num_rows
-        and left.batch.num_rows + right.batch.num_rows <= MERGE_ROWS_MAX
-        and left.nbytes + right.nbytes <= MERGE_BYTES_MAX
+        2 * first <= rows <= MERGE_ROWS_MAX
+        and sum([piece.nbytes for piece in pieces]) <= MERGE_BYTES_MAX
+    )
+
+
+def _joined(parts: list[Records]) -> Records:
+    found = [part for part in parts if isinstance(part, KeptBatches)]
+    if len(found) == len(parts):
+        return kept.concat(found)
+    # Record batches next to other rows: few large pieces serve most reads better than the form.
+    return chunks.concat(
+        [part.decoded() if isinstance(part, KeptBatches) else part for part in parts]
     )

@@ -12,8 +12,6 @@ The state is mutable and owned by one event loop. Only `apply` changes it.
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from tidelog.storage.core import levels, topic_configs
 from tidelog.storage.core.actions import (
     AccessAction,
@@ -25,6 +23,7 @@ from tidelog.storage.core.actions import (
     CommitOffsets,
     CreateTopic,
     DeleteGroup,
+    DeleteOffsets,
     DeleteTopic,
     ForgetTopic,
     HoldAction,
@@ -32,6 +31,7 @@ from tidelog.storage.core.actions import (
     LoseRecords,
     MoveLogStart,
     ProducerAppend,
+    ReserveProducers,
     RetireHotLog,
     Sealed,
     SetBounds,
@@ -47,68 +47,35 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.state import shares, topic_checks
-from tidelog.storage.state.access import Access, AccessCheckpoint
-from tidelog.storage.state.cluster_bounds import BoundsCheckpoint, ClusterBounds
-from tidelog.storage.state.committed_offsets import CommittedOffsets, KeptGroups, check_group_id
-from tidelog.storage.state.elapsed import ElapsedCheckpoint, ElapsedTime
-from tidelog.storage.state.forwarded_drafts import AppliedDraftMark, AppliedDrafts
+from tidelog.storage.state import shares, state_checkpoint, topic_checks
+from tidelog.storage.state.access import Access
+from tidelog.storage.state.cluster_bounds import ClusterBounds
+from tidelog.storage.state.committed_offsets import CommittedOffsets, check_group_id
+from tidelog.storage.state.elapsed import ElapsedTime
+from tidelog.storage.state.forwarded_drafts import AppliedDrafts
 from tidelog.storage.state.group_members import GroupMembers
-from tidelog.storage.state.group_types import ClientGroupCheckpoint, MembersCheckpoint
-from tidelog.storage.state.holds import Hold, Holds
-from tidelog.storage.state.idempotency import IdempotencyRecord, IdempotencyRecords, OwnedRecords
-from tidelog.storage.state.outcome import Applied, Outcome, recall
+from tidelog.storage.state.holds import Holds
+from tidelog.storage.state.outcome import (
+    Applied,
+    IdempotencyRecord,
+    IdempotencyRecords,
+    Outcome,
+    recall,
+)
 from tidelog.storage.state.partition import Partition, TailChunk
-from tidelog.storage.state.producers import NOTHING, ProducerOwners, Producers, ProducersCheckpoint
+from tidelog.storage.state.producers import NOTHING, ProducerOwners, Producers
 from tidelog.storage.state.shares import Need, Shares
+from tidelog.storage.state.state_checkpoint import (
+    KafkaCheckpoint,
+    OwnersCheckpoint,
+    StateCheckpoint,
+)
 from tidelog.storage.state.topic_checks import DeletedTopic, Topic
 
 __all__ = ["Applied", "ClusterState", "DeletedTopic", "Topic"]
 
-ALONE = (CreateTopic, DeleteTopic, InitProducer, SetBounds)
+ALONE = (CreateTopic, DeleteTopic, InitProducer, ReserveProducers, SetBounds)
 """A commit with one of these actions must have no other action."""
-ELEMENTS_MIN = 9
-"""Number of elements that every checkpoint of level 1 has. Of the elements after them, `encode`
-omits the empty ones at the end."""
-
-PARTS_OF_LEVELS = (("elapsed", 2), ("bounds", 2), ("owners", 3), ("client_groups", 4))
-"""The level from which every checkpoint has the element."""
-
-
-class _OwnersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The owners of topics, groups and producers, and the idempotency records that belong to
-    principals, from level 3 on. `_StateCheckpoint.keys` has the records without a principal."""
-
-    topics: dict[str, topic_checks.PartitionsOf]
-    groups: dict[str, str]
-    keys: OwnedRecords
-    producers: ProducerOwners
-
-
-class _StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    level: int
-    cluster_id: str
-    seq: int
-    hash: bytes
-    time_ms: int
-    topics: list[Topic]
-    deleted: list[DeletedTopic]
-    keys: list[IdempotencyRecord]
-    hot_logs: dict[str, int]
-    producers: ProducersCheckpoint | None = None
-    committed_offsets: KeptGroups | None = None
-    members: MembersCheckpoint | None = None
-    origins: list[AppliedDraftMark] = []
-    access: AccessCheckpoint | None = None
-    elapsed: ElapsedCheckpoint | None = None
-    bounds: BoundsCheckpoint | None = None
-    holds: list[Hold] = []
-    owners: _OwnersCheckpoint | None = None
-    client_groups: list[ClientGroupCheckpoint] | None = None
-
-
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
-_decoder = msgspec.msgpack.Decoder(_StateCheckpoint)
 
 
 class ClusterState:
@@ -278,6 +245,8 @@ class ClusterState:
                 )
             elif isinstance(action, InitProducer):
                 producer = self.producers.init(action, self.elapsed_ms, owner)
+            elif isinstance(action, ReserveProducers):
+                producer = self.producers.reserve(action, self.elapsed_ms)
             elif not batches.is_retry:
                 self._do(action, owner)
         if commit.key is not None and not batches.is_retry:
@@ -310,6 +279,8 @@ class ClusterState:
                     if refusal is not None:
                         return refusal
                 return self.committed_offsets.check(action)
+            case DeleteOffsets(group_id):
+                return check_group_id(group_id)
             case (
                 Sealed(topic_id, partition, offset)
                 | MoveLogStart(topic_id, partition, offset)
@@ -332,8 +303,8 @@ class ClusterState:
                 return topic_checks.check_growth(action, topic.name, len(topic.partitions))
             case DeleteTopic(topic_id):
                 return None if topic_id in self._by_id else self._checks.unknown(topic_id)
-            case InitProducer():
-                return self.producers.check_init(action)
+            case InitProducer() | ReserveProducers():
+                return self.producers.check_ids(action, self.level)
             case RetireHotLog() | ForgetTopic():
                 return None
             case SetBounds():
@@ -349,6 +320,8 @@ class ClusterState:
         match action:
             case CommitOffsets():
                 self.committed_offsets.commit(action, self.elapsed_ms, owner)
+            case DeleteOffsets(group_id, partitions):
+                self.committed_offsets.remove(group_id, partitions)
             case Sealed(topic_id, partition, end_offset):
                 self._by_id[topic_id].partitions[partition].trim(end_offset)
             case CreateTopic(name, topic_id, count, configs):
@@ -377,7 +350,7 @@ class ClusterState:
             case DeleteGroup(group_id):
                 self.committed_offsets.delete(group_id)
                 self.members.do(action, self.elapsed_ms)
-            case Append() | InitProducer():
+            case Append() | InitProducer() | ReserveProducers():
                 raise AssertionError("_apply_commit applies actions that have a result")
             case _ if isinstance(action, AccessAction):
                 self.access.do(action, self.time_ms)
@@ -427,7 +400,7 @@ class ClusterState:
     def encode(self) -> bytes:
         """Return the state as a checkpoint's body. Equal states give equal bytes."""
         records = self._keys.kept()
-        snapshot = _StateCheckpoint(
+        snapshot = StateCheckpoint(
             self.level,
             self.cluster_id,
             self.seq,
@@ -445,32 +418,19 @@ class ClusterState:
             self.elapsed.kept() if self.level > levels.FIRST else None,
             self.bounds.kept() if self.level > levels.FIRST else None,
             list(self.holds),
-            _OwnersCheckpoint(
+            OwnersCheckpoint(
                 self.owners.by_id, self.committed_offsets.owners, records, self.producers.owners()
             ),
-            self.members.kept_of_clients(),
+            KafkaCheckpoint(self.producers.reserved, self.members.kept_of_clients()),
         )
-        elements = list(msgspec.structs.astuple(snapshot))
-        del elements[len(elements) - sum(self.level < first for first in (3, 4)) :]
-        while self.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
-            elements.pop()
-        return _encoder.encode(elements)
+        return state_checkpoint.encode(snapshot)
 
     @classmethod
     def decode(cls, body: bytes, key: str, bounds: Bounds = DEFAULT_BOUNDS) -> "ClusterState":
         """Decode a checkpoint's body. Raises Corrupt with the checkpoint's `key`, or NewerLevel.
         A checkpoint of level 1 has no bounds; the state gets `bounds`, from `cluster.json`."""
-        levels.leading(body, key)
-        try:
-            snapshot = _decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Corrupt(key, f"checkpoint does not decode: {error}") from error
-        for name, first in PARTS_OF_LEVELS:
-            if (getattr(snapshot, name) is None) != (snapshot.level < first):
-                raise Corrupt(key, f"a checkpoint has {name} from level {first} on, not before")
-        if snapshot.level == levels.FIRST and snapshot.holds:
-            raise Corrupt(key, "a checkpoint has holds only from level 2 on")
-        owners = snapshot.owners or _OwnersCheckpoint({}, {}, {}, ProducerOwners())
+        snapshot = state_checkpoint.decode(body, key)
+        owners = snapshot.owners or OwnersCheckpoint({}, {}, {}, ProducerOwners())
         state = cls(snapshot.cluster_id, snapshot.level, bounds)
         state.seq = snapshot.seq
         state.hash = snapshot.hash
@@ -488,9 +448,11 @@ class ClusterState:
         for topic in snapshot.topics:
             state._index(topic)
         state.owners.load(owners.topics)
-        state.members.load(snapshot.members, snapshot.client_groups or ())
+        kafka = snapshot.kafka or KafkaCheckpoint([], [])
+        state.members.load(snapshot.members, kafka.groups)
         state._keys.load({"": snapshot.keys, **owners.keys})
         state.origins.load(snapshot.origins)
+        state.producers.reserved += kafka.reserved_ids
         return state
 
     def partitions(self) -> Iterator[tuple[Topic, int, Partition]]:

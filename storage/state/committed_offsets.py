@@ -28,7 +28,7 @@ from tidelog.storage.core.errors import (
     LogError,
     OffsetMetadataTooLarge,
 )
-from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state.group_members import GroupMembers
 from tidelog.storage.state.shares import Need, Shares
@@ -165,6 +165,13 @@ class CommittedOffsets:
         for partitions in self._groups.get(group_id, {}).values():
             for number in list(partitions):
                 self._drop(group_id, partitions, number)
+        self._sweep()
+
+    def remove(self, group_id: str, partitions: Sequence[TopicIdPartition]) -> None:
+        """Delete the group's offsets in these partitions."""
+        topics = self._groups.get(group_id, {})
+        for topic_id, number in partitions:
+            self._drop(group_id, topics.get(topic_id, {}), number)
         self._sweep()
 
     def forget(self, before_ms: int, now_ms: int) -> None:

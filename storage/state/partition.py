@@ -9,8 +9,10 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core.actions import Append, Chunk
+from tidelog.storage.core.actions import KAFKA_CODEC, Append, Chunk
 from tidelog.storage.core.model import Part
+from tidelog.storage.kafka import kept
+from tidelog.storage.kafka.kept import KeptBatches
 
 LOST = "lost"
 """The codec of lost records."""
@@ -103,6 +105,8 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
 
     def decode(self, body: Part) -> pa.RecordBatch:
         """Decode all records of the chunk from its bytes. Raises Corrupt with the object's key."""
+        if self.codec == KAFKA_CODEC:
+            return self.open(body).decoded()
         return chunks.decode(
             body,
             crc=self.crc32c,
@@ -111,6 +115,18 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
             raw_size=self.raw_size,
             key=self.object_key,
         )
+
+    def open(self, body: Part) -> KeptBatches:
+        """Return all record batches of a chunk with the codec KAFKA_CODEC. Raises Corrupt."""
+        return kept.open_chunk(body, crc=self.crc32c, rows=self.rows, key=self.object_key)
+
+    def batches_of(self, whole: KeptBatches) -> KeptBatches | None:
+        """Return this tail chunk's batches, with the timestamps that readers get. Return None if it
+        has only a part of a batch, because other records of the batch are lost."""
+        found = whole.slice(self.first_row, self.count)
+        if found is None or self.append_ms < 0:
+            return found
+        return found.with_timestamp(self.append_ms)
 
     def records_of(self, whole: pa.RecordBatch) -> pa.RecordBatch:
         """Return the records of this tail chunk from the decoded chunk `whole`, with the timestamps

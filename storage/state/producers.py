@@ -26,13 +26,22 @@ bound (I10). From level 3 on it refuses a commit above a bound or a share instea
 Kafka's protocol needs `append-of-producer` and `init-producer`; no HTTP route uses them yet.
 """
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from tidelog.storage.core.actions import AnyAction, Append, Chunk, InitProducer, ProducerAppend
+from tidelog.storage.core import levels
+from tidelog.storage.core.actions import (
+    AnyAction,
+    Append,
+    Chunk,
+    InitProducer,
+    ProducerAppend,
+    ReserveProducers,
+)
 from tidelog.storage.core.errors import InvalidRequest, LogError, OutOfOrderSequence, ProducerFenced
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state.shares import Need, Shares
@@ -48,6 +57,10 @@ PRODUCERS_MAX = 100_000
 """Bound of the kept ids that `init` gave (I10); ~100 bytes each."""
 SEQUENCES_MAX = 250_000
 """Bound of the kept pairs of producer and partition (I10); ~600 bytes each with five batches."""
+RESERVED_MAX = 10_000
+"""The most ids that one commit reserves."""
+JOINED_MS = 60_000
+"""Reservations within this time are remembered as one, so there are at most 1,440 (I10)."""
 
 Where: TypeAlias = tuple[int, str, int]
 """Producer id, topic id, partition."""
@@ -79,6 +92,15 @@ class _ProducerBatch(
     last_sequence: int
     base_offset: int
     at_ms: int
+
+
+class ReservedIds(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """The ids [first, end) that brokers reserved, the first of them at the elapsed time
+    `given_ms`."""
+
+    first: int
+    end: int
+    given_ms: int
 
 
 class _Sequence(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -135,6 +157,8 @@ class Producers:
         self._next_id = 0
         self._identities: OrderedDict[int, _Identity] = OrderedDict()
         self._sequences: OrderedDict[Where, _Sequence] = OrderedDict()
+        self.reserved: list[ReservedIds] = []
+        """The ids that were reserved within WINDOW_MS, ascending."""
 
     @property
     def count(self) -> int:
@@ -199,7 +223,7 @@ class Producers:
             return _fenced(who, epoch, newest)
         if held is not None and epoch == held.epoch:
             expected = (held.batches[-1].last_sequence + 1) % SEQUENCES
-        elif held is not None or (identity and identity.given_ms >= now_ms - WINDOW_MS):
+        elif held is not None or self._given_ms(who) >= now_ms - WINDOW_MS:
             expected = 0
         else:
             expected = base
@@ -210,6 +234,15 @@ class Producers:
                 f"batch is older than the last {BATCHES_KEPT}"
             )
         return None
+
+    def _given_ms(self, producer_id: int) -> int:
+        """Return the elapsed time when the log gave the id or its epoch, or -WINDOW_MS - 1 if this
+        is not known any more."""
+        if (identity := self._identities.get(producer_id)) is not None:
+            return identity.given_ms
+        at = bisect_right(self.reserved, producer_id, key=lambda ids: ids.first) - 1
+        is_reserved = at >= 0 and producer_id < self.reserved[at].end
+        return self.reserved[at].given_ms if is_reserved else -WINDOW_MS - 1
 
     def appended(
         self,
@@ -239,8 +272,15 @@ class Producers:
 
     # -- epochs
 
-    def check_init(self, action: InitProducer) -> LogError | None:
-        """Return why the producer cannot have another epoch, or None if it can."""
+    def check_ids(self, action: InitProducer | ReserveProducers, level: int) -> LogError | None:
+        """Return why the producer cannot have another epoch, or why no ids can be reserved, or None
+        if this can be."""
+        if isinstance(action, ReserveProducers):
+            if level < levels.KAFKA:
+                return InvalidRequest("ids are reserved from level 4 of the format on")
+            if not 1 <= action.count <= RESERVED_MAX:
+                return InvalidRequest(f"cannot reserve {action.count} ids: 1 to {RESERVED_MAX} can")
+            return None
         known = self._identities.get(action.producer_id)
         if known is None or action.epoch == -1:
             return None  # `init` returns a new id for an unknown id, else the next epoch
@@ -262,7 +302,7 @@ class Producers:
         return [Need(rules.PRODUCER_PARTITIONS, principal, 1, SEQUENCES_MAX)]
 
     def init(self, action: InitProducer, now_ms: int, principal: str = "") -> ProducerEpoch:
-        """Return the id and epoch of a new producer instance. Call `check_init` before.
+        """Return the id and epoch of a new producer instance. Call `check_ids` before.
 
         A request that names `previous_epoch` is a retry and gets the newest epoch again. An older
         instance cannot name it, because the `init` of a newer instance would have replaced
@@ -291,12 +331,25 @@ class Producers:
         self._identities[identity.producer_id] = identity
         self._identities.move_to_end(identity.producer_id)
 
+    def reserve(self, action: ReserveProducers, now_ms: int) -> ProducerEpoch:
+        """Return the first of the reserved ids. Call `check_ids` before."""
+        first = self._next_id
+        self._next_id += action.count
+        last = self.reserved[-1] if self.reserved else None
+        if last is not None and last.end == first and last.given_ms >= now_ms - JOINED_MS:
+            last.end = self._next_id
+        else:
+            self.reserved.append(ReservedIds(first, self._next_id, now_ms))
+        return ProducerEpoch(first, 0)
+
     # -- expiry
 
     def forget(self, now_ms: int, *, is_bounded: bool = True) -> None:
         """Drop ids and sequences that were not used for WINDOW_MS. If `is_bounded`, also drop the
         longest unused ones above a bound. Cheap if there are none to drop."""
         horizon = now_ms - WINDOW_MS
+        while self.reserved and self.reserved[0].given_ms < horizon:
+            del self.reserved[0]
         while self._identities:
             oldest = next(iter(self._identities.values()))
             is_over = is_bounded and len(self._identities) > PRODUCERS_MAX

@@ -8,6 +8,7 @@ hot_log_copies  a recovery claims a hot log, and finds which of its requests are
 writer          the write path: one flush at a time, one entry for all waiting requests
 waiters         the callers that wait for the outcomes of requests, and their deadlines
 set_aside       acknowledged requests that the store refuses: tried apart, set aside, tried again
+committed_tail  puts the records of commits into the tail cache
 counters        the counters of a writer
 due_tails       the tails that a broker seals now
 tail_segments   tails encoded as Parquet segments

@@ -7,7 +7,7 @@ of the commits. Pure: no event loop, no clock, no IO; `encode` may run in a thre
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from tidelog.storage.core.actions import (
     ProducerAppend,
     ProducerBatch,
 )
-from tidelog.storage.core.chunk import Rows
+from tidelog.storage.core.chunk import EncodedChunk, Rows
 from tidelog.storage.core.entry import (
     Commit,
     Draft,
@@ -30,6 +30,9 @@ from tidelog.storage.core.entry import (
     IdempotencyKey,
 )
 from tidelog.storage.core.model import AppendedRange, Part
+from tidelog.storage.kafka import kept
+from tidelog.storage.kafka.batch import Batch
+from tidelog.storage.kafka.kept import Records
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.write.requests import AppendRequest, AppendResponse, TopicRecords, joined
 
@@ -42,9 +45,11 @@ ENCODE_INLINE_CHUNKS = 500
 
 @dataclass(slots=True)
 class _Column:
-    """A future chunk: the number of rows of one partition so far."""
+    """A future chunk: the number of rows of one partition so far. `kept` has the record batches of
+    Kafka producers, in order; a chunk has either them or other rows."""
 
     number: int
+    kept: list[Batch] = field(default_factory=list)
     rows: int = 0
     is_json: bool = True
 
@@ -81,10 +86,10 @@ class _CommitShare(NamedTuple):
 
 
 class EncodedDraft(NamedTuple):
-    """A closed segment as a draft, and the batches of its chunks for the tail cache."""
+    """A closed segment as a draft, and the records of its chunks for the tail cache."""
 
     draft: Draft
-    batches: list[pa.RecordBatch]
+    records: list[Records]
 
 
 class ClosedSegment:
@@ -92,7 +97,7 @@ class ClosedSegment:
 
     def __init__(self, requests: Sequence[AppendRequest], new_id: Callable[[], bytes]) -> None:
         self._new_id = new_id
-        self._columns: dict[tuple[str, int], _Column] = {}
+        self._columns: dict[tuple[str, int, bool], _Column] = {}
         self._topics: dict[str, list[TopicRecords]] = {}
         self._commits: list[_OpenCommit] = []
         self._header_bytes = sum([request.header_bytes for request in requests])
@@ -108,12 +113,18 @@ class ClosedSegment:
         """Encode chunks and commits for the WAL. Needs CPU; changes no shared state."""
         headers: list[Chunk] = []
         bodies: list[Part] = []
-        batches: list[pa.RecordBatch] = []
+        records: list[Records] = []
         position = 0
         sorted_by = {topic_id: _sorted(parts) for topic_id, parts in self._topics.items()}
-        for (topic_id, partition), column in self._columns.items():
-            batch = sorted_by[topic_id][partition]
-            encoded = chunks.encode(batch, codec)
+        for (topic_id, partition, is_kept), column in self._columns.items():
+            encoded: EncodedChunk
+            if is_kept:
+                encoded, held = kept.encode(column.kept)
+                records.append(held)
+            else:
+                batch = sorted_by[topic_id][partition]
+                encoded = chunks.encode(batch, codec)
+                records.append(batch)
             headers.append(
                 Chunk(
                     topic_id=topic_id,
@@ -130,11 +141,10 @@ class ClosedSegment:
                 )
             )
             bodies.append(encoded.body)
-            batches.append(batch)
             position += len(encoded.body)
         commits = [commit.close() for commit in self._commits]
         draft = Draft(commits, headers, bodies, header_bytes=self._header_bytes)
-        return EncodedDraft(draft, batches)
+        return EncodedDraft(draft, records)
 
     def answers(self, outcomes: Sequence[Outcome]) -> list[AppendResponse]:
         bases = [
@@ -186,12 +196,16 @@ class ClosedSegment:
         commit = self._commit_for(request)
         slots = []
         for part in request.parts:
-            self._topics.setdefault(part.topic_id, []).append(part)
+            is_kept = isinstance(part.rows, Batch)
+            if not is_kept:
+                self._topics.setdefault(part.topic_id, []).append(part)
             for partition, count in part.tally:
-                column = self._columns.get((part.topic_id, partition))
+                place = part.topic_id, partition, is_kept
+                column = self._columns.get(place)
                 if column is None:
-                    column = _Column(len(self._columns))
-                    self._columns[part.topic_id, partition] = column
+                    column = self._columns[place] = _Column(len(self._columns))
+                if isinstance(part.rows, Batch):
+                    column.kept.append(part.rows)
                 slots.append((column.number, column.rows, count))
                 append = commit.appends.get(column.number)
                 if append is None:
@@ -232,12 +246,12 @@ def _sorted(parts: Sequence[TopicRecords]) -> dict[int, pa.RecordBatch]:
     at once. To group each request alone would also leave six times as many batches to join.
     """
     if not all(isinstance(part.partition, int) for part in parts):
-        everything = joined([part.rows for part in parts])
+        everything = joined([part.columns for part in parts])
         places = np.concatenate([_placed(part) for part in parts])
         return dict(partitioner.part(everything, places))
     rows: dict[int, list[Rows | pa.RecordBatch]] = {}
     for part in parts:
-        rows.setdefault(part.tally[0][0], []).append(part.rows)
+        rows.setdefault(part.tally[0][0], []).append(part.columns)
     if any(isinstance(part.rows, pa.RecordBatch) for part in parts):
         return {partition: joined(found) for partition, found in rows.items()}
     # Most requests have few records, so one batch that is cut is cheaper than one batch per
@@ -249,5 +263,5 @@ def _sorted(parts: Sequence[TopicRecords]) -> dict[int, pa.RecordBatch]:
 
 def _placed(part: TopicRecords) -> murmur2_columns.Ints:
     if isinstance(part.partition, int):
-        return np.full(chunks.count(part.rows), part.partition)
+        return np.full(chunks.count(part.columns), part.partition)
     return np.asarray(part.partition)

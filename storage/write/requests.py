@@ -31,6 +31,7 @@ from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.core.observer import PRINCIPAL, TRACE
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.core.topic_configs import TopicConfig
+from tidelog.storage.kafka.batch import Batch
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.producers import ProducerEpoch
 
@@ -49,28 +50,39 @@ class TopicRecords:
 
     `tally` is (partition, record count), partitions ascending. If `batch` is set, the records are
     that producer batch. They all go to one partition, and no other part of the request has records
-    for this partition.
+    for this partition. `rows` is a record batch of a Kafka producer (Batch) if the chunk keeps it
+    as it came; it also goes to one partition.
     """
 
     topic_id: str
     partition: RecordPartitions
-    rows: Rows | pa.RecordBatch
+    rows: Rows | pa.RecordBatch | Batch
     batch: ProducerBatch | None = None
     tally: list[tuple[int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tally = partitioner.tally(self.partition, chunks.count(self.rows))
+        if isinstance(self.rows, Batch):
+            assert isinstance(self.partition, int), "a record batch goes to one partition"
+            self.tally = [(self.partition, self.rows.count)]
+        else:
+            self.tally = partitioner.tally(self.partition, chunks.count(self.rows))
+
+    @property
+    def columns(self) -> Rows | pa.RecordBatch:
+        """The records of a part that is no record batch of a Kafka producer."""
+        assert not isinstance(self.rows, Batch), "a record batch is kept as it came"
+        return self.rows
 
     def parted(self) -> list[tuple[int, Rows | pa.RecordBatch]]:
         if isinstance(self.partition, int):
-            return [(self.partition, self.rows)]
-        return list(partitioner.part(joined([self.rows]), self.partition))
+            return [(self.partition, self.columns)]
+        return list(partitioner.part(joined([self.columns]), self.partition))
 
 
 def part_rows(
     topic: Topic,
     places: RecordPartitions,
-    rows: Rows | pa.RecordBatch,
+    rows: Rows | pa.RecordBatch | Batch,
     batch: ProducerBatch | None = None,
 ) -> TopicRecords:
     """Make TopicRecords. Raises UnknownPartition; InvalidRequest for a partition without
@@ -85,7 +97,7 @@ def part_rows(
 
 
 def check_timestamps(
-    topic: str, rows: Rows | pa.RecordBatch, config: TopicConfig, now_ms: int
+    topic: str, rows: Rows | pa.RecordBatch | Batch, config: TopicConfig, now_ms: int
 ) -> None:
     """Raise InvalidTimestamp for the first record whose timestamp is too far from `now_ms`, as
     Kafka does. If the topic has LogAppendTime, check nothing, because its records get the time of
@@ -98,6 +110,8 @@ def check_timestamps(
         stamps = rows.timestamps
         if max(stamps, default=now_ms) <= high and (low <= 0 or min(stamps, default=low) >= low):
             return
+    elif isinstance(rows, Batch):
+        stamps = [rows.timestamp_min, rows.timestamp_max]
     else:
         stamps_us = chunks.timestamps_us(rows.column("timestamp"))
         if not len(stamps_us) or (

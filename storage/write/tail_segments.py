@@ -317,8 +317,8 @@ class _Encoder:
             first, last = max(self._at, piece.base_offset), min(offset, piece.end_offset)
             if first < last:
                 self._skip_lost(first)
-                batch = piece.batch.slice(first - piece.base_offset, last - first)
-                nbytes = piece.nbytes * (last - first) // piece.batch.num_rows
+                batch = piece.decoded().slice(first - piece.base_offset, last - first)
+                nbytes = piece.nbytes * (last - first) // piece.records.num_rows
                 self._add(batch, is_json=piece.is_json, nbytes=nbytes)
         self._skip_lost(offset)
 

@@ -1,6 +1,7 @@
 """The callers that wait for the outcomes of a broker's requests, and their deadlines."""
 
 import asyncio
+import logging
 import math
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.write.requests import AppendRequest
+
+log = logging.getLogger("tidelog.writer")
 
 Waiter: TypeAlias = asyncio.Future[list[AppendedRange]]
 
@@ -113,6 +116,12 @@ class Waiters:
             waiter.set_result(placements)
         else:
             waiter.set_exception(error)
+
+
+def log_refusal(waiter: Waiter) -> None:
+    """Log a refusal of a request with acks=0 or 1: no caller waits for it."""
+    if not waiter.cancelled() and (error := waiter.exception()) is not None:
+        log.warning("a request without a waiting caller was not committed: %s", error)
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:

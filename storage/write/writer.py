@@ -31,8 +31,7 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.core.observer import NO_OBSERVER, Observer
 from tidelog.storage.io.tasks import TASK_ENDS, retrieve_exception, surviving
-from tidelog.storage.state.idempotency import another_request
-from tidelog.storage.state.outcome import Outcome, recall
+from tidelog.storage.state.outcome import Outcome, another_request, recall
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.write.counters import WriterCounters
 from tidelog.storage.write.hot_log import HotLog
@@ -40,12 +39,14 @@ from tidelog.storage.write.hot_log_file import Recovered
 from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
 from tidelog.storage.write.requests import AppendRequest, check_timestamps
 from tidelog.storage.write.set_aside import KEPT_MAX, SetAsideRequests
-from tidelog.storage.write.waiters import Waiter, Waiters, wait_for
+from tidelog.storage.write.waiters import Waiter, Waiters, log_refusal, wait_for
 
 log = logging.getLogger("tidelog.writer")
 
-GATHER_ROUNDS_MAX = 8
-"""Maximum number of checks for requests that have just arrived; ~50 us each under load."""
+GATHER_TURNS = 2
+"""Turns of the event loop before a flush: one reads a socket, the next handles its request."""
+GATHER_TURNS_MAX = 5
+"""Turns of the event loop before a flush that expects more requests."""
 
 FLUSH_PARTS_MAX = 100_000
 """Maximum sum of `AppendRequest.pieces` in one entry. Each piece takes 20 to 300 bytes of the
@@ -116,6 +117,7 @@ class Writer:
         self._on_committed = on_committed
         self._open: list[AppendRequest] = []
         self._open_bytes = 0
+        self._expected = 0  # waiting requests, once the clients of the last flush send the next
         self._opened_s = 0.0
         self._waiters = Waiters(settings.answer_timeout_s, lambda: wal.state)
         self._wake = asyncio.Event()
@@ -206,16 +208,24 @@ class Writer:
         # At the bound of requests that are set aside (I10), acks=1 waits for the commit.
         if acks is Acks.LOCAL and self.hot_log is not None and len(self.hot_log.kept) < KEPT_MAX:
             # Registered under its key from now on: a retry must get this request's outcome.
-            self._waiters.expect(request).add_done_callback(_forget)
+            self._waiters.expect(request).add_done_callback(log_refusal)
             request.commit_id = self.clock.new_id()
             await self.hot_log.append(request)
             return None
         waiter = self._enqueue(request)
         if acks is Acks.NONE:
-            waiter.add_done_callback(_forget)
+            waiter.add_done_callback(log_refusal)
             return None
         # Shielded: the waiter may be shared by a retry with the same key.
         return await asyncio.shield(waiter) if request.key is not None else await waiter
+
+    def submit(self, request: AppendRequest) -> Waiter:
+        """Begin to commit a request without an idempotency key, for acks=all. Raises the errors of
+        `append` before the commit; the future has its result. To cancel the future does not cancel
+        the commit."""
+        self._check_timestamps(request)
+        self._admit(request)
+        return self._enqueue(request)
 
     async def retire(self, log_ids: Iterable[str]) -> None:
         """Retire the marks of hot logs that have no files. Does not wait for the commit,
@@ -368,14 +378,12 @@ class Writer:
 
     async def _gather(self) -> None:
         """Wait for requests that have arrived but are not parsed yet. Clients send the next
-        requests after an answer, and a flush of one request costs as much as a flush of many. An
-        idle broker waits for two turns of the event loop."""
-        for _ in range(GATHER_ROUNDS_MAX):
-            before = len(self._open)
-            for _ in range(2):  # a socket is read in one turn, its request handled in the next
-                await asyncio.sleep(0)
-            if len(self._open) == before or self._open_bytes >= self.settings.flush_bytes:
+        requests after an answer, and a flush of one request costs as much as a flush of many."""
+        for turn in range(GATHER_TURNS_MAX):
+            is_full = self._open_bytes >= self.settings.flush_bytes
+            if turn >= GATHER_TURNS and (is_full or len(self._open) >= self._expected):
                 return
+            await asyncio.sleep(0)
 
     def _take(self) -> list[AppendRequest]:
         """Take the requests that can be flushed now (`refused.split`) and fit into one entry."""
@@ -412,6 +420,7 @@ class Writer:
                 segment, outcomes = await self.commit(requests)
             for answer in segment.answers(outcomes):
                 self.answer(answer.request, answer.placements, answer.error)
+            self._expected = len(self._open) + len(requests)
             if self.hot_log is not None:
                 marks = [request.hot for request in requests if request.hot is not None]
                 self.hot_log.committed(marks)
@@ -488,9 +497,3 @@ class Writer:
     ) -> None:
         self.buffered_bytes -= request.cost
         self._waiters.answer(request, placements, error)
-
-
-def _forget(waiter: Waiter) -> None:
-    """Log a refusal with acks=0 or 1: no caller waits for it."""
-    if not waiter.cancelled() and (error := waiter.exception()) is not None:
-        log.warning("a request without a waiting caller was not committed: %s", error)

@@ -32,6 +32,9 @@ MEMBERS = SETTINGS.membership
 TIMEOUT_S = MEMBERS.member_timeout_s
 OLD_KEY = "brokers/old.json"
 
+NEWEST = levels.NEWEST
+LEVELS = list(range(levels.FIRST, NEWEST + 1))
+
 
 async def found_level_1(store: ObjectStore) -> None:
     """As version 0.1 does."""
@@ -75,12 +78,12 @@ def test_a_dry_run_changes_nothing() -> None:
         await found_level_1(inner)
         wal = await with_topic(inner)
         before = [info async for info in inner.list("")]
-        assert await upgraded(inner, is_dry=True) == LevelChange(1, 3)
+        assert await upgraded(inner, is_dry=True) == LevelChange(1, NEWEST)
         assert [info async for info in inner.list("")] == before
-        assert await upgraded(inner) == LevelChange(1, 3)
+        assert await upgraded(inner) == LevelChange(1, NEWEST)
         await wal.refresh()
-        assert wal.state.level == 3
-        assert await levels_in(inner) == [1, 2, 3]
+        assert wal.state.level == NEWEST
+        assert await levels_in(inner) == LEVELS
 
     run(main)
 
@@ -93,7 +96,7 @@ def test_a_cluster_that_has_the_level_is_left_alone(is_dry: bool) -> None:
         other = asyncio.create_task(beating(inner, old_member))
         await asyncio.sleep(0.1)
         before = [info.key async for info in inner.list("wal/")]
-        assert await upgraded(inner, is_dry=is_dry) == LevelChange(3, 3)
+        assert await upgraded(inner, is_dry=is_dry) == LevelChange(NEWEST, NEWEST)
         assert [info.key async for info in inner.list("wal/")] == before
         other.cancel()
 
@@ -114,12 +117,12 @@ def test_two_upgrades_at_once_raise_the_level_once(faults: list[Fault]) -> None:
             both = await asyncio.gather(
                 *(upgrade(each, is_dry=False, settings=MEMBERS) for each in (first, second))
             )
-            assert both == [LevelChange(1, 3)] * 2
-            assert (first.state.level, second.state.level) == (3, 3)
+            assert both == [LevelChange(1, NEWEST)] * 2
+            assert (first.state.level, second.state.level) == (NEWEST, NEWEST)
         await asyncio.sleep(1.0)
-        assert await levels_in(inner) == [1, 2, 3]
+        assert await levels_in(inner) == LEVELS
         await wal.commit(one(wal, "a"))
-        assert await levels_in(inner) == [1, 2, 3, 3]
+        assert await levels_in(inner) == [*LEVELS, NEWEST]
 
     run(main)
 
@@ -141,7 +144,7 @@ def test_a_live_broker_that_does_not_know_the_level_refuses_by_name(
             with pytest.raises(Unavailable) as caught:
                 await upgraded(cluster.store, is_dry=is_dry)
             assert str(caught.value) == (
-                "live brokers do not know level 3 of the format: old-broker; "
+                f"live brokers do not know level {NEWEST} of the format: old-broker; "
                 "upgrade or stop them first"
             )
             await log.wal.refresh()
@@ -161,11 +164,11 @@ def test_a_killed_brokers_object_does_not_block_after_the_member_timeout() -> No
             await asyncio.sleep(0.1)
             old.cancel()
             started_s = loop.time()
-            assert await upgraded(cluster.store) == LevelChange(1, 3)
+            assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
             assert TIMEOUT_S <= loop.time() - started_s <= TIMEOUT_S + 2
             # One that is old at first sight does not block at all.
             started_s = loop.time()
-            assert await upgraded(cluster.store) == LevelChange(3, 3)
+            assert await upgraded(cluster.store) == LevelChange(NEWEST, NEWEST)
             assert loop.time() - started_s < 1
 
     run(main)
@@ -183,7 +186,7 @@ def test_a_broker_that_stops_meanwhile_does_not_block() -> None:
             assert not raising.done()
             old.cancel()
             await cluster.store.delete([OLD_KEY])
-            assert await raising == LevelChange(1, 3)
+            assert await raising == LevelChange(1, NEWEST)
 
     run(main)
 
@@ -196,10 +199,10 @@ def test_an_object_that_does_not_decode_refuses_by_key_while_it_is_written(body:
             await cluster.start()
             strange = asyncio.create_task(beating(cluster.store, lambda _: body))
             await asyncio.sleep(0.1)
-            with pytest.raises(Unavailable, match=f"level 3 of the format: {OLD_KEY};"):
+            with pytest.raises(Unavailable, match=f"level {NEWEST} of the format: {OLD_KEY};"):
                 await upgraded(cluster.store)
             strange.cancel()
-            assert await upgraded(cluster.store) == LevelChange(1, 3)
+            assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
 
     run(main)
 
@@ -212,11 +215,11 @@ def test_brokers_of_this_version_do_not_block() -> None:
             brokers = [await cluster.start() for _ in range(3)]
             await cluster.settled()
             started_s = loop.time()
-            assert await upgraded(cluster.store) == LevelChange(1, 3)
+            assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
             assert loop.time() - started_s < 1
             await brokers[0].create_topic("t", 1, {})
             await asyncio.sleep(2)
-            assert [log.state.level for log in brokers] == [3, 3, 3]
+            assert [log.state.level for log in brokers] == [NEWEST] * 3
             assert len({log.state.encode() for log in brokers}) == 1
 
     run(main)
@@ -241,7 +244,7 @@ def test_a_commit_in_flight_keeps_its_outcome(moment: str | Fault) -> None:
         gate = store_of(wal).hold("create", object_keys.wal(3), is_after=moment == "after the PUT")
         commit = asyncio.create_task(wal.commit(one(wal, "b")))
         await gate.reached.wait()
-        assert await upgraded(inner) == LevelChange(1, 3)
+        assert await upgraded(inner) == LevelChange(1, NEWEST)
         gate.opened.set()
         try:
             (outcome,) = await commit
@@ -256,8 +259,8 @@ def test_a_commit_in_flight_keeps_its_outcome(moment: str | Fault) -> None:
         assert await values_of(inner) == [*wanted, "c"]
         found = await levels_in(inner)
         assert found == sorted(found)
-        assert (found[:2], found[-1], wal.state.level) == ([1, 1], 3, 3)
-        assert len(found) == 2 + 2 + len(wanted)
+        assert (found[:2], found[-1], wal.state.level) == ([1, 1], NEWEST, NEWEST)
+        assert len(found) == 2 + (NEWEST - 1) + len(wanted)
 
     run(main)
 
@@ -291,13 +294,13 @@ def test_nothing_is_lost_and_nothing_is_twice_while_the_level_rises(seed: int) -
 
             writing = [asyncio.create_task(write(number)) for number in range(3)]
             await asyncio.sleep(draw.uniform(0.0, 0.5))
-            assert await upgraded(cluster.store) == LevelChange(1, 3)
+            assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
             await asyncio.gather(*writing)
             reader = draw.choice(brokers)
             assert await read_values(reader) == [offsets[at] for at in range(75)]
             found = await levels_in(cluster.store)
             assert found == sorted(found)
-            assert set(found) == {1, 2, 3}
+            assert set(found) == set(LEVELS)
             for log in brokers:
                 await log.wal.refresh()
             assert len({log.state.encode() for log in brokers}) == 1
@@ -318,24 +321,24 @@ def test_a_broker_starts_again_across_the_raise(checkpoint: str) -> None:
         await append(log, "a")
         if checkpoint == "before":
             await log.wal.checkpoint()
-        assert await upgraded(inner) == LevelChange(1, 3)
+        assert await upgraded(inner) == LevelChange(1, NEWEST)
         await append(log, "b")
         if checkpoint == "after":
             newest = await log.wal.checkpoint()
             await inner.delete([object_keys.wal(seq) for seq in (1, 3, 4)])  # others have records
             body = await inner.get(object_keys.checkpoint(newest))
-            assert msgspec.msgpack.decode(body[12:])[0] == 3
+            assert msgspec.msgpack.decode(body[12:])[0] == NEWEST
         before = log.state.encode()
         await kill(log)
         again = await opened(inner)
         async with closing(again):
             assert again.wal.cluster.format == 1
-            assert (again.state.level, again.state.encode()) == (3, before)
+            assert (again.state.level, again.state.encode()) == (NEWEST, before)
             await append(again, "c")
             assert await read_values(again) == ["a", "b", "c"]
             newest = await again.wal.checkpoint()
             body = await inner.get(object_keys.checkpoint(newest))
-            assert msgspec.msgpack.decode(body[12:])[0] == 3
+            assert msgspec.msgpack.decode(body[12:])[0] == NEWEST
 
     run(main)
 
@@ -406,7 +409,8 @@ def test_a_view_stops_at_a_level_that_it_does_not_know() -> None:
         log = await opened(inner)
         await log.create_topic("t", 1, {})
         key = await next_entry(log.wal, inner, levels.NEWEST + 1)
-        why = f"{key} has level 4 of the format, this version reads up to 3: it needs a newer"
+        newer = f"{key} has level {NEWEST + 1} of the format"
+        why = f"{newer}, this version reads up to {NEWEST}: it needs a newer"
         for _ in range(2):
             with pytest.raises(NewerLevel, match=why):
                 await log.wal.refresh()

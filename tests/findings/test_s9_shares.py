@@ -10,7 +10,7 @@ import pytest
 from tests.service.conftest import JSON, V2, Broker, placed
 from tests.service.keyed import allow, key_of, secured
 from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.state import committed_offsets, group_members, idempotency
+from tidelog.storage.state import committed_offsets, group_members, outcome
 
 BOUND = 50
 MEMBERS = 5
@@ -63,7 +63,7 @@ async def client(broker: Broker, name: str) -> Client:
 async def test_s9_a_stranger_does_not_end_an_idempotency_key(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotency, "KEYS_MAX", BOUND)
+    monkeypatch.setattr(outcome, "KEYS_MAX", BOUND)
     alice, mallory = await client(broker, "alice"), await client(broker, "mallory")
     first = placed(await alice.produce("order-18", "a"))
     cluster = broker.log.wal.cluster.cluster_id

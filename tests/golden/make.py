@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from tests.support.clock import ManualClock
+from tests.support.record_batches import NO_PRODUCER, checked
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core import entry as entries
@@ -33,6 +34,7 @@ from tidelog.storage.core.actions import (
     ProducerBatch,
     ReleaseHold,
     RenewHold,
+    ReserveProducers,
     RetireHotLog,
     Sealed,
     SetBounds,
@@ -151,6 +153,8 @@ class Making:
         )
         if self.level > 2:
             await self.commit_as_principals()
+        if self.level > 3:
+            await self.commit_batches()
         await self.wal.checkpoint()
         await self.commit(self.request({1: rows_of_json('"after the checkpoint"')}))
         await self.keep_locally()
@@ -178,6 +182,32 @@ class Making:
         ):
             await self.commit(request, principal=principal)
 
+    async def commit_batches(self) -> None:
+        """The parts of Kafka's protocol from level 4 on: reserved ids, and two batches of one
+        producer, one without a producer and other rows in one entry."""
+        await self.commit(self.request(actions=[ReserveProducers(1000)]))
+        sent = [rows_of_flights(), rows_of_json("2"), rows_of_json("3", "1")]
+        producers = [(1, 0, 0), (1, 0, len(sent[0])), NO_PRODUCER]
+        requests = [
+            AppendRequest(
+                [
+                    TopicRecords(
+                        FLIGHTS,
+                        1,
+                        checked(rows, producer),
+                        None if producer == NO_PRODUCER else ProducerBatch(*producer),
+                    )
+                ],
+                0,
+                commit_id=self.clock.new_id(),
+            )
+            for rows, producer in zip(sent, producers, strict=True)
+        ]
+        stamp = AppendRequest(
+            [TopicRecords(AUDIT, 0, checked(rows_of_json("4")))], 0, commit_id=self.clock.new_id()
+        )
+        await self.commit(*requests, self.request({1: rows_of_json("5")}), stamp)
+
     async def make_raised(self) -> None:
         """A commit and a checkpoint at level 1, the entry that raises it, both at level 2, each
         action that level 1 does not have, and the same at level 3."""
@@ -202,6 +232,9 @@ class Making:
         await self.wal.checkpoint()
         await raise_level(self.wal, 3)
         await self.commit(self.request({0: rows_of_json("3")}, key=KEY), principal=ALICE)
+        await self.wal.checkpoint()
+        await raise_level(self.wal, 4)
+        await self.commit(self.request(actions=[ReserveProducers(10)]))
         await self.wal.checkpoint()
         await self.wal.close()
         await self.store.close()

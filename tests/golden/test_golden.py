@@ -82,7 +82,7 @@ def after_ms(value: int) -> datetime:
 # -- today's code writes what was written then
 
 
-@pytest.mark.parametrize("cluster", ["v1", "v2", "v3", RAISED])
+@pytest.mark.parametrize("cluster", ["v1", "v2", "v3", "v4", RAISED])
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path, cluster: str) -> None:
     make(tmp_path / cluster, cluster)
     assert files_in(tmp_path / cluster) == files_in(HERE / cluster)
@@ -297,7 +297,7 @@ def test_an_entry_with_the_stores_time() -> None:
 
 
 def test_a_cluster_that_was_raised(tmp_path: Path) -> None:
-    """Level 1, an entry that has nothing but the new level, level 2, the same for level 3."""
+    """Level 1, an entry that has nothing but the new level, level 2, the same for 3 and 4."""
     folder = HERE / RAISED
     assert msgspec.json.decode(golden("cluster.json", folder))["format"] == 1
     first, raising, second = (header_of(name, folder) for name in ENTRIES[:3])
@@ -316,7 +316,7 @@ def test_a_cluster_that_was_raised(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "store")
     folded, _ = asyncio.run(fold(store, CLUSTER_ID))
     asyncio.run(store.close())
-    assert folded.encode() == golden(f"checkpoints/{6:020}", folder)[12:]
+    assert folded.encode() == golden(f"checkpoints/{8:020}", folder)[12:]
     raising, third = (header_of(f"wal/{seq:020}", folder) for seq in (5, 6))
     assert (raising[0], raising[6:9]) == (3, [[], [], []])
     assert (third[0], [len(commit) for commit in third[7]]) == (3, [5])
@@ -330,30 +330,8 @@ def test_a_cluster_that_was_raised(tmp_path: Path) -> None:
     assert (lost[:2], lost[3], lost[-2], kept[:2], kept[-2]) == ([0, 1], "", "lost", [1, 1], "")
     assert bounds[1] == bounds[2] == [600_000, 5_000_000, 172_800_000]
     assert holds == [["first", 1_700_000_006_000, elapsed_ms + 90_000]]
-
-
-# -- level 3
-
-
-def test_level_3_adds_what_belongs_to_principals(tmp_path: Path) -> None:
-    folder, name = folder_of(3), f"checkpoints/{15:020}"
-    body = golden(name, folder)
-    assert ClusterState.decode(body[12:], name).encode() == body[12:]
-    state = state_in(name, folder)
-    assert (state[0], len(state)) == (3, 18)
-    mine, alice, bob = "8" * 32, "User:alice", "User:bob"
-    topics, groups, keys, producers = state[-1]
-    assert topics == {mine: [[alice, 1], [bob, 2]], B: [["", 1], [bob, 1]]}
-    assert groups == {"group": alice}
-    assert {who: [record[0][0] for record in found] for who, found in keys.items()} == {
-        alice: ["order-20"],
-        bob: ["order-20"],
-    }
-    assert [record[0][0] for record in state[7]] == ["order-17"]
-    assert producers == [{alice: [0]}, {bob: [[0, A, 1]]}]
-    assert state[13][2] == {bob: {"members": 5, "mutation_rate": 7}}
-    found, _ = folded(tmp_path, folder, name)
-    assert found.encode() == body[12:]
+    fourth = state_in(f"checkpoints/{8:020}", folder)
+    assert (fourth[0], fourth[-1][0][0][:2]) == (4, [0, 10])
 
 
 # -- segments

@@ -15,8 +15,8 @@ from tests.sim import history
 from tests.sim.history import Place, Read, Written
 from tests.sim.network import Refusal, Silence
 from tests.sim.world import Broker, World
+from tests.support.record_batches import CODECS, checked
 from tests.support.records import TIME_MS
-from tidelog.storage.core.actions import ProducerBatch
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import CommitUnknown, LogError, OffsetOutOfRange, StaleCommit
@@ -207,15 +207,15 @@ class Producer(Client):
             return
         number = draws.randrange(self.world.inputs()[TOPIC])
         first = self._sequences.get(number, 0)
-        batch = ProducerBatch(*self._epoch, first)
+        producer = *self._epoch, first
         records = [Written(TOPIC, value, number, "p") for value in values]
 
         async def append(broker: Broker) -> AppendedRange:
             log = broker.log
             _ = log.state.partition(TOPIC, number)
-            return await log.append_batch(
-                log.state.topic(TOPIC), number, rows_of(records), batch, size=10
-            )
+            batch = checked(rows_of(records), producer, codec=first % CODECS)
+            (placed,) = await log.kafka.append(log.state.topic(TOPIC), number, batch)
+            return placed
 
         for _ in range(6):
             broker = self.world.anyone()
@@ -226,7 +226,7 @@ class Producer(Client):
                 try:
                     placed = await self.ask(op, broker, append)
                 except StaleCommit as error:
-                    self.world.bug(f"producer {self.name} at {batch}: {error!r}")
+                    self.world.bug(f"producer {self.name} at {producer}: {error!r}")
                     break
                 if placed is not None:
                     self.end(history.Acked, op, places_of([placed]))

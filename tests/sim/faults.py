@@ -9,6 +9,7 @@ from tests.sim.stores import Way, Weather
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.view import WalView
+from tidelog.storage.write.committed_tail import CommittedTail
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_segment import ClosedSegment
 from tidelog.storage.write.sealer import Sealer
@@ -31,7 +32,7 @@ CALLS: tuple[tuple[type, str, float], ...] = (
     (WalView, "_attempt", 1.0),
     (ClusterState, "_append", RARE),
     (Log, "on_applied", RARE),
-    (Log, "_on_committed", 1.0),
+    (CommittedTail, "add", 1.0),
     (HotLog, "_write", 1.0),
     (HotLog, "keep", 1.0),
     (SetAsideRequests, "_commit", 1.0),

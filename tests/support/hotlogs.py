@@ -53,8 +53,9 @@ def values(requests: list[AppendRequest]) -> list[str]:
     found: list[str] = []
     for one in requests:
         for part in one.parts:
-            assert not isinstance(part.rows, Rows)
-            column: list[Any] = part.rows.column("value").to_pylist()
+            records = part.columns
+            assert not isinstance(records, Rows)
+            column: list[Any] = records.column("value").to_pylist()
             found += [str(value, "ascii") for value in column]
     return found
 

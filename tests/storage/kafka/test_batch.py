@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.storage.kafka.golden import GOLDEN
 from tests.storage.kafka.reference import BUILDERS, AiokafkaBuilder, Record, sent, with_header
 from tests.support.properties import examples
 from tidelog.storage.core import chunk
@@ -36,23 +37,6 @@ THREE: list[Record] = [
     (NOW + 5, None, b"value" * 6, []),
     (NOW - 1, b"", None, []),
 ]
-HEAD = "00000000000000000000{}ffffffff02{}000{}000000020000018bcfe568000000018bcfe56805" + "f" * 28
-GOLDEN = {
-    "none": HEAD.format("0092", "dec7f314", 0) + "0000000368000000066b65793c76616c756576616c7565"
-    "76616c756576616c756576616c756576616c756504086e616d650278086e6f6e650148000a02013c76616c756576"
-    "616c756576616c756576616c756576616c756576616c7565000c000104000100",
-    "gzip": HEAD.format("0072", "1e523ef3", 1) + "000000031f8b080057bc046b02ffcb60606060cb4eadb4"
-    "294bcc294dc549b070e425e6a6325570e4e5e7a5327a3070313112d0c1c0c3c0c8c2c0c80000ee34aa3f61000000",
-    "snappy": HEAD.format("0078", "5cc478ff", 2) + "0000000382534e415050590000000001000000010000"
-    "0033613468000000066b65793c76616c75656205004804086e616d650278086e6f6e650148000a02017a32001c000c00"
-    "0104000100",
-    "lz4": HEAD.format("0077", "874a3b93", 3) + "0000000304224d187040ad33000000ef68000000066b65793c"
-    "76616c7565050006ff0404086e616d650278086e6f6e650148000a020132000c80000c00010400010008b95a5c00"
-    "000000",
-    "zstd": HEAD.format("006d", "bfbab87b", 4) + "0000000328b52ffd20619d0100940268000000066b6579"
-    "3c76616c756504086e616d650278086e6f6e650148000a0201000c0001040001000200ab6a422c4509",
-}
-"""THREE as aiokafka 0.14 sent it with each codec."""
 
 
 def rows_of(sent_records: list[Record]) -> pa.RecordBatch:

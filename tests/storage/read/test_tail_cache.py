@@ -9,6 +9,7 @@ from tests.support.properties import examples
 from tests.support.records import rows
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.read.tail_cache import (
+    MERGE_BYTES_MAX,
     MERGE_ROWS_MAX,
     OLD_ELEMENTS_MAX,
     PIECE_OVERHEAD,
@@ -36,7 +37,7 @@ def offsets(pieces: list[CachedBatch]) -> list[int]:
     """The offsets of the records; each must match the range of its batch."""
     found: list[int] = []
     for piece in pieces:
-        values = [int(value) for value in piece.batch.column("value").to_pylist()]
+        values = [int(value) for value in piece.decoded().column("value").to_pylist()]
         assert values == list(range(piece.base_offset, piece.end_offset))
         found += values
     return found
@@ -101,7 +102,7 @@ def test_small_pieces_are_joined_and_each_record_copied_a_few_times() -> None:
     def counting(pieces: list[CachedBatch]) -> None:
         nonlocal copied
         merge(pieces)
-        copied += pieces[-1].batch.num_rows
+        copied += pieces[-1].records.num_rows
 
     cache._merge = counting  # type: ignore[method-assign]
     for base in range(8192):
@@ -119,12 +120,12 @@ def test_large_pieces_are_left_as_they_are() -> None:
 
 
 def test_the_oldest_pieces_go_first_whosever_they_are() -> None:
-    cache = TailCache(8 * (100_000 + PIECE_OVERHEAD))
+    size = MERGE_BYTES_MAX  # too large to be merged
+    cache = TailCache(8 * (size + PIECE_OVERHEAD))
     for number in range(20):
-        batch = batch_of(number, 1)
-        cache.add(KEYS[number % 2], number // 2, batch, is_json=True, nbytes=100_000)
+        cache.add(KEYS[number % 2], number // 2, batch_of(number, 1), is_json=True, nbytes=size)
     held = [piece.born for pieces in cache._pieces.values() for piece in pieces]
-    assert sorted(held) == [number * (100_000 + PIECE_OVERHEAD) for number in range(12, 20)]
+    assert sorted(held) == [number * (size + PIECE_OVERHEAD) for number in range(12, 20)]
 
 
 def test_i10_a_piece_over_the_bound_is_not_held() -> None:
@@ -154,7 +155,7 @@ def test_log_append_time_is_what_readers_see() -> None:
     cache = TailCache(1_000_000)
     add(cache, KEYS[0], 0, 3, append_ms=77)
     add(cache, KEYS[0], 3, 3)
-    batch = pa.concat_batches([piece.batch for piece in cache.read(KEYS[0], 0)])
+    batch = pa.concat_batches([piece.decoded() for piece in cache.read(KEYS[0], 0)])
     stamps = (chunks.timestamps_us(batch.column("timestamp")) // 1000).tolist()
     assert stamps[:3] == [77] * 3
     assert 77 not in stamps[3:]

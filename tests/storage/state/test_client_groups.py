@@ -10,6 +10,7 @@ from tests.storage.state.test_group_members import ALPHA, commit, do, join, stat
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core.actions import (
     DeleteGroup,
+    DeleteOffsets,
     DeleteTopic,
     ExpireMember,
     LeaveGroup,
@@ -188,6 +189,17 @@ def test_a_group_is_of_one_kind_until_it_is_empty() -> None:
     assert generation < 9
 
 
+def test_offsets_are_deleted_one_by_one() -> None:
+    state = group_of("x")
+    assert do(state, commit("x", 1, (0, 5), (1, 6))) is None
+    gone = [TopicIdPartition(ALPHA, 1), TopicIdPartition(ALPHA, 9), TopicIdPartition("z", 0)]
+    assert do(state, DeleteOffsets("g", gone), DeleteOffsets("other", gone)) is None
+    assert list(state.committed_offsets.of_group("g")[ALPHA]) == [0]
+    assert state.committed_offsets.count == 1
+    assert do(state, DeleteOffsets("g", [TopicIdPartition(ALPHA, 0)])) is None
+    assert "g" not in state.committed_offsets
+
+
 def test_offsets_expire_when_the_group_was_empty_for_a_week() -> None:
     state = group_of("x")
     assert do(state, commit("x", 1, (0, 5))) is None
@@ -202,7 +214,7 @@ def test_offsets_expire_when_the_group_was_empty_for_a_week() -> None:
 
 def test_a_level_without_the_action_neither_writes_nor_reads_it() -> None:
     entry = Entry(3, 1, bytes(32), b"id", "b", 5, [], [Commit(b"", [settled("x")])])
-    with pytest.raises(InvalidRequest, match="level 3 of the format has no such action"):
+    with pytest.raises(InvalidRequest, match="from level 4 on"):
         entries.encode_header(entry)
     header, _ = entries.encode_header(msgspec.structs.replace(entry, level=4))
     assert msgspec.msgpack.decode(header[16:])[7][0][1] == [
@@ -221,7 +233,7 @@ def test_a_level_without_the_action_neither_writes_nor_reads_it() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entries.levels, "KAFKA", 3)
         forged, _ = entries.encode_header(entry)
-    with pytest.raises(Corrupt, match="level 3 of the format does not have"):
+    with pytest.raises(Corrupt, match="from level 4 on"):
         entries.decode(forged, "wal/1", seq=1, previous=None)
 
 

@@ -35,11 +35,10 @@ from tidelog.storage.core.errors import (
     LogError,
     UnknownTopic,
 )
-from tidelog.storage.state import idempotency
+from tidelog.storage.state import outcome as outcomes
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.elapsed import STEP_MS_MAX
-from tidelog.storage.state.idempotency import KEY_WINDOW_MS
-from tidelog.storage.state.outcome import Outcome, recall
+from tidelog.storage.state.outcome import KEY_WINDOW_MS, Outcome, recall
 from tidelog.storage.state.partition import Partition
 
 IDS = [letter * 32 for letter in "abc"]
@@ -450,7 +449,7 @@ def test_log_append_time_is_the_entrys() -> None:
 def test_i10_below_level_3_keys_are_forgotten_when_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idempotency, "KEYS_MAX", 5)
+    monkeypatch.setattr(outcomes, "KEYS_MAX", 5)
     state = ClusterState("c", 2)
     applied(state, FIRST)
     for i in range(20):

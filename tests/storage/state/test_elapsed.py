@@ -26,7 +26,7 @@ from tidelog.storage.core.model import SKEW_MS_MAX
 from tidelog.storage.state import elapsed
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.elapsed import STEP_MS_MAX, ElapsedTime
-from tidelog.storage.state.idempotency import KEY_WINDOW_MS
+from tidelog.storage.state.outcome import KEY_WINDOW_MS
 
 YEAR_MS = 365 * 86_400_000
 
@@ -215,5 +215,5 @@ def test_a_checkpoint_of_level_2_without_it_is_corrupt(wrong: object) -> None:
 def test_a_checkpoint_of_level_1_with_it_is_corrupt() -> None:
     raw = msgspec.msgpack.decode(ClusterState("c", levels.FIRST).encode())
     raw += [None, None, None, [], None, [0, []], None]
-    with pytest.raises(Corrupt, match="from level 2 on, not before"):
+    with pytest.raises(Corrupt, match="or has one of them at level 1"):
         ClusterState.decode(msgspec.msgpack.encode(raw), "checkpoints/7")

@@ -36,7 +36,7 @@ from tidelog.storage.core.actions import (
 )
 from tidelog.storage.core.entry import Commit, HotMark, IdempotencyKey
 from tidelog.storage.core.errors import BoundReached, InvalidRequest, LogError, Throttled
-from tidelog.storage.state import access, committed_offsets, group_members, idempotency, producers
+from tidelog.storage.state import access, committed_offsets, group_members, outcome, producers
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state.cluster_state import ClusterState
 
@@ -52,7 +52,7 @@ MAXIMA = {
     rules.OFFSET_METADATA_BYTES: (committed_offsets, "ALL_METADATA_BYTES_MAX"),
     rules.MEMBERS: (group_members, "MEMBERS_MAX"),
     rules.CLIENT_BYTES: (group_members, "CLIENT_BYTES_MAX"),
-    rules.IDEMPOTENCY_KEYS: (idempotency, "KEYS_MAX"),
+    rules.IDEMPOTENCY_KEYS: (outcome, "KEYS_MAX"),
     rules.PRODUCERS: (producers, "PRODUCERS_MAX"),
     rules.PRODUCER_PARTITIONS: (producers, "SEQUENCES_MAX"),
 }

@@ -14,7 +14,7 @@ from tests.storage.state.test_cluster_state import (
     check_partition,
     encoded,
 )
-from tests.storage.state.test_levels import BOUNDS, NO_OWNERS
+from tests.storage.state.test_levels import BOUNDS, NO_KAFKA, NO_OWNERS
 from tests.storage.state.test_producers import batch, chunk
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
@@ -269,14 +269,14 @@ def test_a_checkpoint_of_level_1_without_producers_is_as_it_always_was() -> None
         BOUNDS,
         [],
         NO_OWNERS,
-        [],
+        NO_KAFKA,
     ]
 
 
 # -- bytes
 
 
-@pytest.mark.parametrize("level", [levels.FIRST, 2, levels.NEWEST])
+@pytest.mark.parametrize("level", [levels.FIRST, 2, 3, levels.NEWEST])
 def test_actions_and_checkpoint_are_what_format_md_says(level: int) -> None:
     state = ClusterState("c", level)
     applied(state, FIRST)
@@ -308,5 +308,5 @@ def test_actions_and_checkpoint_are_what_format_md_says(level: int) -> None:
         {"g": {IDS[0]: [[1, 7, -1, "m", 40]]}},
         *([None, [], None, [40, [["b", 40, 40]]], BOUNDS, []] if level > levels.FIRST else []),
         *([NO_OWNERS] if level > 2 else []),
-        *([[]] if level > 3 else []),
+        *([NO_KAFKA] if level > 3 else []),
     ]

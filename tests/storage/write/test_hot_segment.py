@@ -188,7 +188,7 @@ def test_what_is_handed_to_the_cache_is_what_was_applied(shapes) -> None:
         where = held.setdefault((placement.topic, placement.partition), [])
         assert placement.base_offset == len(where)
         assert count == placement.count
-        where += encoded.batches[number].slice(first, count).column("value").to_pylist()
+        where += encoded.records[number].slice(first, count).column("value").to_pylist()
     for topic in NAMES.values():
         for partition in range(3):
             assert held.get((topic, partition), []) == tail_of(state, body, topic, partition)
@@ -248,6 +248,6 @@ def test_lists_and_batches_mix_in_order(kinds: list[str]) -> None:
         made.append(
             request(clock, [(IDS[0], 0, part if kind == "rows" else chunks.batch_of_rows([part]))])
         )
-    (batch,) = ClosedSegment(made, ManualClock().new_id).encode("").batches
+    (batch,) = ClosedSegment(made, ManualClock().new_id).encode("").records
     expected = [f"{number}{letter}".encode() for number in range(len(kinds)) for letter in "ab"]
     assert batch.column("value").to_pylist() == expected

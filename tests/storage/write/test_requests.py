@@ -17,9 +17,9 @@ from tests.support.logs import (
     spoil,
     store_of,
 )
+from tests.support.record_batches import checked
 from tests.support.records import rows
 from tests.support.vloop import run
-from tidelog.storage.core.actions import ProducerBatch
 from tidelog.storage.core.errors import (
     CommitUnknown,
     InvalidRequest,
@@ -43,13 +43,9 @@ async def with_topic(inner: MemoryStore) -> Log:
 async def send(
     log: Log, who: ProducerEpoch, base: int, *values: str, partition: int = 0
 ) -> AppendedRange:
-    return await log.append_batch(
-        log.state.topic("t"),
-        partition,
-        rows(*values),
-        ProducerBatch(*who, base),
-        size=sum(map(len, values)),
-    )
+    batch = checked(rows(*values), (*who, base))
+    (placed,) = await log.kafka.append(log.state.topic("t"), partition, batch)
+    return placed
 
 
 def test_a_retried_batch_gets_its_offsets() -> None:

@@ -1,0 +1,132 @@
+"""Record batches that are kept as their producers sent them: in a request, a chunk, the tail cache.
+
+They become columns only when something other than a Kafka consumer needs the records: a seal, or a
+read by another protocol. Pure.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core.actions import KAFKA_CODEC
+from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.core.chunk import EncodedChunk
+from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.core.model import Part
+from tidelog.storage.kafka import batch as kafka
+from tidelog.storage.kafka.batch import Batch, BatchRange
+
+BATCH_OVERHEAD = 200
+"""Memory of a kept batch in addition to its bytes."""
+
+
+class KeptBatch(NamedTuple):
+    """A record batch. If `append_ms` >= 0, it is the timestamp of all its records for readers."""
+
+    data: memoryview
+    count: int  # type: ignore[assignment]  # hides tuple.count, which no code calls
+    append_ms: int = -1
+
+
+class KeptBatches:
+    """The records of consecutive batches of a partition. Immutable."""
+
+    __slots__ = ("_ends", "batches", "nbytes", "num_rows")
+
+    def __init__(self, batches: Sequence[KeptBatch]) -> None:
+        self.batches = batches
+        self._ends = list(accumulate(each.count for each in batches))
+        self.num_rows = self._ends[-1] if self._ends else 0
+        self.nbytes = sum([len(each.data) for each in batches]) + BATCH_OVERHEAD * len(batches)
+
+    def slice(self, first: int, count: int) -> "KeptBatches | None":
+        """Return the batches with the records [first, first + count), or None if a batch is only
+        partly in this range."""
+        low, high = bisect_left(self._ends, first), bisect_left(self._ends, first + count)
+        begins = 0 if not first else low + 1
+        is_whole = not first or (low < len(self._ends) and self._ends[low] == first)
+        if not is_whole or high >= len(self._ends) or self._ends[high] != first + count:
+            return None
+        return KeptBatches(self.batches[begins : high + 1])
+
+    def with_timestamp(self, append_ms: int) -> "KeptBatches":
+        """Return the batches with one timestamp, for `message.timestamp.type=LogAppendTime`."""
+        return KeptBatches([each._replace(append_ms=append_ms) for each in self.batches])
+
+    def decoded(self) -> pa.RecordBatch:
+        """Return the records in CHUNK_SCHEMA, with the timestamps that readers get."""
+        body = memoryview(b"".join([each.data for each in self.batches]))
+        ranges, start = [], 0
+        for each in self.batches:
+            end = start + len(each.data)
+            ranges.append(BatchRange(start, end, each.count))
+            start = end
+        rows = kafka.decode(body, ranges, "kept batches").rows
+        if all(each.append_ms < 0 for each in self.batches):
+            return rows
+        parts, row = [], 0
+        for each in self.batches:
+            part = rows.slice(row, each.count)
+            if each.append_ms >= 0:
+                part = chunks.with_timestamp(part, each.append_ms)
+            parts.append(part)
+            row += each.count
+        return chunks.concat(parts)
+
+    def placed(
+        self, base_offset: int, offset: int
+    ) -> Iterator[tuple[int, list[bytes | memoryview]]]:
+        """Yield the batches from the one that contains `offset`, each as its end offset and the
+        parts of its bytes for a consumer. The first record of all has `base_offset`."""
+        first = bisect_right(self._ends, offset - base_offset)
+        if first:
+            base_offset += self._ends[first - 1]
+        for each in self.batches[first:]:
+            end = base_offset + each.count
+            yield end, kafka.placed(each.data, base_offset, each.append_ms)
+            base_offset = end
+
+
+Records: TypeAlias = pa.RecordBatch | KeptBatches
+"""The records of a chunk, in one of the two forms."""
+
+
+def concat(parts: Sequence[KeptBatches]) -> KeptBatches:
+    return KeptBatches([each for part in parts for each in part.batches])
+
+
+def encode(batches: Sequence[Batch]) -> tuple[EncodedChunk, KeptBatches]:
+    """Return a chunk of one or more batches, and its records as views of the chunk's bytes."""
+    body = memoryview(b"".join([each.data for each in batches]))
+    kept, start = [], 0
+    for each in batches:
+        end = start + len(each.data)
+        kept.append(KeptBatch(body[start:end], each.count))
+        start = end
+    rows = sum([each.count for each in batches])
+    chunk = EncodedChunk(
+        body,
+        crc32c(body),
+        rows,
+        min([each.timestamp_min for each in batches]),
+        max([each.timestamp_max for each in batches]),
+        KAFKA_CODEC,
+        sum([each.raw_size for each in batches]),
+    )
+    return chunk, KeptBatches(kept)
+
+
+def open_chunk(body: Part, *, crc: int, rows: int, key: str) -> KeptBatches:
+    """Return the batches of a chunk. Raises Corrupt with the object's key if any bit is wrong."""
+    if crc32c(body) != crc:
+        raise Corrupt(key, "checksum of a chunk differs")
+    view = memoryview(body)
+    ranges: list[BatchRange] = kafka.split(view, key)
+    kept = KeptBatches([KeptBatch(view[start:end], count) for start, end, count in ranges])
+    if kept.num_rows != rows:
+        raise Corrupt(key, f"a chunk has {kept.num_rows} rows, its entry says {rows}")
+    return kept

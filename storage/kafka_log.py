@@ -1,0 +1,155 @@
+"""The log for Kafka's protocol: record batches are appended as they come, and read as they lie.
+
+From level 4 on, a chunk keeps the batches of producers as they are; below it, and for records of
+other clients, batches are converted to and from columns here. Offsets, tiers and guarantees are
+those of `Log`.
+"""
+
+import asyncio
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tidelog.storage.core import chunk as chunks
+from tidelog.storage.core import levels
+from tidelog.storage.core.actions import ProducerBatch
+from tidelog.storage.core.chunk import RECORD_SCHEMA, RECORDS_MAX
+from tidelog.storage.core.errors import RecordTooLarge
+from tidelog.storage.core.model import AppendedRange, ReadBounds
+from tidelog.storage.kafka import batch as kafka
+from tidelog.storage.kafka.batch import Batch
+from tidelog.storage.kafka.kept import KeptBatch, KeptBatches
+from tidelog.storage.kafka.layout import InvalidBatch
+from tidelog.storage.log import Log
+from tidelog.storage.read.reader import retry_after_suspend
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.write.requests import AppendRequest, part_rows
+
+PRODUCER_IDS = 1000
+"""Ids that a broker reserves with one commit, as Kafka's brokers do."""
+
+
+class BatchesRead(NamedTuple):
+    """The result of a read: the bytes of whole batches in offset order, in `size` bytes. The next
+    read starts at `next_offset`. At the end of the partition there are no pieces."""
+
+    pieces: list[bytes | memoryview]
+    size: int
+    next_offset: int
+    log_start_offset: int
+    high_watermark: int
+
+
+class KafkaLog:
+    """Record batches of one broker's log. Owned by its event loop."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._ids = iter(range(0))
+        self._reserving = asyncio.Lock()
+
+    def append(
+        self, topic: Topic, partition: int, batch: Batch
+    ) -> "asyncio.Future[list[AppendedRange]]":
+        """Append a checked batch; the future has its one range. If an idempotent producer sends a
+        batch again that is in the log already, the range is that of the first append.
+
+        Raises UnknownPartition, InvalidBatch (a record without a key, for a topic that is compacted
+        by key), RecordTooLarge, InvalidTimestamp, Throttled and Unavailable. The future may raise
+        the errors of a commit, ProducerFenced and OutOfOrderSequence.
+        """
+        log = self._log
+        config = log.state.config(topic)
+        if batch.has_null_key and "compact" in config.cleanup_policy:
+            raise InvalidBatch("a record has no key, and the topic is compacted by key")
+        size = len(batch.data)
+        if size > config.max_message_bytes:
+            raise RecordTooLarge(
+                f"a batch has {size} bytes, the limit max.message.bytes of topic {topic.name!r} is "
+                f"{config.max_message_bytes}: send smaller batches"
+            )
+        producer = None
+        if batch.producer_id >= 0:
+            producer = ProducerBatch(batch.producer_id, batch.producer_epoch, batch.base_sequence)
+        records = batch if log.state.level >= levels.KAFKA else _columns(batch)
+        part = part_rows(topic, partition, records, producer)
+        topic_id = topic.topic_id if producer is None else None
+        request = AppendRequest([part], max(size, batch.weight), topic_id=topic_id)
+        return log.writer.submit(request)
+
+    async def read(self, topic: Topic, partition: int, offset: int, bytes_max: int) -> BatchesRead:
+        """Return the batches from the one that contains `offset` on: as many as fit into
+        `bytes_max`, but at least one if there is a record. If `bytes_max` is 0, return none. Does
+        not wait for new records. Records that other brokers acknowledged before this call are
+        there, if `refresh` was called since.
+
+        Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
+        """
+        log = self._log
+
+        async def read() -> BatchesRead:
+            await log.wal.ensure_view()
+            return await self._read(topic.name, partition, offset, bytes_max)
+
+        return await retry_after_suspend(log.clock, log.wal.view_age_max_s, read)
+
+    async def reserve_producer_id(self) -> int:
+        """Return a producer id that no other producer of the cluster has, with epoch 0.
+
+        **On a crash** the rest of the broker's reserved ids is never used.
+        """
+        if self._log.state.level < levels.KAFKA:
+            return (await self._log.init_producer()).producer_id
+        async with self._reserving:
+            if (found := next(self._ids, None)) is not None:
+                return found
+            first = await self._log.reserve_producers(PRODUCER_IDS)
+            self._ids = iter(range(first + 1, first + PRODUCER_IDS))
+            return first
+
+    async def _read(self, name: str, number: int, offset: int, bytes_max: int) -> BatchesRead:
+        log = self._log
+        if offset > log.state.partition(name, number).high_watermark:
+            await log.refresh()  # records acknowledged by other brokers must be visible (I3)
+        log.check_range(name, number, offset, log.state.partition(name, number))
+        read = partial(self._collect, log.state.topic(name), number, offset, bytes_max)
+        pieces, size, next_offset = await log.unless_removed(name, number, offset, read)
+        held = log.state.partition(name, number)
+        return BatchesRead(pieces, size, next_offset, held.log_start_offset, held.high_watermark)
+
+    async def _collect(
+        self, topic: Topic, number: int, offset: int, bytes_max: int
+    ) -> tuple[list[bytes | memoryview], int, int]:
+        """Return pieces, their bytes, and the offset after them."""
+        reader = self._log.reader
+        pieces: list[bytes | memoryview] = []
+        size, end = 0, topic.partitions[number].high_watermark
+        while offset < end and size < bytes_max:
+            kept = await reader.kept_batches(topic, number, offset)
+            for base_offset, batches in kept:
+                for batch_end, parts in batches.placed(base_offset, offset):
+                    length = sum([len(part) for part in parts])
+                    if pieces and size + length > bytes_max:
+                        return pieces, size, offset
+                    pieces += parts
+                    size += length
+                    offset = batch_end
+            if not kept:
+                bounds = ReadBounds(bytes_max - size, RECORDS_MAX)
+                found = await reader.read(topic, number, offset, bounds)
+                if found.next_offset == offset:
+                    break
+                rows = [piece.batch for piece in found.pieces] or [_NO_RECORDS]
+                built = kafka.build(chunks.concat(rows), offset, found.next_offset)
+                pieces += built
+                size += sum([len(one) for one in built])
+                offset = found.next_offset
+        return pieces, size, offset
+
+
+def _columns(batch: Batch) -> pa.RecordBatch:
+    return KeptBatches([KeptBatch(batch.data, batch.count)]).decoded()
+
+
+_NO_RECORDS = pa.RecordBatch.from_pylist([], RECORD_SCHEMA)

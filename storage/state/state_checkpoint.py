@@ -1,0 +1,95 @@
+"""The cluster state in a checkpoint: its elements, and their bytes (FORMAT.md section 5). Pure."""
+
+import msgspec
+
+from tidelog.storage.core import levels
+from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.state import shares, topic_checks
+from tidelog.storage.state.access import AccessCheckpoint
+from tidelog.storage.state.cluster_bounds import BoundsCheckpoint
+from tidelog.storage.state.committed_offsets import KeptGroups
+from tidelog.storage.state.elapsed import ElapsedCheckpoint
+from tidelog.storage.state.forwarded_drafts import AppliedDraftMark
+from tidelog.storage.state.group_types import ClientGroupCheckpoint, MembersCheckpoint
+from tidelog.storage.state.holds import Hold
+from tidelog.storage.state.outcome import IdempotencyRecord, OwnedRecords
+from tidelog.storage.state.producers import ProducerOwners, ProducersCheckpoint, ReservedIds
+from tidelog.storage.state.topic_checks import DeletedTopic, Topic
+
+ELEMENTS_MIN = 9
+"""Number of elements that every checkpoint of level 1 has. Of the elements after them, `encode`
+omits the empty ones at the end."""
+
+
+class OwnersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The owners of topics, groups and producers, and the idempotency records that belong to
+    principals, from level 3 on. `StateCheckpoint.keys` has the records without a principal."""
+
+    topics: dict[str, topic_checks.PartitionsOf]
+    groups: dict[str, str]
+    keys: OwnedRecords
+    producers: ProducerOwners
+
+
+class KafkaCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The parts of the state that only Kafka's protocol has, from level 4 on."""
+
+    reserved_ids: list[ReservedIds]
+    groups: list[ClientGroupCheckpoint]
+
+
+class StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    level: int
+    cluster_id: str
+    seq: int
+    hash: bytes
+    time_ms: int
+    topics: list[Topic]
+    deleted: list[DeletedTopic]
+    keys: list[IdempotencyRecord]
+    hot_logs: dict[str, int]
+    producers: ProducersCheckpoint | None = None
+    committed_offsets: KeptGroups | None = None
+    members: MembersCheckpoint | None = None
+    origins: list[AppliedDraftMark] = []
+    access: AccessCheckpoint | None = None
+    elapsed: ElapsedCheckpoint | None = None
+    bounds: BoundsCheckpoint | None = None
+    holds: list[Hold] = []
+    owners: OwnersCheckpoint | None = None
+    kafka: KafkaCheckpoint | None = None
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(StateCheckpoint)
+
+
+def encode(snapshot: StateCheckpoint) -> bytes:
+    """Return the bytes: without the elements that the snapshot's level does not have."""
+    elements = list(msgspec.structs.astuple(snapshot))
+    if snapshot.level < levels.KAFKA:
+        elements.pop()
+    if snapshot.level < shares.LEVEL:
+        elements.pop()
+    while snapshot.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
+        elements.pop()
+    return _encoder.encode(elements)
+
+
+def decode(body: bytes, key: str) -> StateCheckpoint:
+    """Decode a checkpoint's body. Raises Corrupt with the checkpoint's `key`, or NewerLevel."""
+    levels.leading(body, key)
+    try:
+        snapshot = _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(key, f"checkpoint does not decode: {error}") from error
+    is_first = snapshot.level == levels.FIRST
+    if any((part is None) != is_first for part in (snapshot.elapsed, snapshot.bounds)):
+        raise Corrupt(key, "lacks elapsed time or bounds, or has one of them at level 1")
+    if is_first and snapshot.holds:
+        raise Corrupt(key, "a checkpoint has holds only from level 2 on")
+    if (snapshot.owners is None) != (snapshot.level < shares.LEVEL):
+        raise Corrupt(key, "a checkpoint has owners from level 3 on, and not before")
+    if (snapshot.kafka is None) != (snapshot.level < levels.KAFKA):
+        raise Corrupt(key, "a checkpoint has Kafka's part from level 4 on, and not before")
+    return snapshot

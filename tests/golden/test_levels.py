@@ -1,0 +1,69 @@
+"""The additions of levels 3 and 4 of the format, as they were stored once."""
+
+from pathlib import Path
+
+from tests.golden.make import folder_of
+from tests.golden.test_golden import FLIGHTS, folded, golden, header_of, state_in
+from tidelog.storage.core import entry as entries
+from tidelog.storage.kafka import kept as kept_batches
+from tidelog.storage.state.cluster_state import ClusterState
+
+A, B = "a" * 32, "b" * 32
+
+
+# -- level 3
+
+
+def test_level_3_adds_what_belongs_to_principals(tmp_path: Path) -> None:
+    folder, name = folder_of(3), f"checkpoints/{15:020}"
+    body = golden(name, folder)
+    assert ClusterState.decode(body[12:], name).encode() == body[12:]
+    state = state_in(name, folder)
+    assert (state[0], len(state)) == (3, 18)
+    mine, alice, bob = "8" * 32, "User:alice", "User:bob"
+    topics, groups, keys, producers = state[-1]
+    assert topics == {mine: [[alice, 1], [bob, 2]], B: [["", 1], [bob, 1]]}
+    assert groups == {"group": alice}
+    assert {who: [record[0][0] for record in found] for who, found in keys.items()} == {
+        alice: ["order-20"],
+        bob: ["order-20"],
+    }
+    assert [record[0][0] for record in state[7]] == ["order-17"]
+    assert producers == [{alice: [0]}, {bob: [[0, A, 1]]}]
+    assert state[13][2] == {bob: {"members": 5, "mutation_rate": 7}}
+    found, _ = folded(tmp_path, folder, name)
+    assert found.encode() == body[12:]
+
+
+# -- level 4
+
+
+def test_level_4_keeps_the_batches_of_kafka_producers(tmp_path: Path) -> None:
+    folder, name = folder_of(4), f"checkpoints/{17:020}"
+    state = state_in(name, folder)
+    assert (state[0], len(state)) == (4, 19)
+    assert state[-1] == [[[1, 1001, state[14][0] - 1500]]]
+    header = header_of(f"wal/{17:020}", folder)
+    kept, rows, stamped = header[6]
+    assert [(chunk[5], chunk[9]) for chunk in (kept, rows, stamped)] == [
+        (7, "kafka"),
+        (1, ""),
+        (1, "kafka"),
+    ]
+    assert [commit[1] for commit in header[7]] == [
+        [["append-of-producer", 0, 0, 4, 1, 0, 0]],
+        [["append-of-producer", 0, 4, 1, 1, 0, 4]],
+        [["append", 0, 5, 2]],
+        [["append", 1, 0, 1]],
+        [["append", 2, 0, 1]],
+    ]
+    found, _ = folded(tmp_path, folder, name)
+    assert found.encode() == golden(name, folder)[12:]
+    body = golden(f"wal/{17:020}", folder)
+    start = entries.header_length(body, "it") + kept[2]
+    batches = kept_batches.open_chunk(body[start : start + kept[3]], crc=kept[4], rows=7, key="it")
+    assert [each.count for each in batches.batches] == [4, 1, 2]
+    assert batches.decoded().column("value").to_pylist() == [
+        *(record["value"] for record in FLIGHTS),
+        *(b"2", b"3", b"1"),
+    ]

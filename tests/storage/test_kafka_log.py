@@ -1,0 +1,391 @@
+"""Kafka's record batches in the log: what producers send is what every reader gets, in both tiers,
+next to records of other clients."""
+
+import asyncio
+import random
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from tests.support.logs import COLD, MANUAL, append, closing, kill, opened, read_table
+from tests.support.record_batches import CODECS, NO_PRODUCER, checked, sent
+from tests.support.records import TIME_MS
+from tests.support.vloop import run
+from tidelog.storage.broker import Broker
+from tidelog.storage.core import object_keys
+from tidelog.storage.core.actions import KAFKA_CODEC
+from tidelog.storage.core.chunk import Headers, Rows
+from tidelog.storage.core.errors import (
+    DamagedRecords,
+    InvalidTimestamp,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    ProducerFenced,
+    RecordTooLarge,
+    UnknownPartition,
+)
+from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.kafka import batch as kafka
+from tidelog.storage.kafka.batch import Batch
+from tidelog.storage.kafka.layout import HEADER, HEADER_SIZE, Header, InvalidBatch
+from tidelog.storage.log import LogSettings
+from tidelog.storage.wal.wal_objects import ClusterIdentity
+
+
+class Written(NamedTuple):
+    """A record as a reader must get it; the timestamp is in ms."""
+
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+def drawn(draw: random.Random, count: int) -> Rows:
+    """Records of Kafka's full range."""
+    headers: list[Headers | None] = [
+        draw.choice([None, [("a", b"1"), ("a", None)], [("b", b"")]]) for _ in range(count)
+    ]
+    return Rows(
+        [TIME_MS + draw.randrange(1000) for _ in range(count)],
+        [draw.choice([None, b"", b"key"]) for _ in range(count)],
+        [draw.choice([None, b"", draw.randbytes(draw.randrange(60))]) for _ in range(count)],
+        headers,
+    )
+
+
+def written(rows: Rows, append_ms: int = -1) -> list[Written]:
+    headers = rows.headers or [None] * len(rows)
+    columns = zip(rows.timestamps, rows.keys, rows.values, headers, strict=True)
+    return [
+        Written(stamp if append_ms < 0 else append_ms, key, value, found or [])
+        for stamp, key, value, found in columns
+    ]
+
+
+async def send(log: Broker, batch: Batch, partition: int = 0) -> AppendedRange:
+    (placed,) = await log.kafka.append(log.state.topic("t"), partition, batch)
+    return placed
+
+
+async def by_columns(log: Broker, partition: int, offset: int = 0) -> dict[int, Written]:
+    """The records as other protocols get them."""
+    table = await read_table(log, partition=partition, offset=offset)
+    return {
+        row["offset"]: Written(
+            round(row["timestamp"].timestamp() * 1000),
+            row["key"],
+            row["value"],
+            [(each["key"], each["value"]) for each in row["headers"] or []],
+        )
+        for row in (table.to_pylist() if table.num_rows else [])
+    }
+
+
+async def by_batches(
+    log: Broker, partition: int, offset: int = 0, bytes_max: int = 1 << 20
+) -> dict[int, Written]:
+    """The records as a Kafka consumer gets them, read by read. It drops those before `offset`."""
+    found: dict[int, Written] = {}
+    at = offset
+    while True:
+        read = await log.kafka.read(log.state.topic("t"), partition, at, bytes_max)
+        body = memoryview(b"".join(read.pieces))
+        assert len(body) == read.size
+        if not body:
+            assert read.next_offset == read.high_watermark == at
+            return {place: each for place, each in found.items() if place >= offset}
+        start = 0
+        while start < len(body):
+            end = start + 12 + Header._make(HEADER.unpack_from(body, start)).length
+            found |= _records(body[start:end])
+            start = end
+        assert read.next_offset > at
+        at = read.next_offset
+
+
+def _records(batch: memoryview) -> dict[int, Written]:
+    header = Header._make(HEADER.unpack_from(batch))
+    if not header.count:
+        assert len(batch) == HEADER_SIZE
+        return {}
+    ranges = [kafka.BatchRange(0, len(batch), header.count)]
+    rows, undecodable = kafka.decode(batch, ranges, "it")
+    assert not undecodable
+    is_append_time = header.attributes & 8
+    return {
+        header.base_offset + place: Written(
+            header.max_timestamp if is_append_time else round(row["timestamp"].timestamp() * 1000),
+            row["key"],
+            row["value"],
+            [(each["key"], each["value"]) for each in row["headers"] or []],
+        )
+        for place, row in enumerate(rows.to_pylist())
+    }
+
+
+@pytest.mark.parametrize("settings", [MANUAL, COLD], ids=["cached", "cold"])
+@pytest.mark.parametrize("seed", range(12))
+def test_each_reader_gets_each_record(seed: int, settings: LogSettings) -> None:
+    """Batches and other records, in one flush and in several, sealed or not, on two brokers."""
+
+    async def main() -> None:
+        draw = random.Random(seed)
+        inner = MemoryStore()
+        log, other = await opened(inner, settings), await opened(inner, settings)
+        stamp = draw.choice(["CreateTime", "LogAppendTime"])
+        await log.create_topic("t", 2, {"message.timestamp.type": stamp})
+        await other.refresh()
+        model: dict[int, dict[int, Written]] = {0: {}, 1: {}}
+        sequences: dict[tuple[int, int], int] = {}
+
+        async def write(broker: Broker) -> None:
+            number, rows = draw.randrange(2), drawn(draw, draw.choice([1, 1, 2, 30]))
+            kind = draw.choice(["batch", "producer", "rows"])
+            topic = broker.state.topic("t")
+            if kind == "rows":
+                places = await broker.append(topic, [(number, rows)], size=9, is_json=False)
+                assert places is not None
+                (placed,) = places
+            elif kind == "batch":
+                placed = await send(broker, checked(rows, codec=draw.randrange(CODECS)), number)
+            else:
+                who = draw.randrange(3)
+                first = sequences.get((who, number), 0)
+                sequences[who, number] = first + len(rows)
+                batch = checked(rows, (who, 0, first), draw.randrange(CODECS))
+                sending = [send(broker, batch, number) for _ in range(draw.choice([1, 1, 2]))]
+                placed, *again = await asyncio.gather(*sending)
+                assert all(each == placed for each in again)
+            assert placed.count == len(rows)
+            seen = broker.state.partition("t", number)
+            chunk = seen.tail[seen.tail_index(placed.base_offset)] if seen.tail else None
+            append_ms = -1 if chunk is None else chunk.append_ms
+            for place, each in enumerate(written(rows, append_ms), placed.base_offset):
+                assert model[number].setdefault(place, each) == each
+
+        async with closing(log, other):
+            for _ in range(12):
+                broker = draw.choice([log, other])
+                await broker.refresh()
+                count = draw.choice([1, 1, 4])
+                await asyncio.gather(*(write(broker) for _ in range(count)))
+                if draw.random() < 0.2:
+                    await log.seal("t")
+                if draw.random() < 0.2:
+                    broker.tail.clear()
+            for reader in (log, other, await opened(inner, settings)):
+                await reader.refresh()
+                for number, expected in model.items():
+                    assert sorted(expected) == list(range(len(expected)))
+                    start = draw.randrange(len(expected) + 1)
+                    left = {at: each for at, each in expected.items() if at >= start}
+                    for bytes_max in (1, 300, 1 << 20):
+                        assert await by_batches(reader, number, start, bytes_max) == left
+                    assert await by_columns(reader, number) == expected
+
+    run(main)
+
+
+def test_batches_are_kept_as_they_came() -> None:
+    """Compressed as the producer did it, in the WAL, in memory and for the consumer."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await opened(inner)
+        other = await opened(inner)
+        async with closing(log, other):
+            await log.create_topic("t", 1, {})
+            rows = Rows([TIME_MS] * 50, [b"k"] * 50, [b"the same value"] * 50)
+            for _ in range(3):
+                batch = checked(rows, codec=4)
+                await send(log, batch)
+            (chunk, *_) = log.state.partition("t", 0).tail
+            assert (chunk.codec, chunk.size) == (KAFKA_CODEC, len(batch.data))
+            await other.refresh()
+            for broker in (log, other):
+                read = await broker.kafka.read(broker.state.topic("t"), 0, 60, 1 << 20)
+                body = b"".join(read.pieces)
+                assert len(body) == 2 * len(batch.data)
+                assert body[16 : len(batch.data)] == bytes(batch.data)[16:]
+                assert int.from_bytes(body[:8]) == 50
+                assert (read.next_offset, read.log_start_offset, read.high_watermark) == (
+                    150,
+                    0,
+                    150,
+                )
+
+    run(main)
+
+
+def test_what_a_batch_is_refused_for() -> None:
+    async def main() -> None:
+        log = await opened(MemoryStore())
+        async with closing(log):
+            await log.create_topic("t", 1, {"max.message.bytes": "2000"})
+            await log.create_topic("compacted", 1, {"cleanup.policy": "compact"})
+            topic = log.state.topic("t")
+            one = Rows([TIME_MS], [None], [b"x"])
+            now_ms = log.clock.now_ms()
+            for refused, topic_name, partition, rows in (
+                (UnknownPartition, "t", 1, one),
+                (InvalidBatch, "compacted", 0, one),
+                (RecordTooLarge, "t", 0, Rows([TIME_MS], [None], [random.randbytes(3000)])),
+                (InvalidTimestamp, "t", 0, Rows([now_ms + 10**9], [None], [b"x"])),
+            ):
+                with pytest.raises(refused):
+                    log.kafka.append(log.state.topic(topic_name), partition, checked(rows))
+            first = checked(one, (5, 0, 0))
+            assert (await send(log, first)).base_offset == 0
+            with pytest.raises(OutOfOrderSequence):
+                await send(log, checked(one, (5, 0, 7)))
+            assert (await send(log, checked(one, (5, 1, 0)))).base_offset == 1
+            with pytest.raises(ProducerFenced):
+                await send(log, checked(one, (5, 0, 1)))
+            assert (await send(log, checked(one))).base_offset == 2
+            with pytest.raises(OffsetOutOfRange):
+                await log.kafka.read(topic, 0, 4, 100)
+            read = await log.kafka.read(topic, 0, 0, 0)
+            assert (read.pieces, read.next_offset, read.high_watermark) == ([], 0, 3)
+
+    run(main)
+
+
+def test_one_refusal_is_one_partitions() -> None:
+    """Batches of one flush are separate commits."""
+
+    async def main() -> None:
+        log = await opened(MemoryStore())
+        async with closing(log):
+            await log.create_topic("t", 2, {})
+            one = Rows([TIME_MS], [None], [b"x"])
+            seq = log.state.seq
+            found: list[Any] = await asyncio.gather(
+                send(log, checked(one, (7, 0, 0)), 0),
+                send(log, checked(one, (8, 0, 0)), 1),
+                send(log, checked(one, (7, 0, 5)), 0),
+                send(log, checked(one, (7, 0, 1)), 0),
+                send(log, checked(one), 1),
+                return_exceptions=True,
+            )
+            assert log.state.seq == seq + 1
+            assert isinstance(found.pop(2), OutOfOrderSequence)
+            assert [(each.partition, each.base_offset) for each in found] == [
+                (0, 0),
+                (1, 0),
+                (0, 1),
+                (1, 1),
+            ]
+            assert len(await by_batches(log, 0)) == len(await by_columns(log, 0)) == 2
+
+    run(main)
+
+
+def test_below_level_4_batches_become_columns() -> None:
+    """Versions that do not know the codec can read the WAL."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        identity = ClusterIdentity(3, "c0ffee", SystemClock().now_ms())
+        await inner.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
+        log = await opened(inner)
+        async with closing(log):
+            await log.create_topic("t", 1, {})
+            assert log.state.level == 3
+            rows = drawn(random.Random(1), 40)
+            await send(log, checked(rows, codec=3))
+            assert {chunk.codec for chunk in log.state.partition("t", 0).tail} == {""}
+            expected = dict(enumerate(written(rows)))
+            assert await by_batches(log, 0) == await by_columns(log, 0) == expected
+            ids = [await log.kafka.reserve_producer_id() for _ in range(3)]
+            assert ids == [0, 1, 2]
+
+    run(main)
+
+
+def test_reserved_ids_are_of_one_broker() -> None:
+    """A commit for a thousand; none twice, also after the broker's death; each begins at 0."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log, other = await opened(inner), await opened(inner)
+        await log.create_topic("t", 1, {})
+        seq = log.state.seq
+        ids = await asyncio.gather(*(log.kafka.reserve_producer_id() for _ in range(1500)))
+        assert sorted(ids) == list(range(1500))
+        assert log.state.seq == seq + 2
+        await kill(log)
+        async with closing(other):
+            await other.refresh()
+            assert await other.kafka.reserve_producer_id() == 2000
+            one = Rows([TIME_MS], [None], [b"x"])
+            with pytest.raises(OutOfOrderSequence):
+                await send(other, checked(one, (1999, 0, 1)))
+            assert (await send(other, checked(one, (1999, 0, 0)))).count == 1
+            assert (await send(other, checked(one, (4000, 0, 9)))).count == 1  # no broker gave it
+
+    run(main)
+
+
+def test_a_damaged_chunk_is_refused_to_both_kinds_of_readers() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await opened(inner, COLD)
+        async with closing(log):
+            await log.create_topic("t", 1, {})
+            await send(log, checked(drawn(random.Random(1), 5), codec=1))
+            (chunk,) = log.state.partition("t", 0).tail
+            body = bytearray(await inner.get(chunk.object_key))
+            body[chunk.position + 30] ^= 1
+            await inner.put(chunk.object_key, [bytes(body)])
+            with pytest.raises(DamagedRecords):
+                await log.kafka.read(log.state.topic("t"), 0, 0, 100)
+            with pytest.raises(DamagedRecords):
+                await log.fetch("t", 0, 0, bytes_max=100)
+
+    run(main)
+
+
+def test_a_request_of_many_flushes_is_read_in_large_pieces() -> None:
+    """The tail cache joins kept batches; a read does not copy them."""
+
+    async def main() -> None:
+        log = await opened(MemoryStore())
+        async with closing(log):
+            await log.create_topic("t", 1, {})
+            for number in range(64):
+                await send(log, checked(Rows([TIME_MS], [None], [b"%d" % number])))
+            pieces = log.tail.read((log.state.topic("t").topic_id, 0), 0)
+            assert len(pieces) <= 6
+            read = await log.kafka.read(log.state.topic("t"), 0, 0, 1 << 20)
+            assert len(read.pieces) == 2 * 64
+            await append(log, "other")
+            assert len(await by_batches(log, 0)) == 65
+
+    run(main)
+
+
+def test_a_batch_as_sent_is_unchanged_by_the_check() -> None:
+    rows = drawn(random.Random(3), 7)
+    for codec in range(CODECS):
+        assert bytes(checked(rows, NO_PRODUCER, codec).data) == sent(rows, NO_PRODUCER, codec)
+
+
+def test_a_consumer_reads_a_chunk_of_the_wal_once() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await opened(inner)
+        async with closing(log):
+            await log.create_topic("t", 1, {})
+            await asyncio.gather(
+                *(send(log, checked(Rows([TIME_MS], [None], [b"x"]), (9, 0, n))) for n in range(8))
+            )
+        reader = await opened(inner)
+        async with closing(reader):
+            assert len(await by_batches(reader, 0, bytes_max=1)) == 8
+            assert reader.reader.chunk_cache.misses == 1
+
+    run(main)
