@@ -17,6 +17,7 @@ from tidelog.service.kafka.connection import Server
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.fetch import Fetch
 from tidelog.service.kafka.frame import RequestMemory
+from tidelog.service.kafka.groups import group_apis
 from tidelog.service.kafka.interim import InterimBatches
 from tidelog.service.kafka.listener import Listener, limits_of
 from tidelog.service.kafka.offsets import Offsets
@@ -93,7 +94,11 @@ class KafkaServer:
             broker, settings, kafka, counters, counters.admission.answers, InterimBatches(broker)
         )
         handlers = Handlers(
-            Produce(context), Fetch(context), Offsets(context), Routing(context, named)
+            Produce(context),
+            Fetch(context),
+            Offsets(context),
+            Routing(context, named),
+            group_apis(context),
         )
         server = Server(
             asyncio.get_running_loop(),

@@ -279,8 +279,6 @@ class ClusterState:
                     if refusal is not None:
                         return refusal
                 return self.committed_offsets.check(action)
-            case DeleteOffsets(group_id):
-                return check_group_id(group_id)
             case (
                 Sealed(topic_id, partition, offset)
                 | MoveLogStart(topic_id, partition, offset)
@@ -305,7 +303,7 @@ class ClusterState:
                 return None if topic_id in self._by_id else self._checks.unknown(topic_id)
             case InitProducer() | ReserveProducers():
                 return self.producers.check_ids(action, self.level)
-            case RetireHotLog() | ForgetTopic():
+            case RetireHotLog() | ForgetTopic() | DeleteOffsets():
                 return None
             case SetBounds():
                 return self.bounds.check(action)
@@ -318,10 +316,8 @@ class ClusterState:
 
     def _do(self, action: AnyAction, owner: str) -> None:
         match action:
-            case CommitOffsets():
-                self.committed_offsets.commit(action, self.elapsed_ms, owner)
-            case DeleteOffsets(group_id, partitions):
-                self.committed_offsets.remove(group_id, partitions)
+            case CommitOffsets() | DeleteOffsets():
+                self.committed_offsets.do(action, self.elapsed_ms, owner)
             case Sealed(topic_id, partition, end_offset):
                 self._by_id[topic_id].partitions[partition].trim(end_offset)
             case CreateTopic(name, topic_id, count, configs):
