@@ -20,7 +20,6 @@ from types import CoroutineType
 from typing import Any, NamedTuple, Protocol
 
 from tidelog.service.http.admission import Admission, Phase
-from tidelog.service.kafka import sasl
 from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, Api, versions_answer
 from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
 from tidelog.service.kafka.context import Context
@@ -31,12 +30,11 @@ from tidelog.service.kafka.frame import (
     FrameRefused,
     RequestMemory,
 )
-from tidelog.service.kafka.messages.handshake import ApiVersionsRequest
+from tidelog.service.kafka.handshake import Handshake
 from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
-from tidelog.service.kafka.sasl import Authentication
 from tidelog.service.security.authenticator import Security
-from tidelog.service.security.caller import ALL_RIGHTS, NO_RIGHTS, CallerRights, Unauthenticated
+from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
 from tidelog.service.security.request_time import measured
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import REQUEST_PERCENTAGE, REQUEST_RATE
@@ -113,11 +111,9 @@ class Connection:
         self.frames = FrameReader(self._take, is_proved=not self._is_secured)
         self._transport: Transport | None = None
         self._host = ""
-        self._rights: CallerRights = NO_RIGHTS if self._is_secured else ALL_RIGHTS
-        self._authentication = Authentication(server.security) if server.security else None
+        self._handshake = Handshake(server.apis, server.security, self._on_handshake)
         self._variables = contextvars.copy_context()
         """The context variables of this connection's requests: PRINCIPAL."""
-        self._software = ""
         self._clients: dict[tuple[int, str | None], Client] = {}
         self._waiting: deque[tuple[Pending, int]] = deque()
         self._begun: deque[Pending] = deque()
@@ -153,8 +149,7 @@ class Connection:
         self._begun.clear()
         self._waiting.clear()
         self._shares.release_all()
-        if self._authentication is not None:
-            self._authentication.close()
+        self._handshake.close()
         if held:
             server.memory.give(held)
 
@@ -239,7 +234,9 @@ class Connection:
     def _client(self, version: int, client_id: str | None) -> Client:
         if len(self._clients) >= UNANSWERED_MAX:
             self._clients.clear()
-        client = Client(version, client_id or "", self._host, self._software, self._rights)
+        handshake = self._handshake
+        software, rights = handshake.software, handshake.rights
+        client = Client(version, client_id or "", self._host, software, rights)
         self._clients[version, client_id] = client
         return client
 
@@ -280,12 +277,11 @@ class Connection:
 
     def _called(self, pending: Pending, request: Any) -> Any:
         api = pending.api
-        if api.serve is None:
-            return self._handshake(api, request, pending.client)
-        result = api.serve(request, pending.client)
+        serve = api.serve or partial(self._handshake.serve, api)
+        result = serve(request, pending.client)
         if type(result) is CoroutineType:
             if self._is_secured:
-                result = measured(self._rights, result)
+                result = measured(self._handshake.rights, result)
             return self._server.loop.create_task(result)
         return result
 
@@ -354,7 +350,7 @@ class Connection:
 
     def _charge(self, pending: Pending, response: Any) -> float:
         """Charge the request's time. Return how long the connection must not be read, in s."""
-        rights = self._rights
+        rights = self._handshake.rights
         throttle_s: float = getattr(response, "throttle_time_ms", 0) / 1000
         rights.record(REQUEST_RATE, 1)
         for quota in (REQUEST_RATE, REQUEST_PERCENTAGE):
@@ -403,43 +399,24 @@ class Connection:
 
     # -- the first requests of a connection
 
-    def _handshake(self, api: Api, request: Any, client: Client) -> Any:
-        """Answer ApiVersions, SaslHandshake and SaslAuthenticate, which change the connection."""
-        if api.key == API_VERSIONS:
-            return self._versions(request, client)
-        if self._authentication is None:
-            return sasl.refusal_without_security(api)
-        result = self._authentication.answer(request, client, self._authenticated)
-        return self._server.loop.create_task(result)
-
-    def _versions(self, request: ApiVersionsRequest, client: Client) -> Any:
-        name, version = request.client_software_name, request.client_software_version
-        response = versions_answer(self._server.apis, is_known=True)
-        if client.version >= sasl.FIRST_WITH_SOFTWARE:
-            if not (sasl.is_software(name) and sasl.is_software(version)):
-                return sasl.invalid_software()
-            self._software = f"{name} {version}"
-            self._clients.clear()
-        return response
-
-    def _authenticated(self, rights: CallerRights) -> None:
-        """Note the principal that the client has proved."""
-        self._rights = rights
+    def _on_handshake(self) -> None:
+        """Take the name of the client's library, and the principal that the client has proved."""
+        rights = self._handshake.rights
         self._clients.clear()
-        if not self.frames.is_proved:
-            self.frames.is_proved = True
-            self._server.admission.prove(self)
-        self._variables.run(PRINCIPAL.set, rights.principal)
+        if self._is_secured and rights is not NO_RIGHTS:
+            if not self.frames.is_proved:
+                self.frames.is_proved = True
+                self._server.admission.prove(self)
+            self._variables.run(PRINCIPAL.set, rights.principal)
 
     def _is_allowed(self, api: Api) -> bool:
         """Whether the client may use the API now. If not, close the connection."""
         if api.key in SASL_KEYS:
             return True
-        assert self._authentication is not None
-        if not self._authentication.is_current():
+        if not self._handshake.is_current:
             self._refuse("unauthenticated", f"{api.name} before authentication", "")
             return False
-        self._rights.check_valid()
+        self._handshake.rights.check_valid()
         return True
 
     # -- the end

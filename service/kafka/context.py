@@ -1,8 +1,6 @@
 """What the handlers of all APIs share."""
 
-import asyncio
 import logging
-from typing import Protocol
 
 from tidelog.service.http.admission import Budget
 from tidelog.service.kafka.errors import Code, Kind, code_of
@@ -11,40 +9,9 @@ from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import Corrupt, LogError
-from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.kafka.batch import Batch
 from tidelog.storage.state.cluster_state import Topic
 
 log = logging.getLogger("tidelog.kafka")
-
-
-class BatchesRead(Protocol):
-    """The result of a read (storage.kafka_log)."""
-
-    @property
-    def pieces(self) -> list[bytes | memoryview]: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def next_offset(self) -> int: ...
-    @property
-    def log_start_offset(self) -> int: ...
-    @property
-    def high_watermark(self) -> int: ...
-
-
-class Batches(Protocol):
-    """The log for record batches (storage.kafka_log)."""
-
-    def append(
-        self, topic: Topic, partition: int, batch: Batch
-    ) -> "asyncio.Future[list[AppendedRange]]": ...
-
-    async def read(
-        self, topic: Topic, partition: int, offset: int, bytes_max: int
-    ) -> BatchesRead: ...
-
-    async def reserve_producer_id(self) -> int: ...
 
 
 class Context:
@@ -57,10 +24,9 @@ class Context:
         counters: KafkaCounters,
         traffic: HttpCounters,
         answers: Budget,
-        batches: Batches,
     ) -> None:
         self.broker = broker
-        self.batches = batches
+        self.batches = broker.kafka
         self.settings = settings
         self.counters = counters
         self.traffic = traffic

@@ -37,6 +37,18 @@ class _Committed(NamedTuple):
     code: Code
 
 
+class _Asked(NamedTuple):
+    """One topic of OffsetFetch."""
+
+    name: str
+    topic_id: bytes
+    partitions: list[int]
+
+    @classmethod
+    def of(cls, one: messages.OffsetFetchRequestTopics) -> "_Asked":
+        return cls(one.name, one.topic_id, one.partition_indexes)
+
+
 class _Topic(NamedTuple):
     """The answers for one topic of OffsetFetch."""
 
@@ -146,18 +158,15 @@ class GroupOffsets:
                 refusal = code or await self._refusal(
                     "OffsetFetch", DESCRIBE, group.group_id, client
                 )
-                asked = None
-                if group.topics is not None:
-                    asked = [
-                        (one.name, one.topic_id, one.partition_indexes) for one in group.topics
-                    ]
+                topics = group.topics
+                asked = None if topics is None else [_Asked.of(one) for one in topics]
                 found = [] if refusal else await self._fetch(group.group_id, asked, client)
                 groups.append(_of_group(group.group_id, found, refusal))
             return messages.OffsetFetchResponse(groups=groups)
         refusal = code or await self._refusal("OffsetFetch", DESCRIBE, request.group_id, client)
         asked = None
         if request.topics is not None:
-            asked = [(one.name, ZERO_UUID, one.partition_indexes) for one in request.topics]
+            asked = [_Asked(one.name, ZERO_UUID, one.partition_indexes) for one in request.topics]
         if refusal and client.version < 2:  # it has no error of the whole request
             found = [
                 _Topic(name, topic_id, [_none(number, refusal) for number in numbers])
@@ -186,20 +195,16 @@ class GroupOffsets:
         )
 
     async def _fetch(
-        self,
-        group_id: str,
-        asked: list[tuple[str, bytes, list[int]]] | None,
-        client: Client,
+        self, group_id: str, asked: list["_Asked"] | None, client: Client
     ) -> list[_Topic]:
         """Return the offsets in these partitions, or all in topics that the client may see."""
         committed = self._broker.state.committed_offsets.of_group(group_id)
         found = []
         if asked is None:
-            async for topic_id in sliced(list(committed)):
-                topic = self._broker.state.topic_of_id(topic_id)
+            async for each in sliced(list(committed)):
+                topic = self._broker.state.topic_of_id(each)
                 if topic is not None and client.rights.may(DESCRIBE, TOPIC, topic.name):
-                    asked_numbers = sorted(committed.get(topic_id, {}))
-                    found.append(self._committed(group_id, topic, asked_numbers))
+                    found.append(self._committed(group_id, topic, sorted(committed.get(each, {}))))
             return found
         async for name, topic_id, numbers in sliced(asked):
             held = self._topic(name, topic_id, client)

@@ -347,7 +347,7 @@ class Produce:
         )
 
     async def _may_write(self, rights: CallerRights) -> bool:
-        """Whether the client may write to any topic, which implies idempotent writes, as in Kafka."""
+        """Whether the client may write to any topic, which implies idempotent writes (Kafka)."""
         if rights.may("IDEMPOTENT_WRITE", CLUSTER, CLUSTER_NAME):
             return True
         async for name in sliced(list(self._broker.state.topics)):

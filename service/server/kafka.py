@@ -18,7 +18,6 @@ from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.fetch import Fetch
 from tidelog.service.kafka.frame import RequestMemory
 from tidelog.service.kafka.groups import group_apis
-from tidelog.service.kafka.interim import InterimBatches
 from tidelog.service.kafka.listener import Listener, limits_of
 from tidelog.service.kafka.offsets import Offsets
 from tidelog.service.kafka.produce import Produce
@@ -90,14 +89,13 @@ class KafkaServer:
         certificate: ServerCertificate | None = None,
     ) -> None:
         kafka = counters.kafka
-        context = Context(
-            broker, settings, kafka, counters, counters.admission.answers, InterimBatches(broker)
-        )
+        context = Context(broker, settings, kafka, counters, counters.admission.answers)
+        self.routing = Routing(context, named)
         handlers = Handlers(
             Produce(context),
             Fetch(context),
             Offsets(context),
-            Routing(context, named),
+            self.routing,
             group_apis(context),
         )
         server = Server(
