@@ -288,7 +288,8 @@ class ClassicGroups:
         else:
             made = ClassicGroup.restored(group, self._new_id, self._delay_s, self._now_s)
         held = self._held[group_id] = _Held(made)
-        self._follow_up(held)
+        if made.members:
+            self._follow_up(held)
         return held
 
     def _new_id(self) -> str:
