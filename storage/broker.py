@@ -338,7 +338,7 @@ class Broker(Log):
     async def release(self) -> None:
         """Free tasks, threads and file locks without a flush, as the end of a process does."""
         tasks = [each for each in (*self._tasks, self.groups.task) if each is not None]
-        tasks += self.classic_groups.tasks
+        tasks += self.classic_groups.stop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

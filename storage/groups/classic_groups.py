@@ -233,11 +233,6 @@ class ClassicGroups:
         """Return the ids of the groups that have members on this broker."""
         return [group_id for group_id, held in self._held.items() if held.group.members]
 
-    @property
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """The commits under way."""
-        return [held.task for held in self._held.values() if held.task is not None]
-
     def is_coordinator(self, group_id: str) -> bool:
         """Return whether this broker is, or would become, the coordinator of the group."""
         group = self._log.state.members.get(group_id)
@@ -470,11 +465,16 @@ class ClassicGroups:
 
     async def close(self) -> None:
         """Drain, and stop the commits under way."""
-        tasks = self.tasks
+        tasks = self.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Drain. Cancel the commits under way, and return their tasks."""
+        tasks = [held.task for held in self._held.values() if held.task is not None]
         self.drain()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return tasks
 
 
 def _answer(future: "asyncio.Future[A]", answer: A) -> None:
