@@ -337,8 +337,7 @@ class Broker(Log):
 
     async def release(self) -> None:
         """Free tasks, threads and file locks without a flush, as the end of a process does."""
-        tasks = [each for each in (*self._tasks, self.groups.task) if each is not None]
-        tasks += self.classic_groups.stop()
+        tasks = [t for t in (*self._tasks, self.groups.task, *self.classic_groups.stop()) if t]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -411,7 +411,7 @@ class GroupMembers:
     def _remove(self, group: ConsumerGroup, member: GroupMember, now_ms: int) -> None:
         del group.members[member.member_id]
         self._count(member, -1)
-        group.is_preparing = group.is_assigned_by_clients
+        group.is_preparing = group.is_assigned_by_clients and bool(group.members)
         if not group.members:
             group.emptied_ms = now_ms
 
