@@ -16,6 +16,7 @@ from tidelog.service.kafka.apis import Handlers, table
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.fetch import Fetch
 from tidelog.service.kafka.frame import RequestMemory
+from tidelog.service.kafka.groups import group_apis
 from tidelog.service.kafka.listener import Listener, limits_of
 from tidelog.service.kafka.offsets import Offsets
 from tidelog.service.kafka.placement import Placement
@@ -93,7 +94,12 @@ class KafkaServer:
         self.routing = Routing(context, named)
         placement = Placement(context, self.routing)
         handlers = Handlers(
-            Produce(context), Fetch(context), Offsets(context), self.routing, placement
+            Produce(context),
+            Fetch(context),
+            Offsets(context),
+            self.routing,
+            placement,
+            group_apis(context),
         )
         server = Server(
             asyncio.get_running_loop(),
