@@ -121,7 +121,6 @@ def table(handlers: Handlers) -> dict[int, Api]:
             metadata.DescribeTopicPartitionsResponse,
             routing.describe_topic_partitions,
         ),
-        Api(topics.DeleteRecordsRequest, topics.DeleteRecordsResponse, offsets.delete_records),
         Api(
             topics.DescribeLogDirsRequest,
             topics.DescribeLogDirsResponse,

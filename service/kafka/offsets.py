@@ -1,16 +1,13 @@
-"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords.
+"""ListOffsets and OffsetForLeaderEpoch.
 
 An offset by time is exact to the record: it is that of the first record with this timestamp or a
-later one. DeleteRecords moves log starts. From its commit on, no client reads the records below;
-the next round of retention removes them from the topic's table (compaction.retention).
+later one.
 """
-
-import asyncio
 
 from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.client import Client
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, Kind, code_of
+from tidelog.service.kafka.errors import Code, Kind
 from tidelog.service.kafka.messages.fetch import (
     LeaderEpochEndOffset,
     ListOffsetsPartition,
@@ -23,17 +20,9 @@ from tidelog.service.kafka.messages.fetch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopicResult,
 )
-from tidelog.service.kafka.messages.topics import (
-    DeleteRecordsPartition,
-    DeleteRecordsPartitionResult,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopicResult,
-)
 from tidelog.service.kafka.routing import LEADER_EPOCH
 from tidelog.service.security.caller import ALL_RIGHTS, Forbidden
-from tidelog.storage.core.acls import DELETE, DESCRIBE, TOPIC
-from tidelog.storage.core.actions import MoveLogStart
+from tidelog.storage.core.acls import DESCRIBE, TOPIC
 from tidelog.storage.core.chunk import US_PER_MS, timestamps_us
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.cluster_state import Topic
@@ -42,10 +31,6 @@ LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
 FIRST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 """The first version of ListOffsets that has the word."""
-HIGH_WATERMARK = -1
-"""This offset in DeleteRecords stands for the high watermark."""
-DELETES_AT_ONCE = 100
-"""Log starts that are moved at once; they share a flush."""
 TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
 """The largest timestamp of a record, whose microseconds must fit into 64 bits."""
 
@@ -86,15 +71,12 @@ class Offsets:
             return self._context.code(api, error, Kind.FETCH)
         return Code.NONE
 
-    async def _refusal(
-        self, api: str, name: str, client: Client, operation: str = DESCRIBE
-    ) -> Code:
-        """Return the code for all partitions of a topic, NONE if the client may do the
-        operation."""
+    async def _refusal(self, api: str, name: str, client: Client) -> Code:
+        """Return the code for all partitions of a topic, NONE if the client may see them."""
         rights = client.rights
         if rights is not ALL_RIGHTS:
             try:
-                await rights.check(operation, TOPIC, name)
+                await rights.check(DESCRIBE, TOPIC, name)
             except Forbidden as error:
                 return self._context.code(api, error, Kind.FETCH)
         if name not in self._broker.state.topics:
@@ -185,52 +167,6 @@ class Offsets:
             answers = [self._epoch_end(topic, asked, code) async for asked in asked_all]
             topics.append(OffsetForLeaderTopicResult(topic=each.topic, partitions=answers))
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
-
-    # -- DeleteRecords
-
-    async def delete_records(
-        self, request: DeleteRecordsRequest, client: Client
-    ) -> DeleteRecordsResponse:
-        """Answer DeleteRecords: a commit for each partition.
-
-        **On a crash** before the answer, each log start has moved or not; a repetition is safe.
-        """
-        refusal = await self._refresh("DeleteRecords")
-        topics = []
-        for each in request.topics:
-            code = refusal or await self._refusal("DeleteRecords", each.name, client, DELETE)
-            topic = self._broker.state.topics.get(each.name)
-            results: list[DeleteRecordsPartitionResult] = []
-            for at in range(0, len(each.partitions), DELETES_AT_ONCE):
-                some = each.partitions[at : at + DELETES_AT_ONCE]
-                results += await asyncio.gather(*(self._delete(topic, one, code) for one in some))
-            topics.append(DeleteRecordsTopicResult(name=each.name, partitions=results))
-        return DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
-
-    async def _delete(
-        self, topic: Topic | None, asked: DeleteRecordsPartition, code: Code
-    ) -> DeleteRecordsPartitionResult:
-        number, low = asked.partition_index, -1
-        if not code and topic is not None:
-            code = self._why_not(topic, number, LEADER_EPOCH)
-        if not code and topic is not None:
-            partition = topic.partitions[number]
-            start, end = partition.log_start_offset, partition.high_watermark
-            offset = end if asked.offset == HIGH_WATERMARK else asked.offset
-            if not 0 <= offset <= end:
-                code = Code.OFFSET_OUT_OF_RANGE
-            else:
-                try:
-                    if offset > start:
-                        await self._broker.submit(MoveLogStart(topic.topic_id, number, offset))
-                    low = max(offset, start)
-                except LogError as error:
-                    code = code_of(error, Kind.ADMIN)
-        if code:
-            self._context.refusal("DeleteRecords", code)
-        return DeleteRecordsPartitionResult(
-            partition_index=number, low_watermark=low, error_code=code
-        )
 
     def _epoch_end(
         self, topic: Topic | None, asked: OffsetForLeaderPartition, code: Code

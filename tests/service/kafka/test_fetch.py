@@ -26,10 +26,6 @@ from tidelog.service.kafka.messages.fetch import (
 )
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.kafka.messages.topics import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopic,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     ListPartitionReassignmentsRequest,
@@ -277,22 +273,6 @@ async def test_the_only_leader_epoch_is_0(filled: Client, version: int) -> None:
         (one.error_code, one.leader_epoch, one.end_offset) for one in response.topics[0].partitions
     ]
     assert found == [(0, 0, 6), (0, -1, -1), (Code.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)]
-
-
-async def test_deleted_records_are_gone(kafka: Kafka, filled: Client) -> None:
-    async def delete(*asked: tuple[int, int]) -> list[tuple[int, int]]:
-        parts = [DeleteRecordsPartition(partition_index=one, offset=at) for one, at in asked]
-        request = DeleteRecordsRequest(
-            topics=[DeleteRecordsTopic(name="t", partitions=parts)], timeout_ms=1000
-        )
-        response = await filled.ask(request, DeleteRecordsResponse, 2)
-        return [(one.error_code, one.low_watermark) for one in response.topics[0].partitions]
-
-    assert await delete((0, 3), (1, -1), (9, 0)) == [(0, 3), (0, 1), (3, -1)]
-    assert await delete((0, 2), (0, 7)) == [(0, 3), (Code.OFFSET_OUT_OF_RANGE, -1)]
-    assert await _offset(filled, -2) == (0, 3, -1)
-    (found,) = await _fetch(filled, _wanted((0, 2)))
-    assert (found.error_code, found.log_start_offset) == (Code.OFFSET_OUT_OF_RANGE, 3)
 
 
 async def test_sizes_and_reassignments(kafka: Kafka, filled: Client) -> None:

@@ -12,9 +12,9 @@ from tests.service.kafka.wire import framed
 from tests.support import vloop
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.sockets import bound_sockets
-from tidelog.service.kafka import listener as listeners
 from tidelog.service.kafka.client import Client, Encoded
-from tidelog.service.kafka.listener import (
+from tidelog.service.kafka.connections import listener as listeners
+from tidelog.service.kafka.connections.listener import (
     ANSWER_S,
     DRAIN_S_MAX,
     FIRST_FRAME_S,
