@@ -169,7 +169,7 @@ async def test_bytes_of_unanswered_requests_are_bounded() -> None:
 @virtual
 async def test_memory_is_shared_by_connections() -> None:
     frame = framed(PRODUCE, 9)
-    peer = Peer(memory=len(frame))
+    peer = Peer(memory=4 * len(frame))
     other_transport, other = peer.connect()
     peer.send(frame)
     other.frames.push(frame)
