@@ -14,5 +14,7 @@ routing     node ids, leaders, coordinators: Metadata and its relatives
 produce     Produce, InitProducerId
 fetch       Fetch, with long polls
 offsets     ListOffsets, OffsetForLeaderEpoch
+groups      members of groups; lists, descriptions and deletions of groups
+group_offsets  OffsetCommit, OffsetFetch, OffsetDelete
 placement   DescribeLogDirs, ListPartitionReassignments
 """
