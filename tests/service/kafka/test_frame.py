@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from tidelog.service.kafka.frame import (
+from tidelog.service.kafka.connections.frame import (
     FRAME_BYTES_MIN,
     PRODUCE_BYTES_MAX,
     REQUEST_BYTES_MAX,

@@ -10,7 +10,7 @@ from tests.service.kafka.conftest import Client, Kafka, batch, broker
 from tests.service.kafka.test_fetch import _fetch, _wanted
 from tests.service.kafka.test_produce import _produce, _request
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow
-from tidelog.service.kafka import connection, handshake
+from tidelog.service.kafka.connections import connection, handshake
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import group_offsets, groups
 from tidelog.service.kafka.messages.handshake import (

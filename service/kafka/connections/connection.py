@@ -21,16 +21,16 @@ from typing import Any
 from tidelog.service.http.admission import Phase
 from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, Api, versions_answer
 from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
-from tidelog.service.kafka.frame import (
+from tidelog.service.kafka.connections.frame import (
     MIB,
     AnswerShares,
     FrameReader,
     FrameRefused,
 )
-from tidelog.service.kafka.handshake import Handshake
+from tidelog.service.kafka.connections.handshake import Handshake
+from tidelog.service.kafka.connections.server import Pending, Server, Transport
 from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
-from tidelog.service.kafka.server import Pending, Server, Transport
 from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
 from tidelog.service.security.request_time import measured
 from tidelog.storage.core.observer import PRINCIPAL
@@ -54,7 +54,7 @@ MUTE_S_MAX = 30.0
 
 
 class Connection:
-    """One connection. A subclass connects it with a socket (service.kafka.listener)."""
+    """One connection. A subclass connects it with a socket (connections.listener)."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
