@@ -10,7 +10,7 @@ know a rebalance in progress: members whose JoinGroup or SyncGroup waited lose t
 for the coordinator and join again. Assignments that were not committed were not answered.
 
 A coordinator that was replaced and does not know it yet commits no assignments, because `apply`
-refuses its term. `apply` also refuses offsets of an older generation, whoever accepted them.
+refuses its term. `apply` also refuses offsets of an older generation that such a broker accepts.
 """
 
 import asyncio

@@ -205,7 +205,7 @@ async def test_a_replaced_coordinator_settles_nothing() -> None:
         await first.create_topic("t", PARTITIONS, {})
         one = Coordinator(first, "b1", ["b1"])
         me = await joined(one.groups)
-        two = Coordinator(second, "b2", ["b2"])  # it believes that the first is dead
+        two = Coordinator(second, "b2", ["b2"])  # in its view the first is dead
         assert await two.groups.heartbeat("g", Identity(me), 1) is Code.NONE
         one.log.wal.subscribers.remove(one.groups)  # it learns nothing by itself
         answer = await one.groups.join("g", request(me, protocols=[("range", b"other")]))
@@ -277,7 +277,7 @@ async def test_a_client_that_goes_while_it_waits() -> None:
 
 
 class World:
-    """Brokers over one store, and what their members were told."""
+    """Brokers over one store, and the assignments that their members got."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
@@ -380,7 +380,7 @@ class Consumer:
         try:
             answer = await self.lossy(groups.join("g", request(self.member_id, rebalance_ms=8_000)))
         except TimeoutError:
-            raise AssertionError("a member waits for ever") from None
+            raise AssertionError("a member waits without end") from None
         if answer is None:
             return Code.COORDINATOR_NOT_AVAILABLE
         if answer.code is Code.MEMBER_ID_REQUIRED:
